@@ -48,13 +48,21 @@ def examples(pair, folder):
     train = some(TRAIN)
     for name, n in (("data", TEST), ("population", POPULATION)):
         x, y = some(n)
-        np.savez(folder / f"{name}.npz", train_images=train[0], train_labels=train[1], test_images=x, test_labels=y)
+        np.savez(
+            folder / f"{name}.npz",
+            train_images=train[0],
+            train_labels=train[1],
+            test_images=x,
+            test_labels=y,
+        )
     return folder / "data.npz", folder / "population.npz"
 
 
 def accuracy(run):
     frame = run.metrics
-    return float(frame[(frame["metric"] == "accuracy") & (frame["round"] == run.done)]["value"].iloc[0])
+    return float(
+        frame[(frame["metric"] == "accuracy") & (frame["round"] == run.done)]["value"].iloc[0]
+    )
 
 
 def one(pair):
@@ -62,21 +70,39 @@ def one(pair):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data, population = examples(pair, folder)
-        start = fldiag.Config.load("digits", rounds=6, data__name=f"npz:{data}", model__name="mlp", train__epochs=1,
-                                   train__batch_size=10, train__lr=0.3, clients__total=5, clients__per_round=4,
-                                   partition__alpha=3.0, partition__seed=pair, checkpoint__every=6, checkpoint__clients="none")
+        start = fldiag.Config.load(
+            "digits",
+            rounds=6,
+            data__name=f"npz:{data}",
+            model__name="mlp",
+            train__epochs=1,
+            train__batch_size=10,
+            train__lr=0.3,
+            clients__total=5,
+            clients__per_round=4,
+            partition__alpha=3.0,
+            partition__seed=pair,
+            checkpoint__every=6,
+            checkpoint__clients="none",
+        )
         seeds = 2 * SEEDS * pair + np.arange(2 * SEEDS)
-        runs = [fldiag.train(start.model_copy(update={"seed": int(s)}), out=folder / str(s)) for s in seeds]
+        runs = [
+            fldiag.train(start.model_copy(update={"seed": int(s)}), out=folder / str(s))
+            for s in seeds
+        ]
         a, b = runs[:SEEDS], runs[SEEDS:]
         found = [accuracy(r) for r in runs]
         assert np.isclose(Reader({"data": f"npz:{data}"}).tested(a[0]).right.mean(), found[0])
         true = [Reader({"data": f"npz:{population}"}).tested(r).right.mean() for r in (a[0], b[0])]
         limit = f"accuracy < baseline {'-' if true[0] < true[1] else '+'} {100 * abs(true[0] - true[1]):.6f}pt"
-        return {"pair": pair, "methods": fldiag.check(a, b, pair="order").verdict,
-                "models_true_difference": fldiag.check(a[0], b[0], fail_if=[limit]).verdict,
-                "models_equal": fldiag.check(a[0], b[0], fail_if=["accuracy < baseline"]).verdict,
-                "true_difference": true[0] - true[1],
-                **{f"difference_{i}": found[i] - found[SEEDS + i] for i in range(SEEDS)}}
+        return {
+            "pair": pair,
+            "methods": fldiag.check(a, b, pair="order").verdict,
+            "models_true_difference": fldiag.check(a[0], b[0], fail_if=[limit]).verdict,
+            "models_equal": fldiag.check(a[0], b[0], fail_if=["accuracy < baseline"]).verdict,
+            "true_difference": true[0] - true[1],
+            **{f"difference_{i}": found[i] - found[SEEDS + i] for i in range(SEEDS)},
+        }
 
 
 def power(differences):
@@ -84,11 +110,19 @@ def power(differences):
     rng = numpy_rng(0, "power")
     rows = []
     for n in SIZES:
-        drawn = rng.choice(differences, size=(RESAMPLED, n)) * rng.choice([-1, 1], size=(RESAMPLED, n))
+        drawn = rng.choice(differences, size=(RESAMPLED, n)) * rng.choice(
+            [-1, 1], size=(RESAMPLED, n)
+        )
         for points in POINTS:
-            decided = np.mean([(p := paired_t(d + points / 100).p) is not None and p <= 1 - LEVEL for d in drawn])
-            low, high = stats.binomtest(round(decided * RESAMPLED), RESAMPLED).proportion_ci(method="wilson")
-            rows.append({"points": points, "seeds": n, "decided": decided, "low": low, "high": high})
+            decided = np.mean(
+                [(p := paired_t(d + points / 100).p) is not None and p <= 1 - LEVEL for d in drawn]
+            )
+            low, high = stats.binomtest(round(decided * RESAMPLED), RESAMPLED).proportion_ci(
+                method="wilson"
+            )
+            rows.append(
+                {"points": points, "seeds": n, "decided": decided, "low": low, "high": high}
+            )
     return pd.DataFrame(rows)
 
 
@@ -103,11 +137,23 @@ def draw(table, spread):
         for place, points in enumerate(POINTS):
             rows, look = table[table["points"] == points], style.look(place)
             error = np.abs(rows["decided"].to_numpy() - rows[["low", "high"]].to_numpy().T)
-            ax.errorbar(rows["seeds"], rows["decided"], error, color=look.color, marker=look.marker, linestyle=look.dash,
-                        label=named(points))
+            ax.errorbar(
+                rows["seeds"],
+                rows["decided"],
+                error,
+                color=look.color,
+                marker=look.marker,
+                linestyle=look.dash,
+                label=named(points),
+            )
         ax.axhline(1 - LEVEL, color="#888888", linewidth=0.6)
-        ax.set(xlabel="pairs of runs (seeds)", ylabel="decided", xticks=SIZES, ylim=(0, 1.02),
-               title=f"standard deviation of a difference: {100 * spread:.2g} points")
+        ax.set(
+            xlabel="pairs of runs (seeds)",
+            ylabel="decided",
+            xticks=SIZES,
+            ylim=(0, 1.02),
+            title=f"standard deviation of a difference: {100 * spread:.2g} points",
+        )
         ax.yaxis.set_major_formatter(PercentFormatter(1))
         fig.legend(loc="outside lower center", ncols=2, title="planted difference of the methods")
     return fig
@@ -115,19 +161,37 @@ def draw(table, spread):
 
 def page(pairs, table, spread):
     """The numbers in words, of which none is typed."""
-    lines = ["# False alarms and power of `fldiag check`", "",
-             "`python analyses/check_calibration.py`; what is asked of whom stands there.", "",
-             f"Of {len(pairs)} pairs of one method with itself, decided at the {100 * LEVEL:g} % level:", "",
-             "| question | alarms | share (95 % interval) |", "|---|---|---|"]
-    for column, text in (("methods", f"methods, {SEEDS} pairs of runs"),
-                         ("models_true_difference", "two given models, limit at their true difference"),
-                         ("models_equal", "misuse: two given models called different, read as an answer about methods")):
+    lines = [
+        "# False alarms and power of `fldiag check`",
+        "",
+        "`python analyses/check_calibration.py`; what is asked of whom stands there.",
+        "",
+        f"Of {len(pairs)} pairs of one method with itself, decided at the {100 * LEVEL:g} % level:",
+        "",
+        "| question | alarms | share (95 % interval) |",
+        "|---|---|---|",
+    ]
+    for column, text in (
+        ("methods", f"methods, {SEEDS} pairs of runs"),
+        ("models_true_difference", "two given models, limit at their true difference"),
+        (
+            "models_equal",
+            "misuse: two given models called different, read as an answer about methods",
+        ),
+    ):
         alarms = int((pairs[column] != "undecided").sum())
         ends = stats.binomtest(alarms, len(pairs)).proportion_ci(method="wilson")
-        lines.append(f"| {text} | {alarms} | {alarms / len(pairs):.1%} ({ends.low:.1%} to {ends.high:.1%}) |")
-    lines += ["", f"Power over seeds, from {SEEDS * len(pairs)} differences of such runs (standard deviation "
-              f"{100 * spread:.2f} points), resampled {RESAMPLED} times, with a planted shift:", "",
-              "| planted difference | " + " | ".join(f"{n} seeds" for n in SIZES) + " |", "|---|" + "---|" * len(SIZES)]
+        lines.append(
+            f"| {text} | {alarms} | {alarms / len(pairs):.1%} ({ends.low:.1%} to {ends.high:.1%}) |"
+        )
+    lines += [
+        "",
+        f"Power over seeds, from {SEEDS * len(pairs)} differences of such runs (standard deviation "
+        f"{100 * spread:.2f} points), resampled {RESAMPLED} times, with a planted shift:",
+        "",
+        "| planted difference | " + " | ".join(f"{n} seeds" for n in SIZES) + " |",
+        "|---|" + "---|" * len(SIZES),
+    ]
     for points in POINTS:
         rows = table[table["points"] == points].set_index("seeds")["decided"]
         lines.append(f"| {named(points)} | " + " | ".join(f"{rows[n]:.1%}" for n in SIZES) + " |")
@@ -143,7 +207,9 @@ def main():
     for pair in range(args.pairs):
         done = set(pd.read_csv(file)["pair"]) if file.exists() else set()
         if pair not in done:
-            pd.DataFrame([one(pair)]).to_csv(file, mode="a", header=not file.exists(), index=False, float_format="%.9g")
+            pd.DataFrame([one(pair)]).to_csv(
+                file, mode="a", header=not file.exists(), index=False, float_format="%.9g"
+            )
     pairs = pd.read_csv(file)
     differences = pairs[[f"difference_{i}" for i in range(SEEDS)]].to_numpy().ravel()
     table, spread = power(differences), float(differences.std(ddof=1))

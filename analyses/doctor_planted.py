@@ -56,17 +56,35 @@ from fldiag import data
 #: (the doctor's answer on both runs of uniform_mean), before the doctor saw any other run. That information is counted apart was
 #: decided after the first outcome: at first it was to count as missed.
 FAULTS: dict[str, tuple[set[str], int | None]] = {
-    "uniform_mean": ({"aggregate"}, None), "counted_twice": ({"aggregate"}, None), "divisor": ({"aggregate"}, None),
-    "stale_broadcast": ({"continuity"}, None), "last_buffers": ({"buffers"}, None),
-    "momentum_buffers": ({"buffer_values"}, None), "returns_received": ({"zero_updates"}, 2),
-    "old_model": ({"copies", "norms", "own_data"}, 5), "summed_loss": ({"norms"}, 6), "shared_module": ({"copies"}, None),
-    "never_drawn": ({"sampling"}, 9), "shuffled_labels": ({"own_data", "norms"}, 4), "leaked_test": ({"leak"}, None),
-    "dead_relus": ({"dead_units"}, None), "collapsed_head": ({"head"}, None), "best_reported": ({"reported"}, None),
-    "lr_too_high": ({"chance", "finite"}, None), "seed_unused": ({"seeds"}, None), "shuffle_unseeded": ({"seeds"}, None),
-    "mean_of_clients": ({"reported", "means"}, None)}
+    "uniform_mean": ({"aggregate"}, None),
+    "counted_twice": ({"aggregate"}, None),
+    "divisor": ({"aggregate"}, None),
+    "stale_broadcast": ({"continuity"}, None),
+    "last_buffers": ({"buffers"}, None),
+    "momentum_buffers": ({"buffer_values"}, None),
+    "returns_received": ({"zero_updates"}, 2),
+    "old_model": ({"copies", "norms", "own_data"}, 5),
+    "summed_loss": ({"norms"}, 6),
+    "shared_module": ({"copies"}, None),
+    "never_drawn": ({"sampling"}, 9),
+    "shuffled_labels": ({"own_data", "norms"}, 4),
+    "leaked_test": ({"leak"}, None),
+    "dead_relus": ({"dead_units"}, None),
+    "collapsed_head": ({"head"}, None),
+    "best_reported": ({"reported"}, None),
+    "lr_too_high": ({"chance", "finite"}, None),
+    "seed_unused": ({"seeds"}, None),
+    "shuffle_unseeded": ({"seeds"}, None),
+    "mean_of_clients": ({"reported", "means"}, None),
+}
 CLIENTS, DRAWN, EPOCHS, BATCH = 10, 5, 2, 20
 digits = data.load("digits")
-X, Y, TEST_X, TEST_Y = digits.normalise(digits.train_x), digits.train_y, digits.normalise(digits.test_x), digits.test_y
+X, Y, TEST_X, TEST_Y = (
+    digits.normalise(digits.train_x),
+    digits.train_y,
+    digits.normalise(digits.test_x),
+    digits.test_y,
+)
 
 
 def mlp() -> nn.Module:
@@ -74,15 +92,28 @@ def mlp() -> nn.Module:
 
 
 def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-                         nn.Linear(128, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
 
 
 def parts_of(y: Tensor, rng: np.random.Generator) -> list[np.ndarray]:
     """Dirichlet(0.5) over the clients, label by label; a client without twenty examples is no client of this trial."""
     while True:
-        cuts = [np.split(rng.permutation(np.flatnonzero(y == label)), (rng.dirichlet([0.5] * CLIENTS).cumsum()[:-1]
-                         * int((y == label).sum())).astype(int)) for label in range(10)]
+        cuts = [
+            np.split(
+                rng.permutation(np.flatnonzero(y == label)),
+                (rng.dirichlet([0.5] * CLIENTS).cumsum()[:-1] * int((y == label).sum())).astype(
+                    int
+                ),
+            )
+            for label in range(10)
+        ]
         parts = [np.concatenate([cut[k] for cut in cuts]) for k in range(CLIENTS)]
         if min(map(len, parts)) >= BATCH:
             return parts
@@ -94,7 +125,9 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
         return float((held(x).argmax(1) == y).double().mean())
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, order: torch.Generator, fault: str, client: int) -> nn.Module:
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, order: torch.Generator, fault: str, client: int
+) -> nn.Module:
     """What a client makes of the received model."""
     if fault != "shared_module":
         model = copy.deepcopy(model)
@@ -121,7 +154,10 @@ def mean(trained: dict[int, nn.Module], sizes: dict[int, int], fault: str) -> di
     weights = [1 / len(trained) if fault == "uniform_mean" else sizes[k] / total for k in trained]
     if fault == "counted_twice":
         uploads[1] = uploads[0]
-    made = {n: sum(w * state[n] for w, (_, state) in zip(weights, uploads, strict=True)) for n in uploads[0][1]}
+    made = {
+        n: sum(w * state[n] for w, (_, state) in zip(weights, uploads, strict=True))
+        for n in uploads[0][1]
+    }
     if fault == "last_buffers":
         made |= {n: b for n, b in uploads[-1][1].items() if "running" in n}
     return made
@@ -141,7 +177,9 @@ class Momentum:
         return made
 
 
-def federate(out: Path, fault: str, case: str, seed: int, told: int = 0, shuffle: int = 0, rounds: int = 12) -> Path:
+def federate(
+    out: Path, fault: str, case: str, seed: int, told: int = 0, shuffle: int = 0, rounds: int = 12
+) -> Path:
     """One run: ``case`` says the settings, ``fault`` is that case or empty."""
     rng, order = np.random.default_rng(seed), torch.Generator().manual_seed(1000 * seed + shuffle)
     torch.manual_seed(seed)
@@ -156,8 +194,18 @@ def federate(out: Path, fault: str, case: str, seed: int, told: int = 0, shuffle
     step = Momentum(everything=bool(fault)) if case == "momentum_buffers" else None
     initial, cached, best = copy.deepcopy(model), {}, 0.0
     sizes = {k: len(part) for k, part in enumerate(parts)}
-    given: Any = {"data": (x, y), "test": (TEST_X, TEST_Y)} if case == "leaked_test" else {"data": "digits"}
-    rec = fldiag.Recorder(out, model, clients=parts, method="fedavg", seed=told, origin={"weights": "by examples"}, **given)
+    given: Any = (
+        {"data": (x, y), "test": (TEST_X, TEST_Y)} if case == "leaked_test" else {"data": "digits"}
+    )
+    rec = fldiag.Recorder(
+        out,
+        model,
+        clients=parts,
+        method="fedavg",
+        seed=told,
+        origin={"weights": "by examples"},
+        **given,
+    )
     for t in range(1, rounds + 1):
         drawn = rng.choice(CLIENTS - (fault == "never_drawn"), DRAWN, replace=False)
         received = copy.deepcopy(initial if fault == "stale_broadcast" else model)
@@ -173,7 +221,9 @@ def federate(out: Path, fault: str, case: str, seed: int, told: int = 0, shuffle
         if fault == "best_reported":
             reported = best
         if fault == "mean_of_clients":
-            reported = float(np.mean([accuracy(m, x[parts[k]], y[parts[k]]) for k, m in trained.items()]))
+            reported = float(
+                np.mean([accuracy(m, x[parts[k]], y[parts[k]]) for k, m in trained.items()])
+            )
         for k, m in trained.items():
             rec.client(k, m, examples=sizes[k])
         rec.round(received=received, aggregated=model, metrics={"accuracy": reported})
@@ -187,24 +237,44 @@ def runs_of(case: str, faulty: bool, seed: int, folder: Path) -> list[Path]:
     """The folders of a fault or of its clean twin."""
     fault, at = case if faulty else "", folder / case / ("fault" if faulty else "twin")
     if case == "lr_too_high":
-        config = fldiag.Config.load("digits", rounds=6, train__epochs=2, train__lr=20.0 if faulty else 0.1, seed=seed)
+        config = fldiag.Config.load(
+            "digits", rounds=6, train__epochs=2, train__lr=20.0 if faulty else 0.1, seed=seed
+        )
         fldiag.train(config, out=at / "0")
         return [at / "0"]
     if case == "seed_unused":
-        return [federate(at / str(i), fault, case, seed if faulty else seed + 100 * i, told=i) for i in range(2)]
+        return [
+            federate(at / str(i), fault, case, seed if faulty else seed + 100 * i, told=i)
+            for i in range(2)
+        ]
     if case == "shuffle_unseeded":
-        return [federate(at / str(i), fault, case, seed, shuffle=i if faulty else 0) for i in range(2)]
+        return [
+            federate(at / str(i), fault, case, seed, shuffle=i if faulty else 0) for i in range(2)
+        ]
     rounds = {"never_drawn": 25, "best_reported": 60}.get(case, 12)
     return [federate(at / "0", fault, case, seed, rounds=rounds)]
 
 
 def alarms(case: str, paths: list[Path]) -> pd.DataFrame:
     """The doctor's findings of severity fault, warning and information; a crash is a row of its own."""
-    model = {} if case == "lr_too_high" else {"model": f"doctor_planted:{'convolutional' if case.endswith('buffers') else 'mlp'}"}
+    model = (
+        {}
+        if case == "lr_too_high"
+        else {"model": f"doctor_planted:{'convolutional' if case.endswith('buffers') else 'mlp'}"}
+    )
     try:
         table = fldiag.diagnose(paths, "doctor", **model)
     except Exception as error:  # a crash is an outcome of the trial
-        return pd.DataFrame([{"severity": "crash", "metric": "", "what": f"{type(error).__name__}: {error}", "evidence": ""}])
+        return pd.DataFrame(
+            [
+                {
+                    "severity": "crash",
+                    "metric": "",
+                    "what": f"{type(error).__name__}: {error}",
+                    "evidence": "",
+                }
+            ]
+        )
     return table[table["severity"].isin(["fault", "warning", "information"])]
 
 
@@ -212,22 +282,35 @@ def names(finding: Any, case: str) -> bool:
     """Whether a finding says what was planted, and of whom, whatever its severity."""
     checks, client = FAULTS[case]
     said = f"{finding['what']}, client {finding['client']}; {finding['evidence']}"
-    return (finding["metric"] in checks and (client is None or re.search(rf"clients? [\d, and]*\b{client}\b", said) is not None))
+    return finding["metric"] in checks and (
+        client is None or re.search(rf"clients? [\d, and]*\b{client}\b", said) is not None
+    )
 
 
 def listed(found: pd.DataFrame) -> str:
-    return "; ".join(f"{f['severity']}: {f['what']} ({f['evidence']})" for f in found.to_dict("records"))
+    return "; ".join(
+        f"{f['severity']}: {f['what']} ({f['evidence']})" for f in found.to_dict("records")
+    )
 
 
 def trial(case: str, seed: int, folder: Path) -> dict[str, Any]:
     """One line of the table."""
     planted, clean = (alarms(case, runs_of(case, faulty, seed, folder)) for faulty in (True, False))
-    right = planted[[names(f, case) for f in planted.to_dict("records")]] if len(planted) else planted
+    right = (
+        planted[[names(f, case) for f in planted.to_dict("records")]] if len(planted) else planted
+    )
     false = clean[clean["severity"] != "information"]
     said = [s for s in ("fault", "warning", "information") if s in set(right["severity"])]
     found = "no" if not said else "information" if said[0] == "information" else "yes"
-    return {"fault": case, "found": found, "severity": said[0] if said else "", "finding": listed(right),
-            "also": listed(planted.drop(right.index)), "twin clean": len(false) == 0, "twin": listed(clean)}
+    return {
+        "fault": case,
+        "found": found,
+        "severity": said[0] if said else "",
+        "finding": listed(right),
+        "also": listed(planted.drop(right.index)),
+        "twin clean": len(false) == 0,
+        "twin": listed(clean),
+    }
 
 
 def main() -> None:
@@ -243,8 +326,11 @@ def main() -> None:
                 continue
             line = trial(case, seed, args.runs or Path(made))
             lines.append(line)
-            print(f"[{seed}/{len(FAULTS)}] {time.monotonic() - begun:4.0f} s  {case:17} found: {line['found']}: "
-                  f"{line['finding']}\n      also: {line['also']}\n      twin: {line['twin'] or 'clean'}", flush=True)
+            print(
+                f"[{seed}/{len(FAULTS)}] {time.monotonic() - begun:4.0f} s  {case:17} found: {line['found']}: "
+                f"{line['finding']}\n      also: {line['also']}\n      twin: {line['twin'] or 'clean'}",
+                flush=True,
+            )
     table, out = pd.DataFrame(lines), args.out / "doctor_planted.csv"
     if only and out.is_file():
         earlier = pd.read_csv(out, keep_default_na=False)
@@ -252,8 +338,10 @@ def main() -> None:
         table = table.sort_values("fault", key=lambda f: f.map(list(FAULTS).index))
     table.to_csv(out, index=False)
     print(table[["fault", "found", "severity", "twin clean"]].to_string(index=False))
-    print(f"{(table['found'] == 'yes').sum()} of {len(table)} found, {(table['found'] == 'information').sum()} more as "
-          f"information; {(~table['twin clean'].astype(bool)).sum()} twins with an alarm")
+    print(
+        f"{(table['found'] == 'yes').sum()} of {len(table)} found, {(table['found'] == 'information').sum()} more as "
+        f"information; {(~table['twin clean'].astype(bool)).sum()} twins with an alarm"
+    )
     print(out)
 
 

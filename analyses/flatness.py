@@ -32,8 +32,20 @@ from fldiag.results.provenance import provenance
 from fldiag.results.select import WHOLE, number
 from fldiag.seeding import numpy_rng
 
-METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedntd", "fedavgm", "fedcm", "fedsam", "fedspeed", "fedlesam", "fedsol",
-           "fedtoga")
+METHODS = (
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "feddyn",
+    "fedntd",
+    "fedavgm",
+    "fedcm",
+    "fedsam",
+    "fedspeed",
+    "fedlesam",
+    "fedsol",
+    "fedtoga",
+)
 ROUNDS, RESAMPLES = 20, 2000
 OUTCOMES = ("accuracy", "forgetting")
 #: Column -> metric, moment, and how a reader calls it.
@@ -50,14 +62,20 @@ MEASURES: dict[str, tuple[str, str, str]] = {
     "sharpness_gap_at_w": ("sharpness_gap", "aggregated", "gap at one point, sharpness"),
     "eigenvalue_gap_at_w": ("eigenvalue_gap", "aggregated", "gap at one point, λ1"),
     "flatness_distance": ("flatness_distance", "received", "flatness distance"),
-    "perturbation_misalignment": ("perturbation_misalignment", "trained", "perturbation misalignment"),
+    "perturbation_misalignment": (
+        "perturbation_misalignment",
+        "trained",
+        "perturbation misalignment",
+    ),
     "gradient_score": ("gradient_score", "trained", "gradient score"),
 }
 
 
 def measured(method: str, seed: int, cache: Path) -> dict[str, Any]:
     """The numbers of one run."""
-    config = Config.load("digits", method__name=method, rounds=ROUNDS, seed=seed, checkpoint__clients="sampled")
+    config = Config.load(
+        "digits", method__name=method, rounds=ROUNDS, seed=seed, checkpoint__clients="sampled"
+    )
     run = fldiag.train(config, resume=True)
     row: dict[str, Any] = {"method": method, "seed": seed, "status": run.status}
     if run.status != "finished":
@@ -69,7 +87,9 @@ def measured(method: str, seed: int, cache: Path) -> dict[str, Any]:
         row[name] = number(found, metric, moment=moment, **at)
         row[f"{name}_stderr"] = number(found, metric, column="stderr", moment=moment, **at)
     row["momentum_echo"] = number(found, "momentum_echo", index=1, round=None)
-    row["momentum_echo_stderr"] = number(found, "momentum_echo", column="stderr", index=1, round=None)
+    row["momentum_echo_stderr"] = number(
+        found, "momentum_echo", column="stderr", index=1, round=None
+    )
     row["accuracy"] = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
     row["forgetting"] = number(forgot, "drop", moment="trained", round=ROUNDS, **WHOLE)
     return row
@@ -85,7 +105,12 @@ def correlations(frame: pd.DataFrame) -> pd.DataFrame:
             for how, f in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
                 row[how] = _of(f, pairs, name, outcome)
                 row[f"{how}_low"], row[f"{how}_high"] = _interval(f, pairs, name, outcome)
-            centred = pairs.assign(**{c: pairs[c] - pairs.groupby("method")[c].transform("mean") for c in (name, outcome)})
+            centred = pairs.assign(
+                **{
+                    c: pairs[c] - pairs.groupby("method")[c].transform("mean")
+                    for c in (name, outcome)
+                }
+            )
             row["spearman_within"] = _of(stats.spearmanr, centred, name, outcome)
             rows.append(row)
     return pd.DataFrame(rows)
@@ -98,35 +123,62 @@ def _of(f: Any, pairs: pd.DataFrame, x: str, y: str) -> float:
 
 def _interval(f: Any, pairs: pd.DataFrame, x: str, y: str) -> tuple[float, float]:
     """Percentiles over resampled methods."""
-    groups, rng = [part for _, part in pairs.groupby("method")], numpy_rng(0, "bootstrap of methods")
+    groups, rng = (
+        [part for _, part in pairs.groupby("method")],
+        numpy_rng(0, "bootstrap of methods"),
+    )
     if len(groups) < 3:
         return float("nan"), float("nan")
-    values = [_of(f, pd.concat([groups[i] for i in rng.integers(len(groups), size=len(groups))]), x, y)
-              for _ in range(RESAMPLES)]
+    values = [
+        _of(f, pd.concat([groups[i] for i in rng.integers(len(groups), size=len(groups))]), x, y)
+        for _ in range(RESAMPLES)
+    ]
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
 def draw(found: pd.DataFrame, runs: int) -> Figure:
     """Correlations with their intervals, a panel for each outcome."""
-    names = {**{k: text for k, (_, _, text) in MEASURES.items()}, "momentum_echo": "momentum echo, lag 1"}
+    names = {
+        **{k: text for k, (_, _, text) in MEASURES.items()},
+        "momentum_echo": "momentum echo, lag 1",
+    }
     with style.paper():
         fig = style.figure(style.TWO_COLUMNS, 4.2, layout="constrained")
         for ax, outcome in zip(fig.subplots(1, 2, sharey=True), OUTCOMES, strict=True):
             part = found[found["outcome"] == outcome].set_index("measure").loc[list(names)]
             y = np.arange(len(names))
-            for how, shift, look in (("spearman", -0.14, style.look(2)), ("pearson", 0.14, style.look(1))):
+            for how, shift, look in (
+                ("spearman", -0.14, style.look(2)),
+                ("pearson", 0.14, style.look(1)),
+            ):
                 value = part[how].to_numpy()
                 reach = np.abs(part[[f"{how}_low", f"{how}_high"]].to_numpy().T - value)
-                ax.errorbar(value, y + shift, xerr=reach, linestyle="none", marker=look.marker, markersize=3.5, color=look.color,
-                            linewidth=0.8)
+                ax.errorbar(
+                    value,
+                    y + shift,
+                    xerr=reach,
+                    linestyle="none",
+                    marker=look.marker,
+                    markersize=3.5,
+                    color=look.color,
+                    linewidth=0.8,
+                )
             ax.axvline(0, color="black", linewidth=0.6)
-            ax.set(xlim=(-1.02, 1.02), xlabel="correlation", title=f"with the final {outcome}" if outcome == "accuracy" else
-                   "with forgetting in the last round")
+            ax.set(
+                xlim=(-1.02, 1.02),
+                xlabel="correlation",
+                title=f"with the final {outcome}"
+                if outcome == "accuracy"
+                else "with forgetting in the last round",
+            )
             ax.grid(True, axis="x")
         ax.set_yticks(y, list(names.values()))
         ax.invert_yaxis()
-        keys = [Line2D([], [], marker=style.look(i).marker, color=style.look(i).color, markersize=3.5) for i in (2, 1)]
+        keys = [
+            Line2D([], [], marker=style.look(i).marker, color=style.look(i).color, markersize=3.5)
+            for i in (2, 1)
+        ]
         style.legend(fig, keys, ["Spearman", "Pearson"], loc="outside lower center", ncols=2)
         fig.suptitle(f"{runs} runs on digits; 95 % intervals over methods", fontsize=8.5)
     return fig
@@ -142,8 +194,14 @@ def main() -> None:
     for method in args.only.split(",") if args.only else METHODS:
         for seed in range(args.seeds):
             rows.append(measured(method, seed, Path("checkpoints/cache")))
-            print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items()
-                            if not k.endswith("_stderr")), flush=True)
+            print(
+                ", ".join(
+                    f"{k} {v:.3g}" if isinstance(v, float) else f"{v}"
+                    for k, v in rows[-1].items()
+                    if not k.endswith("_stderr")
+                ),
+                flush=True,
+            )
     write(pd.DataFrame(rows), args.out)
 
 

@@ -19,14 +19,25 @@ import pandas as pd
 from fldiag.results.select import only
 
 FIGURE = Path("figures/paper-bf16/fedsol/fig7.csv")
-ASKED = (("accuracy", "received"), ("accuracy", "trained"), ("accuracy", "aggregated"), ("drop", "trained"))
+ASKED = (
+    ("accuracy", "received"),
+    ("accuracy", "trained"),
+    ("accuracy", "aggregated"),
+    ("drop", "trained"),
+)
 SHARE = ("share lost", "trained")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("tables", nargs="*", type=Path, default=[FIGURE])
-    parser.add_argument("--rounds", nargs=2, type=int, metavar=("FIRST", "LAST"), help="only rounds FIRST to LAST, both included")
+    parser.add_argument(
+        "--rounds",
+        nargs=2,
+        type=int,
+        metavar=("FIRST", "LAST"),
+        help="only rounds FIRST to LAST, both included",
+    )
     args = parser.parse_args()
     if lacking := [path for path in args.tables if not path.is_file()]:
         parser.error(f"{lacking[0]} is not there: name the tables")
@@ -45,11 +56,25 @@ def compare(table: pd.DataFrame, rounds: Sequence[int] | None = None) -> pd.Data
     table = table if rounds is None else table[table["round"].between(*rounds)]
     rows = []
     for metric, moment in (*ASKED, SHARE):
-        both = pd.concat([by_seed(only(table, method=name), metric, moment) for name in names], axis=1, keys=names, join="inner")
+        both = pd.concat(
+            [by_seed(only(table, method=name), metric, moment) for name in names],
+            axis=1,
+            keys=names,
+            join="inner",
+        )
         each = both.groupby("round").mean()
         difference = each[names[1]] - each[names[0]]
-        rows.append({"metric": metric, "moment": moment, "rounds": len(each), **each.mean(), "difference": difference.mean(),
-                     "std": difference.std(), "positive in": int((difference > 0).sum())})
+        rows.append(
+            {
+                "metric": metric,
+                "moment": moment,
+                "rounds": len(each),
+                **each.mean(),
+                "difference": difference.mean(),
+                "std": difference.std(),
+                "positive in": int((difference > 0).sum()),
+            }
+        )
     return pd.DataFrame([row for row in rows if row["rounds"]])
 
 

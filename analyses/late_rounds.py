@@ -46,19 +46,43 @@ def main() -> None:
 def compare(members: list[Member], count: int) -> pd.DataFrame:
     """A row a run, then one for each two that can be compared; accuracies and differences in percent."""
     accuracy = {m.label: of_rounds(m) for m in members}
-    rows = [{**about(m), "last": accuracy[m.label].iloc[-1], **late(accuracy[m.label], count)} for m in members]
+    rows = [
+        {**about(m), "last": accuracy[m.label].iloc[-1], **late(accuracy[m.label], count)}
+        for m in members
+    ]
     for one, other in itertools.combinations(members, 2):
         if alike(one) == alike(other):
             ahead = accuracy[other.label] - accuracy[one.label]
-            rows.append({**about(other), "than": one.label, "minus": method(one), "last": ahead.iloc[-1], **late(ahead, count),
-                         "ahead_in": int((ahead.iloc[-count:] > 0).sum())})
-    columns = ["run", "method", "setting", "rounds", "than", "minus", "last", "mean", "std", "ahead_in"]
+            rows.append(
+                {
+                    **about(other),
+                    "than": one.label,
+                    "minus": method(one),
+                    "last": ahead.iloc[-1],
+                    **late(ahead, count),
+                    "ahead_in": int((ahead.iloc[-count:] > 0).sum()),
+                }
+            )
+    columns = [
+        "run",
+        "method",
+        "setting",
+        "rounds",
+        "than",
+        "minus",
+        "last",
+        "mean",
+        "std",
+        "ahead_in",
+    ]
     return pd.DataFrame(rows).reindex(columns=columns).astype({"ahead_in": "Int64"})
 
 
 def alike(m: Member) -> tuple[object, ...]:
     """What runs share whose rounds can be compared one by one: all but the method, and where the data lie."""
-    config = {s: {k: v for k, v in m.config[s].items() if (s, k) != ("data", "root")} for s in SHARED}
+    config = {
+        s: {k: v for k, v in m.config[s].items() if (s, k) != ("data", "root")} for s in SHARED
+    }
     return json.dumps(config, sort_keys=True), m.data, m.seed, m.run.done
 
 
@@ -68,7 +92,13 @@ def about(m: Member) -> dict[str, object]:
 
 
 def of_rounds(m: Member) -> pd.Series:
-    rows = only(m.tables["metrics"].frame, metric="accuracy", moment="aggregated", scope="global", slice="test")
+    rows = only(
+        m.tables["metrics"].frame,
+        metric="accuracy",
+        moment="aggregated",
+        scope="global",
+        slice="test",
+    )
     return 100 * rows.set_index("round")["value"].astype(float).sort_index()
 
 

@@ -36,14 +36,21 @@ def main() -> None:
     tables = []
     for seed in range(args.seeds):
         config = Config.load("digits", rounds=ROUNDS, seed=seed, checkpoint__clients="sampled")
-        tables.append(fldiag.diagnose(fldiag.train(config, resume=True), "leave-one-out", cache=Path("checkpoints/cache")))
+        tables.append(
+            fldiag.diagnose(
+                fldiag.train(config, resume=True), "leave-one-out", cache=Path("checkpoints/cache")
+            )
+        )
         print(f"seed {seed} done", flush=True)
     write(tables, args.out)
 
 
 def write(tables: list[pd.DataFrame], out: Path) -> None:
     """The tables and the picture of the runs' answers."""
-    found = pd.concat([only(t, metric=("effect", "predicted_effect", "missing")) for t in tables], ignore_index=True)
+    found = pd.concat(
+        [only(t, metric=("effect", "predicted_effect", "missing")) for t in tables],
+        ignore_index=True,
+    )
     ranks = table(rank_correlations(found, 0), run="pooled", scope="global", slice="train")
     out.mkdir(parents=True, exist_ok=True)
     columns = ["run", "seed", "client", "index", "metric", "estimator", "value", "stderr", "note"]

@@ -40,7 +40,9 @@ from fldiag.training.setup import Setup
 
 
 def config_for(method: str, rounds: int, seed: int) -> Config:
-    return Config.load("digits", method__name=method, rounds=rounds, seed=seed, checkpoint__every=rounds)
+    return Config.load(
+        "digits", method__name=method, rounds=rounds, seed=seed, checkpoint__every=rounds
+    )
 
 
 def accuracy(checkpoint: Checkpoint, client: int | None = None) -> float:
@@ -57,8 +59,11 @@ def measure(run: Run) -> dict[str, float]:
     before = accuracy(dataclasses.replace(last, state={**last.state, **received(last)}))
     after = [accuracy(last, client) for client in last.client_ids]
     spectrum = fldiag.diagnose(last, "spectrum", k=1)
-    found = {"accuracy": accuracy(last), "lambda_1": float(spectrum[spectrum.metric == "eigenvalue"].value.iloc[0]),
-             "forgetting": before - statistics.fmean(after)}
+    found = {
+        "accuracy": accuracy(last),
+        "lambda_1": float(spectrum[spectrum.metric == "eigenvalue"].value.iloc[0]),
+        "forgetting": before - statistics.fmean(after),
+    }
     if not run.metrics.query("metric == 'uplink'").value.any():
         found = {}  # nothing is sent: the global model is the one that training began with
     personal = run.metrics.query("metric == 'personal_accuracy' and scope == 'global'")
@@ -77,7 +82,9 @@ def received(checkpoint: Checkpoint) -> dict[str, Any]:
 @cache
 def operations(method: str, model: str, public: str | None) -> int:
     """Multiply-adds of the second round (in the first, many methods have nothing to correct yet)."""
-    config = config_for(method, 1, 0).replace(train__stack="off", model__name=model, data__public=public)
+    config = config_for(method, 1, 0).replace(
+        train__stack="off", model__name=model, data__public=public
+    )
     made = Federation(Setup(config))
     made.round(partial(map, made.setup.train))
     with FlopCounterMode(display=False) as counter:
@@ -88,35 +95,63 @@ def operations(method: str, model: str, public: str | None) -> int:
 def row(method: str, rounds: int, seeds: int) -> dict[str, Any]:
     config = config_for(method, rounds, 0)
     plain = config.replace(method__name="fedavg")
-    stored = [fldiag.train(c.replace(seed=seed), resume=True) for c in (config, plain) for seed in range(seeds)]
+    stored = [
+        fldiag.train(c.replace(seed=seed), resume=True)
+        for c in (config, plain)
+        for seed in range(seeds)
+    ]
     frame = pd.DataFrame([measure(run) for run in stored[:seeds]])
-    line: dict[str, Any] = {"method": method, "model": config.model.name, "public": config.data.public or ""}
+    line: dict[str, Any] = {
+        "method": method,
+        "model": config.model.name,
+        "public": config.data.public or "",
+    }
     for key in frame:
-        line[key], line[f"{key}_std"] = frame[key].mean(), frame[key].std(ddof=1) if seeds > 1 else float("nan")
+        line[key], line[f"{key}_std"] = (
+            frame[key].mean(),
+            frame[key].std(ddof=1) if seeds > 1 else float("nan"),
+        )
     model, public = config.model.name, config.data.public
-    uplink = [run.metrics.query("metric == 'uplink'").value.iloc[0] for run in (stored[0], stored[-1])]
-    return {**line, "cost": operations(method, model, public) / operations("fedavg", model, public),
-            "uplink": uplink[0] / uplink[1], "seeds": seeds, "rounds": rounds}
+    uplink = [
+        run.metrics.query("metric == 'uplink'").value.iloc[0] for run in (stored[0], stored[-1])
+    ]
+    return {
+        **line,
+        "cost": operations(method, model, public) / operations("fedavg", model, public),
+        "uplink": uplink[0] / uplink[1],
+        "seeds": seeds,
+        "rounds": rounds,
+    }
 
 
 def text(frame: pd.DataFrame) -> str:
     """The table in Markdown."""
+
     def cell(r: Any, key: str, scale: float = 1.0, digits: int = 1) -> str:
         value, spread = r.get(key), r.get(f"{key}_std")
         if value is None or pd.isna(value):
             return "–"
-        return f"{scale * value:.{digits}f}" + ("" if pd.isna(spread) else f" ± {scale * spread:.{digits}f}")
+        return f"{scale * value:.{digits}f}" + (
+            "" if pd.isna(spread) else f" ± {scale * spread:.{digits}f}"
+        )
 
     head = "| method | model | accuracy % | personal % | λ1 | forgetting % | cost | uplink |\n|---|---|---|---|---|---|---|---|\n"
-    return head + "\n".join(
-        f"| {r['method']}{'' if not r['public'] else ' (public data)'} | {r['model']} | {cell(r, 'accuracy', 100)} | "
-        f"{cell(r, 'personal', 100)} | {cell(r, 'lambda_1', 1, 2)} | {cell(r, 'forgetting', 100)} | {r['cost']:.2f} | "
-        f"{r['uplink']:.2f} |"
-        for r in frame.to_dict("records")) + "\n"
+    return (
+        head
+        + "\n".join(
+            f"| {r['method']}{'' if not r['public'] else ' (public data)'} | {r['model']} | {cell(r, 'accuracy', 100)} | "
+            f"{cell(r, 'personal', 100)} | {cell(r, 'lambda_1', 1, 2)} | {cell(r, 'forgetting', 100)} | {r['cost']:.2f} | "
+            f"{r['uplink']:.2f} |"
+            for r in frame.to_dict("records")
+        )
+        + "\n"
+    )
 
 
 def write(frame: pd.DataFrame, out: Path, rounds: int, seeds: int) -> None:
-    about = provenance(rounds=rounds, seeds=seeds, preset="digits")  # the commit, before its own files change the tree
+    about = provenance(
+        rounds=rounds, seeds=seeds, preset="digits"
+    )  # the commit, before its own files change the tree
     out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out / "digits.csv", index=False)
     (out / "digits.json").write_text(json.dumps(about, indent=1), "utf-8")
@@ -134,8 +169,11 @@ def main() -> None:
     rows = []
     for i, name in enumerate(names, start=1):
         rows.append(row(name, args.rounds, args.seeds))
-        print(f"[{i}/{len(names)}] {name}: " + ", ".join(f"{k} {v:.3g}" for k, v in rows[-1].items() if isinstance(v, float)),
-              flush=True)
+        print(
+            f"[{i}/{len(names)}] {name}: "
+            + ", ".join(f"{k} {v:.3g}" for k, v in rows[-1].items() if isinstance(v, float)),
+            flush=True,
+        )
         write(pd.DataFrame(rows), args.out, args.rounds, args.seeds)
     print((args.out / "digits.md").read_text("utf-8"))
     print(args.out / "digits.md")

@@ -30,7 +30,9 @@ from fldiag.results.provenance import provenance
 from fldiag.results.select import number, only
 
 EXAMPLES = Path("checkpoints/example")
-MODELS = tuple(EXAMPLES / f"{name}-cifar10.pt" for name in ("fedavg", "fedprox", "fedntd", "fedsol"))
+MODELS = tuple(
+    EXAMPLES / f"{name}-cifar10.pt" for name in ("fedavg", "fedprox", "fedntd", "fedsol")
+)
 
 
 def main() -> None:
@@ -41,9 +43,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("figures/curvature"))
     args = parser.parse_args()
     train = data.take(data.load("cifar10", variant="fedsol"), "train")
-    order = np.random.default_rng(0).permutation(train.n)[:args.images]
+    order = np.random.default_rng(0).permutation(train.n)[: args.images]
     parts = np.array_split(order, max(2, len(order) // args.part))
-    found = pd.concat([of_model(path, train, parts) for path in args.checkpoints], ignore_index=True)
+    found = pd.concat(
+        [of_model(path, train, parts) for path in args.checkpoints], ignore_index=True
+    )
     write(found, args.out, part=args.part, images=args.images)
 
 
@@ -56,11 +60,25 @@ def of_model(path: Path, train: data.Slice, parts: list[np.ndarray]) -> pd.DataF
         if vector is None:
             top = lanczos(surface.hessian(), surface.layout.size, 1, miss=0.0)
             vector = top.vectors[0].double()
-            rows.append({"metric": "lambda_1", "part": place, "value": float(top.values[0]),
-                         "residual": float(top.residuals[0])})
+            rows.append(
+                {
+                    "metric": "lambda_1",
+                    "part": place,
+                    "value": float(top.values[0]),
+                    "residual": float(top.residuals[0]),
+                }
+            )
         else:
-            rows.append({"metric": "quotient", "part": place, "value": float(vector @ surface.hvp(vector))})
-        rows.append({"metric": "trace", "part": place, "value": number(fldiag.diagnose(surface, "trace"), "trace", layer=None)})
+            rows.append(
+                {"metric": "quotient", "part": place, "value": float(vector @ surface.hvp(vector))}
+            )
+        rows.append(
+            {
+                "metric": "trace",
+                "part": place,
+                "value": number(fldiag.diagnose(surface, "trace"), "trace", layer=None),
+            }
+        )
         print(f"{name}: part {place + 1} of {len(parts)}", flush=True)
     found = pd.DataFrame(rows).assign(n_examples=len(parts[0]))
     return pd.concat([found, means(found)], ignore_index=True).assign(model=name)
@@ -71,8 +89,14 @@ def means(found: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for metric in ("quotient", "trace"):
         values = only(found, metric=metric)["value"].to_numpy(float)
-        rows.append({"metric": f"{metric}_mean", "value": values.mean(), "deviation": values.std(ddof=1),
-                     "stderr": values.std(ddof=1) / len(values) ** 0.5})
+        rows.append(
+            {
+                "metric": f"{metric}_mean",
+                "value": values.mean(),
+                "deviation": values.std(ddof=1),
+                "stderr": values.std(ddof=1) / len(values) ** 0.5,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -81,20 +105,40 @@ def draw(found: pd.DataFrame) -> Figure:
     names, size = list(dict.fromkeys(found["model"])), int(found["n_examples"].max())
     with style.paper():
         fig, (left, right) = style.panels(2, 2.2, 0.3, across=2)
-        for ax, alone, mean, label in ((left, "lambda_1", "quotient", "λ₁"), (right, "trace", "trace", "trace")):
+        for ax, alone, mean, label in (
+            (left, "lambda_1", "quotient", "λ₁"),
+            (right, "trace", "trace", "trace"),
+        ):
             for place, name in enumerate(names):
                 mine, look = only(found, model=name), style.looks(names)[name]
                 every = only(mine, metric=mean)["value"].astype(float)
-                ax.plot(place + np.linspace(-0.15, 0.15, len(every)), every, ".", color=look.color, alpha=0.5, markersize=4)
+                ax.plot(
+                    place + np.linspace(-0.15, 0.15, len(every)),
+                    every,
+                    ".",
+                    color=look.color,
+                    alpha=0.5,
+                    markersize=4,
+                )
                 if alone != mean:
                     ax.plot(place, number(mine, alone), marker="^", color=look.color, linestyle="")
             ax.set_xticks(range(len(names)), list(map(words.method, names)))
             ax.set(ylabel=label, ylim=(0, None))
             ax.grid(True, axis="y")
-        handles = [Line2D([], [], color="0.3", linestyle="", marker=marker, markersize=4) for marker in "^."]
-        style.legend(fig, handles, [f"largest eigenvalue of one part ({size:,} images)",
-                                    "another part: v' H v of that eigenvector, and the trace"],
-                     loc="outside lower center", ncols=2)
+        handles = [
+            Line2D([], [], color="0.3", linestyle="", marker=marker, markersize=4)
+            for marker in "^."
+        ]
+        style.legend(
+            fig,
+            handles,
+            [
+                f"largest eigenvalue of one part ({size:,} images)",
+                "another part: v' H v of that eigenvector, and the trace",
+            ],
+            loc="outside lower center",
+            ncols=2,
+        )
     return fig
 
 
@@ -106,7 +150,11 @@ def write(found: pd.DataFrame, out: Path, **options: int) -> None:
     found.reindex(columns=columns).to_csv(file, index=False, float_format="%.6g")
     (out / "subset_error.json").write_text(json.dumps(about, indent=1), "utf-8")
     style.save(draw(found), out / "subset_error.png")
-    print(only(found, part=None).drop(columns=["part", "n_examples", "residual"]).to_string(index=False))
+    print(
+        only(found, part=None)
+        .drop(columns=["part", "n_examples", "residual"])
+        .to_string(index=False)
+    )
     print(out / "subset_error.png")
 
 

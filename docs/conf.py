@@ -23,10 +23,26 @@ def figures(block, block_vars, gallery_conf):
 
 project, author, copyright = "fldiag", "the fldiag authors", "the fldiag authors, MIT licence"
 release = version = _version()
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery", "myst_nb", "equations", "reference"]
-exclude_patterns = ["_ext", "README.md", "gallery_made/*.ipynb", "gallery_made/*.py", "gallery_made/*.zip", "gallery_made/*.md5",
-                    "gallery_made/*.json", "gallery", "reference/made/statements.md",
-                    "**/.ipynb_checkpoints"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "myst_nb",
+    "equations",
+    "reference",
+]
+exclude_patterns = [
+    "_ext",
+    "README.md",
+    "gallery_made/*.ipynb",
+    "gallery_made/*.py",
+    "gallery_made/*.zip",
+    "gallery_made/*.md5",
+    "gallery_made/*.json",
+    "gallery",
+    "reference/made/statements.md",
+    "**/.ipynb_checkpoints",
+]
 nitpicky = False
 myst_enable_extensions = ["deflist", "dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
@@ -40,9 +56,16 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {"Target": "Target"}
 sphinx_gallery_conf = {
-    "examples_dirs": "gallery", "gallery_dirs": "gallery_made", "filename_pattern": r"/plot_", "image_scrapers": (figures,),
-    "download_all_examples": False, "show_memory": False, "show_signature": False, "abort_on_example_error": True,
-    "min_reported_time": 1e9, "write_computation_times": False,
+    "examples_dirs": "gallery",
+    "gallery_dirs": "gallery_made",
+    "filename_pattern": r"/plot_",
+    "image_scrapers": (figures,),
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "abort_on_example_error": True,
+    "min_reported_time": 1e9,
+    "write_computation_times": False,
 }
 html_theme = "pydata_sphinx_theme"
 html_title = "fldiag"
@@ -51,8 +74,14 @@ html_css_files = ["fldiag.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
-    "navbar_end": ["theme-switcher"], "navbar_persistent": ["search-button"], "secondary_sidebar_items": ["page-toc"],
-    "footer_start": ["copyright"], "footer_end": [], "show_prev_next": True, "navigation_with_keys": False,
-    "collapse_navigation": True, "show_toc_level": 2,
+    "navbar_end": ["theme-switcher"],
+    "navbar_persistent": ["search-button"],
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_prev_next": True,
+    "navigation_with_keys": False,
+    "collapse_navigation": True,
+    "show_toc_level": 2,
 }
 suppress_warnings = ["mystnb.unknown_mime_type", "config.cache"]

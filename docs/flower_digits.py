@@ -44,11 +44,16 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(5):
         for batch in mine[torch.randperm(len(mine))].split(20):
             optimiser.zero_grad()
-            nn.functional.cross_entropy(model(digits.batch(batch)), digits.train_y[batch]).backward()
+            nn.functional.cross_entropy(
+                model(digits.batch(batch)), digits.train_y[batch]
+            ).backward()
             optimiser.step()
     # "partition-id" tells fldiag who replied
     metrics = MetricRecord({"num-examples": len(mine), "partition-id": me})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 @server_app.main()

@@ -55,9 +55,15 @@ def main(out: str = "runs/lightning") -> None:
         for k, mine in enumerate(parts):
             client = copy.deepcopy(received)
             examples = TensorDataset(digits.batch(torch.from_numpy(mine)), digits.train_y[mine])
-            trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-                                        enable_progress_bar=False, enable_model_summary=False,
-                                        callbacks=[recording.callback(rec, client=k)])
+            trainer = lightning.Trainer(
+                max_epochs=1,
+                accelerator="cpu",
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                callbacks=[recording.callback(rec, client=k)],
+            )
             trainer.fit(client, DataLoader(examples, batch_size=32, shuffle=True))
             trained.append(client.state_dict())
         model.load_state_dict({n: torch.stack([s[n] for s in trained]).mean(0) for n in trained[0]})

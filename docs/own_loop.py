@@ -1,8 +1,8 @@
 """Federated averaging in a plain loop, recorded by fldiag: one file, complete.
 
-    python own_loop.py
-    fldiag forgetting runs/own --model own_loop:net
-    fldiag report runs/own
+python own_loop.py
+fldiag forgetting runs/own --model own_loop:net
+fldiag report runs/own
 """
 
 import copy
@@ -46,8 +46,12 @@ def main(out: str = "runs/own") -> None:
         received = copy.deepcopy(model)
         trained = {k: train(model, torch.from_numpy(parts[k])) for k in range(CLIENTS)}
         sizes = [len(parts[k]) / len(y) for k in trained]
-        model.load_state_dict({n: sum(s * m.state_dict()[n] for s, m in zip(sizes, trained.values(), strict=True))
-                               for n in model.state_dict()})
+        model.load_state_dict(
+            {
+                n: sum(s * m.state_dict()[n] for s, m in zip(sizes, trained.values(), strict=True))
+                for n in model.state_dict()
+            }
+        )
         rec.round(received=received, clients=trained, aggregated=model)
     rec.close()
 

@@ -20,8 +20,17 @@ CLIENTS, ROUNDS = 3, 2
 
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
-    return BertForSequenceClassification(BertConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                                                    num_attention_heads=2, max_position_embeddings=16, num_labels=2))
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=50,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+            num_labels=2,
+        )
+    )
 
 
 def sentences() -> dict[str, torch.Tensor]:
@@ -33,14 +42,28 @@ def sentences() -> dict[str, torch.Tensor]:
 def main(out: str = "runs/trainer") -> None:
     model, batch = net(), sentences()
     rows = [{k: v[i] for k, v in batch.items()} for i in range(96)]
-    args = TrainingArguments("runs/tmp", num_train_epochs=1, per_device_train_batch_size=8, save_strategy="no", report_to="none",
-                             use_cpu=True, disable_tqdm=True)
-    rec = fldiag.Recorder(out, model, data=batch, clients=[range(k, 96, CLIENTS) for k in range(CLIENTS)])
+    args = TrainingArguments(
+        "runs/tmp",
+        num_train_epochs=1,
+        per_device_train_batch_size=8,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    rec = fldiag.Recorder(
+        out, model, data=batch, clients=[range(k, 96, CLIENTS) for k in range(CLIENTS)]
+    )
     for _ in range(ROUNDS):
         received, trained = copy.deepcopy(model), []
         for k in range(CLIENTS):
             mine = copy.deepcopy(received)
-            Trainer(mine, args, train_dataset=rows[k::CLIENTS], callbacks=[huggingface.callback(rec, client=k)]).train()
+            Trainer(
+                mine,
+                args,
+                train_dataset=rows[k::CLIENTS],
+                callbacks=[huggingface.callback(rec, client=k)],
+            ).train()
             trained.append(mine.state_dict())
         model.load_state_dict({n: torch.stack([s[n] for s in trained]).mean(0) for n in trained[0]})
         rec.round(aggregated=model)

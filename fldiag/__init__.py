@@ -10,11 +10,20 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    **dict.fromkeys(("train", "sweep", "load", "diagnose", "draw", "catalogue", "check", "diff"), "fldiag.api"),
-    "Problem": "fldiag.problem.problem", "History": "fldiag.rounds.history", "Config": "fldiag.config",
-    "Method": "fldiag.method", "Part": "fldiag.method", "Run": "fldiag.checkpoint.run",
-    "Recorder": "fldiag.export.recorder", "convert": "fldiag.export.convert",
-    "forecast": "fldiag.training.forecast", "Checkpoint": "fldiag.checkpoint.schema", "FldiagError": "fldiag.errors",
+    **dict.fromkeys(
+        ("train", "sweep", "load", "diagnose", "draw", "catalogue", "check", "diff"), "fldiag.api"
+    ),
+    "Problem": "fldiag.problem.problem",
+    "History": "fldiag.rounds.history",
+    "Config": "fldiag.config",
+    "Method": "fldiag.method",
+    "Part": "fldiag.method",
+    "Run": "fldiag.checkpoint.run",
+    "Recorder": "fldiag.export.recorder",
+    "convert": "fldiag.export.convert",
+    "forecast": "fldiag.training.forecast",
+    "Checkpoint": "fldiag.checkpoint.schema",
+    "FldiagError": "fldiag.errors",
 }
 __all__ = sorted(_WHERE)
 

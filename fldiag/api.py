@@ -34,9 +34,18 @@ from fldiag.results.standing import doubts
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "train"]
 
 
-def train(config: Config, *, out: str | Path | None = None, resume: bool = False, executor: str | Executor = "serial",
-          device: str = "auto", download: bool = False, setup: Any = None, allow_code: str | Iterable[str] = (),
-          on_event: Callable[[dict[str, Any]], None] | None = None) -> Run:
+def train(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    executor: str | Executor = "serial",
+    device: str = "auto",
+    download: bool = False,
+    setup: Any = None,
+    allow_code: str | Iterable[str] = (),
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
     """Train a config and return its run.
 
     Args:
@@ -65,13 +74,30 @@ def train(config: Config, *, out: str | Path | None = None, resume: bool = False
     from fldiag.training import rounds
 
     config = checked(config).allow(allow_code)
-    return rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device,
-                        download=download, setup=setup)
+    return rounds.train(
+        config,
+        out=out,
+        executor=executor,
+        on_event=on_event,
+        resume=resume,
+        device=device,
+        download=download,
+        setup=setup,
+    )
 
 
-def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out: str | Path | None = None,
-          executor: str | Executor = "serial", shard: str | None = None, device: str = "auto", download: bool = False,
-          allow_code: str | Iterable[str] = (), on_event: Callable[[dict[str, Any]], None] | None = None) -> list[Run]:
+def sweep(
+    config: Config | str | Path,
+    over: Mapping[str, Sequence[Any]],
+    *,
+    out: str | Path | None = None,
+    executor: str | Executor = "serial",
+    shard: str | None = None,
+    device: str = "auto",
+    download: bool = False,
+    allow_code: str | Iterable[str] = (),
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> list[Run]:
     """Train every combination of the given values. Runs that an earlier call finished are read; unfinished ones are continued.
 
     Args:
@@ -100,13 +126,28 @@ def sweep(config: Config | str | Path, over: Mapping[str, Sequence[Any]], *, out
     from fldiag.training import sweep as sweeps
 
     config = config.allow(allow_code) if isinstance(config, Config) else config
-    return sweeps.sweep(config, over, out=None if out is None else Path(out), executor=executor, shard=Shard.parse(shard),
-                        device=device, download=download, on_event=on_event)
+    return sweeps.sweep(
+        config,
+        over,
+        out=None if out is None else Path(out),
+        executor=executor,
+        shard=Shard.parse(shard),
+        device=device,
+        download=download,
+        on_event=on_event,
+    )
 
 
-def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: str, *, cache: str | Path | None = None,
-             progress: Progress | None = None, tell: Callable[[str], None] | None = None,
-             allow_code: str | Iterable[str] = (), **options: Any) -> pd.DataFrame:
+def diagnose(
+    target: Target | str | Path | Sequence[Target | str | Path],
+    name: str,
+    *,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+    allow_code: str | Iterable[str] = (),
+    **options: Any,
+) -> pd.DataFrame:
     """Run a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
 
     Args:
@@ -140,8 +181,12 @@ def diagnose(target: Target | str | Path | Sequence[Target | str | Path], name: 
     targets = [load(t, key=options.get("key")) if isinstance(t, (str, Path)) else t for t in given]
     targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
     asked = question(name, targets, options)
-    found = tables(asked, bar=lambda title: _bar(progress), tell=tell or (lambda text: None),
-                   cache=None if cache is None else Path(cache))
+    found = tables(
+        asked,
+        bar=lambda title: _bar(progress),
+        tell=tell or (lambda text: None),
+        cache=None if cache is None else Path(cache),
+    )
     for text in dict.fromkeys(text for table in found.values() for text in doubts(table)):
         if tell:
             tell(text)
@@ -157,9 +202,22 @@ def _bar(progress: Progress | None) -> Iterator[Progress]:
     yield progress or (lambda done, total, text: None)
 
 
-def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair: Pairing = "seed", level: float = 0.95,
-          model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
-          allow_code: str | Iterable[str] = (), cache: bool = False, progress: Progress | None = None) -> Checked:
+def check(
+    a: Given,
+    b: Given | None = None,
+    *,
+    fail_if: Sequence[str] = (),
+    pair: Pairing = "seed",
+    level: float = 0.95,
+    model: Any = None,
+    data: Any = None,
+    root: str | None = None,
+    download: bool = False,
+    device: str = "auto",
+    allow_code: str | Iterable[str] = (),
+    cache: bool = False,
+    progress: Progress | None = None,
+) -> Checked:
     """Test whether A is better than B, or still as good as its baseline B.
 
     One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap) and
@@ -196,14 +254,34 @@ def check(a: Given, b: Given | None = None, *, fail_if: Sequence[str] = (), pair
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(pass: 2 pass; run (fedavg, seed 0) against run (fedavg, seed 0))
     """
-    asked, reader = _sides(a, b, pair, allow_code, progress, cache,
-                           {"model": model, "data": data, "root": root, "download": download, "device": device})
+    asked, reader = _sides(
+        a,
+        b,
+        pair,
+        allow_code,
+        progress,
+        cache,
+        {"model": model, "data": data, "root": root, "download": download, "device": device},
+    )
     return compare.check(asked, fail_if, reader, level)
 
 
-def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pairing = "seed", level: float = 0.95,
-         model: Any = None, data: Any = None, root: str | None = None, download: bool = False, device: str = "auto",
-         allow_code: str | Iterable[str] = (), cache: bool = False, progress: Progress | None = None) -> pd.DataFrame:
+def diff(
+    a: Given,
+    b: Given,
+    *,
+    numbers: Sequence[str] | None = None,
+    pair: Pairing = "seed",
+    level: float = 0.95,
+    model: Any = None,
+    data: Any = None,
+    root: str | None = None,
+    download: bool = False,
+    device: str = "auto",
+    allow_code: str | Iterable[str] = (),
+    cache: bool = False,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
     """Compare all numbers of two sides, each with its difference and interval; like ``check``, but without conditions.
 
     Args:
@@ -219,18 +297,36 @@ def diff(a: Given, b: Given, *, numbers: Sequence[str] | None = None, pair: Pair
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    asked, reader = _sides(a, b, pair, allow_code, progress, cache,
-                           {"model": model, "data": data, "root": root, "download": download, "device": device})
+    asked, reader = _sides(
+        a,
+        b,
+        pair,
+        allow_code,
+        progress,
+        cache,
+        {"model": model, "data": data, "root": root, "download": download, "device": device},
+    )
     return compare.diff(asked, numbers, reader, level)
 
 
-def _sides(a: Given, b: Given | None, pair: Pairing, allow_code: str | Iterable[str], progress: Progress | None, cache: bool,
-           where: Mapping[str, Any]) -> tuple[Sides, Reader]:
+def _sides(
+    a: Given,
+    b: Given | None,
+    pair: Pairing,
+    allow_code: str | Iterable[str],
+    progress: Progress | None,
+    cache: bool,
+    where: Mapping[str, Any],
+) -> tuple[Sides, Reader]:
     """Both sides, and what reads them."""
-    return sides(a, b, pair, allow_code), Reader({k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress))
+    return sides(a, b, pair, allow_code), Reader(
+        {k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress)
+    )
 
 
-def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: str | float | None = None) -> Figure | Axes:
+def draw(
+    table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: str | float | None = None
+) -> Figure | Axes:
     """The picture of a diagnostic's table, or of what ``diff`` returned.
 
     Args:
@@ -246,13 +342,17 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: 
         FldiagError: a table of no known diagnostic, one without a picture, or axes for a picture of several.
     """
     if not isinstance(table, pd.DataFrame):
-        raise FldiagError(f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True)
+        raise FldiagError(
+            f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True
+        )
     of = name or str(table.attrs.get("diagnostic", ""))
     if of == "diff" and ax is None:
         with sheet.asked(width):
             return picture.draw(table)
     if not of:
-        raise FldiagError("the table does not say which diagnostic it is of", "give name=", usage=True)
+        raise FldiagError(
+            "the table does not say which diagnostic it is of", "give name=", usage=True
+        )
     entry = registry.diagnostic.get(of)
     if "diagnostic" in table.columns:
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
@@ -262,7 +362,9 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: 
         with sheet.asked(width):
             figure = entry.draw(table)
         if figure is None:
-            raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
+            raise FldiagError(
+                f"this table of {of!r} has nothing to draw", "see its rows", usage=True
+            )
         return figure
     if "ax" not in inspect.signature(entry.draw).parameters:
         raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
@@ -287,4 +389,3 @@ def catalogue(kind: str) -> dict[str, str]:
     True
     """
     return known.names(kind)
-

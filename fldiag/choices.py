@@ -21,22 +21,50 @@ Strength = Literal["adaptive", "fixed"]
 Rule = Literal["layer", "tensor", "dim0"]
 
 # of a trace or a diagonal
-Per = Annotated[Literal["layer", "tensor"], Field(description="Report the parts by layer or by tensor.")]
-Estimate = Annotated[Literal["auto", "exact", "hutchinson"], Field(description="How the diagonal is computed: auto, exact or "
-                                                                               "hutchinson (estimated with random vectors).")]
-Rtol = Annotated[float, Field(gt=0, lt=1, description="Allowed relative standard error of an estimate.")]
-Products = Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate.")]
-Deflated = Annotated[int, Field(ge=0, description="How many of these products build a subspace that is treated exactly; the "
-                                                  "others are random probes.")]
+Per = Annotated[
+    Literal["layer", "tensor"], Field(description="Report the parts by layer or by tensor.")
+]
+Estimate = Annotated[
+    Literal["auto", "exact", "hutchinson"],
+    Field(
+        description="How the diagonal is computed: auto, exact or "
+        "hutchinson (estimated with random vectors)."
+    ),
+]
+Rtol = Annotated[
+    float, Field(gt=0, lt=1, description="Allowed relative standard error of an estimate.")
+]
+Products = Annotated[
+    int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate.")
+]
+Deflated = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="How many of these products build a subspace that is treated exactly; the "
+        "others are random probes.",
+    ),
+]
 #: Which examples a client is tested on: test examples in its class mixture, all of its classes, or its own training examples.
 ClientSlice = Literal["test", "own", "train"]
 #: Bins of a calibration error (Guo et al. 2017), and examples of a client below which nothing is said of it.
 BINS, FEWEST = 15, 5
 
 # of diagnostics that are asked of whole runs, and open these themselves
-Model = Annotated[str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")]
-Data = Annotated[str | None, Field(description="Data of the run, if they come from your own code: pkg.mod:factory.")]
-Root = Annotated[str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")]
+Model = Annotated[
+    str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")
+]
+Data = Annotated[
+    str | None,
+    Field(description="Data of the run, if they come from your own code: pkg.mod:factory."),
+]
+Root = Annotated[
+    str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")
+]
 Download = Annotated[bool, Field(description="Download a missing public data set.")]
 Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:N or mps.")]
-Executor = Annotated[str, SkipValidation(), Field(description="Where work runs: serial, processes[:N] or dask[:ADDRESS].")]
+Executor = Annotated[
+    str,
+    SkipValidation(),
+    Field(description="Where work runs: serial, processes[:N] or dask[:ADDRESS]."),
+]

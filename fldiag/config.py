@@ -19,7 +19,19 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from fldiag import identity, minilm, registry, user_code
 from fldiag.errors import FldiagError, unknown
-from fldiag.sections import VOCABULARY, Checkpoint, Clients, Count, Data, Method, Metrics, Model, Partition, Section, Train
+from fldiag.sections import (
+    VOCABULARY,
+    Checkpoint,
+    Clients,
+    Count,
+    Data,
+    Method,
+    Metrics,
+    Model,
+    Partition,
+    Section,
+    Train,
+)
 
 
 class Config(Section):
@@ -68,7 +80,9 @@ class Config(Section):
             if not isinstance(given, Mapping):
                 continue
             name = given.get("name", default)
-            if section == "model" and ":" in str(name):  # a user's own factory: its options are its own business
+            if section == "model" and ":" in str(
+                name
+            ):  # a user's own factory: its options are its own business
                 continue
             given = {k: v for k, v in given.items() if k != "name"}
             if section == "model":
@@ -83,13 +97,17 @@ class Config(Section):
     def _ids(self) -> Config:
         keep = self.checkpoint.clients
         if isinstance(keep, tuple) and not all(0 <= i < self.clients.total for i in keep):
-            raise ValueError(f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; correct it")
+            raise ValueError(
+                f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; correct it"
+            )
         return self
 
     @model_validator(mode="after")
     def _words(self) -> Config:
         if self.model.name == "minilm" and self.data.tokenizer != "minilm":
-            raise ValueError("model.name = 'minilm' knows its own word pieces only; set data.tokenizer = 'minilm'")
+            raise ValueError(
+                "model.name = 'minilm' knows its own word pieces only; set data.tokenizer = 'minilm'"
+            )
         return self
 
     @property
@@ -103,8 +121,12 @@ class Config(Section):
         """Of the method's formulas, as this fldiag has them; 1 where the later ones train as the first did."""
         meta = registry.method.get(self.method.name).meta
         same = meta.get("unchanged")
-        if same and all(getattr(getattr(self, section), key) == value for section, key, value in
-                        ((*dotted.split("."), value) for dotted, value in same.items())):
+        if same and all(
+            getattr(getattr(self, section), key) == value
+            for section, key, value in (
+                (*dotted.split("."), value) for dotted, value in same.items()
+            )
+        ):
             return 1
         return int(meta.get("version", 1))
 
@@ -112,9 +134,13 @@ class Config(Section):
         """``hash``, for another version of the method's formulas, or including what the checkpoints hold (as fldiag 0.1.0
         wrote it into run.json)."""
         tree = self.model_dump(mode="json", exclude={"name": True, "data": {"root"}})
-        if not self.metrics.steps:  # runs that record nothing keep the hash they had before anything could be recorded
+        if (
+            not self.metrics.steps
+        ):  # runs that record nothing keep the hash they had before anything could be recorded
             del tree["metrics"]
-        return identity.fingerprint(tree, version=self.method_version if version is None else version, checkpoint=checkpoint)
+        return identity.fingerprint(
+            tree, version=self.method_version if version is None else version, checkpoint=checkpoint
+        )
 
     @classmethod
     def stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
@@ -143,8 +169,10 @@ class Config(Section):
         return config
 
     def __repr__(self) -> str:
-        return (f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.model.name}, {self.clients.per_round} of "
-                f"{self.clients.total} clients, {self.rounds} rounds, seed {self.seed})")
+        return (
+            f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.model.name}, {self.clients.per_round} of "
+            f"{self.clients.total} clients, {self.rounds} rounds, seed {self.seed})"
+        )
 
     @classmethod
     def load(cls, source: str | Path, **overrides: Any) -> Config:
@@ -181,13 +209,20 @@ def _dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("__", "."): value for key, value in keys.items()}
 
 
-def _for_texts(values: Mapping[str, Any], model: registry.Entry, given: dict[str, Any]) -> dict[str, Any]:
+def _for_texts(
+    values: Mapping[str, Any], model: registry.Entry, given: dict[str, Any]
+) -> dict[str, Any]:
     """A model of texts knows as many tokens as the tokenizer has, where nobody says otherwise."""
     data = values.get("data", {})
     if "vocabulary" not in model.options.model_fields or not isinstance(data, Mapping | BaseModel):
         return given
     data = data if isinstance(data, Mapping) else data.model_dump()
-    return {"vocabulary": minilm.PIECES if data.get("tokenizer") else data.get("vocabulary") or VOCABULARY, **given}
+    return {
+        "vocabulary": minilm.PIECES
+        if data.get("tokenizer")
+        else data.get("vocabulary") or VOCABULARY,
+        **given,
+    }
 
 
 def _shape_model(values: dict[str, Any]) -> None:
@@ -202,9 +237,16 @@ def _shape_model(values: dict[str, Any]) -> None:
     if ":" not in name:
         for key in shared:
             if key not in registry.model.get(name).options.model_fields:
-                able = [n for n in registry.model.names() if key in registry.model.get(n).options.model_fields]
-                raise FldiagError(f"method {method['name']!r} needs a model with the option {key!r}, and {name!r} has none",
-                                  f"set model.name to one of {', '.join(able)}", usage=True)
+                able = [
+                    n
+                    for n in registry.model.names()
+                    if key in registry.model.get(n).options.model_fields
+                ]
+                raise FldiagError(
+                    f"method {method['name']!r} needs a model with the option {key!r}, and {name!r} has none",
+                    f"set model.name to one of {', '.join(able)}",
+                    usage=True,
+                )
     values["model"] = {**model, **{key: method[key] for key in shared}}
 
 
@@ -220,7 +262,11 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
         new = overrides.get(f"{section}.{key}")
         old = tree.get(section)
         if new is not None and isinstance(old, dict) and old.get(key) != new:
-            if section == "method" and isinstance(model := tree.get("model"), dict) and str(old.get(key)) in registry.method:
+            if (
+                section == "method"
+                and isinstance(model := tree.get("model"), dict)
+                and str(old.get(key)) in registry.method
+            ):
                 for option in registry.method.get(str(old.get(key))).meta["model"]:
                     model.pop(option, None)
             tree[section] = {k: v for k, v in old.items() if section == "partition" and k == "seed"}
@@ -229,12 +275,17 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
         if not key:
             tree[section] = value
         elif "." in key:
-            raise FldiagError(f"key {dotted!r} is nested too deeply", "keys have the form section.key", usage=True)
+            raise FldiagError(
+                f"key {dotted!r} is nested too deeply", "keys have the form section.key", usage=True
+            )
         else:
             inner = tree.setdefault(section, {})
             if not isinstance(inner, dict):
-                raise FldiagError(f"{section!r} is not a section, so {dotted!r} cannot be set",
-                                  f"set {section} itself", usage=True)
+                raise FldiagError(
+                    f"{section!r} is not a section, so {dotted!r} cannot be set",
+                    f"set {section} itself",
+                    usage=True,
+                )
             inner[key] = value
     try:
         return Config.model_validate(tree)
@@ -246,7 +297,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     """``"method.rho=2.0"`` -> ("method.rho", 2.0). The value is read as TOML, else as a bare string."""
     key, eq, value = text.partition("=")
     if not eq or not key.strip():
-        raise FldiagError(f"--set {text!r} is not of the form key=value", "write for example --set method.rho=2.0", usage=True)
+        raise FldiagError(
+            f"--set {text!r} is not of the form key=value",
+            "write for example --set method.rho=2.0",
+            usage=True,
+        )
     try:
         return key.strip(), tomllib.loads(f"v = {value.strip()}")["v"]
     except tomllib.TOMLDecodeError:
@@ -257,7 +312,9 @@ def parse_override(text: str) -> tuple[str, Any]:
 def _presets() -> Mapping[str, str]:
     """Name -> text of every preset; figures ask hundreds of times."""
     files = sorted(resources.files("fldiag.presets").iterdir(), key=lambda f: f.name)
-    return MappingProxyType({f.name[:-5]: f.read_text("utf-8") for f in files if f.name.endswith(".toml")})
+    return MappingProxyType(
+        {f.name[:-5]: f.read_text("utf-8") for f in files if f.name.endswith(".toml")}
+    )
 
 
 def presets() -> dict[str, str]:
@@ -280,7 +337,11 @@ def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
 def checked(config: Any) -> Config:
     """Raises FldiagError for what is no config."""
     if not isinstance(config, Config):
-        raise FldiagError(f"config is a {type(config).__name__}", "give a Config, such as Config.load('digits')", usage=True)
+        raise FldiagError(
+            f"config is a {type(config).__name__}",
+            "give a Config, such as Config.load('digits')",
+            usage=True,
+        )
     return config
 
 
@@ -295,13 +356,20 @@ def _for_method(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str,
     if not needs and not options:
         return {}
     if extra := set(needs) - set(registry.NEEDS):
-        raise FldiagError(f"[needs.{min(extra)}] is nothing that a method can need", f"write one of "
-                          f"{', '.join(registry.NEEDS)}", usage=True)
+        raise FldiagError(
+            f"[needs.{min(extra)}] is nothing that a method can need",
+            f"write one of {', '.join(registry.NEEDS)}",
+            usage=True,
+        )
     for name in options:
         registry.method.get(name)  # a misspelt method is refused, whichever trains
     name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
-    keys = {f"{section}.{key}": value for need in registry.method.get(name).meta["needs"]
-            for section, table in needs.get(need, {}).items() for key, value in table.items()}
+    keys = {
+        f"{section}.{key}": value
+        for need in registry.method.get(name).meta["needs"]
+        for section, table in needs.get(need, {}).items()
+        for key, value in table.items()
+    }
     return keys | {f"method.{key}": value for key, value in options.get(name, {}).items()}
 
 
@@ -312,16 +380,24 @@ def _read(source: str | Path) -> dict[str, Any]:
         try:
             content = Path(text).read_text("utf-8")
         except (OSError, ValueError) as error:
-            raise FldiagError(f"{text} is not readable text ({type(error).__name__})", "give a TOML file",
-                              usage=True) from None
+            raise FldiagError(
+                f"{text} is not readable text ({type(error).__name__})",
+                "give a TOML file",
+                usage=True,
+            ) from None
     elif name in _presets():
         content = _presets()[name]
     elif text.endswith(".toml"):
-        raise FldiagError(f"config file {text!r} is not there", "give a TOML file or one of the presets: "
-                          + ", ".join(presets()), usage=True)
+        raise FldiagError(
+            f"config file {text!r} is not there",
+            "give a TOML file or one of the presets: " + ", ".join(presets()),
+            usage=True,
+        )
     else:
         raise unknown("preset", text, presets())
     try:
         return tomllib.loads(content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FldiagError(f"{text}: not valid TOML: {error}", "correct the line named above", usage=True) from None
+        raise FldiagError(
+            f"{text}: not valid TOML: {error}", "correct the line named above", usage=True
+        ) from None

@@ -89,17 +89,31 @@ class Console:
             yield lambda done, total, text: None
             return
         from rich.console import Console as Rich
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
         from rich.text import Text
 
         class Plain(TextColumn):
             def render(self, task: Any) -> Text:
                 return Text(printable(str(task.description)))
 
-        with Progress(Plain(""), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True,
-                      console=Rich(stderr=True)) as bar:
+        with Progress(
+            Plain(""),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            transient=True,
+            console=Rich(stderr=True),
+        ) as bar:
             task = bar.add_task(title, total=None)
-            yield lambda done, total, text: bar.update(task, completed=done, total=total, description=f"{title}: {text}")
+            yield lambda done, total, text: bar.update(
+                task, completed=done, total=total, description=f"{title}: {text}"
+            )
 
 
 def _format(value: Any) -> str:
@@ -150,14 +164,21 @@ def errors(debug: bool) -> Iterator[None]:
             raise
         if isinstance(error, BrokenPipeError) and _unread():
             sys.exit(1)
-        if isinstance(error.__cause__, KeyboardInterrupt):  # which cut an import of an extension module short
+        if isinstance(
+            error.__cause__, KeyboardInterrupt
+        ):  # which cut an import of an extension module short
             _complain(*STOPPED)
             sys.exit(1)
         if out_of_memory(error):
-            _complain("out of memory", "use fewer examples (--samples), a smaller --memory, or a larger machine")
+            _complain(
+                "out of memory",
+                "use fewer examples (--samples), a smaller --memory, or a larger machine",
+            )
             sys.exit(1)
-        _complain(f"unexpected {error_text(error)}",
-                  "run again with --debug for the traceback, and report it")
+        _complain(
+            f"unexpected {error_text(error)}",
+            "run again with --debug for the traceback, and report it",
+        )
         sys.exit(1)
 
 
@@ -182,11 +203,14 @@ def _versions() -> str:
     for package in ("torch", "numpy", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             names[package] = metadata.version(package)
-    return "Versions: " + ", ".join(f"{n} {v}" for n, v in names.items()) + f"; {platform.platform()}"
+    return (
+        "Versions: " + ", ".join(f"{n} {v}" for n, v in names.items()) + f"; {platform.platform()}"
+    )
 
 
 def _short(otherwise: Callable[..., None]) -> Callable[..., None]:
     """Shows fldiag's own warnings in one line, without the place in the code, which helps nobody at the keyboard."""
+
     def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
         if not Path(filename).is_relative_to(Path(__file__).parent):
             return otherwise(message, category, filename, *more)

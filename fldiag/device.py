@@ -31,13 +31,23 @@ def device_of(name: Any, dtype: Any = None) -> str:
     kind, _, number = text.partition(":")
     if kind not in KNOWN or (number and not (kind == "cuda" and number.isdecimal())):
         raise FldiagError(f"unknown device {text!r}", f"{nearest(text, KNOWN)}, cuda:N", usage=True)
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if kind == "auto":
         return "cuda" if there["cuda"] else "cpu"
     if not there[kind]:
-        raise FldiagError(f"no {kind.upper()} device is available", "use the device cpu, or auto", usage=True)
+        raise FldiagError(
+            f"no {kind.upper()} device is available", "use the device cpu, or auto", usage=True
+        )
     if number and int(number) >= torch.cuda.device_count():
-        raise FldiagError(f"there is no device {text!r}", f"there are {torch.cuda.device_count()} CUDA devices", usage=True)
+        raise FldiagError(
+            f"there is no device {text!r}",
+            f"there are {torch.cuda.device_count()} CUDA devices",
+            usage=True,
+        )
     if kind == "mps" and dtype == torch.float64:
         raise FldiagError("mps has no float64", "use precision fp32, or the device cpu", usage=True)
     return text

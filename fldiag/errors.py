@@ -30,7 +30,11 @@ class FldiagError(Exception):
 
 def out_of_memory(error: BaseException) -> bool:
     """Also PyTorch's: a RuntimeError of its own for the memory of processors, another for that of accelerators."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "allocate memory" in str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "allocate memory" in str(error)
+    )
 
 
 #: More names than these are not listed where one of them is close.
@@ -43,7 +47,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     folded = {n.casefold(): n for n in names}
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     hint = f"did you mean {folded[close[0]]!r}?" if close else ""
-    listed = f"known: {', '.join(names)}" if not close or len(names) <= FEW else f"({len(names)} are known)"
+    listed = (
+        f"known: {', '.join(names)}"
+        if not close or len(names) <= FEW
+        else f"({len(names)} are known)"
+    )
     return f"{hint} {listed}".strip()
 
 
@@ -52,7 +60,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FldiagError:
 
 
 #: Control characters but tab and line end, marks that reverse writing, bytes of file names that are no UTF-8, and no characters.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def printable(text: str) -> str:
@@ -76,10 +86,17 @@ def check_name(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         if sys.getfilesystemencoding() != "utf-8":
-            raise FldiagError(f"{shown(path)}: with this locale Python reads names of files as {sys.getfilesystemencoding()}, "
-                              "which lacks these letters", "set PYTHONUTF8=1 in the environment", usage=True) from None
-        raise FldiagError(f"{shown(path)}: this name contains bytes that are not UTF-8", "rename the file or folder",
-                          usage=True) from None
+            raise FldiagError(
+                f"{shown(path)}: with this locale Python reads names of files as {sys.getfilesystemencoding()}, "
+                "which lacks these letters",
+                "set PYTHONUTF8=1 in the environment",
+                usage=True,
+            ) from None
+        raise FldiagError(
+            f"{shown(path)}: this name contains bytes that are not UTF-8",
+            "rename the file or folder",
+            usage=True,
+        ) from None
 
 
 def first_line(error: BaseException) -> str:

@@ -21,12 +21,23 @@ def _normalised(data: Mapping[str, Any]) -> str | None:
 #: Keys that came later, each with what every run had before the key existed: ``section.key``, or ``method.NAME.option`` (and
 #: ``model.NAME.option``). A config with this value has the hash that it had without the key, and a stored config without
 #: the key is read with this value, whatever the default is by now. A function: of the section.
-YESTERDAY: dict[str, Any] = {"train.local_decay": 1.0, "train.local_decay_after": 0.5, "data.normalise": _normalised,
-                             **{f"model.{name}.lora_{key}": value for name in ("mlp", "sl_vit", "bert_tiny")
-                                for key, value in (("rank", 0), ("alpha", 16.0), ("head", True))},
-                             "model.sl_vit.lora_on": "attention", "model.bert_tiny.lora_on": "attention",
-                             "data.vocabulary": None, "data.length": None, "data.examples": None, "data.tokenizer": None,
-                             "checkpoint.keep": 0}
+YESTERDAY: dict[str, Any] = {
+    "train.local_decay": 1.0,
+    "train.local_decay_after": 0.5,
+    "data.normalise": _normalised,
+    **{
+        f"model.{name}.lora_{key}": value
+        for name in ("mlp", "sl_vit", "bert_tiny")
+        for key, value in (("rank", 0), ("alpha", 16.0), ("head", True))
+    },
+    "model.sl_vit.lora_on": "attention",
+    "model.bert_tiny.lora_on": "attention",
+    "data.vocabulary": None,
+    "data.length": None,
+    "data.examples": None,
+    "data.tokenizer": None,
+    "checkpoint.keep": 0,
+}
 
 #: Stands in every hash for the section ``checkpoint``, which once was part of what a run is: the defaults of that time.
 CHECKPOINT = {"every": 1, "clients": "none"}

@@ -21,8 +21,12 @@ FILE = "catalogue.json"
 #: Kind, as ``fldiag list`` and ``fldiag.catalogue`` name it -> name of its registry.
 KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "diagnostics": "diagnostic"}
 #: Diagnostics that have no verb of their own -> the verb and flag that ask for them. ``fldiag diagnose NAME`` has them too.
-FLAGS = {"trace": "spectrum --trace", "diagonal": "spectrum --diagonal", "density": "spectrum --density",
-         "account": "forgetting --why"}
+FLAGS = {
+    "trace": "spectrum --trace",
+    "diagonal": "spectrum --diagonal",
+    "density": "spectrum --density",
+    "account": "forgetting --why",
+}
 Item = dict[str, Any]
 
 
@@ -35,8 +39,14 @@ def built_in() -> dict[str, dict[str, Item]]:
 def plugins(kind: str) -> dict[str, str]:
     """Name -> package of what other packages bring; nothing of it is imported."""
     group = f"fldiag.{kind}" if kind in KINDS else ""
-    return {p.name: p.dist.name if p.dist else "?" for p in sorted(entry_points(group=group), key=lambda p: p.name)} \
-        if group else {}
+    return (
+        {
+            p.name: p.dist.name if p.dist else "?"
+            for p in sorted(entry_points(group=group), key=lambda p: p.name)
+        }
+        if group
+        else {}
+    )
 
 
 def names(kind: str) -> dict[str, str]:
@@ -44,13 +54,24 @@ def names(kind: str) -> dict[str, str]:
     if kind not in built_in():
         raise unknown("kind", kind, built_in())
     found = {n: f"(from {package})" for n, package in plugins(kind).items()} | _registered(kind)
-    return dict(sorted({**found, **{name: str(item["summary"]) for name, item in built_in()[kind].items()}}.items()))
+    return dict(
+        sorted(
+            {
+                **found,
+                **{name: str(item["summary"]) for name, item in built_in()[kind].items()},
+            }.items()
+        )
+    )
 
 
 def _registered(kind: str) -> dict[str, str]:
     """What this process has registered itself; whoever has not imported the registry has not."""
     registry = sys.modules.get("fldiag.registry")
-    entries = getattr(registry, KINDS[kind]).registered() if registry is not None and kind in KINDS else []
+    entries = (
+        getattr(registry, KINDS[kind]).registered()
+        if registry is not None and kind in KINDS
+        else []
+    )
     return {entry.name: entry.headline for entry in entries}
 
 
@@ -75,26 +96,46 @@ def command(name: str) -> str:
 
 def over_rounds(item: Item) -> bool:
     """Whether a diagnostic looks at all rounds of a run, rather than at the last one unless it is told otherwise."""
-    return bool(item["on"] == "run" and not any(o["name"] == "every_round" for o in item["options"]))
+    return bool(
+        item["on"] == "run" and not any(o["name"] == "every_round" for o in item["options"])
+    )
 
 
 def describe(entry: Any) -> Item:
     """What the file says of one registered thing."""
     meta = {k: _plain(v) for k, v in entry.meta.items()}
-    found: Item = {"kind": entry.kind, "summary": entry.headline, "doc": entry.doc, "meta": meta,
-                   "options": [option(key, field) for key, field in entry.options.model_fields.items()]}
+    found: Item = {
+        "kind": entry.kind,
+        "summary": entry.headline,
+        "doc": entry.doc,
+        "meta": meta,
+        "options": [option(key, field) for key, field in entry.options.model_fields.items()],
+    }
     if entry.kind == "diagnostic":
-        found |= {"on": entry.on, "needs": entry.needs, "example": entry.example, "strict": entry.strict,
-                  "draws": bool(entry.draw or entry.more), "also": {
-            flag: {"name": also.name, "help": also.help, "options": list(also.options)} for flag, also in entry.also.items()}}
+        found |= {
+            "on": entry.on,
+            "needs": entry.needs,
+            "example": entry.example,
+            "strict": entry.strict,
+            "draws": bool(entry.draw or entry.more),
+            "also": {
+                flag: {"name": also.name, "help": also.help, "options": list(also.options)}
+                for flag, also in entry.also.items()
+            },
+        }
     return found
 
 
 def option(name: str, field: Any) -> Item:
     """An option: ``type`` as the command line has it (``python`` where it cannot be typed), ``values`` in words."""
-    return {"name": name, "type": typed(field.annotation), "values": values(field.annotation, field.metadata),
-            "default": None if field.is_required() else _plain(field.default), "required": field.is_required(),
-            "help": field.description or ""}
+    return {
+        "name": name,
+        "type": typed(field.annotation),
+        "values": values(field.annotation, field.metadata),
+        "default": None if field.is_required() else _plain(field.default),
+        "required": field.is_required(),
+        "help": field.description or "",
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -136,6 +177,9 @@ def values(annotation: Any, metadata: Any = ()) -> str:
     bounds = []
     for one in metadata:
         for part in getattr(one, "metadata", [one]):
-            bounds += [f"{sign} {getattr(part, key):g}" for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-                       if getattr(part, key, None) is not None]
+            bounds += [
+                f"{sign} {getattr(part, key):g}"
+                for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+                if getattr(part, key, None) is not None
+            ]
     return " ".join([getattr(annotation, "__name__", str(annotation)), *bounds])

@@ -14,7 +14,9 @@ from fldiag.models.network import Network
 from fldiag.sections import Train
 from fldiag.seeding import torch_rng
 
-REFERENCE_BATCH = 256  # examples per forward when a frozen model's outputs are computed for a whole client
+REFERENCE_BATCH = (
+    256  # examples per forward when a frozen model's outputs are computed for a whole client
+)
 
 Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
 
@@ -23,11 +25,21 @@ class Notes:
     """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [{}]  # the last is the step at work
+        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [
+            {}
+        ]  # the last is the step at work
         self.scales: dict[Key, float] = {}
 
-    def add(self, metric: str, value: Tensor, *, layer: str | None = None, proximal: str | None = None,
-            where: Tensor | None = None, scale: float | None = None) -> None:
+    def add(
+        self,
+        metric: str,
+        value: Tensor,
+        *,
+        layer: str | None = None,
+        proximal: str | None = None,
+        where: Tensor | None = None,
+        scale: float | None = None,
+    ) -> None:
         """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
         key = metric, layer, proximal
         self.steps[-1][key] = value.detach(), where
@@ -43,7 +55,9 @@ class Published:
     g: Tensor  # [k, P - start] its gradient
     value: Tensor | None  # [k]
     start: int
-    g_u: Tensor | None  # [k, P] what to compare it with, when that is not the gradient of the local loss
+    g_u: (
+        Tensor | None
+    )  # [k, P] what to compare it with, when that is not the gradient of the local loss
 
 
 @dataclass(kw_only=True)
@@ -62,13 +76,19 @@ class Local:
     steps: Tensor  # [K] local steps of this round
     state: dict[str, Tensor]  # name -> [K, ...]
     sent: dict[str, Tensor]  # what the server sent besides w_g
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # name -> [K, ...]; only K = 1 if there are any
-    x: Tensor | None = None  # all examples of the cohort one after another, when training inputs are fixed
+    buffers: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # name -> [K, ...]; only K = 1 if there are any
+    x: Tensor | None = (
+        None  # all examples of the cohort one after another, when training inputs are fixed
+    )
     offset: Tensor | None = None  # [K] where each client's examples start in ``x``
     public: Tensor | None = None  # [M, ...] unlabelled inputs that every client and the server hold
     mean_size: float = 0.0  # examples a client has on average, over all N
     trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
-    named: dict[int, Views] = field(default_factory=dict)  # views of the first k rows of ``w``, by k, as they are made
+    named: dict[int, Views] = field(
+        default_factory=dict
+    )  # views of the first k rows of ``w``, by k, as they are made
     memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
     notes: Notes | None = None  # where steps are recorded, when they are
 
@@ -85,7 +105,9 @@ class Local:
         """
         a, f = weighed_steps(self.steps.double(), self.train), self.train.local_decay
         if f != 1:
-            before = weighed_steps(torch.tensor(self.steps_before_decay, device=a.device).double(), self.train)
+            before = weighed_steps(
+                torch.tensor(self.steps_before_decay, device=a.device).double(), self.train
+            )
             a = before + f * (a - before)
         return a.to(self.w.dtype).unsqueeze(1)
 
@@ -93,7 +115,10 @@ class Local:
     def steps_before_decay(self) -> list[int]:
         """[K] local steps of the epochs before ``train.local_decay`` applies."""
         train = self.train
-        return [steps * train.epochs_before_decay // max(train.epochs, 1) for steps in self.steps.tolist()]
+        return [
+            steps * train.epochs_before_decay // max(train.epochs, 1)
+            for steps in self.steps.tolist()
+        ]
 
     def lr_at(self, s: int, k: int) -> float | Tensor:
         """Learning rate of step s (from 0) of the first k clients: one for all of them, or [k, 1]."""
@@ -101,7 +126,11 @@ class Local:
             return self.lr
         late = [s >= before for before in self.steps_before_decay[:k]]
         rates = [self.lr * self.train.local_decay if there else self.lr for there in late]
-        return rates[0] if len(set(rates)) == 1 else torch.tensor(rates, dtype=self.w.dtype, device=self.w.device).unsqueeze(1)
+        return (
+            rates[0]
+            if len(set(rates)) == 1
+            else torch.tensor(rates, dtype=self.w.dtype, device=self.w.device).unsqueeze(1)
+        )
 
     @cached_property
     def received_buffers(self) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ _log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 
 # -- losses of a model's outputs
 
+
 def per_example(outputs: Tensor, y: Tensor) -> Tensor:
     """What training minimises: cross entropy for class labels, half the squared residual for real targets.
 
@@ -45,15 +46,22 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
         return half_squared_error(outputs, y, reduction="none")
     if outputs.shape[-1] == 1:
         if bool((y > 1).any()):
-            raise FldiagError(f"the model has one output, and there are labels up to {int(y.max())}",
-                              "give a model with an output for each label", usage=True)
-        return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), y.to(outputs.dtype), reduction="none")
+            raise FldiagError(
+                f"the model has one output, and there are labels up to {int(y.max())}",
+                "give a model with an output for each label",
+                usage=True,
+            )
+        return F.binary_cross_entropy_with_logits(
+            outputs.squeeze(-1), y.to(outputs.dtype), reduction="none"
+        )
     try:
         return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
     except IndexError as error:
-        raise FldiagError(f"the targets are taken as class numbers, and the model has {outputs.shape[-1]} outputs: {error}",
-                          f"labels must lie in 0..{outputs.shape[-1] - 1}; of counts, times or ranks ask spectrum, landscape or "
-                          "connectivity, with the loss that they were trained with: --loss pkg.mod:function") from None
+        raise FldiagError(
+            f"the targets are taken as class numbers, and the model has {outputs.shape[-1]} outputs: {error}",
+            f"labels must lie in 0..{outputs.shape[-1] - 1}; of counts, times or ranks ask spectrum, landscape or "
+            "connectivity, with the loss that they were trained with: --loss pkg.mod:function",
+        ) from None
 
 
 def predicted(outputs: Tensor) -> Tensor:
@@ -71,14 +79,19 @@ def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple
     return -logs.gather(-1, at).squeeze(-1), _log_softmax_backward(chosen, logs, -1, logs.dtype)
 
 
-def half_squared_error(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+def half_squared_error(
+    outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean"
+) -> Tensor:
     """||outputs - y||^2 / 2 of each example [..., C] -> [...], or its mean over the examples.
 
     Raises FldiagError where one would be spread over the other: outputs [N, 1] and y [N] would be N x N errors.
     """
     if outputs.shape[-2:] != y.shape[-2:]:
-        raise FldiagError(f"the outputs have shape {list(outputs.shape)} and the targets {list(y.shape)}",
-                          "give the targets the shape of the outputs", usage=True)
+        raise FldiagError(
+            f"the outputs have shape {list(outputs.shape)} and the targets {list(y.shape)}",
+            "give the targets the shape of the outputs",
+            usage=True,
+        )
     errors = 0.5 * (outputs - y).square().sum(-1)
     return errors if reduction == "none" else errors.mean()
 
@@ -92,7 +105,10 @@ def own(outputs: Any, batch: Any) -> Tensor:
     """The loss that the model returns itself, as those of transformers do when labels are among their inputs."""
     found = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if found is None:
-        raise FldiagError("the model returns no loss of its own", "give a loss of (outputs, batch), or labels among the inputs")
+        raise FldiagError(
+            "the model returns no loss of its own",
+            "give a loss of (outputs, batch), or labels among the inputs",
+        )
     return found
 
 
@@ -103,8 +119,12 @@ def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 #: What a diagnostic can be told to take: functions (outputs, y) -> the mean over the examples.
 BY_NAME: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": F.cross_entropy, "half_squared_error": half_squared_error, "mse": F.mse_loss,
-    "multi_label": multi_label, "own": own}
+    "cross_entropy": F.cross_entropy,
+    "half_squared_error": half_squared_error,
+    "mse": F.mse_loss,
+    "multi_label": multi_label,
+    "own": own,
+}
 
 
 def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
@@ -117,6 +137,7 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
 
 
 # -- the proximal loss of weights
+
 
 def l2(d: Tensor) -> Tensor:
     """L_p = ||w - w_g||^2 / 2 of a displacement d = w - w_g [..., P] -> [...], summed in float64; its gradient is d.
@@ -133,6 +154,7 @@ def proximal_name(loss: Proximal, tau: float) -> str:
 
 # -- FedSOL's perturbation
 
+
 def noise_floor(dtype: torch.dtype) -> float:
     """The norm below which g_p is rounding noise.
 
@@ -142,7 +164,9 @@ def noise_floor(dtype: torch.dtype) -> float:
     return 1e-12 if dtype == torch.float64 else 1e-6
 
 
-def perturbation(g: Tensor, rho: float, Lambda: Tensor | None = None, floor: float = 0.0, guard: float = GUARD) -> Tensor:
+def perturbation(
+    g: Tensor, rho: float, Lambda: Tensor | None = None, floor: float = 0.0, guard: float = GUARD
+) -> Tensor:
     """e = rho Lambda g / (||g|| + guard), and 0 where ||g|| < ``floor``; [..., P].
 
     ``Lambda`` None: 1 everywhere (FedSOL's fixed strength; with g the local gradient, SAM).
@@ -161,15 +185,24 @@ def strengths(d: Tensor, layout: Layout, rule: Rule = "layer") -> Tensor:
     parameter tensor; ``dim0``: each tensor along its first axis, as the released code does. 0 where the norm is 0.
     """
     if rule == "dim0":
-        first = d.dim() - 1  # the first axis of a tensor comes after those that d has besides the last
-        ratios = [ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True)) for v in _views(d, layout).values()]
+        first = (
+            d.dim() - 1
+        )  # the first axis of a tensor comes after those that d has besides the last
+        ratios = [
+            ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True))
+            for v in _views(d, layout).values()
+        ]
         return torch.cat([r.flatten(first) for r in ratios], dim=-1)
     sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    layers = d.split([sum(sizes[n] for n in names) for names in _groups(layout, rule).values()], dim=-1)
+    layers = d.split(
+        [sum(sizes[n] for n in names) for names in _groups(layout, rule).values()], dim=-1
+    )
     return torch.cat([ratio(v.abs(), norm(v)) for v in layers], dim=-1)
 
 
-def mean_strengths(Lambda: Tensor, layout: Layout, rule: Rule = "layer") -> dict[str, tuple[Tensor, int]]:
+def mean_strengths(
+    Lambda: Tensor, layout: Layout, rule: Rule = "layer"
+) -> dict[str, tuple[Tensor, int]]:
     """Layer -> mean of Lambda [..., P] over its entries [...] in float64, and their number.
 
     The mean is at most 1 / sqrt(number), reached where all entries have moved alike. A layer without a name goes by

@@ -58,7 +58,9 @@ class Personal:
     epochs: tuple[int, ...]
     method: Method | None = None
     lr: str = "decayed"  # lr * lr_decay ** rounds; or "initial"
-    steps: Callable[[int, Train], int] | None = None  # local steps of an epoch over n examples (None: one pass)
+    steps: Callable[[int, Train], int] | None = (
+        None  # local steps of an epoch over n examples (None: one pass)
+    )
     neighbours: Neighbours | None = None
 
 
@@ -79,9 +81,11 @@ class Neighbours:
     @property
     def described(self) -> str:
         """What votes, in words."""
-        return (f"the {self.k} nearest of at most {self.capacity:,} training examples of the client itself, by the features "
-                f"before the head, with weight {self.weight:g}, and the model's {'logits' if self.logits else 'probabilities'} "
-                f"with {1 - self.weight:g}")
+        return (
+            f"the {self.k} nearest of at most {self.capacity:,} training examples of the client itself, by the features "
+            f"before the head, with weight {self.weight:g}, and the model's {'logits' if self.logits else 'probabilities'} "
+            f"with {1 - self.weight:g}"
+        )
 
 
 class Part:
@@ -177,9 +181,15 @@ class Round:
     network: Network
     seed: int
     public: Tensor | None = None  # [M, ...] unlabelled inputs on the server
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # batch-norm statistics of the clients, [m, ...]
-    mean_buffers: dict[str, Tensor] = field(default_factory=dict)  # of the new model; ``refine`` may change them
-    sent: dict[str, Tensor] = field(default_factory=dict)  # what the clients had received besides w_g
+    buffers: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # batch-norm statistics of the clients, [m, ...]
+    mean_buffers: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of the new model; ``refine`` may change them
+    sent: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # what the clients had received besides w_g
     p: Tensor = field(default_factory=lambda: torch.empty(0))
     memo: dict[Any, Any] = field(default_factory=dict)  # what parts keep within the round
 
@@ -212,11 +222,16 @@ class Method:
     def __init__(self, *parts: Part):
         self.parts = parts
         for part in parts:
-            there = {name for p in parts if p is not part for name in (*p.sent, *p.uploaded, *p.provides)}
+            there = {
+                name for p in parts if p is not part for name in (*p.sent, *p.uploaded, *p.provides)
+            }
             missing = [name for name in part.needs if name not in there]
             if missing:
-                raise FldiagError(f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
-                                  "or keeps for it", f"compose it with {_providers(missing[0])}")
+                raise FldiagError(
+                    f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
+                    "or keeps for it",
+                    f"compose it with {_providers(missing[0])}",
+                )
 
     def __repr__(self) -> str:
         return f"Method({', '.join(type(part).__name__ for part in self.parts)})"
@@ -229,7 +244,9 @@ class Method:
         for part in self.parts:
             part.check(network, dataset, config)
         if sum(type(p).perturb is not Part.perturb for p in self.parts) > 1:
-            raise FldiagError("the method has two perturbation parts", "compose at most one part that perturbs")
+            raise FldiagError(
+                "the method has two perturbation parts", "compose at most one part that perturbs"
+            )
 
     def client_init(self, w0: Tensor) -> dict[str, Tensor]:
         """The parts' initial states of each client. Raises FldiagError where two parts use one name."""
@@ -244,7 +261,9 @@ class Method:
         for part in self.parts:
             for name, value in getattr(part, slot)(w0).items():
                 if name in state:
-                    raise FldiagError(f"two parts keep a state named {name!r}", "rename one of them")
+                    raise FldiagError(
+                        f"two parts keep a state named {name!r}", "rename one of them"
+                    )
                 state[name] = value
         return state
 
@@ -261,7 +280,9 @@ class Method:
     @property
     def personal(self) -> Personal | None:
         """How clients make their own models after the last round; None: the method does not say."""
-        return next((found for part in self.parts if (found := part.personalise()) is not None), None)
+        return next(
+            (found for part in self.parts if (found := part.personalise()) is not None), None
+        )
 
 
 def _providers(name: str) -> str:
@@ -269,14 +290,28 @@ def _providers(name: str) -> str:
     families: list[type[Part]] = [Part]
     for family in families:  # grows on the way, down to the last descendant
         families += family.__subclasses__()
-    said = {p.__name__: [vars(p).get(key) for key in ("sent", "uploaded", "provides")] for p in families}
-    found = sorted(p for p, lists in said.items() if any(isinstance(names, tuple) and name in names for names in lists))
+    said = {
+        p.__name__: [vars(p).get(key) for key in ("sent", "uploaded", "provides")] for p in families
+    }
+    found = sorted(
+        p
+        for p, lists in said.items()
+        if any(isinstance(names, tuple) and name in names for names in lists)
+    )
     return " or ".join(found) or f"a part that has {name!r} in sent, uploaded or provides"
 
 
-def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equals: str | None = None,
-           model: tuple[str, ...] = (), needs: tuple[registry.Need, ...] = (),
-           version: int = 1, unchanged: dict[str, Any] | None = None) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+def method(
+    name: str,
+    *,
+    source: str,
+    neutral: dict[str, Any] | None = None,
+    equals: str | None = None,
+    model: tuple[str, ...] = (),
+    needs: tuple[registry.Need, ...] = (),
+    version: int = 1,
+    unchanged: dict[str, Any] | None = None,
+) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a method: the decorated function's signature is its hyper-parameter schema.
 
     ``neutral`` are hyper-parameters at which the method equals the simpler method ``equals``; the
@@ -287,5 +322,13 @@ def method(name: str, *, source: str, neutral: dict[str, Any] | None = None, equ
     different versions have different hashes, and a run is not resumed by another version. ``unchanged``: config keys with
     which all versions train alike, so that those runs stay what they are.
     """
-    return registry.method(name, source=source, neutral=neutral or {}, equals=equals, model=model, needs=needs,
-                           version=version, unchanged=unchanged or {})
+    return registry.method(
+        name,
+        source=source,
+        neutral=neutral or {},
+        equals=equals,
+        model=model,
+        needs=needs,
+        version=version,
+        unchanged=unchanged or {},
+    )

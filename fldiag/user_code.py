@@ -31,7 +31,11 @@ def is_code(value: Any) -> bool:
     >>> is_code("mypkg.nets:build"), is_code("digits"), is_code("npz:mine.npz"), is_code("holdout:200")
     (True, False, False, False)
     """
-    return isinstance(value, str) and not value.startswith(FILES) and _NAME.fullmatch(value) is not None
+    return (
+        isinstance(value, str)
+        and not value.startswith(FILES)
+        and _NAME.fullmatch(value) is not None
+    )
 
 
 def names(tree: Any, key: str = "") -> dict[str, str]:
@@ -53,7 +57,11 @@ def names(tree: Any, key: str = "") -> dict[str, str]:
         parts: Iterable[tuple[Any, Any]] = tree.items()
     else:
         parts = enumerate(tree) if isinstance(tree, (list, tuple)) else ()
-    return {at: name for k, value in parts for at, name in names(value, f"{key}.{k}" if key else str(k)).items()}
+    return {
+        at: name
+        for k, value in parts
+        for at, name in names(value, f"{key}.{k}" if key else str(k)).items()
+    }
 
 
 def consent(allow_code: str | Iterable[str] | None) -> frozenset[str]:
@@ -61,8 +69,11 @@ def consent(allow_code: str | Iterable[str] | None) -> frozenset[str]:
     allowed = frozenset([allow_code] if isinstance(allow_code, str) else allow_code or ())
     for name in allowed:
         if not is_code(name):
-            raise FldiagError(f"allow_code = {name!r} is not pkg.mod:name", "write the name as the file has it, such as "
-                              "--allow-code mypkg.nets:build", usage=True)
+            raise FldiagError(
+                f"allow_code = {name!r} is not pkg.mod:name",
+                "write the name as the file has it, such as --allow-code mypkg.nets:build",
+                usage=True,
+            )
     return allowed
 
 
@@ -77,8 +88,10 @@ def check(tree: Mapping[str, Any], allowed: Collection[str], source: object) -> 
 def _refusal(subject: str, refused: Iterable[str]) -> FldiagError:
     unique = list(dict.fromkeys(refused))
     flags = " ".join(f"--allow-code {name}" for name in unique)
-    return FldiagError(f"{subject}; fldiag does not import it because a file says so",
-                       f"if you trust it, add {flags} (in Python: allow_code={unique})")
+    return FldiagError(
+        f"{subject}; fldiag does not import it because a file says so",
+        f"if you trust it, add {flags} (in Python: allow_code={unique})",
+    )
 
 
 def load(name: str, kind: str, allowed: Collection[str]) -> Any:
@@ -94,8 +107,11 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if _NAME.fullmatch(name) is None:
-        raise FldiagError(f"{kind} {name!r} is not pkg.mod:factory",
-                          "write an importable module, a colon and the name of a function in it", usage=True)
+        raise FldiagError(
+            f"{kind} {name!r} is not pkg.mod:factory",
+            "write an importable module, a colon and the name of a function in it",
+            usage=True,
+        )
     if name not in allowed:
         raise _refusal(f"the {kind} {name!r} is user code", [name])
     _folders.add(os.getcwd())
@@ -103,16 +119,25 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # whatever the module does when it is imported
-            missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-            raise FldiagError(f"{kind} {name!r}: cannot import {module_name} ({error_text(error)})",
-                              "run from its folder or install it" if missing else
-                              "the module fails when imported; fix it", usage=missing) from error
+            missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
+                f"{error.name}."
+            )
+            raise FldiagError(
+                f"{kind} {name!r}: cannot import {module_name} ({error_text(error)})",
+                "run from its folder or install it"
+                if missing
+                else "the module fails when imported; fix it",
+                usage=missing,
+            ) from error
     target = getattr(module, attribute, None)
     if not callable(target):
         public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         fault = "has no function" if target is None else "has something that cannot be called"
-        raise FldiagError(f"{kind} {name!r}: module {module_name} {fault} {attribute!r}",
-                          nearest(attribute, public) if public else "define it there", usage=True)
+        raise FldiagError(
+            f"{kind} {name!r}: module {module_name} {fault} {attribute!r}",
+            nearest(attribute, public) if public else "define it there",
+            usage=True,
+        )
     return target
 
 
@@ -124,13 +149,17 @@ def importable() -> Iterator[None]:
     global _blocks
     _blocks += 1
     folder = os.getcwd() if _folders else ""
-    if folder in _folders and not {"", folder} & set(sys.path):  # else it keeps its place: workers search in the same order
+    if folder in _folders and not {"", folder} & set(
+        sys.path
+    ):  # else it keeps its place: workers search in the same order
         sys.path.append(folder)  # last, so that nothing installed is shadowed
         _added.append(folder)
     try:
         yield
     finally:
         _blocks -= 1
-        while not _blocks and _added:  # the outermost: what an inner one loaded may import more later
+        while (
+            not _blocks and _added
+        ):  # the outermost: what an inner one loaded may import more later
             with contextlib.suppress(ValueError):
                 sys.path.remove(_added.pop())

@@ -16,9 +16,16 @@ def generate() -> dict[str, dict[str, known.Item]]:
     for kind, name in known.KINDS.items():
         entries = getattr(registry, name)
         own = {n: entries.get(n) for n in entries.names()}
-        found[kind] = {n: known.describe(e) for n, e in own.items() if e.build.__module__.split(".")[0] == "fldiag"}
+        found[kind] = {
+            n: known.describe(e)
+            for n, e in own.items()
+            if e.build.__module__.split(".")[0] == "fldiag"
+        }
     found["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
-    found["figures"] = {name: {"summary": f"{study.title} ({study.source})"} for name, study in reported.studies().items()}
+    found["figures"] = {
+        name: {"summary": f"{study.title} ({study.source})"}
+        for name, study in reported.studies().items()
+    }
     return found
 
 

@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from processors import numeric
 
-settings.register_profile("fldiag", deadline=None)  # how long an example takes is the machine's affair
+settings.register_profile(
+    "fldiag", deadline=None
+)  # how long an example takes is the machine's affair
 settings.load_profile("fldiag")
 
 

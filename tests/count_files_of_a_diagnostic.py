@@ -18,14 +18,31 @@ def files(name: str) -> list[str]:
     found = []
     for path in sorted((ROOT / "fldiag").rglob("*.py")):
         own = f"diagnostics/{name}" in path.as_posix()
-        if not own and path.relative_to(ROOT).as_posix() not in NOT_CODE and word.search(path.read_text()):
+        if (
+            not own
+            and path.relative_to(ROOT).as_posix() not in NOT_CODE
+            and word.search(path.read_text())
+        ):
             found.append(path.relative_to(ROOT).as_posix())
     return found
 
 
 if __name__ == "__main__":
-    for name in ("matching", "drift", "forgetting", "spectrum", "landscape", "account", "density", "trace"):
+    for name in (
+        "matching",
+        "drift",
+        "forgetting",
+        "spectrum",
+        "landscape",
+        "account",
+        "density",
+        "trace",
+    ):
         print(f"{name}: {len(files(name))} other files name it: {', '.join(files(name))}")
-    made = [p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("*.py")) if p.stem in ("made_up", "test_plugin")]
+    made = [
+        p.relative_to(ROOT).as_posix()
+        for p in sorted((ROOT / "tests").rglob("*.py"))
+        if p.stem in ("made_up", "test_plugin")
+    ]
     named = files("wobble")
     print(f"the made-up package touches {len(made) + len(named)} files: {', '.join(made + named)}")

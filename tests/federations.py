@@ -16,7 +16,10 @@ def blobs(sizes=SIZES, classes=4, features=6, test=80, seed=0):
     """Classes as Gaussian clouds, each client with two or three of them in the main: (dataset, parts)."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(classes, features)) * 2
-    labels = [rng.choice(classes, size=n, p=np.roll([0.45, 0.35, 0.1, 0.1], k)) for k, n in enumerate(sizes)]
+    labels = [
+        rng.choice(classes, size=n, p=np.roll([0.45, 0.35, 0.1, 0.1], k))
+        for k, n in enumerate(sizes)
+    ]
     y = np.concatenate([*labels, rng.integers(classes, size=test)])
     x = torch.from_numpy(centres[y] + rng.normal(size=(len(y), features))).float()
     y, ends = torch.from_numpy(y), np.cumsum(sizes)
@@ -26,7 +29,9 @@ def blobs(sizes=SIZES, classes=4, features=6, test=80, seed=0):
 
 def network(norm=True, seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 16), *([nn.BatchNorm1d(16)] if norm else []), nn.ReLU(), nn.Linear(16, 4))
+    return nn.Sequential(
+        nn.Linear(6, 16), *([nn.BatchNorm1d(16)] if norm else []), nn.ReLU(), nn.Linear(16, 4)
+    )
 
 
 def trained(net, x, y, lr=0.2, steps=6):
@@ -43,8 +48,12 @@ def trained(net, x, y, lr=0.2, steps=6):
 def mean(states, weights):
     """The weighted mean of state_dicts; counters take the first's."""
     p = np.asarray(weights, dtype=float) / np.sum(weights)
-    return {n: sum(float(w) * s[n].double() for w, s in zip(p, states, strict=True)).to(v.dtype)
-            if v.is_floating_point() else v for n, v in states[0].items()}
+    return {
+        n: sum(float(w) * s[n].double() for w, s in zip(p, states, strict=True)).to(v.dtype)
+        if v.is_floating_point()
+        else v
+        for n, v in states[0].items()
+    }
 
 
 def by_size(t, received, states, sizes):
@@ -52,8 +61,21 @@ def by_size(t, received, states, sizes):
     return mean(states, sizes)
 
 
-def record(path, *, rounds=6, per_round=4, world=None, net=None, server=by_size, client=None, sampled=None, start=None,
-           metrics=None, seed=0, **options):
+def record(
+    path,
+    *,
+    rounds=6,
+    per_round=4,
+    world=None,
+    net=None,
+    server=by_size,
+    client=None,
+    sampled=None,
+    start=None,
+    metrics=None,
+    seed=0,
+    **options,
+):
     """A run of a plain loop, recorded.
 
     ``server`` (t, received, states, sizes) -> state; ``client`` (t, k, received, state) -> state that it returns;
@@ -67,12 +89,21 @@ def record(path, *, rounds=6, per_round=4, world=None, net=None, server=by_size,
         for t in range(1, rounds + 1):
             past.append(state)
             received = copy.deepcopy(start(t, past) if start else state)
-            ids = sorted(sampled(t, rng) if sampled else rng.choice(len(parts), per_round, replace=False).tolist())
+            ids = sorted(
+                sampled(t, rng)
+                if sampled
+                else rng.choice(len(parts), per_round, replace=False).tolist()
+            )
             replies = {}
             for k in ids:
                 net.load_state_dict(received)
                 made = trained(net, data.train_x[parts[k]], data.train_y[parts[k]]).state_dict()
                 replies[k] = client(t, k, received, made) if client else made
             state = server(t, received, list(replies.values()), [len(parts[k]) for k in ids])
-            rec.round(received=received, clients=replies, aggregated=state, metrics=metrics(t, state, data) if metrics else None)
+            rec.round(
+                received=received,
+                clients=replies,
+                aggregated=state,
+                metrics=metrics(t, state, data) if metrics else None,
+            )
     return rec.run

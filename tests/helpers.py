@@ -32,22 +32,54 @@ HERE = sorted(set(registry.model.names()) - {"minilm"})
 
 def analysis(name):
     """A script of analyses/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "analyses" / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).parents[1] / "analyses" / f"{name}.py"
+    )
+    module = sys.modules[name] = importlib.util.module_from_spec(
+        spec
+    )  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
 
-def config(method="fedavg", options=None, *, total=3, per_round=None, rounds=2, seed=0, model="mlp", model_options=None,
-           data="iris", public=None, checkpoint=None, **train):
+def config(
+    method="fedavg",
+    options=None,
+    *,
+    total=3,
+    per_round=None,
+    rounds=2,
+    seed=0,
+    model="mlp",
+    model_options=None,
+    data="iris",
+    public=None,
+    checkpoint=None,
+    **train,
+):
     """A config for small runs: Iris-sized MLP, fp64, looped, momentum and weight decay on unless overridden."""
     tree = {
-        "rounds": rounds, "seed": seed, "data": {"name": data, "public": public}, "partition": {"kind": "iid"},
+        "rounds": rounds,
+        "seed": seed,
+        "data": {"name": data, "public": public},
+        "partition": {"kind": "iid"},
         "clients": {"total": total, "per_round": per_round or total},
-        "model": {"name": model, **(model_options if model_options is not None else {"hidden": (7, 5)})},
+        "model": {
+            "name": model,
+            **(model_options if model_options is not None else {"hidden": (7, 5)}),
+        },
         "method": {"name": method, **(options or {})},
-        "train": {"epochs": 2, "batch_size": 8, "lr": 0.1, "weight_decay": 1e-3, "precision": "fp64", "stack": "off", **train},
-        "checkpoint": checkpoint or {}}
+        "train": {
+            "epochs": 2,
+            "batch_size": 8,
+            "lr": 0.1,
+            "weight_decay": 1e-3,
+            "precision": "fp64",
+            "stack": "off",
+            **train,
+        },
+        "checkpoint": checkpoint or {},
+    }
     return configs.build(tree)
 
 
@@ -55,9 +87,18 @@ def classification(sizes=(20, 13, 7), features=6, classes=3, seed=0):
     """Random labelled clients of different size, each with its own bias towards some class: (dataset, parts)."""
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(sum(sizes), features))).float()
-    y = torch.from_numpy(np.concatenate([
-        rng.choice(classes, size=n, p=np.where(np.arange(classes) == k % classes, 0.6, 0.4 / (classes - 1)))
-        for k, n in enumerate(sizes)]))
+    y = torch.from_numpy(
+        np.concatenate(
+            [
+                rng.choice(
+                    classes,
+                    size=n,
+                    p=np.where(np.arange(classes) == k % classes, 0.6, 0.4 / (classes - 1)),
+                )
+                for k, n in enumerate(sizes)
+            ]
+        )
+    )
     return Dataset("random", x, y, x[:9], y[:9], classes), split(sizes)
 
 
@@ -73,7 +114,11 @@ def tiny_images():
 
 
 #: What a method may need beyond an MLP on vectors: public inputs, or a residual net on images.
-WORLDS = ({}, {"public": "holdout:12"}, {"model": "small_resnet", "model_options": {}, "data": "helpers:tiny_images"})
+WORLDS = (
+    {},
+    {"public": "holdout:12"},
+    {"model": "small_resnet", "model_options": {}, "data": "helpers:tiny_images"},
+)
 
 
 @cache
@@ -155,7 +200,12 @@ class Quadratics:
 
     def config(self, method="fedavg", options=None, **more):
         """Plain full-batch gradient descent in fp64 unless overridden."""
-        defaults = {**PLAIN, "batch_size": FULL_BATCH, "model_options": {"hidden": (), "bias": False}, "total": len(self.A)}
+        defaults = {
+            **PLAIN,
+            "batch_size": FULL_BATCH,
+            "model_options": {"hidden": (), "bias": False},
+            "total": len(self.A),
+        }
         return config(method, options, **{**defaults, **more})
 
 
@@ -167,7 +217,10 @@ def quadratics(sizes=(12, 12, 12), d=4, seed=0, spread=2.0):
         x = rng.normal(size=(n, d)) * rng.uniform(0.6, 1.4, size=d)
         xs.append(x)
         ys.append(x @ rng.normal(scale=spread, size=d) + 0.1 * rng.normal(size=n))
-    x, y = torch.from_numpy(np.concatenate(xs)).float(), torch.from_numpy(np.concatenate(ys)).float()[:, None]
+    x, y = (
+        torch.from_numpy(np.concatenate(xs)).float(),
+        torch.from_numpy(np.concatenate(ys)).float()[:, None],
+    )
     parts = split(sizes)
     A = torch.stack([x[p].double().T @ x[p].double() / len(p) for p in parts])
     b = torch.stack([x[p].double().T @ y[p, 0].double() / len(p) for p in parts])
@@ -180,7 +233,9 @@ def diagonal(curvatures, optima):
     d = a.shape[1]
     x = torch.from_numpy(np.concatenate([np.diag(np.sqrt(row * d)) for row in a])).float()
     parts = split([d] * len(a))
-    y = torch.cat([(x[p].double() @ torch.from_numpy(row)).float() for p, row in zip(parts, c, strict=True)])[:, None]
+    y = torch.cat(
+        [(x[p].double() @ torch.from_numpy(row)).float() for p, row in zip(parts, c, strict=True)]
+    )[:, None]
     A = torch.stack([x[p].double().T @ x[p].double() / d for p in parts])
     b = torch.stack([x[p].double().T @ y[p, 0].double() / d for p in parts])
     return Quadratics((Dataset("diagonal", x, y, x[:1], y[:1], 1), parts), A, b)
@@ -215,7 +270,7 @@ def _record(perturb, spy, step):
     e = perturb(step)
     full = torch.zeros_like(step.w)
     if e is not None:
-        full[:, e.start: e.stop] = e.value
+        full[:, e.start : e.stop] = e.value
     spy.e.append(full)
     return e
 
@@ -267,14 +322,18 @@ def close(a, b, *, terms, dtype=None, size=None, factor=4.0):
     times the size of what is summed. That size is the largest number of ``b`` (so an entry that cancels to nearly nothing
     may be off by the rounding of its neighbours), or ``size``, where all of ``b`` is a small difference of larger numbers.
     """
-    a, b = (v.detach() if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (a, b))
+    a, b = (
+        v.detach() if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (a, b)
+    )
     assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
     dtype = dtype or max((a.dtype, b.dtype), key=lambda d: torch.finfo(d).eps)
     size = float(b.abs().max()) if size is None else float(size)
     allowed = factor * torch.finfo(dtype).eps * math.sqrt(terms) * size
     difference = float((a.double() - b.double()).abs().max())
-    assert difference <= allowed, (f"differ by {difference:.3g}; rounding of {terms} terms in {dtype} explains {allowed:.3g} "
-                                   f"of numbers up to {size:.3g}")
+    assert difference <= allowed, (
+        f"differ by {difference:.3g}; rounding of {terms} terms in {dtype} explains {allowed:.3g} "
+        f"of numbers up to {size:.3g}"
+    )
 
 
 def terms(module, examples=1):

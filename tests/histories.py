@@ -16,7 +16,9 @@ def separable(classes=4, per_class=30, test_per_class=(25,) * 4, seed=0):
 
     def some(counts):
         y = np.repeat(np.arange(classes), counts)
-        return torch.from_numpy(np.eye(classes)[y] + 0.05 * rng.normal(size=(len(y), classes))).float(), torch.from_numpy(y)
+        return torch.from_numpy(
+            np.eye(classes)[y] + 0.05 * rng.normal(size=(len(y), classes))
+        ).float(), torch.from_numpy(y)
 
     (x, y), (tx, ty) = some([per_class] * classes), some(list(test_per_class))
     return Dataset("separable", x, y, tx, ty, classes)
@@ -45,11 +47,19 @@ def tanh_net(inputs=6, classes=3, seed=0):
 def stored(received, clients, aggregated=None, *, round=1, ids=None):
     clients = torch.stack(list(clients))
     ids = tuple(range(len(clients))) if ids is None else tuple(ids)
-    return Stored(round, clients.mean(0) if aggregated is None else aggregated, ids, clients, received, received_buffers={})
+    return Stored(
+        round,
+        clients.mean(0) if aggregated is None else aggregated,
+        ids,
+        clients,
+        received,
+        received_buffers={},
+    )
 
 
 def history(module, dataset, parts, *rounds, **options):
     """``rounds``: Stored, or an FldiagError that reading raises (as its number counts its place)."""
+
     def reader(item):
         def read():
             if isinstance(item, Exception):
@@ -59,14 +69,22 @@ def history(module, dataset, parts, *rounds, **options):
         return read
 
     numbers = {getattr(item, "round", i): reader(item) for i, item in enumerate(rounds, start=1)}
-    return History(module, dataset, parts, numbers, **{"name": "made", "labels": {"method": "none", "seed": 0}, **options})
+    return History(
+        module,
+        dataset,
+        parts,
+        numbers,
+        **{"name": "made", "labels": {"method": "none", "seed": 0}, **options},
+    )
 
 
 def moved(module, clients=3, scale=0.3, seed=1):
     """The module's weights, and so many others around them."""
     w = flatten(module).double()
     g = torch.Generator().manual_seed(seed)
-    return w, [w + scale * torch.randn(len(w), generator=g, dtype=torch.float64) for _ in range(clients)]
+    return w, [
+        w + scale * torch.randn(len(w), generator=g, dtype=torch.float64) for _ in range(clients)
+    ]
 
 
 def one(frame, metric, **where):

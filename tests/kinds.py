@@ -37,199 +37,643 @@ def rng():
 
 
 def over_rounds(metrics, **more):
-    return [dict(metric=m, run="fedavg", round=r, slice="test", scope="global", moment=moment, estimator="exact", value=v, **more)
-            for m, moment in metrics for r, v in enumerate(0.2 + 0.5 * rng().random(8), 1)]
+    return [
+        dict(
+            metric=m,
+            run="fedavg",
+            round=r,
+            slice="test",
+            scope="global",
+            moment=moment,
+            estimator="exact",
+            value=v,
+            **more,
+        )
+        for m, moment in metrics
+        for r, v in enumerate(0.2 + 0.5 * rng().random(8), 1)
+    ]
 
 
 def learning():
-    return curves.draw(table([dict(metric="accuracy", run=n, method=n, round=r, seed=s, slice="test", value=0.1 + 0.02 * r + 0.01 * s)
-                              for n in ("fedavg", "fednova", "scaffold", "fedsol") for s in (0, 1) for r in range(1, 20)]), chance=0.1)
+    return curves.draw(
+        table(
+            [
+                dict(
+                    metric="accuracy",
+                    run=n,
+                    method=n,
+                    round=r,
+                    seed=s,
+                    slice="test",
+                    value=0.1 + 0.02 * r + 0.01 * s,
+                )
+                for n in ("fedavg", "fednova", "scaffold", "fedsol")
+                for s in (0, 1)
+                for r in range(1, 20)
+            ]
+        ),
+        chance=0.1,
+    )
 
 
 def surface(log=False):
     grid = np.linspace(-1, 1, 11)
-    rows = [dict(metric="loss", run=run, slice="test", n_examples=500, x=x, y=y, value=0.5 + (300 if log else 5) * x * x + y * y + 0.1 * x)
-            for run in RUNS for y in grid for x in grid]
-    return table(rows + [dict(metric="eigenvalue", run=run, index=i, value=9.0 / i, residual=1e-6) for run in RUNS for i in range(1, 6)])
+    rows = [
+        dict(
+            metric="loss",
+            run=run,
+            slice="test",
+            n_examples=500,
+            x=x,
+            y=y,
+            value=0.5 + (300 if log else 5) * x * x + y * y + 0.1 * x,
+        )
+        for run in RUNS
+        for y in grid
+        for x in grid
+    ]
+    return table(
+        rows
+        + [
+            dict(metric="eigenvalue", run=run, index=i, value=9.0 / i, residual=1e-6)
+            for run in RUNS
+            for i in range(1, 6)
+        ]
+    )
 
 
 def accounted(spread=1.0):
     draw, rows = rng(), []
     common = dict(run="fedavg", round=30, slice="train", moment="trained")
     for k in (*CLIENTS, None):
-        who = {**common, "scope": "global" if k is None else "client", "client": k, "estimator": "exact"}
-        rows += [{**who, "metric": m, "value": v * (spread if k == 3 else 1)}
-                 for m, v in zip(("change", "linear", "quadratic", "rest"), draw.normal(size=4), strict=True)]
-        rows += [{**who, "estimator": "eigen", "metric": m, "index": i, "value": draw.normal()}
-                 for i in range(6) for m in ("linear", "quadratic")]
-        rows += [{**who, "estimator": "layer", "metric": m, "layer": name, "value": draw.normal()}
-                 for name in ("conv1", "conv2", "fc", "classifier") for m in ("linear", "quadratic")]
-    rows += [{**common, "scope": "pair", "metric": "harm", "client": a, "client_b": b, "value": draw.normal() * 10}
-             for a in CLIENTS for b in CLIENTS]
+        who = {
+            **common,
+            "scope": "global" if k is None else "client",
+            "client": k,
+            "estimator": "exact",
+        }
+        rows += [
+            {**who, "metric": m, "value": v * (spread if k == 3 else 1)}
+            for m, v in zip(
+                ("change", "linear", "quadratic", "rest"), draw.normal(size=4), strict=True
+            )
+        ]
+        rows += [
+            {**who, "estimator": "eigen", "metric": m, "index": i, "value": draw.normal()}
+            for i in range(6)
+            for m in ("linear", "quadratic")
+        ]
+        rows += [
+            {**who, "estimator": "layer", "metric": m, "layer": name, "value": draw.normal()}
+            for name in ("conv1", "conv2", "fc", "classifier")
+            for m in ("linear", "quadratic")
+        ]
+    rows += [
+        {
+            **common,
+            "scope": "pair",
+            "metric": "harm",
+            "client": a,
+            "client_b": b,
+            "value": draw.normal() * 10,
+        }
+        for a in CLIENTS
+        for b in CLIENTS
+    ]
     return account.draw(table(rows))
 
 
 def matched():
     draw, common = rng(), dict(run="fedavg", round=30, moment="trained")
-    rows = [{**common, "scope": "pair", "metric": m, "client": a, "client_b": b, "diag_mode": mode, "data": "client",
-             "value": 10 ** draw.uniform(-2, 4) if m == "H_N" else draw.random()}
-            for m in ("H_N", "H_D") for mode in ("diag", "tensor_trace") for a, b in itertools.combinations(CLIENTS, 2)]
-    rows += [{**common, "scope": "global", "metric": m, "diag_mode": mode, "data": "client", "self_pairs": False, "value": 0.5}
-             for m in ("H_N", "H_D") for mode in ("diag", "tensor_trace")]
-    rows += [{**common, "scope": "client" if k is not None else "global", "moment": "trained" if k is not None else "aggregated",
-              "metric": m, "client": k, "index": 1, "value": draw.uniform(1, 200), "slice": "train", "converged": True}
-             for m in ("eigenvalue", "trace", "curvature_share") for k in (*CLIENTS, None) if not (m == "curvature_share" and k is None)]
+    rows = [
+        {
+            **common,
+            "scope": "pair",
+            "metric": m,
+            "client": a,
+            "client_b": b,
+            "diag_mode": mode,
+            "data": "client",
+            "value": 10 ** draw.uniform(-2, 4) if m == "H_N" else draw.random(),
+        }
+        for m in ("H_N", "H_D")
+        for mode in ("diag", "tensor_trace")
+        for a, b in itertools.combinations(CLIENTS, 2)
+    ]
+    rows += [
+        {
+            **common,
+            "scope": "global",
+            "metric": m,
+            "diag_mode": mode,
+            "data": "client",
+            "self_pairs": False,
+            "value": 0.5,
+        }
+        for m in ("H_N", "H_D")
+        for mode in ("diag", "tensor_trace")
+    ]
+    rows += [
+        {
+            **common,
+            "scope": "client" if k is not None else "global",
+            "moment": "trained" if k is not None else "aggregated",
+            "metric": m,
+            "client": k,
+            "index": 1,
+            "value": draw.uniform(1, 200),
+            "slice": "train",
+            "converged": True,
+        }
+        for m in ("eigenvalue", "trace", "curvature_share")
+        for k in (*CLIENTS, None)
+        if not (m == "curvature_share" and k is None)
+    ]
     return matching.draw(table(rows))
 
 
 def ways():
     x = np.linspace(0, 1, 11)
-    rows = [dict(metric="loss", run="fedavg round 30", index=i + 1, client=k, x=v, value=1 - 0.3 * v + (i + 1) * v * (1 - v) / 9)
-            for i, k in enumerate(CLIENTS) for v in x]
-    return profile.draw(table(rows + [dict(metric="barrier", run="fedavg round 30", index=i + 1, client=k, x=0.5, value=(i + 1) / 36)
-                                      for i, k in enumerate(CLIENTS)]))
+    rows = [
+        dict(
+            metric="loss",
+            run="fedavg round 30",
+            index=i + 1,
+            client=k,
+            x=v,
+            value=1 - 0.3 * v + (i + 1) * v * (1 - v) / 9,
+        )
+        for i, k in enumerate(CLIENTS)
+        for v in x
+    ]
+    return profile.draw(
+        table(
+            rows
+            + [
+                dict(
+                    metric="barrier",
+                    run="fedavg round 30",
+                    index=i + 1,
+                    client=k,
+                    x=0.5,
+                    value=(i + 1) / 36,
+                )
+                for i, k in enumerate(CLIENTS)
+            ]
+        )
+    )
 
 
 def held(clients, classes=10):
     draw = rng().dirichlet([0.1] * classes, clients) * 1700
-    return pd.DataFrame([{"client": k, "class": c, "count": int(draw[k, c])} for k in range(clients) for c in range(classes)])
+    return pd.DataFrame(
+        [
+            {"client": k, "class": c, "count": int(draw[k, c])}
+            for k in range(clients)
+            for c in range(classes)
+        ]
+    )
 
 
 def forgotten():
     rows = over_rounds([("accuracy", m) for m in ("received", "trained", "aggregated")])
-    return forgetting.curves(table(rows + over_rounds([(m, "trained") for m in ("forgotten", "learned", "restored")])))
+    return forgetting.curves(
+        table(rows + over_rounds([(m, "trained") for m in ("forgotten", "learned", "restored")]))
+    )
 
 
 def lost_by_class():
-    rows = [dict(metric=m, run="fedavg", round=30, moment="trained", scope="client", slice="test", client=k, index=c, value=v)
-            for m in ("class_forgetting", "class_examples") for k in CLIENTS for c, v in enumerate(rng().uniform(-1, 1, 10))]
+    rows = [
+        dict(
+            metric=m,
+            run="fedavg",
+            round=30,
+            moment="trained",
+            scope="client",
+            slice="test",
+            client=k,
+            index=c,
+            value=v,
+        )
+        for m in ("class_forgetting", "class_examples")
+        for k in CLIENTS
+        for c, v in enumerate(rng().uniform(-1, 1, 10))
+    ]
     return forgetting.heatmap(table(rows))
 
 
 def drifted():
-    rows = over_rounds([(m, "trained") for m in ("global_local_divergence", "local_local_divergence", "update_cosine", "server_cosine",
-                                                 "gradient_cosine", "cka", "proximal_loss")])
-    rows += [r for rho in (0.0, 0.5, 1.0, 2.0) for r in over_rounds([("cos_gu_gp", "trained")], rho=rho)]
-    rows += [dict(metric="lambda_mean", run="fedavg", round=8, scope="global", moment="trained", estimator="exact", layer=name,
-                  value=0.1, scaled=0.7) for name in ("conv1", "conv2", "fc", "classifier")]
+    rows = over_rounds(
+        [
+            (m, "trained")
+            for m in (
+                "global_local_divergence",
+                "local_local_divergence",
+                "update_cosine",
+                "server_cosine",
+                "gradient_cosine",
+                "cka",
+                "proximal_loss",
+            )
+        ]
+    )
+    rows += [
+        r for rho in (0.0, 0.5, 1.0, 2.0) for r in over_rounds([("cos_gu_gp", "trained")], rho=rho)
+    ]
+    rows += [
+        dict(
+            metric="lambda_mean",
+            run="fedavg",
+            round=8,
+            scope="global",
+            moment="trained",
+            estimator="exact",
+            layer=name,
+            value=0.1,
+            scaled=0.7,
+        )
+        for name in ("conv1", "conv2", "fc", "classifier")
+    ]
     return drift.draw(table(rows))
 
 
 def eigenvalues(per_layer=False):
-    rows = [dict(metric="eigenvalue", run=r, index=i, value=30.0 / i, residual=1e-3) for r in RUNS for i in range(1, 6)]
+    rows = [
+        dict(metric="eigenvalue", run=r, index=i, value=30.0 / i, residual=1e-3)
+        for r in RUNS
+        for i in range(1, 6)
+    ]
     names = ("conv1", "conv2", "fc", "classifier") if per_layer else ()
-    return table(rows + [dict(metric="trace", run=r, layer=name, value=3.0) for r in RUNS for name in names])
+    return table(
+        rows + [dict(metric="trace", run=r, layer=name, value=3.0) for r in RUNS for name in names]
+    )
 
 
 def own():
-    return personal.draw(pd.DataFrame([{"metric": "personal_accuracy", "run": run, "scope": "client", "client": i, "index": e,
-                                        "value": 0.3 + 0.02 * i} for run in RUNS for e in (0, 1, 5) for i in range(20)]))
+    return personal.draw(
+        pd.DataFrame(
+            [
+                {
+                    "metric": "personal_accuracy",
+                    "run": run,
+                    "scope": "client",
+                    "client": i,
+                    "index": e,
+                    "value": 0.3 + 0.02 * i,
+                }
+                for run in RUNS
+                for e in (0, 1, 5)
+                for i in range(20)
+            ]
+        )
+    )
 
 
 def compared():
-    rows = [dict(origin=origin, setting=f"partition=lda;alpha={a}", method=m, model="lenet", data="cifar10", trained_on="mnist-2000",
-                 metric="rounds_to_80", value=v, seed=0) for a in (0.1, 0.5) for origin in ("measured", "reported")
-            for m, v in (("fedavg", 12.0), ("fedlesam_d", 300.0), ("scaffold", np.nan if origin == "measured" else 800.0))]
+    rows = [
+        dict(
+            origin=origin,
+            setting=f"partition=lda;alpha={a}",
+            method=m,
+            model="lenet",
+            data="cifar10",
+            trained_on="mnist-2000",
+            metric="rounds_to_80",
+            value=v,
+            seed=0,
+        )
+        for a in (0.1, 0.5)
+        for origin in ("measured", "reported")
+        for m, v in (
+            ("fedavg", 12.0),
+            ("fedlesam_d", 300.0),
+            ("scaffold", np.nan if origin == "measured" else 800.0),
+        )
+    ]
     return pictures.dots(table(rows))
 
 
 def plane():
-    rows = [dict(metric=m, method=n, a=a, x=a, y=a / 2, index=i) for n in ("fedsol", "fedprox") for a in (0.2, 1.0, 3.0)
-            for i, m in enumerate(("trajectory", "end_point", "closed_form"))]
-    return plane_picture.draw(table(rows), {"w_g": [0.5, -0.4], "w_l": [3, 2], "a": [0.2, 1.0, 3.0]})
+    rows = [
+        dict(metric=m, method=n, a=a, x=a, y=a / 2, index=i)
+        for n in ("fedsol", "fedprox")
+        for a in (0.2, 1.0, 3.0)
+        for i, m in enumerate(("trajectory", "end_point", "closed_form"))
+    ]
+    return plane_picture.draw(
+        table(rows), {"w_g": [0.5, -0.4], "w_l": [3, 2], "a": [0.2, 1.0, 3.0]}
+    )
 
 
 def fair(clients=20):
     draw, whole = rng(), dict(round=30, scope="global", moment="aggregated", slice="test")
     right = np.sort(draw.uniform(0.3, 1, clients))
-    rows = [dict(round=30, scope="client", metric="accuracy", client=k, value=v, low=v - 0.1, high=min(v + 0.1, 1), size=draw.integers(20, 200),
-                 n_examples=30) for k, v in enumerate(right)]
-    rows += [{**whole, "metric": m, "value": v, "estimator": "bayesian bootstrap"} for m, v in (
-        ("mean_accuracy", right.mean()), ("worst_decile", 0.35), ("accuracy_gini", 0.08), ("ece", 0.12))]
-    rows += [{**whole, "metric": m, "value": v} for m, v in (("ece_floor", 0.02), ("size_correlation", 0.3))]
-    rows += [{**whole, "metric": m, "index": i, "value": x, "low": x - 0.1, "high": x + 0.1, "n_examples": 20 * (i + 1)}
-             for i, x in enumerate(np.linspace(0.3, 0.98, 10)) for m in ("bin_accuracy", "bin_confidence")]
+    rows = [
+        dict(
+            round=30,
+            scope="client",
+            metric="accuracy",
+            client=k,
+            value=v,
+            low=v - 0.1,
+            high=min(v + 0.1, 1),
+            size=draw.integers(20, 200),
+            n_examples=30,
+        )
+        for k, v in enumerate(right)
+    ]
+    rows += [
+        {**whole, "metric": m, "value": v, "estimator": "bayesian bootstrap"}
+        for m, v in (
+            ("mean_accuracy", right.mean()),
+            ("worst_decile", 0.35),
+            ("accuracy_gini", 0.08),
+            ("ece", 0.12),
+        )
+    ]
+    rows += [
+        {**whole, "metric": m, "value": v}
+        for m, v in (("ece_floor", 0.02), ("size_correlation", 0.3))
+    ]
+    rows += [
+        {
+            **whole,
+            "metric": m,
+            "index": i,
+            "value": x,
+            "low": x - 0.1,
+            "high": x + 0.1,
+            "n_examples": 20 * (i + 1),
+        }
+        for i, x in enumerate(np.linspace(0.3, 0.98, 10))
+        for m in ("bin_accuracy", "bin_confidence")
+    ]
     return fairness.draw(table(rows))
 
 
 def flat():
     rows = []
     for r, v in enumerate(1 + rng().random(6), 1):
-        both = [(f"{m}{end}", moment, v * factor) for m in ("sharpness", "eigenvalue", "trace")
-                for end, moment, factor in (("", "aggregated", 1), ("_parts", "trained", 40), ("_parts", "aggregated", 2))]
-        both += [(m, "trained", v / 4) for m in ("trace_gap", "flatness_distance", "perturbation_misalignment")]
-        rows += [dict(metric=m, round=r, moment=moment, scope="global", value=x, stderr=0.1 * x) for m, moment, x in both]
-        rows += [dict(metric=m, round=r, moment="trained", scope="client", client=k, value=v * (k + 1)) for k in range(5)
-                 for m in ("sharpness", "eigenvalue", "trace", "flatness_distance", "perturbation_misalignment")]
-        rows += [dict(metric="momentum_echo", index=lag, round=at, value=v / lag, stderr=0.1) for lag in range(1, 6) for at in ((None, r) if r == 1 else (r,))]
+        both = [
+            (f"{m}{end}", moment, v * factor)
+            for m in ("sharpness", "eigenvalue", "trace")
+            for end, moment, factor in (
+                ("", "aggregated", 1),
+                ("_parts", "trained", 40),
+                ("_parts", "aggregated", 2),
+            )
+        ]
+        both += [
+            (m, "trained", v / 4)
+            for m in ("trace_gap", "flatness_distance", "perturbation_misalignment")
+        ]
+        rows += [
+            dict(metric=m, round=r, moment=moment, scope="global", value=x, stderr=0.1 * x)
+            for m, moment, x in both
+        ]
+        rows += [
+            dict(metric=m, round=r, moment="trained", scope="client", client=k, value=v * (k + 1))
+            for k in range(5)
+            for m in (
+                "sharpness",
+                "eigenvalue",
+                "trace",
+                "flatness_distance",
+                "perturbation_misalignment",
+            )
+        ]
+        rows += [
+            dict(metric="momentum_echo", index=lag, round=at, value=v / lag, stderr=0.1)
+            for lag in range(1, 6)
+            for at in ((None, r) if r == 1 else (r,))
+        ]
     return flatness.draw(table(rows))
 
 
 def connected(models):
     x, draw, rows = np.linspace(0, 1, 11), rng(), []
     for i, (a, b) in enumerate(itertools.combinations(range(models), 2), 1):
-        ends = dict(run=f"client {a}", run_b=f"client {b}", client=a, client_b=b, index=i, slice="train", n_examples=1000)
+        ends = dict(
+            run=f"client {a}",
+            run_b=f"client {b}",
+            client=a,
+            client_b=b,
+            index=i,
+            slice="train",
+            n_examples=1000,
+        )
         for path, top in (("straight", i), ("curve", i / 5)):
-            rows += [{**ends, "metric": "loss", "path": path, "x": v, "value": 1 + top * v * (1 - v), "stderr": 0.02} for v in x]
-            rows.append({**ends, "metric": "barrier", "path": path, "x": 0.5, "value": top / 4, "stderr": 0.02})
-    rows += [dict(metric="model_loss", run=f"client {k}", client=k, value=1.0) for k in range(models)]
+            rows += [
+                {
+                    **ends,
+                    "metric": "loss",
+                    "path": path,
+                    "x": v,
+                    "value": 1 + top * v * (1 - v),
+                    "stderr": 0.02,
+                }
+                for v in x
+            ]
+            rows.append(
+                {
+                    **ends,
+                    "metric": "barrier",
+                    "path": path,
+                    "x": 0.5,
+                    "value": top / 4,
+                    "stderr": 0.02,
+                }
+            )
+    rows += [
+        dict(metric="model_loss", run=f"client {k}", client=k, value=1.0) for k in range(models)
+    ]
     shares = [*np.eye(models), np.full(models, 1 / models), *draw.dirichlet(np.ones(models), 40)]
-    rows += [dict(metric="mixture", run="clients", shares=" ".join(f"{a:.3f}" for a in s), value=1 - (s**2).sum()) for s in shares]
+    rows += [
+        dict(
+            metric="mixture",
+            run="clients",
+            shares=" ".join(f"{a:.3f}" for a in s),
+            value=1 - (s**2).sum(),
+        )
+        for s in shares
+    ]
     return connectivity.draw(table(rows))
 
 
 def densities():
     x = np.linspace(-5, 40, 101)
-    rows = [dict(metric="density", run=run, x=v, value=np.exp(-abs(v - i) / 2) + 1e-5, stderr=1e-6) for i, run in enumerate(RUNS) for v in x]
-    return density.draw(table(rows + [dict(metric="eigenvalue", run=run, index=i, value=40.0 / i) for run in RUNS for i in range(1, 6)]))
+    rows = [
+        dict(metric="density", run=run, x=v, value=np.exp(-abs(v - i) / 2) + 1e-5, stderr=1e-6)
+        for i, run in enumerate(RUNS)
+        for v in x
+    ]
+    return density.draw(
+        table(
+            rows
+            + [
+                dict(metric="eigenvalue", run=run, index=i, value=40.0 / i)
+                for run in RUNS
+                for i in range(1, 6)
+            ]
+        )
+    )
 
 
 def left_out(runs=1):
-    rows = [dict(metric=m, run=run, client=k, index=i, estimator=e, value=v * factor) for run in RUNS[:runs] for i in (0, 1, 5)
-            for k, v in zip(CLIENTS, rng().normal(0, 0.01, len(CLIENTS)), strict=True)
-            for m, e, factor in (("effect", "exact", 1.2), ("predicted_effect", "quadratic", 1))]
-    return leave_one_out.draw(table(rows + [dict(metric="rank_correlation", index=i, estimator="quadratic", value=0.9) for i in (0, 1, 5)]))
+    rows = [
+        dict(metric=m, run=run, client=k, index=i, estimator=e, value=v * factor)
+        for run in RUNS[:runs]
+        for i in (0, 1, 5)
+        for k, v in zip(CLIENTS, rng().normal(0, 0.01, len(CLIENTS)), strict=True)
+        for m, e, factor in (("effect", "exact", 1.2), ("predicted_effect", "quadratic", 1))
+    ]
+    return leave_one_out.draw(
+        table(
+            rows
+            + [
+                dict(metric="rank_correlation", index=i, estimator="quadratic", value=0.9)
+                for i in (0, 1, 5)
+            ]
+        )
+    )
 
 
 def adapters():
-    return lora.draw(table([dict(metric=m, round=r, layer=f"layer{i}.query", value=i + r / 10, scaled=r / 10) for r in range(1, 9)
-                            for i in range(8) for m in ("aggregation_error", "misalignment", "effective_rank")]))
+    return lora.draw(
+        table(
+            [
+                dict(metric=m, round=r, layer=f"layer{i}.query", value=i + r / 10, scaled=r / 10)
+                for r in range(1, 9)
+                for i in range(8)
+                for m in ("aggregation_error", "misalignment", "effective_rank")
+            ]
+        )
+    )
 
 
 def examined(runs):
     severities = list(doctor.MARKS)
-    return doctor.draw(table([dict(run=f"digits-fedavg-s{s}", metric=f"check{i}", title=f"a check of the kind number {i}", stored="1..30",
-                                   severity=severities[(i + s) % len(severities)], rounds="3..5, 9") for s in range(runs) for i in range(12)]))
+    return doctor.draw(
+        table(
+            [
+                dict(
+                    run=f"digits-fedavg-s{s}",
+                    metric=f"check{i}",
+                    title=f"a check of the kind number {i}",
+                    stored="1..30",
+                    severity=severities[(i + s) % len(severities)],
+                    rounds="3..5, 9",
+                )
+                for s in range(runs)
+                for i in range(12)
+            ]
+        )
+    )
 
 
 def differing():
-    rows = [dict(metric=m, run="fedsol", baseline_run="fedavg", value=1.0, baseline=0.9, difference=d, low=d - 0.1, high=d + 0.1, better=b,
-                 note="", p=0.01, p_holm=0.02, masked=False)
-            for m, d, b in (("accuracy", 0.02, "undecided"), ("loss", -0.2, "A"), ("lambda_1", 2.0, "B"), ("ece", 0.15, "B"))]
-    rows.append({**rows[0], "metric": "forgetting", "low": None, "high": None, "note": "one seed, and no examples to draw from"})
+    rows = [
+        dict(
+            metric=m,
+            run="fedsol",
+            baseline_run="fedavg",
+            value=1.0,
+            baseline=0.9,
+            difference=d,
+            low=d - 0.1,
+            high=d + 0.1,
+            better=b,
+            note="",
+            p=0.01,
+            p_holm=0.02,
+            masked=False,
+        )
+        for m, d, b in (
+            ("accuracy", 0.02, "undecided"),
+            ("loss", -0.2, "A"),
+            ("lambda_1", 2.0, "B"),
+            ("ece", 0.15, "B"),
+        )
+    ]
+    rows.append(
+        {
+            **rows[0],
+            "metric": "forgetting",
+            "low": None,
+            "high": None,
+            "note": "one seed, and no examples to draw from",
+        }
+    )
     return difference.draw(table(rows))
 
 
 def travelled():
-    way = [dict(metric="trajectory", run=RUNS[0], slice="test", round=i, x=0.9 - 0.1 * i, y=0.8 - 0.09 * i) for i in range(10)]
+    way = [
+        dict(
+            metric="trajectory",
+            run=RUNS[0],
+            slice="test",
+            round=i,
+            x=0.9 - 0.1 * i,
+            y=0.8 - 0.09 * i,
+        )
+        for i in range(10)
+    ]
     way += [dict(metric="point", run=RUNS[0], slice="test", index=1, x=-0.5, y=-0.6)]
     return landscape.draw(table([*surface().query(f"run == {RUNS[0]!r}").to_dict("records"), *way]))
 
 
 def harmed_by_class():
     draw = rng()
-    rows = [dict(run="fedavg", round=30, metric=m, moment="trained", scope="client", client=k, slice="train", index=c, value=draw.normal())
-            for m in ("class_harm", "linear_class_harm") for k in CLIENTS for c in range(10)]
+    rows = [
+        dict(
+            run="fedavg",
+            round=30,
+            metric=m,
+            moment="trained",
+            scope="client",
+            client=k,
+            slice="train",
+            index=c,
+            value=draw.normal(),
+        )
+        for m in ("class_harm", "linear_class_harm")
+        for k in CLIENTS
+        for c in range(10)
+    ]
     return account.classes(table(rows))
 
 
-KINDS = {"learning": learning, "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
-         "landscape, log, notes": lambda: landscape.draw(surface(True), notes=True), "account": accounted,
-         "account, far": lambda: accounted(1e3), "matching": matched, "ways": ways, "partition": lambda: partition.draw(held(12)),
-         "partition, many": lambda: partition.draw(held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"), "forgetting": forgotten,
-         "forgetting by class": lost_by_class, "drift": drifted, "spectrum": lambda: spectrum.draw(eigenvalues()),
-         "layers": lambda: layers.draw(eigenvalues(True)), "personalise": own, "measured and reported": compared, "plane": plane,
-         "fairness": fair, "fairness, many": lambda: fair(90), "flatness": flat, "connectivity": lambda: connected(3),
-         "connectivity, many": lambda: connected(5), "density": densities,
-         "leave-one-out": left_out, "leave-one-out, runs": lambda: left_out(2), "adapters": adapters, "doctor": lambda: examined(1),
-         "doctor, many": lambda: examined(5), "difference": differing, "trajectory": travelled, "harm by class": harmed_by_class}
+KINDS = {
+    "learning": learning,
+    "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
+    "landscape, log, notes": lambda: landscape.draw(surface(True), notes=True),
+    "account": accounted,
+    "account, far": lambda: accounted(1e3),
+    "matching": matched,
+    "ways": ways,
+    "partition": lambda: partition.draw(held(12)),
+    "partition, many": lambda: partition.draw(held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"),
+    "forgetting": forgotten,
+    "forgetting by class": lost_by_class,
+    "drift": drifted,
+    "spectrum": lambda: spectrum.draw(eigenvalues()),
+    "layers": lambda: layers.draw(eigenvalues(True)),
+    "personalise": own,
+    "measured and reported": compared,
+    "plane": plane,
+    "fairness": fair,
+    "fairness, many": lambda: fair(90),
+    "flatness": flat,
+    "connectivity": lambda: connected(3),
+    "connectivity, many": lambda: connected(5),
+    "density": densities,
+    "leave-one-out": left_out,
+    "leave-one-out, runs": lambda: left_out(2),
+    "adapters": adapters,
+    "doctor": lambda: examined(1),
+    "doctor, many": lambda: examined(5),
+    "difference": differing,
+    "trajectory": travelled,
+    "harm by class": harmed_by_class,
+}

@@ -15,27 +15,94 @@ import torch
 ROOT = Path(__file__).parent
 #: Folders and files whose tests depend on how a processor rounds: `make test-processors` and CI run them as other ones, too.
 NUMERIC = {
-    "golden", "parity",
-    "conformance/test_diagnostics.py", "conformance/test_methods.py", "conformance/test_model_curvature.py",
-    "conformance/test_models.py", "conformance/test_run_diagnostics.py",
-    *(f"unit/test_{name}.py" for name in (
-        # curvature and surfaces
-        "account", "comparison", "curvature_properties", "density", "diagonal", "drift", "evaluator", "grid", "hvp", "lanczos",
-        "landscape", "layers", "losses", "matching", "piecewise_linear", "probe", "problem", "profile", "r_operator", "residual",
-        "residual_width", "rounding", "spectrum", "stacked", "trust",
-        # training
-        "methods_averages", "methods_combined", "methods_contrast", "methods_control", "methods_distill_server",
-        "methods_distillation", "methods_fedproj", "methods_fedsol", "methods_gradient_projection", "methods_memory",
-        "methods_momentum", "methods_penalties", "methods_personal", "methods_reference", "methods_regularisation",
-        "methods_server", "methods_sharpness", "methods_strategy", "methods_subnetworks", "network", "optim", "protocol",
-        "local_decay", "personalise", "rounds", "slimmable", "step", "steps", "yesterday", "stochastic_models", "toy_plane", "vit"))}
+    "golden",
+    "parity",
+    "conformance/test_diagnostics.py",
+    "conformance/test_methods.py",
+    "conformance/test_model_curvature.py",
+    "conformance/test_models.py",
+    "conformance/test_run_diagnostics.py",
+    *(
+        f"unit/test_{name}.py"
+        for name in (
+            # curvature and surfaces
+            "account",
+            "comparison",
+            "curvature_properties",
+            "density",
+            "diagonal",
+            "drift",
+            "evaluator",
+            "grid",
+            "hvp",
+            "lanczos",
+            "landscape",
+            "layers",
+            "losses",
+            "matching",
+            "piecewise_linear",
+            "probe",
+            "problem",
+            "profile",
+            "r_operator",
+            "residual",
+            "residual_width",
+            "rounding",
+            "spectrum",
+            "stacked",
+            "trust",
+            # training
+            "methods_averages",
+            "methods_combined",
+            "methods_contrast",
+            "methods_control",
+            "methods_distill_server",
+            "methods_distillation",
+            "methods_fedproj",
+            "methods_fedsol",
+            "methods_gradient_projection",
+            "methods_memory",
+            "methods_momentum",
+            "methods_penalties",
+            "methods_personal",
+            "methods_reference",
+            "methods_regularisation",
+            "methods_server",
+            "methods_sharpness",
+            "methods_strategy",
+            "methods_subnetworks",
+            "network",
+            "optim",
+            "protocol",
+            "local_decay",
+            "personalise",
+            "rounds",
+            "slimmable",
+            "step",
+            "steps",
+            "yesterday",
+            "stochastic_models",
+            "toy_plane",
+            "vit",
+        )
+    ),
+}
 #: By PyTorch's names, from the least to the greatest: what holds PyTorch, oneDNN, MKL and OpenBLAS (NumPy, SciPy) to each.
 PROCESSORS = {
-    "DEFAULT": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-                "OPENBLAS_CORETYPE": "Nehalem"},
-    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-             "OPENBLAS_CORETYPE": "Haswell"},
-    "AVX512": {}}
+    "DEFAULT": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "OPENBLAS_CORETYPE": "Nehalem",
+    },
+    "AVX2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
+    "AVX512": {},
+}
 
 
 def numeric(path: Path) -> bool:
@@ -54,13 +121,21 @@ def lesser(capability: str) -> list[str]:
 def main(arguments: list[str]) -> int:
     own = torch.backends.cpu.get_cpu_capability()
     failed = []
-    print(f"This processor computes with {own}; it can play: {', '.join(lesser(own)) or 'no other'}.", flush=True)
+    print(
+        f"This processor computes with {own}; it can play: {', '.join(lesser(own)) or 'no other'}.",
+        flush=True,
+    )
     for name in lesser(own):
         print(f"As {name}:", flush=True)
         start = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "pytest", "-m", "numeric and not slow", *arguments],
-                              env={**os.environ, **PROCESSORS[name]})
-        print(f"As {name}: {'passed' if done.returncode == 0 else 'failed'} in {time.monotonic() - start:.0f} s", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-m", "numeric and not slow", *arguments],
+            env={**os.environ, **PROCESSORS[name]},
+        )
+        print(
+            f"As {name}: {'passed' if done.returncode == 0 else 'failed'} in {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
         if done.returncode:
             failed.append(name)
     return 1 if failed else 0

@@ -2,5 +2,9 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedalign", "table3", title="Accuracy and local epochs",
-                 caption="Final test accuracy in percent. For FedAlign see Table 6.")
+STUDY = table_of(
+    "fedalign",
+    "table3",
+    title="Accuracy and local epochs",
+    caption="Final test accuracy in percent. For FedAlign see Table 6.",
+)

@@ -2,4 +2,9 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedalign", "table6", title="FedAlign in all settings", caption="Final test accuracy in percent.")
+STUDY = table_of(
+    "fedalign",
+    "table6",
+    title="FedAlign in all settings",
+    caption="Final test accuracy in percent.",
+)

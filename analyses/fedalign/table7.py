@@ -2,5 +2,9 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedalign", "table7", title="Accuracy on CIFAR-10 and ImageNet-200",
-                 caption="Final test accuracy in percent. Counted costs are in table7_counts.")
+STUDY = table_of(
+    "fedalign",
+    "table7",
+    title="Accuracy on CIFAR-10 and ImageNet-200",
+    caption="Final test accuracy in percent. Counted costs are in table7_counts.",
+)

@@ -7,7 +7,9 @@ from fldiag.toys import iris_picture
 
 
 def draw(table):
-    return iris_picture.regions(table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])])
+    return iris_picture.regions(
+        table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])]
+    )
 
 
 def derive(table):
@@ -16,15 +18,27 @@ def derive(table):
     rows = rows[rows["round"] == rows["round"].max()]
     rate = np.where(rows["run"].str.contains("lr0.001", regex=False), "0.001", "0.01")
     federation = f"clients=3;rounds={int(rows['round'].iloc[0])};epochs=5;lr="
-    return rows.assign(value=100 * rows["value"], unit="%", setting=[federation + r for r in rate], model="mlp_iris", data="iris",
-                       trained_on="iris", trained_model="mlp_iris")
+    return rows.assign(
+        value=100 * rows["value"],
+        unit="%",
+        setting=[federation + r for r in rate],
+        model="mlp_iris",
+        data="iris",
+        trained_on="iris",
+        trained_model="mlp_iris",
+    )
 
 
 STUDY = Study(
-    title="Forgetting on Iris in the plane", source="FedProj Figure 1",
+    title="Forgetting on Iris in the plane",
+    source="FedProj Figure 1",
     caption="Decision regions of the clients after local training and of the global model in the last round, on Iris in the "
-            "plane of its first two principal components, one class per client. Percentages: correctly classified test "
-            "examples, and the area in which a client's regions differ from the global ones. The paper does not give split, "
-            "minibatch, public data and scaling; they are chosen here. The picture shows seed 0 at lr = 0.01; the ledger has "
-            "the means over the seeds, also for the paper's lr = 0.001.",
-    alone=(iris(), iris(lr=1e-3)), derive=derive, draw=draw, seeds=5)
+    "plane of its first two principal components, one class per client. Percentages: correctly classified test "
+    "examples, and the area in which a client's regions differ from the global ones. The paper does not give split, "
+    "minibatch, public data and scaling; they are chosen here. The picture shows seed 0 at lr = 0.01; the ledger has "
+    "the means over the seeds, also for the paper's lr = 0.001.",
+    alone=(iris(), iris(lr=1e-3)),
+    derive=derive,
+    draw=draw,
+    seeds=5,
+)

@@ -11,9 +11,22 @@ def draw(table):
 
 
 STUDY = Study(
-    title="Accuracy and rate of projection", source="FedProj Figure 3a",
+    title="Accuracy and rate of projection",
+    source="FedProj Figure 3a",
     caption="Final test accuracy of FedProj against the share of rounds in which its clients project; rate 0 is FedDF with the "
-            "same options. The paper's panel b is its Table 3.",
-    trials=tuple(Trial(f"fedproj-cifar10-lda{alpha}", "fedproj", {"method.proj_rate": rate}, f"LDA {alpha}",
-                       f"partition=lda;alpha={alpha};proj_rate={rate:g}") for alpha in (0.3, 0.5) for rate in RATES),
-    ask=(final(),), pick=ACCURACY, draw=draw)
+    "same options. The paper's panel b is its Table 3.",
+    trials=tuple(
+        Trial(
+            f"fedproj-cifar10-lda{alpha}",
+            "fedproj",
+            {"method.proj_rate": rate},
+            f"LDA {alpha}",
+            f"partition=lda;alpha={alpha};proj_rate={rate:g}",
+        )
+        for alpha in (0.3, 0.5)
+        for rate in RATES
+    ),
+    ask=(final(),),
+    pick=ACCURACY,
+    draw=draw,
+)

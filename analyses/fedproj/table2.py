@@ -2,6 +2,10 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedproj", "table2", title="Accuracy on language tasks",
-                 caption="Final test accuracy in percent. The paper's TinyBERT is pretrained; bert_tiny starts from scratch "
-                         "here.")
+STUDY = table_of(
+    "fedproj",
+    "table2",
+    title="Accuracy on language tasks",
+    caption="Final test accuracy in percent. The paper's TinyBERT is pretrained; bert_tiny starts from scratch "
+    "here.",
+)

@@ -2,6 +2,10 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedproj", "table3", title="FedProj and its weight penalty",
-                 caption="Final test accuracy in percent against gamma_wd, whose term has no effect in the released code but is "
-                         "active here.")
+STUDY = table_of(
+    "fedproj",
+    "table3",
+    title="FedProj and its weight penalty",
+    caption="Final test accuracy in percent against gamma_wd, whose term has no effect in the released code but is "
+    "active here.",
+)

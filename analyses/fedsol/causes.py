@@ -10,7 +10,10 @@ from fldiag.figures.study import Study, Trial, curve
 PRESET, ROUNDS = "fedsol-cifar10-lda0.1", 40
 AS_IS = "as in Table 2"
 #: The paper's algorithm weighs all clients alike, its code by examples. FedSoL's text and the code name augmentation.
-OTHERS = {"uniform weights": {"train.aggregate": "uniform"}, "no augmentation": {"data.augment": False}}
+OTHERS = {
+    "uniform weights": {"train.aggregate": "uniform"},
+    "no augmentation": {"data.augment": False},
+}
 
 
 def first(table):
@@ -27,10 +30,20 @@ def changes(table):
 
 
 STUDY = Study(
-    title="FedProx with other choices", source="FedSOL Table 2",
+    title="FedProx with other choices",
+    source="FedSOL Table 2",
     caption=f"Test accuracy of FedProx under LDA 0.1 in the first {ROUNDS} rounds, as in Table 2 and with one thing changed. The "
-            "clients of every round are the same. With thirty rounds or more, lines are moving means over a fifteenth of the "
-            "rounds, and raw curves are faint.",
-    trials=(Trial(PRESET, "fedprox", label=AS_IS),
-            *(Trial(PRESET, "fedprox", {"rounds": ROUNDS, **over}, label=name, setting=name) for name, over in OTHERS.items())),
-    ask=(curve(),), derive=changes, draw=draw, varies="table2")
+    "clients of every round are the same. With thirty rounds or more, lines are moving means over a fifteenth of the "
+    "rounds, and raw curves are faint.",
+    trials=(
+        Trial(PRESET, "fedprox", label=AS_IS),
+        *(
+            Trial(PRESET, "fedprox", {"rounds": ROUNDS, **over}, label=name, setting=name)
+            for name, over in OTHERS.items()
+        ),
+    ),
+    ask=(curve(),),
+    derive=changes,
+    draw=draw,
+    varies="table2",
+)

@@ -10,13 +10,31 @@ from fldiag.figures.paper_tables import trials
 from fldiag.figures.study import Study, curve
 
 METHODS = ("fedavg", "fedprox", "fedntd", "fedsol")
-THEIRS = {"partition.kind": "lda_fedsol", "partition.seed": FEDSOL_SEED, "clients.sampling": "by_round"}
+THEIRS = {
+    "partition.kind": "lda_fedsol",
+    "partition.seed": FEDSOL_SEED,
+    "clients.sampling": "by_round",
+}
 
 STUDY = Study(
-    title="Learning curves with the clients of the released code", source="FedSOL Table 2",
+    title="Learning curves with the clients of the released code",
+    source="FedSOL Table 2",
     caption="Test accuracy over the rounds under LDA 0.1, with the partition and the clients of each round as FedSOL's released "
-            "code draws them: the same for every method and seed. With thirty rounds or more, lines are moving means over a "
-            "fifteenth of the rounds, and raw curves are faint. Dotted: the accuracies of the paper's Table 2.",
-    trials=trials("fedsol", "table2", over=THEIRS, where=lambda row: row.data == "cifar10" and row.method in METHODS
-                  and row.setting == "partition=lda;alpha=0.1"),
-    ask=(curve(),), derive=ends, draw=learning, seeds=3, varies="table2")
+    "code draws them: the same for every method and seed. With thirty rounds or more, lines are moving means over a "
+    "fifteenth of the rounds, and raw curves are faint. Dotted: the accuracies of the paper's Table 2.",
+    trials=trials(
+        "fedsol",
+        "table2",
+        over=THEIRS,
+        where=lambda row: (
+            row.data == "cifar10"
+            and row.method in METHODS
+            and row.setting == "partition=lda;alpha=0.1"
+        ),
+    ),
+    ask=(curve(),),
+    derive=ends,
+    draw=learning,
+    seeds=3,
+    varies="table2",
+)

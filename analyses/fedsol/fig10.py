@@ -5,8 +5,12 @@ from fldiag.figures.paper_tables import trials
 from fldiag.figures.study import Study, curve
 
 STUDY = Study(
-    title="Learning curves", source="FedSOL Figure 10",
+    title="Learning curves",
+    source="FedSOL Figure 10",
     caption="Test accuracy over the rounds under LDA 0.1. With thirty rounds or more, lines are moving means over a fifteenth "
-            "of the rounds, and raw curves are faint.",
+    "of the rounds, and raw curves are faint.",
     trials=trials("fedsol", "table2", where=lambda row: row.setting == "partition=lda;alpha=0.1"),
-    ask=(curve(),), derive=ends, draw=learning)
+    ask=(curve(),),
+    derive=ends,
+    draw=learning,
+)

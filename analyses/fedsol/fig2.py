@@ -13,8 +13,13 @@ def draw(table):
 
 
 STUDY = Study(
-    title="Sharding and LDA partitions", source="FedSOL Figure 2",
+    title="Sharding and LDA partitions",
+    source="FedSOL Figure 2",
     caption="Number of examples per class and client: two shards per client, and LDA with concentration 0.1.",
-    trials=(Trial("fedsol-cifar10-shard2", over=FEW, label="sharding, 2 shards", train=False),
-            Trial("fedsol-cifar10-lda0.1", over=FEW, label="LDA 0.1", train=False)),
-    ask=(partition(),), draw=draw)
+    trials=(
+        Trial("fedsol-cifar10-shard2", over=FEW, label="sharding, 2 shards", train=False),
+        Trial("fedsol-cifar10-lda0.1", over=FEW, label="LDA 0.1", train=False),
+    ),
+    ask=(partition(),),
+    draw=draw,
+)

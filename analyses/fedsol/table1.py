@@ -2,7 +2,11 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedsol", "table1", title="Proximal loss: additive or projected",
-                 caption="Final test accuracy in percent: L2 (fedprox) and KL (strategy:A5) as additive terms, and the local "
-                         "gradient without the part that opposes their gradient (gradient_projection). The weight of KL is "
-                         "assumed to be 1.")
+STUDY = table_of(
+    "fedsol",
+    "table1",
+    title="Proximal loss: additive or projected",
+    caption="Final test accuracy in percent: L2 (fedprox) and KL (strategy:A5) as additive terms, and the local "
+    "gradient without the part that opposes their gradient (gradient_projection). The weight of KL is "
+    "assumed to be 1.",
+)

@@ -2,5 +2,9 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedsol", "table2", title="Accuracy of eight methods",
-                 caption="Final test accuracy in percent under sharding and LDA partitions.")
+STUDY = table_of(
+    "fedsol",
+    "table2",
+    title="Accuracy of eight methods",
+    caption="Final test accuracy in percent under sharding and LDA partitions.",
+)

@@ -2,5 +2,9 @@
 
 from fldiag.figures.paper_tables import table_of
 
-STUDY = table_of("fedsol", "table3", title="Accuracy with other architectures",
-                 caption="Final test accuracy in percent with VGG11, ResNet-18 and SL-ViT, LDA 0.1.")
+STUDY = table_of(
+    "fedsol",
+    "table3",
+    title="Accuracy with other architectures",
+    caption="Final test accuracy in percent with VGG11, ResNet-18 and SL-ViT, LDA 0.1.",
+)

@@ -6,9 +6,13 @@ from fldiag.figures.paper_tables import table_of, trials
 from fldiag.figures.study import cost
 
 STUDY = table_of(
-    "fedsol", "table5_counts", title="Cost of partial perturbation, counted",
+    "fedsol",
+    "table5_counts",
+    title="Cost of partial perturbation, counted",
     caption="Multiply-adds of a local step divided by those of FedAvg, counted at every scale on the paper's model, images and "
-            "classes, without the received model's outputs (the paper's delta). Here both passes of the head share the body's "
-            "features; the paper counts one more forward pass.",
+    "classes, without the received model's outputs (the paper's delta). Here both passes of the head share the body's "
+    "features; the paper counts one more forward pass.",
     trials=tuple(replace(t, ask=(cost(),), train=False) for t in trials("fedsol", "table5_counts")),
-    ask=(), pick={"flops_relative": {"metric": "flops_relative"}})
+    ask=(),
+    pick={"flops_relative": {"metric": "flops_relative"}},
+)

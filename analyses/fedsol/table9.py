@@ -5,8 +5,15 @@ from fldiag.figures.reported import rows
 from fldiag.figures.study import Study, Trial, personal
 
 #: One training of 200 epochs for local models; minibatches that are halved into the paper's.
-OWN = {"local_only": {"rounds": 200, "clients.per_round": 100, "train.epochs": 1, "train.keep_momentum": True},
-       "perfedavg": {"train.batch_size": 100, "train.epochs": 2}}
+OWN = {
+    "local_only": {
+        "rounds": 200,
+        "clients.per_round": 100,
+        "train.epochs": 1,
+        "train.keep_momentum": True,
+    },
+    "perfedavg": {"train.batch_size": 100, "train.epochs": 2},
+}
 
 
 def draw(table):
@@ -18,13 +25,20 @@ def trial(row):
     if row.method == "local_only" and row.data == "tissuemnist":
         over["clients.per_round"] = 200
     epochs = int(row.settings.get("tune_epochs", 0))
-    return Trial(f"fedsol-{row.data}-lda0.1", row.method, over, setting=row.setting, ask=(personal(epochs),))
+    return Trial(
+        f"fedsol-{row.data}-lda0.1", row.method, over, setting=row.setting, ask=(personal(epochs),)
+    )
 
 
 STUDY = Study(
-    title="Personalised models", source="FedSOL Table 9",
+    title="Personalised models",
+    source="FedSOL Table 9",
     caption="Accuracy of the clients' models in percent, each on test examples of its own mixture of classes, after 1 and 5 "
-            "epochs of fine-tuning: mean over the clients, and in the table their standard deviation (_std).",
-    trials=tuple(trial(r) for r in rows("fedsol") if r.id == "table9" and r.metric == "personal_accuracy"),
+    "epochs of fine-tuning: mean over the clients, and in the table their standard deviation (_std).",
+    trials=tuple(
+        trial(r) for r in rows("fedsol") if r.id == "table9" and r.metric == "personal_accuracy"
+    ),
     pick={m: {"metric": m} for m in ("personal_accuracy", "personal_accuracy_std")},
-    draw=draw, layout=pictures.cells)
+    draw=draw,
+    layout=pictures.cells,
+)

@@ -4,7 +4,12 @@ from fldiag.figures.study import Study, Trial, partition
 from fldiag.plotting import partition as bubbles
 from fldiag.plotting import words
 
-SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path6": "6 classes a client", "path3": "3 classes a client"}
+SPLITS = {
+    "dir0.6": "Dirichlet 0.6",
+    "dir0.1": "Dirichlet 0.1",
+    "path6": "6 classes a client",
+    "path3": "3 classes a client",
+}
 FEW = {"clients.total": 40}
 
 
@@ -14,7 +19,13 @@ def draw(table):
 
 
 STUDY = Study(
-    title="Label distributions", source="FedTOGA Figure 4",
+    title="Label distributions",
+    source="FedTOGA Figure 4",
     caption="Number of examples per class and client, 40 clients of equal size.",
-    trials=tuple(Trial(f"fedtoga-cifar10-{split}", over=FEW, label=text, train=False) for split, text in SPLITS.items()),
-    ask=(partition(),), draw=draw)
+    trials=tuple(
+        Trial(f"fedtoga-cifar10-{split}", over=FEW, label=text, train=False)
+        for split, text in SPLITS.items()
+    ),
+    ask=(partition(),),
+    draw=draw,
+)

@@ -3,8 +3,12 @@
 from fldiag.figures.paper_tables import table_of
 from fldiag.figures.study import best
 
-STUDY = table_of("fedtoga", "table2_reference", title="Accuracy with ResNet-18: reference of FL-Simulator",
-                 caption="Highest test accuracy in percent of any of 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other "
-                         "column is run.",
-                 where=lambda row: row.settings["clients"] == "100" and row.settings["alpha"] == "0.6",
-                 ask=(best(),))
+STUDY = table_of(
+    "fedtoga",
+    "table2_reference",
+    title="Accuracy with ResNet-18: reference of FL-Simulator",
+    caption="Highest test accuracy in percent of any of 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other "
+    "column is run.",
+    where=lambda row: row.settings["clients"] == "100" and row.settings["alpha"] == "0.6",
+    ask=(best(),),
+)

@@ -9,7 +9,10 @@ LEVELS = (80, 82)
 
 
 def derive(table):
-    return pd.concat([first_rounds(table, "fedsam"), *(cost(table, level) for level in LEVELS)], ignore_index=True)
+    return pd.concat(
+        [first_rounds(table, "fedsam"), *(cost(table, level) for level in LEVELS)],
+        ignore_index=True,
+    )
 
 
 def cost(table, level):
@@ -18,13 +21,21 @@ def cost(table, level):
     least = rows[rows["method"] == "fedtoga"].set_index("seed")["value"]
     rows = rows[rows["seed"].isin(least.index)]
     spent = rows["value"].fillna(rows["index"]).astype(float)
-    return rows.assign(metric=f"cost_{level}", value=spent / rows["seed"].map(least).astype(float), unit="x")
+    return rows.assign(
+        metric=f"cost_{level}", value=spent / rows["seed"].map(least).astype(float), unit="x"
+    )
 
 
 STUDY = table_of(
-    "fedtoga", "table3", title="Rounds to an accuracy",
+    "fedtoga",
+    "table3",
+    title="Rounds to an accuracy",
     caption="First round with 80 and 82 % test accuracy, and its ratio to FedTOGA's. A run that does not reach the level counts "
-            "with its length, as in the paper, which gives a lower bound. The paper does not state the model; here LeNet. Where "
-            "these levels are out of reach: first round with the best accuracy that FedSAM reaches in the same federation and "
-            "seed. A missing dot: not reached by all seeds.",
-    ask=(reach(*LEVELS), curve()), pick={f"rounds_to_{n}": {"metric": f"rounds_to_{n}"} for n in LEVELS}, derive=derive, seeds=3)
+    "with its length, as in the paper, which gives a lower bound. The paper does not state the model; here LeNet. Where "
+    "these levels are out of reach: first round with the best accuracy that FedSAM reaches in the same federation and "
+    "seed. A missing dot: not reached by all seeds.",
+    ask=(reach(*LEVELS), curve()),
+    pick={f"rounds_to_{n}": {"metric": f"rounds_to_{n}"} for n in LEVELS},
+    derive=derive,
+    seeds=3,
+)

@@ -23,20 +23,32 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for name in ("a", "b"):
             for seed in range(3):
-                config = fldiag.Config.load("digits", rounds=5, seed=seed, model__name="mlp", train__epochs=1,
-                                            method__name={"a": "fedavg", "b": "fedprox"}[name])
+                config = fldiag.Config.load(
+                    "digits",
+                    rounds=5,
+                    seed=seed,
+                    model__name="mlp",
+                    train__epochs=1,
+                    method__name={"a": "fedavg", "b": "fedprox"}[name],
+                )
                 fldiag.train(config, out=Path(folder) / name / str(seed))
         total = 0.0
         for what, words in (("methods", METHODS), ("two given models", MODELS)):
             began = time.perf_counter()
             for _ in range(TIMES):
-                done = subprocess.run([sys.executable, "-m", "fldiag.cli", "check", *words], cwd=folder, capture_output=True,
-                                      encoding="utf-8")
+                done = subprocess.run(
+                    [sys.executable, "-m", "fldiag.cli", "check", *words],
+                    cwd=folder,
+                    capture_output=True,
+                    encoding="utf-8",
+                )
                 assert done.returncode in (0, 3), done.stderr
             seconds = time.perf_counter() - began
             total += seconds
             print(f"{TIMES} checks of {what}: {seconds:.1f} s")
-    print(f"{2 * TIMES} checks: {total:.1f} s (aim: {AIM:g} s, {'met' if total <= AIM else 'MISSED'}); {machine()}")
+    print(
+        f"{2 * TIMES} checks: {total:.1f} s (aim: {AIM:g} s, {'met' if total <= AIM else 'MISSED'}); {machine()}"
+    )
 
 
 if __name__ == "__main__":

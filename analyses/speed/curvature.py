@@ -43,9 +43,18 @@ from fldiag.problem.problem import Problem
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
 
-JOBS = {"products": "10 Hessian-vector products", "top5": "top-5 to 1e-3", "top1": "top-1 to 1e-3",
-        "density": "density, 30 steps", "trace": "trace", "diagonal": "diagonal",
-        "round": "a whole round", "landscape": "41x41 landscape", "memory": "memory", "floor": "what a product costs at least"}
+JOBS = {
+    "products": "10 Hessian-vector products",
+    "top5": "top-5 to 1e-3",
+    "top1": "top-1 to 1e-3",
+    "density": "density, 30 steps",
+    "trace": "trace",
+    "diagonal": "diagonal",
+    "round": "a whole round",
+    "landscape": "41x41 landscape",
+    "memory": "memory",
+    "floor": "what a product costs at least",
+}
 #: Jobs without a reference.
 ALONE = ("memory", "floor")
 CLIENTS = 10
@@ -53,7 +62,7 @@ CLIENTS = 10
 
 def truth_of(job: str, case: Case, tool: Tool) -> Callable[[Answer], float] | None:
     if job in ("top5", "top1"):
-        true = (case.magnitude if tool.magnitude else case.largest)[:5 if job == "top5" else 1]
+        true = (case.magnitude if tool.magnitude else case.largest)[: 5 if job == "top5" else 1]
         if tool.magnitude and job == "top1":
             true = np.array([max(case.magnitude, key=abs)])
         return lambda a: float(np.max(np.abs(np.asarray(a.value) - true) / np.abs(true)))
@@ -69,7 +78,11 @@ def truth_of(job: str, case: Case, tool: Tool) -> Callable[[Answer], float] | No
 
 
 def side(tool: Tool, job: str, case: Case) -> Timed:
-    return Timed(tool.name, lambda seed: tool.prepare(job, case.module, case.x, case.y, seed), truth_of(job, case, tool))
+    return Timed(
+        tool.name,
+        lambda seed: tool.prepare(job, case.module, case.x, case.y, seed),
+        truth_of(job, case, tool),
+    )
 
 
 def warm(case: Case) -> None:
@@ -109,8 +122,13 @@ def whole_round(models: list[nn.Module], slices: list[tuple[Tensor, Tensor]], se
 def rounds(case: Case, args: argparse.Namespace) -> None:
     if not case.exact:
         return
-    parts = [slice(i * len(case.y) // CLIENTS, (i + 1) * len(case.y) // CLIENTS) for i in range(CLIENTS)]
-    clients = [trained(case.module, case.x[s], case.y[s], epochs=1, lr=0.01, seed=i) for i, s in enumerate(parts)]
+    parts = [
+        slice(i * len(case.y) // CLIENTS, (i + 1) * len(case.y) // CLIENTS) for i in range(CLIENTS)
+    ]
+    clients = [
+        trained(case.module, case.x[s], case.y[s], epochs=1, lr=0.01, seed=i)
+        for i, s in enumerate(parts)
+    ]
     everything = (case.x, case.y)
     own = [*((case.x[s], case.y[s]) for s in parts), everything]
     true = case.largest, float(case.diagonal.sum())
@@ -118,13 +136,30 @@ def rounds(case: Case, args: argparse.Namespace) -> None:
     def truth(a: Answer) -> float:
         return max(float(np.max(np.abs(a.value[0] / true[0] - 1))), abs(a.value[1] / true[1] - 1))
 
-    for where, slices in (("on its own examples", own), ("on all examples", [everything] * (CLIENTS + 1))):
-        def prepare(seed: int, slices: list[tuple[Tensor, Tensor]] = slices) -> Callable[[], Answer]:
+    for where, slices in (
+        ("on its own examples", own),
+        ("on all examples", [everything] * (CLIENTS + 1)),
+    ):
+
+        def prepare(
+            seed: int, slices: list[tuple[Tensor, Tensor]] = slices
+        ) -> Callable[[], Answer]:
             return lambda: whole_round([*clients, case.module], slices, seed)
 
-        peers = [Timed(PYHESSIAN.name, lambda seed: PYHESSIAN.prepare("round", case.module, case.x, case.y, seed), truth)]
-        compare("round", f"10 clients, each {where}, and the global model / one model's top-5 and trace", case,
-                [Timed("fldiag", prepare, truth), *(peers if PYHESSIAN.installed else [])], args)
+        peers = [
+            Timed(
+                PYHESSIAN.name,
+                lambda seed: PYHESSIAN.prepare("round", case.module, case.x, case.y, seed),
+                truth,
+            )
+        ]
+        compare(
+            "round",
+            f"10 clients, each {where}, and the global model / one model's top-5 and trace",
+            case,
+            [Timed("fldiag", prepare, truth), *(peers if PYHESSIAN.installed else [])],
+            args,
+        )
     if case.name == "digits":
         for count in (CLIENTS, 5 * CLIENTS):
             stacked(case, count, args)
@@ -132,43 +167,83 @@ def rounds(case: Case, args: argparse.Namespace) -> None:
 
 def stacked(case: Case, count: int, args: argparse.Namespace) -> None:
     """``matching`` of an MLP on the clients' own examples: their Hessians side by side, and one at a time."""
-    ends = [int((i / count) ** 1.2 * len(case.y)) for i in range(count + 1)]  # the largest has twice the mean or less
+    ends = [
+        int((i / count) ** 1.2 * len(case.y)) for i in range(count + 1)
+    ]  # the largest has twice the mean or less
     parts = [np.arange(a, b) for a, b in pairwise(ends)]
-    start = trained(models.build("mlp", tuple(case.x.shape[1:]), 10), case.x, case.y, epochs=6, lr=0.05)
-    clients = torch.stack([flatten(trained(start, case.x[p], case.y[p], epochs=3, lr=0.02, seed=i)) for i, p in enumerate(parts)])
+    start = trained(
+        models.build("mlp", tuple(case.x.shape[1:]), 10), case.x, case.y, epochs=6, lr=0.05
+    )
+    clients = torch.stack(
+        [
+            flatten(trained(start, case.x[p], case.y[p], epochs=3, lr=0.02, seed=i))
+            for i, p in enumerate(parts)
+        ]
+    )
     w, ids = flatten(start), tuple(range(count))
     dataset = Dataset("digits", case.x, case.y, case.x[:10], case.y[:10], 10)
 
     def values(stack: str, seed: int, **options: Any) -> np.ndarray:
-        made = History(start, dataset, parts, {1: lambda: Stored(1, w, ids, clients, w, received_buffers={})}, **options)
+        made = History(
+            start,
+            dataset,
+            parts,
+            {1: lambda: Stored(1, w, ids, clients, w, received_buffers={})},
+            **options,
+        )
         found = fldiag.diagnose(made, "matching", data="client", stack=stack, seed=seed)
         return found[found.metric == "eigenvalue"].value.to_numpy(float)
 
     true = values("off", 0, dtype=torch.float64)
 
     def side(name: str, stack: str) -> Timed:
-        return Timed(name, lambda seed: lambda: Answer(values(stack, seed), None),
-                     lambda a: float(np.max(np.abs(a.value / true - 1))))
+        return Timed(
+            name,
+            lambda seed: lambda: Answer(values(stack, seed), None),
+            lambda a: float(np.max(np.abs(a.value / true - 1))),
+        )
 
     sizes = [len(p) for p in parts]
-    compare("round", f"matching of an MLP, {count} clients, each on its own {min(sizes)} to {max(sizes)} examples",
-            case, [side("fldiag", "auto"), side("fldiag, one at a time", "off")], args)
+    compare(
+        "round",
+        f"matching of an MLP, {count} clients, each on its own {min(sizes)} to {max(sizes)} examples",
+        case,
+        [side("fldiag", "auto"), side("fldiag, one at a time", "off")],
+        args,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=5, help="turns of each job")
-    parser.add_argument("--only", choices=(*CASES, "minilm"), nargs="+", default=list(CASES), help="models")
+    parser.add_argument(
+        "--only", choices=(*CASES, "minilm"), nargs="+", default=list(CASES), help="models"
+    )
     parser.add_argument("--jobs", choices=tuple(JOBS), nargs="+", default=list(JOBS))
-    parser.add_argument("--limit", type=float, default=300, help="seconds after which one answer of one tool is stopped")
-    parser.add_argument("--patience", type=float, default=900, help="seconds after which a job has no further turn")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=300,
+        help="seconds after which one answer of one tool is stopped",
+    )
+    parser.add_argument(
+        "--patience", type=float, default=900, help="seconds after which a job has no further turn"
+    )
     parser.add_argument("--sentences", type=int, default=32, help="of MiniLM's batch")
     args = parser.parse_args()
-    versions = [f"{t.name} {metadata.version(dict(metadata.packages_distributions())[t.package][0])}" if t.installed
-                else f"{t.name}: not installed, skipped" for t in PEERS]
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.runs} alternating turns; {'; '.join(versions)}.")
-    print(f"An answer that takes more than {args.limit:.0f} s is stopped and that tool sits out the job; a job that has taken "
-          f"more than {args.patience:.0f} s gets no further turn.")
+    versions = [
+        f"{t.name} {metadata.version(dict(metadata.packages_distributions())[t.package][0])}"
+        if t.installed
+        else f"{t.name}: not installed, skipped"
+        for t in PEERS
+    ]
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {args.runs} alternating turns; {'; '.join(versions)}."
+    )
+    print(
+        f"An answer that takes more than {args.limit:.0f} s is stopped and that tool sits out the job; a job that has taken "
+        f"more than {args.patience:.0f} s gets no further turn."
+    )
     for name in args.only:
         if name == "minilm":
             report(args)
@@ -179,8 +254,10 @@ def main() -> None:
         else:
             case.announce()
             warm(case)
-        print("| job | tool | tool s | fldiag s | ratio (min–max) | target | error of tool | error of fldiag | products "
-              "tool / fldiag | notes |")
+        print(
+            "| job | tool | tool s | fldiag s | ratio (min–max) | target | error of tool | error of fldiag | products "
+            "tool / fldiag | notes |"
+        )
         print("|---|---|---|---|---|---|---|---|---|---|")
         for job in args.jobs:
             if job == "round":

@@ -29,12 +29,16 @@ ROOT = Path(__file__).parents[2]
 ENTRIES = 24
 
 
-def trained(module: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int = 0) -> nn.Module:
+def trained(
+    module: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int = 0
+) -> nn.Module:
     """A copy after some epochs of SGD (momentum 0.9, batch 50)."""
     module = copy.deepcopy(module).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
     for epoch in range(epochs):
-        for batch in torch.randperm(len(y), generator=torch_rng(seed, "benchmark order", epoch)).split(50):
+        for batch in torch.randperm(
+            len(y), generator=torch_rng(seed, "benchmark order", epoch)
+        ).split(50):
             optimizer.zero_grad()
             cross_entropy(module(x[batch]), y[batch]).backward()
             optimizer.step()
@@ -46,8 +50,13 @@ def double_backward(module: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> Tenso
     """One Hessian-vector product as textbooks write it: the whole slice as one batch."""
     params = list(module.parameters())
     slopes = torch.autograd.grad(cross_entropy(module(x), y), params, create_graph=True)
-    inner = sum((g.reshape(-1) @ part for g, part in zip(slopes, v.split([p.numel() for p in params]), strict=True)),
-                torch.zeros((), dtype=v.dtype))
+    inner = sum(
+        (
+            g.reshape(-1) @ part
+            for g, part in zip(slopes, v.split([p.numel() for p in params]), strict=True)
+        ),
+        torch.zeros((), dtype=v.dtype),
+    )
     return torch.cat([h.reshape(-1) for h in torch.autograd.grad(inner, params)])
 
 
@@ -84,8 +93,11 @@ class Case:
 
     def _eigsh(self, which: str, start: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         h = self.double.hessian()
-        operator = LinearOperator((self.size, self.size), dtype=np.float64,
-                                  matvec=lambda v: h(torch.from_numpy(np.ascontiguousarray(v).reshape(-1))).numpy())
+        operator = LinearOperator(
+            (self.size, self.size),
+            dtype=np.float64,
+            matvec=lambda v: h(torch.from_numpy(np.ascontiguousarray(v).reshape(-1))).numpy(),
+        )
         values, vectors = eigsh(operator, k=5, which=which, tol=1e-5, ncv=20, v0=start)
         return values, vectors
 
@@ -108,7 +120,10 @@ class Case:
     @cached_property
     def magnitude(self) -> np.ndarray:
         """The five largest in magnitude, descending in value."""
-        start = self.vectors.sum(0).numpy() + np.random.default_rng(1).standard_normal(self.size) / self.size**0.5
+        start = (
+            self.vectors.sum(0).numpy()
+            + np.random.default_rng(1).standard_normal(self.size) / self.size**0.5
+        )
         return np.sort(self._eigsh("LM", start)[0])[::-1]
 
     @cached_property
@@ -119,35 +134,50 @@ class Case:
         """Largest difference of entries from textbook products with unit vectors, relative to the largest entry."""
         module, x = copy.deepcopy(self.module).double(), self.x.double()
         rng = torch_rng(0, "benchmark entries")
-        places = [int(s.start + torch.randint(s.stop - s.start, (), generator=rng))
-                  for s in self.double.layout.slices().values()]
+        places = [
+            int(s.start + torch.randint(s.stop - s.start, (), generator=rng))
+            for s in self.double.layout.slices().values()
+        ]
         places += self.diagonal.topk(max(1, ENTRIES - len(places))).indices.tolist()
         worst = 0.0
         for at in places:
             unit = torch.zeros(self.size, dtype=torch.float64)
             unit[at] = 1.0
-            worst = max(worst, float((double_backward(module, x, self.y, unit)[at] - self.diagonal[at]).abs()))
+            worst = max(
+                worst,
+                float((double_backward(module, x, self.y, unit)[at] - self.diagonal[at]).abs()),
+            )
         return worst / float(self.diagonal.abs().max())
 
     def announce(self) -> None:
         began = time.perf_counter()
-        print(f"\n## {self.title}: {self.size:,} parameters, {len(self.y)} examples, loss {self.double.loss()[0]:.4f}\n")
-        print(f"Reference: scipy eigsh on the float64 product ({self.double.hessian().form}); that product against a "
-              f"textbook double backward: relative difference {self.check_products():.1e}.")
+        print(
+            f"\n## {self.title}: {self.size:,} parameters, {len(self.y)} examples, loss {self.double.loss()[0]:.4f}\n"
+        )
+        print(
+            f"Reference: scipy eigsh on the float64 product ({self.double.hessian().form}); that product against a "
+            f"textbook double backward: relative difference {self.check_products():.1e}."
+        )
         print(f"Eigenvalues: {', '.join(f'{v:.6g}' for v in self.largest)}.")
         if self.exact:
-            print(f"Trace {float(self.diagonal.sum()):.6g} and diagonal: float64; {ENTRIES} entries against textbook products "
-                  f"with unit vectors: largest difference {self.check_diagonal():.1e} of the largest entry.")
+            print(
+                f"Trace {float(self.diagonal.sum()):.6g} and diagonal: float64; {ENTRIES} entries against textbook products "
+                f"with unit vectors: largest difference {self.check_diagonal():.1e} of the largest entry."
+            )
         print(f"(references took {time.perf_counter() - began:.0f} s)\n", flush=True)
 
 
 def _digits() -> Case:
-    found = problem(fldiag.load(ROOT / "checkpoints" / "example" / "fedavg-digits.pt"), samples=1500)
+    found = problem(
+        fldiag.load(ROOT / "checkpoints" / "example" / "fedavg-digits.pt"), samples=1500
+    )
     x, y = found.read(0, found.n)
     with torch.no_grad():  # the module holds other weights than the checkpoint's
         for name, w in found.layout.views(found.w).items():
             found.module.get_parameter(name).copy_(w)
-    return Case("digits", "Small CNN on digits (FedAvg, committed checkpoint)", found.module, x, y, True)
+    return Case(
+        "digits", "Small CNN on digits (FedAvg, committed checkpoint)", found.module, x, y, True
+    )
 
 
 def _images(n: int) -> tuple[Tensor, Tensor, str]:
@@ -155,19 +185,32 @@ def _images(n: int) -> tuple[Tensor, Tensor, str]:
         full = data.load("cifar10")
         return full.normalise(full.train_x[:n]), full.train_y[:n], "real images"
     rng = torch_rng(0, "benchmark images")
-    return torch.randn(n, 3, 32, 32, generator=rng), torch.randint(10, (n,), generator=rng), "random images: no CIFAR-10 found"
+    return (
+        torch.randn(n, 3, 32, 32, generator=rng),
+        torch.randint(10, (n,), generator=rng),
+        "random images: no CIFAR-10 found",
+    )
 
 
 def _cifar() -> Case:
     x, y, which = _images(5000)
     module = trained(models.build("fedavg_cifar", (3, 32, 32), 10), x, y, epochs=3, lr=0.02)
-    return Case("cifar", f"FedAvg CIFAR CNN, 3 epochs on 5,000 {which}", module, x[:200], y[:200], True)
+    return Case(
+        "cifar", f"FedAvg CIFAR CNN, 3 epochs on 5,000 {which}", module, x[:200], y[:200], True
+    )
 
 
 def _resnet() -> Case:
     x, y, which = _images(2000)
     module = trained(models.build("resnet18_gn", (3, 32, 32), 10), x, y, epochs=2, lr=0.01)
-    return Case("resnet", f"ResNet-18 with GroupNorm, 2 epochs on 2,000 {which}", module, x[:16], y[:16], False)
+    return Case(
+        "resnet",
+        f"ResNet-18 with GroupNorm, 2 epochs on 2,000 {which}",
+        module,
+        x[:16],
+        y[:16],
+        False,
+    )
 
 
 CASES: dict[str, Callable[[], Case]] = {"digits": _digits, "cifar": _cifar, "resnet": _resnet}

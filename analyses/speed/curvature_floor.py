@@ -26,7 +26,10 @@ def floor(case: Case, args: argparse.Namespace) -> None:
     module, x, y = case.module, case.x, case.y
     params = [p for p in module.parameters() if p.requires_grad]
     v = torch.randn(case.size, generator=torch_rng(0, "benchmark floor"))
-    pieces = [piece.view(p.shape) for piece, p in zip(v.split([p.numel() for p in params]), params, strict=True)]
+    pieces = [
+        piece.view(p.shape)
+        for piece, p in zip(v.split([p.numel() for p in params]), params, strict=True)
+    ]
     graph = torch.autograd.grad(cross_entropy(module(x), y), params, create_graph=True)
     hessian = Problem(module, cross_entropy, (x, y)).hessian()
 
@@ -39,7 +42,11 @@ def floor(case: Case, args: argparse.Namespace) -> None:
     def product() -> Tensor:
         return hessian(v)
 
-    sides: dict[str, Callable[[], object]] = {"gradient": gradient, "kept": kept, "product": product}
+    sides: dict[str, Callable[[], object]] = {
+        "gradient": gradient,
+        "kept": kept,
+        "product": product,
+    }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(args.runs + 1):
         for name, side in sides.items():
@@ -53,12 +60,17 @@ def floor(case: Case, args: argparse.Namespace) -> None:
         product()
     events = [(e.key, e.self_cpu_time_total) for e in seen.key_averages()]
     inside = sum(t for key, t in events if any(k in key.rpartition("::")[2] for k in KERNELS))
-    cost = {name: f"{each[name] / each['gradient']:.2f} gradients ({flops[name] / flops['gradient']:.2f} in multiply-adds)"
-            for name in sides}
+    cost = {
+        name: f"{each[name] / each['gradient']:.2f} gradients ({flops[name] / flops['gradient']:.2f} in multiply-adds)"
+        for name in sides
+    }
     share = inside / sum(t for _, t in events)
-    print(f"| floor of a product | gradient {each['gradient']:.3g} s | – | {each['product']:.3g} | product {cost['product']}; "
-          f"double backward on a kept graph {cost['kept']} | – | – | – | – | {share:.0%} of a product inside the library's "
-          f"kernels ({hessian.form}) |", flush=True)
+    print(
+        f"| floor of a product | gradient {each['gradient']:.3g} s | – | {each['product']:.3g} | product {cost['product']}; "
+        f"double backward on a kept graph {cost['kept']} | – | – | – | – | {share:.0%} of a product inside the library's "
+        f"kernels ({hessian.form}) |",
+        flush=True,
+    )
 
 
 def _flops(side: Callable[[], object]) -> int:

@@ -70,23 +70,41 @@ def memory(case: Case, args: argparse.Namespace) -> None:
         torch.save((case.module, case.x, case.y), file)
 
         def ask(what: str) -> float:
-            out = subprocess.run([sys.executable, __file__, what, file], capture_output=True, encoding="utf-8", check=True,
-                                 timeout=args.limit, cwd=Path(__file__).parents[2])
+            out = subprocess.run(
+                [sys.executable, __file__, what, file],
+                capture_output=True,
+                encoding="utf-8",
+                check=True,
+                timeout=args.limit,
+                cwd=Path(__file__).parents[2],
+            )
             return float(next(iter(json.loads(out.stdout.splitlines()[-1]).values())))
 
         try:
             one = ask("double backward")
             for what in ("top-5", "trace and diagonal") if case.exact else ("top-5",):
                 found = ask(what)
-                print(f"| peak memory of {what}, MiB | one textbook product | {one:.0f} | {found:.0f} | {one / found:.2f} | "
-                      f"≥ 0.5: {'met' if found <= 2 * one else 'MISSED'} | – | – | – | |", flush=True)
+                print(
+                    f"| peak memory of {what}, MiB | one textbook product | {one:.0f} | {found:.0f} | {one / found:.2f} | "
+                    f"≥ 0.5: {'met' if found <= 2 * one else 'MISSED'} | – | – | – | |",
+                    flush=True,
+                )
             growth = ask("100 products")
-            print(f"| growth over 100 products, MiB | – | – | {growth:.1f} | – | none | – | – | – | |", flush=True)
+            print(
+                f"| growth over 100 products, MiB | – | – | {growth:.1f} | – | none | – | – | – | |",
+                flush=True,
+            )
         except subprocess.TimeoutExpired:
-            print(f"| memory | – | – | – | – | – | – | – | – | stopped after {args.limit:.0f} s |", flush=True)
+            print(
+                f"| memory | – | – | – | – | – | – | – | – | stopped after {args.limit:.0f} s |",
+                flush=True,
+            )
         except subprocess.CalledProcessError as error:
             detail = (error.stderr or str(error)).strip().splitlines()[-1]
-            print(f"| memory | – | – | – | – | – | – | – | – | not measured: {detail[:100]} |", flush=True)
+            print(
+                f"| memory | – | – | – | – | – | – | – | – | not measured: {detail[:100]} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

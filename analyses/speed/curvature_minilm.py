@@ -41,18 +41,33 @@ LENGTH, K, TOL, STEPS = 64, 3, 1e-3, 32
 #: Largest peak of resident memory, in gradients; and Lanczos steps of hessian-eigenthings, which keeps them all.
 MOST, TWENTY = 2.5, 20
 
-COLUMNS = ("tool", "s", "products", "λ1, λ2, λ3", "largest residual", "target", "peak resident, MiB", "its Lanczos basis, MiB",
-           "peak without basis / that of one gradient", "target", "added to the process without basis / by one gradient")
-TERMS = ("Both terms of the peaks' ratio, which the target is about, are whole processes: Python, the imported libraries, the "
-         "model and its batch, and what the answer or the one gradient takes; fldiag's largest Lanczos basis is taken off. The "
-         "last column takes off both terms what the process held before it began; it has no target.")
+COLUMNS = (
+    "tool",
+    "s",
+    "products",
+    "λ1, λ2, λ3",
+    "largest residual",
+    "target",
+    "peak resident, MiB",
+    "its Lanczos basis, MiB",
+    "peak without basis / that of one gradient",
+    "target",
+    "added to the process without basis / by one gradient",
+)
+TERMS = (
+    "Both terms of the peaks' ratio, which the target is about, are whole processes: Python, the imported libraries, the "
+    "model and its batch, and what the answer or the one gradient takes; fldiag's largest Lanczos basis is taken off. The "
+    "last column takes off both terms what the process held before it began; it has no target."
+)
 
 Pairs = tuple[Tensor, list[Tensor], int]  # values [k], vectors [P] each, Hessian-vector products
 
 
 def classifier(sentences: int) -> tuple[nn.Module, Tensor, Tensor]:
     """MiniLM with a classifier, trained for a moment, and the first sentences that it was trained on."""
-    found = data.load("sst2", reading=Reading(tokenizer="minilm", length=LENGTH, examples=STEPS * sentences))
+    found = data.load(
+        "sst2", reading=Reading(tokenizer="minilm", length=LENGTH, examples=STEPS * sentences)
+    )
     x, y = found.normalise(found.train_x), found.train_y
     torch.manual_seed(0)
     module = models.build("minilm", (LENGTH,), 2).train()
@@ -73,18 +88,27 @@ def _fldiag(module: nn.Module, x: Tensor, y: Tensor) -> Pairs:
 def _pyhessian(module: nn.Module, x: Tensor, y: Tensor) -> Pairs:
     with _counted() as product:
         values, vectors = _engine(module, x, y).eigenvalues(maxIter=100, tol=TOL, top_n=K)
-    return torch.tensor(values), [torch.cat([part.reshape(-1) for part in v]) for v in vectors], product.call_count
+    return (
+        torch.tensor(values),
+        [torch.cat([part.reshape(-1) for part in v]) for v in vectors],
+        product.call_count,
+    )
 
 
 def _hessian_eigenthings(module: nn.Module, x: Tensor, y: Tensor) -> Pairs:
     import hessian_eigenthings
 
-    found = hessian_eigenthings.lanczos(_eigenthings(module, x, y), k=K, max_iter=TWENTY, tol=TOL, which="LA", seed=0)
+    found = hessian_eigenthings.lanczos(
+        _eigenthings(module, x, y), k=K, max_iter=TWENTY, tol=TOL, which="LA", seed=0
+    )
     return found.eigenvalues, list(found.eigenvectors), found.iterations
 
 
 ANSWERS: dict[str, Callable[[nn.Module, Tensor, Tensor], Pairs]] = {
-    "fldiag": _fldiag, PYHESSIAN.name: _pyhessian, EIGENTHINGS.name: _hessian_eigenthings}
+    "fldiag": _fldiag,
+    PYHESSIAN.name: _pyhessian,
+    EIGENTHINGS.name: _hessian_eigenthings,
+}
 GRADIENT = "one gradient"
 
 
@@ -112,12 +136,18 @@ def measure(what: str, file: str) -> None:
         with mock.patch.object(Basis, "append", counted):
             values, vectors, products = ANSWERS[what](module, x, y)
         answer = {"products": products}
-    answer |= {"seconds": time.perf_counter() - began, "peak": resident(peak=True), "before": before,
-               "basis": largest / 2**20}
+    answer |= {
+        "seconds": time.perf_counter() - began,
+        "peak": resident(peak=True),
+        "before": before,
+        "basis": largest / 2**20,
+    }
     if what != GRADIENT:
         order = values.double().argsort(descending=True).tolist()
         answer["values"] = [float(values[i]) for i in order]
-        answer["residuals"] = [_residual(module, x, y, float(values[i]), vectors[i].float()) for i in order]
+        answer["residuals"] = [
+            _residual(module, x, y, float(values[i]), vectors[i].float()) for i in order
+        ]
     print(json.dumps(answer))
 
 
@@ -136,37 +166,56 @@ def report(args: argparse.Namespace) -> None:
         return
     module, x, _ = case
     size = sum(p.numel() for p in module.parameters())
-    print(f"\n## MiniLM, a classifier of SST-2: {size:,} parameters, {len(x)} sentences of {x.shape[1]} tokens\n")
-    found: dict[str, list[dict[str, Any]]] = {GRADIENT: [], "fldiag": [],
-                                              **{t.name: [] for t in (PYHESSIAN, EIGENTHINGS) if t.installed}}
+    print(
+        f"\n## MiniLM, a classifier of SST-2: {size:,} parameters, {len(x)} sentences of {x.shape[1]} tokens\n"
+    )
+    found: dict[str, list[dict[str, Any]]] = {
+        GRADIENT: [],
+        "fldiag": [],
+        **{t.name: [] for t in (PYHESSIAN, EIGENTHINGS) if t.installed},
+    }
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/case.pt"
         torch.save(case, file)
         for turn in range(args.runs):
             names = list(found)
-            for name in names[turn % len(names):] + names[:turn % len(names)]:
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 if name not in failed:
                     try:
                         found[name].append(_asked(name, file, args.limit))
                     except subprocess.TimeoutExpired:
                         failed[name] = f"stopped after {args.limit:.0f} s"
                     except subprocess.CalledProcessError as error:
-                        failed[name] = f"fails: {(error.stderr or str(error)).strip().splitlines()[-1][:100]}"
+                        failed[name] = (
+                            f"fails: {(error.stderr or str(error)).strip().splitlines()[-1][:100]}"
+                        )
     print(f"{TERMS}\n\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for name, answers in found.items():
-        print(_line(name, answers, found[GRADIENT]) if answers else
-              f"| {name} | {failed[name]} |" + " – |" * (len(COLUMNS) - 2), flush=True)
+        print(
+            _line(name, answers, found[GRADIENT])
+            if answers
+            else f"| {name} | {failed[name]} |" + " – |" * (len(COLUMNS) - 2),
+            flush=True,
+        )
 
 
 def _asked(name: str, file: str, limit: float) -> dict[str, Any]:
-    out = subprocess.run([sys.executable, __file__, name, file], capture_output=True, encoding="utf-8", check=True, timeout=limit,
-                         cwd=Path(__file__).parents[2])
+    out = subprocess.run(
+        [sys.executable, __file__, name, file],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+        timeout=limit,
+        cwd=Path(__file__).parents[2],
+    )
     return dict(json.loads(out.stdout.splitlines()[-1]))
 
 
 def _line(name: str, answers: list[dict[str, Any]], gradients: list[dict[str, Any]]) -> str:
-    def middle(of: Callable[[dict[str, Any]], float], some: list[dict[str, Any]] = answers) -> float:
+    def middle(
+        of: Callable[[dict[str, Any]], float], some: list[dict[str, Any]] = answers
+    ) -> float:
         return statistics.median(map(of, some))
 
     def apart(a: dict[str, Any]) -> float:
@@ -186,8 +235,10 @@ def _line(name: str, answers: list[dict[str, Any]], gradients: list[dict[str, An
     more = middle(added) / middle(added, gradients) if gradients else float("nan")
     exact = f"≤ {TOL:g}: {'met' if residual <= TOL else 'MISSED'}" if ours else "–"
     small = f"≤ {MOST:g}: {'met' if ratio <= MOST else 'MISSED'}" if ours else "–"
-    return (f"| {name} | {middle(lambda a: a['seconds']):.1f} | {spent} | {values} | {worst} | {exact} | "
-            f"{middle(lambda a: a['peak']):.0f} | {middle(lambda a: a['basis']):.0f} | {ratio:.2f} | {small} | {more:.2f} |")
+    return (
+        f"| {name} | {middle(lambda a: a['seconds']):.1f} | {spent} | {values} | {worst} | {exact} | "
+        f"{middle(lambda a: a['peak']):.0f} | {middle(lambda a: a['basis']):.0f} | {ratio:.2f} | {small} | {more:.2f} |"
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ class Tool:
 
     name: str
     package: str
-    jobs: dict[str, Callable[[nn.Module, Tensor, Tensor, int], Answer]] = field(default_factory=dict)
+    jobs: dict[str, Callable[[nn.Module, Tensor, Tensor, int], Answer]] = field(
+        default_factory=dict
+    )
     magnitude: bool = False
 
     @property
@@ -62,7 +64,9 @@ class Tool:
 
         return add
 
-    def prepare(self, job: str, module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Callable[[], Answer]:
+    def prepare(
+        self, job: str, module: nn.Module, x: Tensor, y: Tensor, seed: int
+    ) -> Callable[[], Answer]:
         """The job on a copy of its own: some tools leave gradients, and graphs in them."""
         own = copy.deepcopy(module).eval()
         torch.manual_seed(seed)
@@ -76,8 +80,12 @@ FLDIAG = Tool("fldiag", "fldiag")
 
 def _multiply(prepared: Callable[[nn.Module, Tensor, Tensor], Callable[[Tensor], Any]]) -> Any:
     """Ten products with one vector, with what they need beforehand."""
+
     def run(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-        product, v = prepared(module, x, y), torch.randn(sum(p.numel() for p in module.parameters()))
+        product, v = (
+            prepared(module, x, y),
+            torch.randn(sum(p.numel() for p in module.parameters())),
+        )
         for _ in range(PRODUCTS):
             last = product(v)
         return Answer((v, last), PRODUCTS)
@@ -94,13 +102,18 @@ def _top(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
     return run
 
 
-FLDIAG.jobs.update(top5=_top(5), top1=_top(1),
-                   products=_multiply(lambda module, x, y: Problem(module, cross_entropy, (x, y)).hessian()))
+FLDIAG.jobs.update(
+    top5=_top(5),
+    top1=_top(1),
+    products=_multiply(lambda module, x, y: Problem(module, cross_entropy, (x, y)).hessian()),
+)
 
 
 @FLDIAG.job("density")
 def _density(module: nn.Module, images: Tensor, y: Tensor, seed: int) -> Answer:
-    frame = density(Problem(module, cross_entropy, (images, y)), k=0, steps=STEPS, probes=1, seed=seed)
+    frame = density(
+        Problem(module, cross_entropy, (images, y)), k=0, steps=STEPS, probes=1, seed=seed
+    )
     curve = frame[frame.metric == "density"]
     x, p = curve.x.to_numpy(float), curve.value.to_numpy(float)
     peaks = np.flatnonzero((p[1:-1] > p[:-2]) & (p[1:-1] >= p[2:])) + 1
@@ -136,7 +149,9 @@ def _counted() -> Iterator[mock.Mock]:
     import pyhessian
 
     home = sys.modules[pyhessian.hessian.__module__]
-    with mock.patch.object(home, "hessian_vector_product", side_effect=pyhessian.utils.hessian_vector_product) as product:
+    with mock.patch.object(
+        home, "hessian_vector_product", side_effect=pyhessian.utils.hessian_vector_product
+    ) as product:
         yield product
 
 
@@ -147,8 +162,11 @@ def _pyhessian_product(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[Ten
 
     def product(v: Tensor) -> Tensor:
         pieces = v.split([p.numel() for p in engine.params])
-        found = hessian_vector_product(engine.gradsH, engine.params,
-                                       [a.view_as(p) for a, p in zip(pieces, engine.params, strict=True)])
+        found = hessian_vector_product(
+            engine.gradsH,
+            engine.params,
+            [a.view_as(p) for a, p in zip(pieces, engine.params, strict=True)],
+        )
         return torch.cat([h.reshape(-1) for h in found])
 
     return product
@@ -186,7 +204,10 @@ def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
 @PYHESSIAN.job("round")
 def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
     engine = _engine(module, x, y)
-    values, samples = engine.eigenvalues(maxIter=100, tol=TOL, top_n=5)[0], engine.trace(maxIter=100, tol=TOL)
+    values, samples = (
+        engine.eigenvalues(maxIter=100, tol=TOL, top_n=5)[0],
+        engine.trace(maxIter=100, tol=TOL),
+    )
     return Answer((np.sort(values)[::-1], float(np.mean(samples))))
 
 
@@ -199,8 +220,13 @@ CURVLINOPS = Tool("curvlinops + eigsh", "curvlinops")
 def _linear_operator(module: nn.Module, x: Tensor, y: Tensor) -> Any:
     from curvlinops import HessianLinearOperator
 
-    return HessianLinearOperator(module, nn.CrossEntropyLoss(), list(module.parameters()), [(x, y)],
-                                 check_deterministic=False)
+    return HessianLinearOperator(
+        module,
+        nn.CrossEntropyLoss(),
+        list(module.parameters()),
+        [(x, y)],
+        check_deterministic=False,
+    )
 
 
 def _eigsh(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
@@ -213,8 +239,14 @@ def _eigsh(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
             return operator @ v
 
         start = np.random.default_rng(seed).standard_normal(operator.shape[0]).astype(np.float32)
-        values = eigsh(LinearOperator(operator.shape, product, dtype=operator.dtype), k=k, which="LA", tol=TOL, v0=start,
-                       return_eigenvectors=False)
+        values = eigsh(
+            LinearOperator(operator.shape, product, dtype=operator.dtype),
+            k=k,
+            which="LA",
+            tol=TOL,
+            v0=start,
+            return_eigenvectors=False,
+        )
         return Answer(np.sort(values)[::-1], count)
 
     return run
@@ -242,7 +274,9 @@ def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
     from curvlinops import hutchinson_trace
 
     operator = _linear_operator(module, x, y)
-    return Answer(float(np.mean([float(hutchinson_trace(operator, 1)) for _ in range(PROBES)])), PROBES)
+    return Answer(
+        float(np.mean([float(hutchinson_trace(operator, 1)) for _ in range(PROBES)])), PROBES
+    )
 
 
 @CURVLINOPS.job("diagonal")
@@ -268,22 +302,33 @@ def _twenty(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
     def run(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
         import hessian_eigenthings as h
 
-        found = h.lanczos(_eigenthings(module, x, y), k=k, max_iter=20, tol=TOL, which="LA", seed=seed)
+        found = h.lanczos(
+            _eigenthings(module, x, y), k=k, max_iter=20, tol=TOL, which="LA", seed=seed
+        )
         lost = int((~found.converged).sum())
-        return Answer(np.sort(found.eigenvalues.numpy())[::-1], found.iterations, f"{lost} not converged" if lost else "")
+        return Answer(
+            np.sort(found.eigenvalues.numpy())[::-1],
+            found.iterations,
+            f"{lost} not converged" if lost else "",
+        )
 
     return run
 
 
-EIGENTHINGS.jobs.update(top5=_twenty(5), top1=_twenty(1),
-                        products=_multiply(lambda module, x, y: _eigenthings(module, x, y).matvec))
+EIGENTHINGS.jobs.update(
+    top5=_twenty(5),
+    top1=_twenty(1),
+    products=_multiply(lambda module, x, y: _eigenthings(module, x, y).matvec),
+)
 
 
 @EIGENTHINGS.job("density")
 def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
     import hessian_eigenthings as h
 
-    found = h.spectral_density(_eigenthings(module, x, y), num_runs=1, lanczos_steps=STEPS, seed=seed)
+    found = h.spectral_density(
+        _eigenthings(module, x, y), num_runs=1, lanczos_steps=STEPS, seed=seed
+    )
     return Answer(float(found.raw_eigenvalues.max()), STEPS)
 
 

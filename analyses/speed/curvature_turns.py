@@ -16,14 +16,32 @@ from curvature_cases import Case
 from curvature_peers import Answer
 
 #: Smallest ratio aimed for: (job, tool) -> (small CNN, CIFAR CNN).
-TARGETS = {("top5", "PyHessian"): (5, 3), ("top5", "curvlinops + eigsh"): (2.5, 2), ("top5", "hessian-eigenthings"): (2.2, 1.8),
-           ("top1", "PyHessian"): (1.5, 1.5), ("top1", "curvlinops + eigsh"): (4, 4), ("top1", "hessian-eigenthings"): (3.5, 3.5),
-           ("density", "curvlinops + eigsh"): (5, 5), ("density", "hessian-eigenthings"): (2, 2),
-           ("trace", "PyHessian"): (5, 5), ("trace", "curvlinops + eigsh"): (5, 5), ("trace", "hessian-eigenthings"): (15, 15),
-           ("diagonal", "curvlinops + eigsh"): (5, 5), ("round", "PyHessian"): (1, 1), ("landscape", "plain loop"): (1.5, 1.5),
-           ("coarse", "all points"): (6, 6)}
+TARGETS = {
+    ("top5", "PyHessian"): (5, 3),
+    ("top5", "curvlinops + eigsh"): (2.5, 2),
+    ("top5", "hessian-eigenthings"): (2.2, 1.8),
+    ("top1", "PyHessian"): (1.5, 1.5),
+    ("top1", "curvlinops + eigsh"): (4, 4),
+    ("top1", "hessian-eigenthings"): (3.5, 3.5),
+    ("density", "curvlinops + eigsh"): (5, 5),
+    ("density", "hessian-eigenthings"): (2, 2),
+    ("trace", "PyHessian"): (5, 5),
+    ("trace", "curvlinops + eigsh"): (5, 5),
+    ("trace", "hessian-eigenthings"): (15, 15),
+    ("diagonal", "curvlinops + eigsh"): (5, 5),
+    ("round", "PyHessian"): (1, 1),
+    ("landscape", "plain loop"): (1.5, 1.5),
+    ("coarse", "all points"): (6, 6),
+}
 #: Largest error allowed to ours.
-ACCURACY = {"top5": 1e-3, "top1": 1e-3, "trace": 1e-5, "diagonal": 1e-5, "round": 1e-3, "coarse": 1e-2}
+ACCURACY = {
+    "top5": 1e-3,
+    "top1": 1e-3,
+    "trace": 1e-5,
+    "diagonal": 1e-5,
+    "round": 1e-3,
+    "coarse": 1e-2,
+}
 
 
 class OutOfTime(Exception):
@@ -33,6 +51,7 @@ class OutOfTime(Exception):
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Raises OutOfTime between two Python operations (a product takes seconds at most)."""
+
     def stop(*_: Any) -> None:
         raise OutOfTime
 
@@ -48,8 +67,13 @@ def limited(seconds: float) -> Iterator[None]:
 class Timed:
     """What a tool answered, and how long each answer took; ``failed``: why there will be no more."""
 
-    def __init__(self, name: str, prepare: Callable[[int], Callable[[], Answer]], truth: Callable[[Answer], float] | None,
-                 factor: float = 1.0):
+    def __init__(
+        self,
+        name: str,
+        prepare: Callable[[int], Callable[[], Answer]],
+        truth: Callable[[Answer], float] | None,
+        factor: float = 1.0,
+    ):
         self.name, self.prepare, self.truth, self.factor = name, prepare, truth, factor
         self.seconds: list[float] = []
         self.errors: list[float] = []
@@ -105,19 +129,37 @@ def compare(job: str, label: str, case: Case, sides: list[Timed], args: argparse
     turns(sides, args.runs, args.limit, args.patience)
     ours, *others = sides
     for peer in others:
-        goal = TARGETS.get((job, peer.name), (None, None))[case.name == "cifar"] if case.name != "resnet" else None
+        goal = (
+            TARGETS.get((job, peer.name), (None, None))[case.name == "cifar"]
+            if case.name != "resnet"
+            else None
+        )
         ratios = [a / b for a, b in zip(peer.seconds, ours.seconds, strict=False)]
         if ratios:
             ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-            verdict = "–" if goal is None else f"≥ {goal:g}: {'met' if statistics.median(ratios) >= goal else 'MISSED'}"
+            verdict = (
+                "–"
+                if goal is None
+                else f"≥ {goal:g}: {'met' if statistics.median(ratios) >= goal else 'MISSED'}"
+            )
         elif peer.failed.startswith("stopped") and ours.seconds:
-            ratio, verdict = f"> {args.limit * peer.factor / statistics.median(ours.seconds):.1f}", f"≥ {goal:g}" if goal else "–"
+            ratio, verdict = (
+                f"> {args.limit * peer.factor / statistics.median(ours.seconds):.1f}",
+                f"≥ {goal:g}" if goal else "–",
+            )
         else:
             ratio, verdict = "–", "–"
-        notes = [*sorted(peer.notes), *(f"ours: {n}" for n in sorted(ours.notes)), *([peer.failed] if peer.failed else [])]
+        notes = [
+            *sorted(peer.notes),
+            *(f"ours: {n}" for n in sorted(ours.notes)),
+            *([peer.failed] if peer.failed else []),
+        ]
         time_ = [f"{statistics.median(s.seconds):.3g}" if s.seconds else "–" for s in (peer, ours)]
-        print(f"| {label} | {peer.name} | {time_[0]} | {time_[1]} | {ratio} | {verdict} | {peer.error} | {ours.error}"
-              f"{flag(job, ours)} | {peer.spent} / {ours.spent} | {'; '.join(notes)} |", flush=True)
+        print(
+            f"| {label} | {peer.name} | {time_[0]} | {time_[1]} | {ratio} | {verdict} | {peer.error} | {ours.error}"
+            f"{flag(job, ours)} | {peer.spent} / {ours.spent} | {'; '.join(notes)} |",
+            flush=True,
+        )
     if ours.failed:
         print(f"| {label} | – | – | – | – | – | – | – | – | fldiag {ours.failed} |", flush=True)
 

@@ -51,12 +51,22 @@ def overhead(turns: int) -> list[dict[str, object]]:
                     units = [seconds] * max(2, int((1.5 if seconds < 1 else 6) / seconds))
                     ratios = []
                     for _ in range(turns):
-                        here, there = (_time(lambda p=p, u=u: list(p.map(u)))
-                                       for p, u in ((serial, units), (pool, units * workers)))
+                        here, there = (
+                            _time(lambda p=p, u=u: list(p.map(u)))
+                            for p, u in ((serial, units), (pool, units * workers))
+                        )
                         ratios.append(there / here)
-                    rows.append({"part": "overhead", "executor": executor, "workers": workers, "shared_MB": megabytes,
-                                 "unit_s": seconds, "start_s": round(start, 2),
-                                 "overhead_percent": round(100 * (statistics.median(ratios) - 1), 1)})
+                    rows.append(
+                        {
+                            "part": "overhead",
+                            "executor": executor,
+                            "workers": workers,
+                            "shared_MB": megabytes,
+                            "unit_s": seconds,
+                            "start_s": round(start, 2),
+                            "overhead_percent": round(100 * (statistics.median(ratios) - 1), 1),
+                        }
+                    )
                     print(rows[-1], flush=True)
     return rows
 
@@ -69,7 +79,9 @@ def _time(work: object) -> float:
 
 def kernels(state: None, unit: int) -> float:
     images, weights = torch.ones(50, 64, 32, 32), torch.ones(64, 64, 5, 5)
-    return float(sum(torch.nn.functional.conv2d(images, weights, padding=2).sum() for _ in range(5)))
+    return float(
+        sum(torch.nn.functional.conv2d(images, weights, padding=2).sum() for _ in range(5))
+    )
 
 
 def ceiling(executor: str) -> float:
@@ -87,13 +99,29 @@ def works(folder: Path) -> dict[str, Callable[[str], float]]:
 
     # images of CIFAR-10's size, made up: what they show does not change the time
     rng = np.random.default_rng(0)
-    np.savez(folder / "images.npz", train_images=rng.integers(0, 256, (5000, 32, 32, 3), dtype=np.uint8),
-             train_labels=np.arange(5000) % 10, test_images=rng.integers(0, 256, (500, 32, 32, 3), dtype=np.uint8),
-             test_labels=np.arange(500) % 10)
-    cifar = fldiag.Config.load("fedsol-cifar10-lda0.1", data__name=f"npz:{folder}/images.npz", data__augment=False,
-                               data__variant=None, partition__kind="iid", clients__total=10, clients__per_round=10,
-                               train__epochs=1, rounds=4, checkpoint__every=4, checkpoint__clients="none")
-    digits = fldiag.Config.load("digits", rounds=30, checkpoint__every=30, checkpoint__clients="none")
+    np.savez(
+        folder / "images.npz",
+        train_images=rng.integers(0, 256, (5000, 32, 32, 3), dtype=np.uint8),
+        train_labels=np.arange(5000) % 10,
+        test_images=rng.integers(0, 256, (500, 32, 32, 3), dtype=np.uint8),
+        test_labels=np.arange(500) % 10,
+    )
+    cifar = fldiag.Config.load(
+        "fedsol-cifar10-lda0.1",
+        data__name=f"npz:{folder}/images.npz",
+        data__augment=False,
+        data__variant=None,
+        partition__kind="iid",
+        clients__total=10,
+        clients__per_round=10,
+        train__epochs=1,
+        rounds=4,
+        checkpoint__every=4,
+        checkpoint__clients="none",
+    )
+    digits = fldiag.Config.load(
+        "digits", rounds=30, checkpoint__every=30, checkpoint__clients="none"
+    )
 
     def rounds(executor: str) -> float:
         times: list[float] = []
@@ -103,20 +131,42 @@ def works(folder: Path) -> dict[str, Callable[[str], float]]:
                 times.append(time.perf_counter())
 
         fldiag.train(cifar, out=fresh(), executor=executor, device="cpu", on_event=after)
-        return float(np.median(np.diff(times)))  # from the end of the first round on: the start of the workers is not a part
+        return float(
+            np.median(np.diff(times))
+        )  # from the end of the first round on: the start of the workers is not a part
 
     def stored(config: fldiag.Config, rounds: int = 1) -> fldiag.Run:
-        return fldiag.train(config.replace(rounds=rounds, checkpoint__every=1, checkpoint__clients="sampled"), out=fresh(),
-                            device="cpu")
+        return fldiag.train(
+            config.replace(rounds=rounds, checkpoint__every=1, checkpoint__clients="sampled"),
+            out=fresh(),
+            device="cpu",
+        )
 
     return {
         "convolutions alone": ceiling,
         "CIFAR round": rounds,
-        "four runs": lambda e: _time(lambda: fldiag.sweep(digits, {"seed": [0, 1, 2, 3]}, out=fresh(), executor=e, device="cpu")),
-        "matching": lambda e, run=stored(digits, 3): _time(lambda: fldiag.diagnose(  # type: ignore[misc]
-            run, "matching", rounds=(1, 2, 3), executor=e, device="cpu")),
-        "landscape": lambda e, run=stored(cifar): _time(lambda: fldiag.diagnose(  # type: ignore[misc]
-            run.checkpoint(), "landscape", executor=e, device="cpu", directions="random", full=True, points=9, samples=1000)),
+        "four runs": lambda e: _time(
+            lambda: fldiag.sweep(
+                digits, {"seed": [0, 1, 2, 3]}, out=fresh(), executor=e, device="cpu"
+            )
+        ),
+        "matching": lambda e, run=stored(digits, 3): _time(
+            lambda: fldiag.diagnose(  # type: ignore[misc]
+                run, "matching", rounds=(1, 2, 3), executor=e, device="cpu"
+            )
+        ),
+        "landscape": lambda e, run=stored(cifar): _time(
+            lambda: fldiag.diagnose(  # type: ignore[misc]
+                run.checkpoint(),
+                "landscape",
+                executor=e,
+                device="cpu",
+                directions="random",
+                full=True,
+                points=9,
+                samples=1000,
+            )
+        ),
     }
 
 
@@ -127,9 +177,12 @@ def speedup(turns: int, only: list[str]) -> Iterator[dict[str, object]]:
             if name not in only:
                 continue
             pairs = [(seconds("serial"), seconds("processes:2")) for _ in range(turns)]
-            yield {"part": name, "serial_s": round(statistics.median(a for a, _ in pairs), 2),
-                   "processes_2_s": round(statistics.median(b for _, b in pairs), 2),
-                   "speed_up": round(statistics.median(a / b for a, b in pairs), 2)}
+            yield {
+                "part": name,
+                "serial_s": round(statistics.median(a for a, _ in pairs), 2),
+                "processes_2_s": round(statistics.median(b for _, b in pairs), 2),
+                "speed_up": round(statistics.median(a / b for a, b in pairs), 2),
+            }
 
 
 def save(rows: list[dict[str, object]], about: dict[str, object], file: Path) -> None:
@@ -145,11 +198,22 @@ def save(rows: list[dict[str, object]], about: dict[str, object], file: Path) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--only", nargs="*", choices=["overhead", *WORKS], default=[], help="these parts (default: all)")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        choices=["overhead", *WORKS],
+        default=[],
+        help="these parts (default: all)",
+    )
     parser.add_argument("--out", type=Path, default=Path("figures/speed"))
     given = parser.parse_args()
-    about = {"machine": machine(), "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(),
-             "threads": 1, "turns": given.turns}
+    about = {
+        "machine": machine(),
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": 1,
+        "turns": given.turns,
+    }
     print(about)
     parts = given.only or ["overhead", *WORKS]
     file = given.out / "execution.csv"

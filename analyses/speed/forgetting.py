@@ -53,11 +53,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds of 10 clients, digits\n")
-    print(f"{'model':<10} {'P':>8} {'stacked s':>15} {'looped s':>15} {'auto s':>15} {'inside s':>15} {'looped/stacked':>15}")
+    print(
+        f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds of 10 clients, digits\n"
+    )
+    print(
+        f"{'model':<10} {'P':>8} {'stacked s':>15} {'looped s':>15} {'auto s':>15} {'inside s':>15} {'looped/stacked':>15}"
+    )
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            overrides = [f"rounds={args.rounds}", f"model.name={name}", "train.epochs=1", "checkpoint.clients=sampled"]
+            overrides = [
+                f"rounds={args.rounds}",
+                f"model.name={name}",
+                "train.epochs=1",
+                "checkpoint.clients=sampled",
+            ]
             run = fldiag.train(config.load("digits", overrides), out=Path(folder) / "run")
             seconds: dict[str, list[tuple[float, float]]] = {s: [] for s in (*WAYS, "inside")}
             means = {}
@@ -68,14 +77,22 @@ def main() -> None:
             for _ in range(args.repeats):
                 with mock.patch.object(pool, "workers", inside):
                     seconds["inside"].append(timed(run, "auto")[:2])
-            median = {s: tuple(statistics.median(v[i] for v in seconds[s]) for i in (0, 1)) for s in seconds}
+            median = {
+                s: tuple(statistics.median(v[i] for v in seconds[s]) for i in (0, 1))
+                for s in seconds
+            }
             texts = [f"{wall:.1f} ({busy:.1f})" for wall, busy in median.values()]
             ratio = median["off"][0] / median["on"][0]
             size = History.of(run).layout.size
-            print(f"{name:<10} {size:>8} " + " ".join(f"{t:>15}" for t in texts) + f" {ratio:>15.2f}", flush=True)
+            print(
+                f"{name:<10} {size:>8} " + " ".join(f"{t:>15}" for t in texts) + f" {ratio:>15.2f}",
+                flush=True,
+            )
             if abs(means["on"] - means["off"]) > 1e-3:
                 print(f"           the two ways differ: {means}")
-    print(f"\npeak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    print(
+        f"\npeak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    )
 
 
 if __name__ == "__main__":

@@ -25,10 +25,14 @@ def halved(knots: list[int], gaps: set[int]) -> list[int]:
     return sorted(set(knots) | new)
 
 
-def _spline(axis: np.ndarray, rows: list[int], columns: list[int], heights: np.ndarray) -> np.ndarray:
+def _spline(
+    axis: np.ndarray, rows: list[int], columns: list[int], heights: np.ndarray
+) -> np.ndarray:
     """Values on the whole grid of the spline through the knots; cubic, or of what degree the knots allow."""
     degrees = min(3, len(rows) - 1), min(3, len(columns) - 1)
-    found = RectBivariateSpline(axis[rows], axis[columns], heights, kx=degrees[0], ky=degrees[1], s=0)
+    found = RectBivariateSpline(
+        axis[rows], axis[columns], heights, kx=degrees[0], ky=degrees[1], s=0
+    )
     return found(axis, axis)
 
 
@@ -39,7 +43,7 @@ def _sound(points: int, rows: list[int], columns: list[int], finite: np.ndarray)
     for i, j in np.argwhere(bad):
         top, bottom = rows[max(i - 2, 0)], rows[min(i + 2, len(rows) - 1)]
         left, right = columns[max(j - 2, 0)], columns[min(j + 2, len(columns) - 1)]
-        mask[top:bottom + 1, left:right + 1] = False
+        mask[top : bottom + 1, left : right + 1] = False
     return mask
 
 
@@ -81,15 +85,21 @@ class Refinement(grid.Refinement):
             worst = float(share.max()) * _beyond(int((~self.asked).sum()), int(checked.sum()))
             wild = ~sound & ~self.asked
             blame = [doubt >= BLAME * (doubts[0] + doubts[1]) for doubt in doubts]
-            finer = [self._finer(np.where(blame[axis], share, 0.0), knots, axis)
-                     for axis, knots in enumerate((self.rows, self.columns))]
+            finer = [
+                self._finer(np.where(blame[axis], share, 0.0), knots, axis)
+                for axis, knots in enumerate((self.rows, self.columns))
+            ]
             if worst <= self.rtol:
-                finer = [halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)]
+                finer = [
+                    halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)
+                ]
                 if wild.sum() <= max(len(finer[0]) * len(finer[1]) - losses.size, len(self.axis)):
                     self.ask(wild, f"{stage}, next to an overflow")
                     return self._former(value, heights, worst, int(checked.sum()))
             if finer == [self.rows, self.columns]:  # only the extrapolation is too large
-                finer = [halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)]
+                finer = [
+                    halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)
+                ]
             self.rows, self.columns = finer
         return self.whole()
 
@@ -108,7 +118,7 @@ class Refinement(grid.Refinement):
         places = []
         for top, bottom in zip(self.rows, self.rows[1:], strict=False):
             for left, right in zip(self.columns, self.columns[1:], strict=False):
-                cell = np.where(free, doubt, -1.0)[top:bottom + 1, left:right + 1]
+                cell = np.where(free, doubt, -1.0)[top : bottom + 1, left : right + 1]
                 down, across = divmod(int(cell.argmax()), cell.shape[1])
                 if cell[down, across] >= 0:
                     places.append((-float(cell[down, across]), top + down, left + across))
@@ -123,8 +133,12 @@ class Refinement(grid.Refinement):
     def _finer(self, share: np.ndarray, knots: list[int], axis: int) -> list[int]:
         """The knots with those gaps halved in which a check point is off by a quarter of what is allowed."""
         worst = share.max(axis=1 - axis)
-        gaps = {i for i in range(len(knots) - 1) if knots[i + 1] - knots[i] > 1
-                and worst[knots[i] + 1:knots[i + 1]].max() > self.rtol / 4}
+        gaps = {
+            i
+            for i in range(len(knots) - 1)
+            if knots[i + 1] - knots[i] > 1
+            and worst[knots[i] + 1 : knots[i + 1]].max() > self.rtol / 4
+        }
         return halved(knots, gaps)
 
     def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> Filled:
@@ -134,20 +148,34 @@ class Refinement(grid.Refinement):
         if np.isfinite(spread).all():
             stderr = np.maximum(_spline(self.axis, self.rows, self.columns, spread), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
-        return Filled(asked, np.where(asked, v.value, value), np.where(asked, v.stderr, stderr),
-                      np.where(asked, np.nan, residual), worst, checks)
+        return Filled(
+            asked,
+            np.where(asked, v.value, value),
+            np.where(asked, v.stderr, stderr),
+            np.where(asked, np.nan, residual),
+            worst,
+            checks,
+        )
 
 
 def _beyond(unseen: int, seen: int) -> float:
     """The largest of so many unseen errors over the largest of the seen, as expected of exponential tails
     (the largest of n exponential variables is on average their mean times the n-th harmonic number)."""
+
     def harmonic(n: int) -> float:
         return float((1 / np.arange(1, n + 1)).sum())
 
     return max(1.0, harmonic(unseen) / harmonic(max(seen, 1)))
 
 
-def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int, first: np.ndarray | None = None) -> Filled:
+def fill(
+    axis: np.ndarray,
+    values: Values,
+    ask: Ask,
+    rtol: float,
+    seed: int,
+    first: np.ndarray | None = None,
+) -> Filled:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
     ``ask`` evaluates points and writes them into ``values``; those of the mask ``first`` in any case.

@@ -41,8 +41,13 @@ ROUNDING = 1e-6
 
 def smooth(surface: Known) -> bool:
     every = slice(None, None, 4)
-    spline = RectBivariateSpline(surface.axis[every], surface.axis[every], surface.losses[every, every], s=0)
-    return bool(np.abs(spline(surface.axis, surface.axis) - surface.losses).max() <= RTOL * np.ptp(surface.losses))
+    spline = RectBivariateSpline(
+        surface.axis[every], surface.axis[every], surface.losses[every, every], s=0
+    )
+    return bool(
+        np.abs(spline(surface.axis, surface.axis) - surface.losses).max()
+        <= RTOL * np.ptp(surface.losses)
+    )
 
 
 def filled(surface: Known, rule: Callable[..., Any]) -> tuple[int, float, float, float]:
@@ -50,8 +55,11 @@ def filled(surface: Known, rule: Callable[..., Any]) -> tuple[int, float, float,
     values = grid.Values(*(np.full(surface.losses.shape, v) for v in (False, np.nan, np.nan)))
 
     def ask(new: np.ndarray, planned: int, stage: str) -> None:
-        for array, known in ((values.value, surface.losses), (values.stderr, np.zeros_like(surface.losses)),
-                             (values.done, np.ones_like(values.done))):
+        for array, known in (
+            (values.value, surface.losses),
+            (values.stderr, np.zeros_like(surface.losses)),
+            (values.done, np.ones_like(values.done)),
+        ):
             array[tuple(new.T)] = known[tuple(new.T)]
 
     began = time.perf_counter()
@@ -64,10 +72,28 @@ def filled(surface: Known, rule: Callable[..., Any]) -> tuple[int, float, float,
 def measure(surface: Known, which: str) -> dict[str, Any]:
     points, reported, true, seconds = filled(surface, grid.fill)
     old_points, old_reported, old_true, _ = filled(surface, before.fill)
-    kind = "trained" if surface.cells is None else "synthetic" if surface.cells >= COUNTED else "narrow"
-    return {"set": which, "kind": kind, "group": surface.group, "surface": surface.name, "cells": surface.cells,
-            "smooth": smooth(surface), "points": points, "reported": reported, "true": true, "seconds": seconds,
-            "before_points": old_points, "before_reported": old_reported, "before_true": old_true}
+    kind = (
+        "trained"
+        if surface.cells is None
+        else "synthetic"
+        if surface.cells >= COUNTED
+        else "narrow"
+    )
+    return {
+        "set": which,
+        "kind": kind,
+        "group": surface.group,
+        "surface": surface.name,
+        "cells": surface.cells,
+        "smooth": smooth(surface),
+        "points": points,
+        "reported": reported,
+        "true": true,
+        "seconds": seconds,
+        "before_points": old_points,
+        "before_reported": old_reported,
+        "before_true": old_true,
+    }
 
 
 def line(part: pd.DataFrame, title: str) -> dict[str, Any]:
@@ -76,14 +102,25 @@ def line(part: pd.DataFrame, title: str) -> dict[str, Any]:
     ratio = splines["reported"] / splines["true"]
     calm = part[part["smooth"]]
     return {
-        "surfaces": title, "number": len(part), "interpolated": int((part["reported"] > 0).sum()),
+        "surfaces": title,
+        "number": len(part),
+        "interpolated": int((part["reported"] > 0).sum()),
         "held %": 100 * (part["reported"] >= part["true"].where(part["true"] > ROUNDING, 0)).mean(),
-        "worst true/reported": (1 / ratio).max(), "median reported/true": ratio.median(),
-        "before: held %": 100 * (part["before_reported"] >= part["before_true"].where(part["before_true"] > ROUNDING, 0)).mean(),
-        "before: largest error %": 100 * part["before_true"].max(), "largest error %": 100 * part["true"].max(),
+        "worst true/reported": (1 / ratio).max(),
+        "median reported/true": ratio.median(),
+        "before: held %": 100
+        * (
+            part["before_reported"] >= part["before_true"].where(part["before_true"] > ROUNDING, 0)
+        ).mean(),
+        "before: largest error %": 100 * part["before_true"].max(),
+        "largest error %": 100 * part["true"].max(),
         "points/before": part["points"].sum() / part["before_points"].sum(),
-        "smooth": len(calm), "smooth: points/before": calm["points"].sum() / calm["before_points"].sum() if len(calm) else np.nan,
-        "smooth: largest": (calm["points"] / calm["before_points"]).max()}
+        "smooth": len(calm),
+        "smooth: points/before": calm["points"].sum() / calm["before_points"].sum()
+        if len(calm)
+        else np.nan,
+        "smooth: largest": (calm["points"] / calm["before_points"]).max(),
+    }
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
@@ -91,36 +128,67 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     for which, part in frame.groupby("set", sort=False):
         counted = part[part["kind"] != "narrow"]
         rows.append(line(counted, f"{which}: trained and synthetic"))
-        for kind, title in (("trained", "trained networks"), ("synthetic", f"synthetic, features of {COUNTED:g} cells or more"),
-                            ("narrow", "synthetic, narrower (not counted)")):
+        for kind, title in (
+            ("trained", "trained networks"),
+            ("synthetic", f"synthetic, features of {COUNTED:g} cells or more"),
+            ("narrow", "synthetic, narrower (not counted)"),
+        ):
             chosen = part[part["kind"] == kind]
             if len(chosen):
                 rows.append(line(chosen, f"{which}: {title}"))
-        rows += [line(some, f"{which}: {kind}, {group}") for (kind, group), some in part.groupby(["kind", "group"], sort=False)]
+        rows += [
+            line(some, f"{which}: {kind}, {group}")
+            for (kind, group), some in part.groupby(["kind", "group"], sort=False)
+        ]
     return pd.DataFrame(rows)
 
 
 def text(table: pd.DataFrame) -> str:
     """In Markdown."""
+
     def cell(value: Any) -> str:
-        return f"{value}" if isinstance(value, (str, int)) else "–" if not np.isfinite(value) else f"{value:.3g}"
+        return (
+            f"{value}"
+            if isinstance(value, (str, int))
+            else "–"
+            if not np.isfinite(value)
+            else f"{value:.3g}"
+        )
 
     lines = ["| " + " | ".join(table.columns) + " |", "|" + "---|" * len(table.columns)]
-    return "\n".join([*lines, *("| " + " | ".join(cell(v) for v in row) + " |" for row in table.itertuples(index=False))]) + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                *(
+                    "| " + " | ".join(cell(v) for v in row) + " |"
+                    for row in table.itertuples(index=False)
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cache", type=Path, help="a folder that keeps the networks' surfaces")
     parser.add_argument("--set", choices=list(SETS), help="only that one")
-    parser.add_argument("--margins", default="", help="comma-separated margins to try instead of the one in use")
+    parser.add_argument(
+        "--margins", default="", help="comma-separated margins to try instead of the one in use"
+    )
     parser.add_argument("--out", type=Path, default=Path("figures/speed"))
     args = parser.parse_args()
     surfaces: list[tuple[str, Known]] = []
     for which in [args.set] if args.set else SETS:
         seeds, seed, copies = SETS[which]
-        surfaces += [(which, s) for run in seeds for name in NETWORKS
-                     if run == seeds[0] or name not in SLOW for s in of_network(name, run, args.cache)]
+        surfaces += [
+            (which, s)
+            for run in seeds
+            for name in NETWORKS
+            if run == seeds[0] or name not in SLOW
+            for s in of_network(name, run, args.cache)
+        ]
         surfaces += [(which, s) for s in synthetic(seed, copies)]
     for margin in [float(m) for m in args.margins.split(",") if m]:
         grid.MARGIN = margin
@@ -129,13 +197,17 @@ def main() -> None:
     if args.margins:
         return
     frame = pd.DataFrame([measure(s, which) for which, s in surfaces])
-    where = f"{machine()}, {capability()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    where = (
+        f"{machine()}, {capability()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
     table = text(summary(frame))
     head = f"Margin {grid.MARGIN:g}, error allowed {100 * RTOL:g} % of the range. {where}.\n\n"
     args.out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(args.out / "landscape_error.csv", index=False, float_format="%.6g")
     (args.out / "landscape_error.md").write_text(head + table, "utf-8")
-    about = provenance(margin=grid.MARGIN, rtol=RTOL, sets={k: list(v) for k, v in SETS.items()}, machine=where)
+    about = provenance(
+        margin=grid.MARGIN, rtol=RTOL, sets={k: list(v) for k, v in SETS.items()}, machine=where
+    )
     (args.out / "landscape_error.json").write_text(json.dumps(about, indent=1), "utf-8")
     print(head + table)
     print(args.out / "landscape_error.md")

@@ -39,13 +39,25 @@ def tanh(shape: tuple[int, ...], classes: int) -> nn.Module:
 @registry.model("benchmark_vit")
 def vit(shape: tuple[int, ...], classes: int) -> nn.Module:
     """SL-ViT of two blocks of width 32, for 8x8 images."""
-    return SLViT((shape[0], shape[1], shape[2]), classes, patch=2, dim=32, depth=2, heads=2, per_head=16, hidden=32)
+    return SLViT(
+        (shape[0], shape[1], shape[2]),
+        classes,
+        patch=2,
+        dim=32,
+        depth=2,
+        heads=2,
+        per_head=16,
+        hidden=32,
+    )
 
 
 #: Name -> options of its training on the digits.
 NETWORKS = {
-    "logistic": ["model.name=mlp", "model.hidden=[]"], "mlp": ["model.name=mlp"], "small_cnn": ["model.name=small_cnn"],
-    "small_resnet": ["model.name=small_resnet"], "tanh_mlp": ["model.name=benchmark_tanh"],
+    "logistic": ["model.name=mlp", "model.hidden=[]"],
+    "mlp": ["model.name=mlp"],
+    "small_cnn": ["model.name=small_cnn"],
+    "small_resnet": ["model.name=small_resnet"],
+    "tanh_mlp": ["model.name=benchmark_tanh"],
     "vit": ["model.name=benchmark_vit", "train.lr=0.02"],
 }
 
@@ -75,12 +87,20 @@ def of_network(name: str, seed: int, cache: Path | None = None) -> list[Known]:
             kept.parent.mkdir(parents=True, exist_ok=True)
             np.save(kept, losses)
     looks = [(kind, span) for kind in ("eigen", "random") for span in SPANS]
-    return [Known(f"{name}, {kind}, span {span:g}, seed {seed}", name, axis(POINTS, span), one)
-            for (kind, span), one in zip(looks, losses, strict=True)]
+    return [
+        Known(f"{name}, {kind}, span {span:g}, seed {seed}", name, axis(POINTS, span), one)
+        for (kind, span), one in zip(looks, losses, strict=True)
+    ]
 
 
 def _losses(name: str, seed: int) -> np.ndarray:
-    settings = [*NETWORKS[name], f"rounds={ROUNDS}", "train.epochs=2", "partition.alpha=1.0", f"seed={seed}"]
+    settings = [
+        *NETWORKS[name],
+        f"rounds={ROUNDS}",
+        "train.epochs=2",
+        "partition.alpha=1.0",
+        f"seed={seed}",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         run = fldiag.train(config.load("digits", settings), out=Path(folder) / "run")
         p = problem(run, samples=EXAMPLES.get(name, 100))
@@ -120,7 +140,9 @@ def _hole(width: float, rng: np.random.Generator) -> Plane:
 def _kink(width: float, rng: np.random.Generator) -> Plane:
     """A straight ridge with a sharp edge, ``width`` cells wide at half its height, and a crease."""
     t, s, height, slope = _turned(rng), _turned(rng), rng.uniform(0.3, 1.5), rng.uniform(0, 1.5)
-    return lambda x, y: height * np.maximum(1 - np.abs(t(x, y)) / width, 0) + slope * np.abs(s(x, y)) / POINTS
+    return lambda x, y: (
+        height * np.maximum(1 - np.abs(t(x, y)) / width, 0) + slope * np.abs(s(x, y)) / POINTS
+    )
 
 
 def _wave(width: float, rng: np.random.Generator) -> Plane:
@@ -135,13 +157,24 @@ def _corner(width: float, rng: np.random.Generator) -> Plane:
     start = rng.uniform(0.4, 0.9) * POINTS / math.sqrt(2)
 
     def height(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.asarray(np.minimum(10.0 ** ((np.maximum(x * sides[0], 0) + np.maximum(y * sides[1], 0) - start) / width), 1e12))
+        return np.asarray(
+            np.minimum(
+                10.0
+                ** ((np.maximum(x * sides[0], 0) + np.maximum(y * sides[1], 0) - start) / width),
+                1e12,
+            )
+        )
 
     return height
 
 
 FEATURES: dict[str, Callable[[float, np.random.Generator], Plane]] = {
-    "cliff": _cliff, "hole": _hole, "kink": _kink, "wave": _wave, "corner": _corner}
+    "cliff": _cliff,
+    "hole": _hole,
+    "kink": _kink,
+    "wave": _wave,
+    "corner": _corner,
+}
 
 
 def synthetic(seed: int, copies: int) -> Iterator[Known]:
@@ -155,4 +188,10 @@ def synthetic(seed: int, copies: int) -> Iterator[Known]:
                 a, b, c = *rng.uniform(0.05, 1, 2), rng.uniform(-0.3, 0.3)
                 u, v = x / (POINTS // 2), y / (POINTS // 2)
                 bowl = 1 + a * u**2 + b * v**2 + c * u * v
-                yield Known(f"{name}, {width:g} cells, seed {seed}.{copy}", name, places, bowl + feature(width, rng)(x, y), width)
+                yield Known(
+                    f"{name}, {width:g} cells, seed {seed}.{copy}",
+                    name,
+                    places,
+                    bowl + feature(width, rng)(x, y),
+                    width,
+                )

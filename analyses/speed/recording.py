@@ -34,7 +34,9 @@ def train(model: nn.Module, mine: torch.Tensor, epochs: int) -> nn.Module:
     for _ in range(epochs):
         for batch in mine[torch.randperm(len(mine))].split(20):
             optimiser.zero_grad()
-            nn.functional.cross_entropy(model(DIGITS.batch(batch)), DIGITS.train_y[batch]).backward()
+            nn.functional.cross_entropy(
+                model(DIGITS.batch(batch)), DIGITS.train_y[batch]
+            ).backward()
             optimiser.step()
     return model
 
@@ -54,19 +56,28 @@ def timed(rec: fldiag.Recorder) -> list[float]:
 
 
 def measure(name: str, rounds: int, clients: int, epochs: int) -> None:
-    parts = np.array_split(torch.randperm(len(DIGITS.train_y), generator=torch.Generator().manual_seed(0)).numpy(), clients)
+    parts = np.array_split(
+        torch.randperm(len(DIGITS.train_y), generator=torch.Generator().manual_seed(0)).numpy(),
+        clients,
+    )
     training: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         model = models.build(name, DIGITS.shape, DIGITS.classes)
-        recorders = {"recording": fldiag.Recorder(f"{folder}/a", model, DIGITS, parts, evaluate=False),
-                     "with the test": fldiag.Recorder(f"{folder}/b", model, DIGITS, parts)}
+        recorders = {
+            "recording": fldiag.Recorder(f"{folder}/a", model, DIGITS, parts, evaluate=False),
+            "with the test": fldiag.Recorder(f"{folder}/b", model, DIGITS, parts),
+        }
         thread = {kind: timed(rec) for kind, rec in recorders.items()}
         calls: dict[str, list[float]] = {kind: [] for kind in recorders}
         for _ in range(rounds):
             began, received = time.perf_counter(), copy.deepcopy(model)
-            trained = {k: train(model, torch.from_numpy(mine), epochs) for k, mine in enumerate(parts)}
+            trained = {
+                k: train(model, torch.from_numpy(mine), epochs) for k, mine in enumerate(parts)
+            }
             states = [m.state_dict() for m in trained.values()]
-            model.load_state_dict({n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]})
+            model.load_state_dict(
+                {n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]}
+            )
             training.append(time.perf_counter() - began)
             for kind, rec in recorders.items():
                 began = time.perf_counter()
@@ -80,7 +91,9 @@ def measure(name: str, rounds: int, clients: int, epochs: int) -> None:
     print(f"{name}, {epochs} epochs: a round {1e3 * alone:.0f} ms, {size / 1e6:.1f} MB", flush=True)
     for kind in recorders:
         call, work = statistics.median(calls[kind][1:]), statistics.median(thread[kind][1:])
-        print(f"  {kind}: {1e3 * call:.1f} ms in the call, {1e3 * work:.1f} ms of the thread: {(call + work) / alone:.1%}")
+        print(
+            f"  {kind}: {1e3 * call:.1f} ms in the call, {1e3 * work:.1f} ms of the thread: {(call + work) / alone:.1%}"
+        )
 
 
 def main() -> None:

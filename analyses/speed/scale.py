@@ -36,8 +36,18 @@ SAMPLED, MOST_MB, MOST_TIMES, POLL = 100, 1500, 1.10, 0.2
 
 def config(method: str, clients: int, rounds: int) -> fldiag.Config:
     return fldiag.Config.load(
-        "digits", data__name="synthetic", partition__kind="dirichlet", partition__alpha=0.3, clients__total=clients,
-        clients__per_round=SAMPLED, rounds=rounds, method__name=method, train__epochs=1, train__batch_size=10, train__lr=0.05)
+        "digits",
+        data__name="synthetic",
+        partition__kind="dirichlet",
+        partition__alpha=0.3,
+        clients__total=clients,
+        clients__per_round=SAMPLED,
+        rounds=rounds,
+        method__name=method,
+        train__epochs=1,
+        train__batch_size=10,
+        train__lr=0.05,
+    )
 
 
 def child(method: str, clients: int, rounds: int, folder: str, paced: str) -> None:
@@ -52,8 +62,19 @@ def child(method: str, clients: int, rounds: int, folder: str, paced: str) -> No
     fldiag.train(config(method, clients, rounds), out=folder, device="cpu", on_event=tell)
 
 
-def started(method: str, clients: int, rounds: int, folder: Path, pace: str) -> subprocess.Popen[str]:
-    words = [sys.executable, __file__, "--child", method, str(clients), str(rounds), str(folder), pace]
+def started(
+    method: str, clients: int, rounds: int, folder: Path, pace: str
+) -> subprocess.Popen[str]:
+    words = [
+        sys.executable,
+        __file__,
+        "--child",
+        method,
+        str(clients),
+        str(rounds),
+        str(folder),
+        pace,
+    ]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
 
 
@@ -62,7 +83,12 @@ class Memory(threading.Thread):
 
     def __init__(self, process: int):
         super().__init__(daemon=True)
-        self.process, self.round, self.peaks, self.done = process, 0, dict[int, float](), threading.Event()
+        self.process, self.round, self.peaks, self.done = (
+            process,
+            0,
+            dict[int, float](),
+            threading.Event(),
+        )
 
     def run(self) -> None:
         while not self.done.wait(POLL):
@@ -76,7 +102,9 @@ def pss(process: int) -> float:
         text = Path(f"/proc/{process}/smaps_rollup").read_text("utf-8")
         total = int(text.split("\nPss:")[1].split()[0]) * 1024 / 1e6
         for task in Path(f"/proc/{process}/task").iterdir():
-            total += sum(pss(int(number)) for number in (task / "children").read_text("utf-8").split())
+            total += sum(
+                pss(int(number)) for number in (task / "children").read_text("utf-8").split()
+            )
     return total
 
 
@@ -92,14 +120,24 @@ def memory(method: str, clients: int, rounds: int) -> dict[str, Any]:
         if process.returncode:
             raise SystemExit(f"{method} with {clients} clients failed")
         early = max(mb for r, mb in watch.peaks.items() if r <= max(1, rounds // 5))
-        return {"method": method, "clients": clients, "rounds": rounds, "early_mb": early, "peak_mb": max(watch.peaks.values()),
-                "disk_mb": prune.size(run) / 1e6, "state_mb": prune.size(run / "state") / 1e6}
+        return {
+            "method": method,
+            "clients": clients,
+            "rounds": rounds,
+            "early_mb": early,
+            "peak_mb": max(watch.peaks.values()),
+            "disk_mb": prune.size(run) / 1e6,
+            "state_mb": prune.size(run / "state") / 1e6,
+        }
 
 
 def times(method: str, clients: list[int], turns: int) -> list[dict[str, Any]]:
     """Rounds of all numbers of clients in turn; the first one of each is left out."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        every = [stack.enter_context(started(method, n, turns + 1, Path(folder) / str(n), "paced")) for n in clients]
+        every = [
+            stack.enter_context(started(method, n, turns + 1, Path(folder) / str(n), "paced"))
+            for n in clients
+        ]
         starts = [json.loads(process.stdout.readline()) for process in every]  # type: ignore[union-attr]
         assert all(event["event"] == "start" for event in starts)
         seconds: list[list[float]] = []
@@ -111,24 +149,52 @@ def times(method: str, clients: list[int], turns: int) -> list[dict[str, Any]]:
         for process in every:
             process.communicate("\n" * 9)
     columns = list(zip(*seconds[1:], strict=True))
-    return [{"method": method, "clients": n, "turns": turns, "round_s": statistics.median(mine),
-             "ratio": statistics.median(a / b for a, b in zip(mine, columns[0], strict=True))}
-            for n, mine in zip(clients, columns, strict=True)]
+    return [
+        {
+            "method": method,
+            "clients": n,
+            "turns": turns,
+            "round_s": statistics.median(mine),
+            "ratio": statistics.median(a / b for a, b in zip(mine, columns[0], strict=True)),
+        }
+        for n, mine in zip(clients, columns, strict=True)
+    ]
 
 
 def table(found: pd.DataFrame) -> str:
-    lines = ["| method | clients N | time a round, ms (ratio to the fewest clients) | peak PSS MB (first fifth of the rounds) "
-             "| disk MB (of it states) |", "|---|---|---|---|---|"]
+    lines = [
+        "| method | clients N | time a round, ms (ratio to the fewest clients) | peak PSS MB (first fifth of the rounds) "
+        "| disk MB (of it states) |",
+        "|---|---|---|---|---|",
+    ]
     for (method, clients), row in found.iterrows():
         other = "" if 1 / MOST_TIMES <= row["ratio"] <= MOST_TIMES else " ✗"
         large = "" if row["peak_mb"] <= min(MOST_MB, MOST_TIMES * row["early_mb"]) else " ✗"
-        time = "not measured" if pd.isna(row["ratio"]) else f"{1000 * row['round_s']:,.0f} ({row['ratio']:.2f}){other}"
-        mb = "not measured" if pd.isna(row["peak_mb"]) else f"{row['peak_mb']:,.0f} ({row['early_mb']:,.0f}){large}"
-        disk = "not measured" if pd.isna(row["disk_mb"]) else f"{row['disk_mb']:,.0f} ({row['state_mb']:,.0f})"
+        time = (
+            "not measured"
+            if pd.isna(row["ratio"])
+            else f"{1000 * row['round_s']:,.0f} ({row['ratio']:.2f}){other}"
+        )
+        mb = (
+            "not measured"
+            if pd.isna(row["peak_mb"])
+            else f"{row['peak_mb']:,.0f} ({row['early_mb']:,.0f}){large}"
+        )
+        disk = (
+            "not measured"
+            if pd.isna(row["disk_mb"])
+            else f"{row['disk_mb']:,.0f} ({row['state_mb']:,.0f})"
+        )
         lines.append(f"| {method} | {clients:,} | {time} | {mb} | {disk} |")
-    rounds, turns = (", ".join(sorted({f"{n:g}" for n in found[key].dropna()})) for key in ("rounds", "turns"))
-    where = f"{', '.join(set(found['machine']))}, one thread, torch {', '.join(set(found['torch']))}"
-    return "\n".join([*lines, "", f"Memory and disk: {rounds} rounds; time: {turns} turns. {where}."])
+    rounds, turns = (
+        ", ".join(sorted({f"{n:g}" for n in found[key].dropna()})) for key in ("rounds", "turns")
+    )
+    where = (
+        f"{', '.join(set(found['machine']))}, one thread, torch {', '.join(set(found['torch']))}"
+    )
+    return "\n".join(
+        [*lines, "", f"Memory and disk: {rounds} rounds; time: {turns} turns. {where}."]
+    )
 
 
 def main() -> None:
@@ -154,11 +220,29 @@ def main() -> None:
             rows.append(memory(method, n, given.rounds))
         for row in rows:
             print(row, flush=True)
-            new = pd.DataFrame([{**row, "machine": machine(), "torch": torch.__version__}]).set_index(key)
+            new = pd.DataFrame(
+                [{**row, "machine": machine(), "torch": torch.__version__}]
+            ).set_index(key)
             found = new.combine_first(pd.read_csv(file).set_index(key)) if file.is_file() else new
             found.to_csv(file)
-    print(table(found.reindex(columns=["round_s", "ratio", "early_mb", "peak_mb", "disk_mb", "state_mb", "rounds", "turns",
-                                       "machine", "torch"])))
+    print(
+        table(
+            found.reindex(
+                columns=[
+                    "round_s",
+                    "ratio",
+                    "early_mb",
+                    "peak_mb",
+                    "disk_mb",
+                    "state_mb",
+                    "rounds",
+                    "turns",
+                    "machine",
+                    "torch",
+                ]
+            )
+        )
+    )
 
 
 if __name__ == "__main__":

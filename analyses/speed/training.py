@@ -56,9 +56,17 @@ def digits(model: str, **train: object) -> Setup:
 
 def cifar(*overrides: str) -> Setup:
     """2 of 4 clients with 500 examples each, one epoch, batch 50."""
-    cfg = config.build({"rounds": 1, "model": {"name": "fedavg_cifar"}, "partition": {"kind": "iid"}, "data": {"augment": False},
-                        "clients": {"total": 4, "per_round": 2}, "train": {"epochs": 1, "batch_size": 50}},
-                       dict(config.parse_override(o) for o in overrides))
+    cfg = config.build(
+        {
+            "rounds": 1,
+            "model": {"name": "fedavg_cifar"},
+            "partition": {"kind": "iid"},
+            "data": {"augment": False},
+            "clients": {"total": 4, "per_round": 2},
+            "train": {"epochs": 1, "batch_size": 50},
+        },
+        dict(config.parse_override(o) for o in overrides),
+    )
     if has_cifar():
         full = data.load("cifar10")
         x, y = full.train_x[:CIFAR_IMAGES], full.train_y[:CIFAR_IMAGES]
@@ -66,7 +74,12 @@ def cifar(*overrides: str) -> Setup:
         rng = np.random.default_rng(0)
         x = torch.from_numpy(rng.integers(0, 256, (CIFAR_IMAGES, 3, 32, 32), dtype=np.uint8))
         y = torch.from_numpy(rng.integers(0, 10, CIFAR_IMAGES))
-    return Setup(cfg, dataset=Dataset("cifar", x, y, x[:100], y[:100], 10, mean=(.5, .5, .5), std=(.25, .25, .25)))
+    return Setup(
+        cfg,
+        dataset=Dataset(
+            "cifar", x, y, x[:100], y[:100], 10, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
+        ),
+    )
 
 
 def has_cifar() -> bool:
@@ -78,15 +91,24 @@ def turns(sides: dict[str, Side], count: int, apart: bool = False) -> dict[str, 
     """Seconds of every side, turn by turn. ``apart``: all turns of a side in a row."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     order = [(turn, name) for turn in range(count + 1) for name in sides]
-    for turn, name in sorted(order, key=lambda place: list(sides).index(place[1])) if apart else order:
+    for turn, name in (
+        sorted(order, key=lambda place: list(sides).index(place[1])) if apart else order
+    ):
         taken = sides[name].round()
         if turn:  # the first warms up
             seconds[name].append(taken)
     return seconds
 
 
-def table(title: str, ours: str, sides: dict[str, Callable[[], Side]], aims: dict[str, float], args: argparse.Namespace, *,
-          cost: tuple[str, ...] = ()) -> None:
+def table(
+    title: str,
+    ours: str,
+    sides: dict[str, Callable[[], Side]],
+    aims: dict[str, float],
+    args: argparse.Namespace,
+    *,
+    cost: tuple[str, ...] = (),
+) -> None:
     """Ratios are side / ``ours``, and ``ours`` / side for those in ``cost``, whose aims are upper bounds."""
     seconds = turns({name: make() for name, make in sides.items()}, args.turns, args.apart)
     print(f"\n| {title} | ms | ratio (min–max) | aim |\n|---|---|---|---|")
@@ -96,59 +118,104 @@ def table(title: str, ours: str, sides: dict[str, Callable[[], Side]], aims: dic
             print(f"| **{name}** | {ms} | | |")
             continue
         upper = name in cost
-        ratios = sorted(b / a if upper else a / b for a, b in zip(taken, seconds[ours], strict=True))
+        ratios = sorted(
+            b / a if upper else a / b for a, b in zip(taken, seconds[ours], strict=True)
+        )
         middle, aim = statistics.median(ratios), aims.get(name)
         missed = aim is not None and (round(middle, 2) > aim if upper else round(middle, 2) < aim)
-        print(f"| {name} | {ms} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f}){' ✗' * missed} | "
-              f"{'' if aim is None else f'{chr(8804) if upper else chr(8805)} {aim:.2f}'} |", flush=True)
+        print(
+            f"| {name} | {ms} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f}){' ✗' * missed} | "
+            f"{'' if aim is None else f'{chr(8804) if upper else chr(8805)} {aim:.2f}'} |",
+            flush=True,
+        )
 
 
 def of_digits(args: argparse.Namespace) -> None:
     aims = {"mlp": {1: 3, 2: 4}, "small_cnn": {1: 2.4, 2: 2.5}}
     for model, textbook in aims.items():
         sides: dict[str, Callable[[], Side]] = {
-            "fldiag": lambda m=model: Ours(digits(m)), "textbook loop": lambda m=model: Textbook(digits(m)),
-            "careful loop": lambda m=model: Careful(digits(m))}
+            "fldiag": lambda m=model: Ours(digits(m)),
+            "textbook loop": lambda m=model: Textbook(digits(m)),
+            "careful loop": lambda m=model: Careful(digits(m)),
+        }
         if FedLab.installed():
             sides["FedLab"] = lambda m=model: FedLab(digits(m))
         if args.fedjax:
             sides["FedJAX"] = lambda m=model: FedJax(digits(m), m, args.fedjax)
-        table(f"digits {model}, batch 10: side / fldiag", "fldiag", sides,
-              {"textbook loop": textbook.get(args.threads, 0), "FedJAX": 1.0}, args)
+        table(
+            f"digits {model}, batch 10: side / fldiag",
+            "fldiag",
+            sides,
+            {"textbook loop": textbook.get(args.threads, 0), "FedJAX": 1.0},
+            args,
+        )
         _not_measured(args)
 
 
 def of_cifar(args: argparse.Namespace) -> None:
     sides: dict[str, Callable[[], Side]] = {
-        "fldiag": lambda: Ours(cifar()), "textbook loop": lambda: Textbook(cifar()), "careful loop": lambda: Careful(cifar()),
-        "fldiag / the kernels alone": lambda: Floor(cifar())}
+        "fldiag": lambda: Ours(cifar()),
+        "textbook loop": lambda: Textbook(cifar()),
+        "careful loop": lambda: Careful(cifar()),
+        "fldiag / the kernels alone": lambda: Floor(cifar()),
+    }
     if FedLab.installed():
         sides["FedLab"] = lambda: FedLab(cifar())
-    table("CIFAR CNN, batch 50, fp32: side / fldiag", "fldiag", sides, {
-        "textbook loop": 1.3, "careful loop": 1.08, "FedLab": 1.35, "fldiag / the kernels alone": 1.15}, args,
-        cost=("fldiag / the kernels alone",))
+    table(
+        "CIFAR CNN, batch 50, fp32: side / fldiag",
+        "fldiag",
+        sides,
+        {
+            "textbook loop": 1.3,
+            "careful loop": 1.08,
+            "FedLab": 1.35,
+            "fldiag / the kernels alone": 1.15,
+        },
+        args,
+        cost=("fldiag / the kernels alone",),
+    )
     _not_measured(args, jax=False)
     if not has_bf16() and not args.bf16:
-        print("\nbf16: not measured, this processor only emulates it (--bf16 measures it all the same)")
+        print(
+            "\nbf16: not measured, this processor only emulates it (--bf16 measures it all the same)"
+        )
         return
-    table("CIFAR CNN, batch 50, bf16: side / fldiag", "fldiag bf16", {
-        "fldiag bf16": lambda: Ours(cifar("train.precision=bf16")), "textbook loop, fp32": lambda: Textbook(cifar()),
-        "careful loop with autocast": lambda: Careful(cifar(), bf16=True)},
-        {"textbook loop, fp32": 2.3, "careful loop with autocast": 1.05}, args)
+    table(
+        "CIFAR CNN, batch 50, bf16: side / fldiag",
+        "fldiag bf16",
+        {
+            "fldiag bf16": lambda: Ours(cifar("train.precision=bf16")),
+            "textbook loop, fp32": lambda: Textbook(cifar()),
+            "careful loop with autocast": lambda: Careful(cifar(), bf16=True),
+        },
+        {"textbook loop, fp32": 2.3, "careful loop with autocast": 1.05},
+        args,
+    )
 
 
 def of_methods(args: argparse.Namespace) -> None:
     aims = {"fedsam": 2.05, "fedsol": 1.25, "fedntd": 1.30, "scaffold": 1.08}
-    seconds = turns({name: Ours(cifar(f"method.name={name}", f"train.epochs={args.epochs}")) for name in ("fedavg", *aims)},
-                    args.turns, args.apart)
-    print(f"\n| CIFAR CNN, batch 50, fp32, {args.epochs} epoch{'s' * (args.epochs > 1)}: method / FedAvg, both fldiag's | ms | "
-          "ratio (min–max) | aim |\n|---|---|---|---|")
+    seconds = turns(
+        {
+            name: Ours(cifar(f"method.name={name}", f"train.epochs={args.epochs}"))
+            for name in ("fedavg", *aims)
+        },
+        args.turns,
+        args.apart,
+    )
+    print(
+        f"\n| CIFAR CNN, batch 50, fp32, {args.epochs} epoch{'s' * (args.epochs > 1)}: method / FedAvg, both fldiag's | ms | "
+        "ratio (min–max) | aim |\n|---|---|---|---|"
+    )
     print(f"| **fedavg** | {statistics.median(seconds['fedavg']) * 1e3:.1f} | | |")
     for name, aim in aims.items():
         ratios = sorted(a / b for a, b in zip(seconds[name], seconds["fedavg"], strict=True))
         middle = statistics.median(ratios)
-        print(f"| {name} | {statistics.median(seconds[name]) * 1e3:.1f} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
-              f"{' ✗' * (round(middle, 2) > aim)} | ≤ {aim:.2f} |", flush=True)
+        print(
+            f"| {name} | {statistics.median(seconds[name]) * 1e3:.1f} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
+            f"{' ✗' * (round(middle, 2) > aim)} | ≤ {aim:.2f} |",
+            flush=True,
+        )
 
 
 def _not_measured(args: argparse.Namespace, jax: bool = True) -> None:
@@ -161,7 +228,9 @@ def _not_measured(args: argparse.Namespace, jax: bool = True) -> None:
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -171,18 +240,28 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=("digits", "cifar", "methods"))
-    parser.add_argument("--epochs", type=int, default=1, help="local epochs of the table of methods (the papers: 5)")
-    parser.add_argument("--apart", action="store_true", help="all turns of a side in a row: nothing else between its rounds")
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="local epochs of the table of methods (the papers: 5)"
+    )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="all turns of a side in a row: nothing else between its rounds",
+    )
     parser.add_argument("--fedjax", help="python of an environment with FedJAX")
-    parser.add_argument("--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)")
+    parser.add_argument(
+        "--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)"
+    )
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):  # the same cores for every side
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:args.threads])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     torch.set_num_threads(args.threads)
     lab = importlib.util.find_spec("fedlab") is not None
-    print(f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "
-          f"torch {torch.__version__}; {args.threads} thread{'s' * (args.threads > 1)}; {args.turns} turns; "
-          f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}{'' if lab else '; no FedLab'}")
+    print(
+        f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "
+        f"torch {torch.__version__}; {args.threads} thread{'s' * (args.threads > 1)}; {args.turns} turns; "
+        f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}{'' if lab else '; no FedLab'}"
+    )
     for name, job in (("digits", of_digits), ("cifar", of_cifar), ("methods", of_methods)):
         if args.only in (None, name):
             job(args)

@@ -24,20 +24,32 @@ def small_cnn(batch):
 
 
 data = np.load(file)
-clients = [fedjax.ClientDataset({"x": data["x"][p], "y": data["y"][p]}) for p in np.split(data["parts"], data["cuts"])]
+clients = [
+    fedjax.ClientDataset({"x": data["x"][p], "y": data["y"][p]})
+    for p in np.split(data["parts"], data["cuts"])
+]
 net = fedjax.create_model_from_haiku(
-    hk.transform(mlp if model == "mlp" else small_cnn), {"x": data["x"][:1], "y": data["y"][:1]},
-    train_loss=lambda batch, z: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], z))
+    hk.transform(mlp if model == "mlp" else small_cnn),
+    {"x": data["x"][:1], "y": data["y"][:1]},
+    train_loss=lambda batch, z: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], z),
+)
 algorithm = fed_avg.federated_averaging(
-    fedjax.model_grad(net), fedjax.optimizers.sgd(float(lr), float(momentum) or None), fedjax.optimizers.sgd(1.0),
-    fedjax.ShuffleRepeatBatchHParams(batch_size=int(batch_size), num_epochs=1, drop_remainder=False))
+    fedjax.model_grad(net),
+    fedjax.optimizers.sgd(float(lr), float(momentum) or None),
+    fedjax.optimizers.sgd(1.0),
+    fedjax.ShuffleRepeatBatchHParams(
+        batch_size=int(batch_size), num_epochs=1, drop_remainder=False
+    ),
+)
 state, t = algorithm.init(net.init(jax.random.PRNGKey(0))), 0
 
 
 def train(ids):
     global state
     began = time.perf_counter()
-    state, _ = algorithm.apply(state, [(str(i).encode(), clients[i], jax.random.PRNGKey(i)) for i in ids])
+    state, _ = algorithm.apply(
+        state, [(str(i).encode(), clients[i], jax.random.PRNGKey(i)) for i in ids]
+    )
     jax.block_until_ready(state.params)
     return time.perf_counter() - began
 

@@ -36,7 +36,9 @@ class Clients:
 
     def optimizer(self, model: nn.Module, **options: Any) -> torch.optim.SGD:
         t = self.train
-        return torch.optim.SGD(model.parameters(), lr=t.lr, momentum=t.momentum, weight_decay=t.weight_decay, **options)
+        return torch.optim.SGD(
+            model.parameters(), lr=t.lr, momentum=t.momentum, weight_decay=t.weight_decay, **options
+        )
 
     def round(self) -> float:
         began = time.perf_counter()
@@ -63,14 +65,19 @@ class Textbook(Clients):
             model.train()
             optimizer, criterion = self.optimizer(model), nn.CrossEntropyLoss()
             for _ in range(self.train.epochs):
-                for x, y in DataLoader(self.subsets[i], batch_size=self.train.batch_size, shuffle=True):
+                for x, y in DataLoader(
+                    self.subsets[i], batch_size=self.train.batch_size, shuffle=True
+                ):
                     optimizer.zero_grad()
                     criterion(model(x), y).backward()
                     optimizer.step()
             states.append(model.state_dict())
             sizes.append(len(self.subsets[i]))
         total = sum(sizes)
-        mean = {k: sum(s[k] * (n / total) for s, n in zip(states, sizes, strict=True)) for k in states[0]}
+        mean = {
+            k: sum(s[k] * (n / total) for s, n in zip(states, sizes, strict=True))
+            for k in states[0]
+        }
         self.model.load_state_dict(mean)
 
 
@@ -153,7 +160,10 @@ class Floor:
 
     def __init__(self, setup: Setup):
         self.train, self.net, last = setup.config.train, setup.module, torch.channels_last
-        self.steps = sum(len(setup.schedule.batches(0, i, len(setup.parts[i]))) for i in setup.schedule.sampled(0))
+        self.steps = sum(
+            len(setup.schedule.batches(0, i, len(setup.parts[i])))
+            for i in setup.schedule.sampled(0)
+        )
         b, net = self.train.batch_size, self.net
         self.w = torch.cat([p.detach().flatten() for p in net.parameters()])
         self.g, self.v = torch.zeros_like(self.w), torch.zeros_like(self.w)
@@ -175,24 +185,52 @@ class Floor:
         return time.perf_counter() - began
 
     def convolve_back(self, g: Tensor, a: Tensor, m: nn.Conv2d, inputs: bool) -> None:
-        torch.ops.aten.convolution_backward(g, a, m.weight, [m.out_channels], m.stride, m.padding, m.dilation, False, [0, 0], 1,
-                                            [inputs, True, True])
+        torch.ops.aten.convolution_backward(
+            g,
+            a,
+            m.weight,
+            [m.out_channels],
+            m.stride,
+            m.padding,
+            m.dilation,
+            False,
+            [0, 0],
+            1,
+            [inputs, True, True],
+        )
 
     def step(self) -> None:
         net, (x, a1, a2, a3), pools = self.net, self.a, self.p
-        net.conv1(x), net.conv2(a2), product(self.flat, net.fc.weight, net.fc.bias), net.classifier(self.h)
+        (
+            net.conv1(x),
+            net.conv2(a2),
+            product(self.flat, net.fc.weight, net.fc.bias),
+            net.classifier(self.h),
+        )
         for a in (a1, a3):
             F.max_pool2d(a, 2, return_indices=True)
         start = net.conv1.weight.numel() + net.conv2.weight.numel() + 32 + 64
-        into = self.g[start: start + net.fc.weight.numel()].view_as(net.fc.weight)
+        into = self.g[start : start + net.fc.weight.numel()].view_as(net.fc.weight)
         into.copy_(product(self.h.T, self.flat.T))
         product(self.h, net.fc.weight.T)
         for a, (out, at) in zip((a1, a3), pools, strict=True):
-            torch.ops.aten.max_pool2d_with_indices_backward(out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
+            torch.ops.aten.max_pool2d_with_indices_backward(
+                out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at
+            )
         self.convolve_back(a3, a2, net.conv2, True)
         self.convolve_back(a1, x, net.conv1, False)
-        sgd([self.w], [self.g], [self.v], weight_decay=1e-5, momentum=0.9, lr=0.0, dampening=0.0, nesterov=False, maximize=False,
-            fused=True)
+        sgd(
+            [self.w],
+            [self.g],
+            [self.v],
+            weight_decay=1e-5,
+            momentum=0.9,
+            lr=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            fused=True,
+        )
 
 
 class FedJax:
@@ -203,11 +241,28 @@ class FedJax:
         x = setup.dataset.normalise(setup.dataset.train_x).permute(0, 2, 3, 1).contiguous().numpy()
         train, self.folder = setup.config.train, tempfile.TemporaryDirectory()
         file = Path(self.folder.name) / "clients.npz"
-        np.savez(file, x=x, y=setup.dataset.train_y.numpy(), parts=np.concatenate(setup.parts),
-                 cuts=np.cumsum([len(p) for p in setup.parts])[:-1], sampled=[setup.schedule.sampled(t) for t in range(100)])
+        np.savez(
+            file,
+            x=x,
+            y=setup.dataset.train_y.numpy(),
+            parts=np.concatenate(setup.parts),
+            cuts=np.cumsum([len(p) for p in setup.parts])[:-1],
+            sampled=[setup.schedule.sampled(t) for t in range(100)],
+        )
         self.process = subprocess.Popen(
-            [python, str(Path(__file__).with_name("training_fedjax.py")), model, str(file), str(train.batch_size), str(train.lr),
-             str(train.momentum)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+            [
+                python,
+                str(Path(__file__).with_name("training_fedjax.py")),
+                model,
+                str(file),
+                str(train.batch_size),
+                str(train.lr),
+                str(train.momentum),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
         self.ask("warm")
 
     def ask(self, what: str) -> float:

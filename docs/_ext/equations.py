@@ -9,21 +9,105 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-GREEK = {"alpha", "beta", "gamma", "delta", "eps", "kappa", "lam", "lambda", "mu", "omega", "phi", "pi", "rho", "sigma", "tau",
-         "theta", "xi", "Delta", "Lambda", "Sigma"}
-LETTERS = {"eps": r"\epsilon", "lam": r"\lambda", "grad": r"\nabla", "zbar": r"\bar z", "mubar": r"\bar\mu", "gt": r"\tilde g",
-           "zg": "{z_g}", "zp": "{z_p}", "sum": r"\sum", "sqrt": r"\sqrt{}", "inf": r"\infty", "int": r"\int"}
-WORDS = {"softmax", "mean", "argmax", "argmin", "KL", "CE", "Var", "relu", "sign", "exp", "log", "cos", "max", "min", "pool",
-         "ceil", "body", "lr", "wd", "tr", "diag", "sharp", "HW", "Beta"}
-RELATIONS = {"=": "=", ":=": r"\leftarrow", "~": r"\sim", "<": "<", ">": ">", "<=": r"\le", ">=": r"\ge", "in": r"\in",
-             "->": r"\to"}
-SIGNS = {";": ";", "*": r"\cdot ", "^": "^", "+": "+", "-": "-", "/": "/", "(": "(", ")": ")", "[": "[", "]": "]", "{": r"\{",
-         "}": r"\}", ",": ",", "..": r"\ldots", "'": "'", "!": "!", "+-": r"\pm "}
+GREEK = {
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "eps",
+    "kappa",
+    "lam",
+    "lambda",
+    "mu",
+    "omega",
+    "phi",
+    "pi",
+    "rho",
+    "sigma",
+    "tau",
+    "theta",
+    "xi",
+    "Delta",
+    "Lambda",
+    "Sigma",
+}
+LETTERS = {
+    "eps": r"\epsilon",
+    "lam": r"\lambda",
+    "grad": r"\nabla",
+    "zbar": r"\bar z",
+    "mubar": r"\bar\mu",
+    "gt": r"\tilde g",
+    "zg": "{z_g}",
+    "zp": "{z_p}",
+    "sum": r"\sum",
+    "sqrt": r"\sqrt{}",
+    "inf": r"\infty",
+    "int": r"\int",
+}
+WORDS = {
+    "softmax",
+    "mean",
+    "argmax",
+    "argmin",
+    "KL",
+    "CE",
+    "Var",
+    "relu",
+    "sign",
+    "exp",
+    "log",
+    "cos",
+    "max",
+    "min",
+    "pool",
+    "ceil",
+    "body",
+    "lr",
+    "wd",
+    "tr",
+    "diag",
+    "sharp",
+    "HW",
+    "Beta",
+}
+RELATIONS = {
+    "=": "=",
+    ":=": r"\leftarrow",
+    "~": r"\sim",
+    "<": "<",
+    ">": ">",
+    "<=": r"\le",
+    ">=": r"\ge",
+    "in": r"\in",
+    "->": r"\to",
+}
+SIGNS = {
+    ";": ";",
+    "*": r"\cdot ",
+    "^": "^",
+    "+": "+",
+    "-": "-",
+    "/": "/",
+    "(": "(",
+    ")": ")",
+    "[": "[",
+    "]": "]",
+    "{": r"\{",
+    "}": r"\}",
+    ",": ",",
+    "..": r"\ldots",
+    "'": "'",
+    "!": "!",
+    "+-": r"\pm ",
+}
 #: Code, quoted values, space, signs of two characters, names with subscripts (or dots), numbers, and any other character.
 TOKEN = re.compile(
     r"``[^`]*``|\"[^\"]*\"|\s+|//|\|\||:=|<=|>=|->|\.\.|\+-"
     r"|[A-Za-z~]+(?:[0-9]+(?![A-Za-z0-9.]))?~?(?:_[A-Za-z0-9,]*[A-Za-z0-9]|_\{[^}]*\})*(?:\.[a-z_]+)*"
-    r"|\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%)?|.", re.DOTALL)
+    r"|\d+(?:\.\d+)?(?:e-?\d+)?(?:\s?%)?|.",
+    re.DOTALL,
+)
 
 
 def symbol(name: str) -> str | None:
@@ -54,8 +138,12 @@ def symbol(name: str) -> str | None:
 
 def _subscript(text: str) -> str:
     words = {"in": r"\in ", "=": "=", ":": ":", "..": r"\ldots ", "not": r"\neg ", ",": ","}
-    parts = [words.get(p) or symbol(p) or (rf"\mathrm{{{p}}}".replace("_", r"\_") if p[0].isalpha() else p)
-             for p in re.findall(r"[A-Za-z][A-Za-z0-9_]*|\d+|\.\.|[=:,]", text)]
+    parts = [
+        words.get(p)
+        or symbol(p)
+        or (rf"\mathrm{{{p}}}".replace("_", r"\_") if p[0].isalpha() else p)
+        for p in re.findall(r"[A-Za-z][A-Za-z0-9_]*|\d+|\.\.|[=:,]", text)
+    ]
     return " ".join(parts)
 
 
@@ -98,14 +186,30 @@ def _run(tokens: list[str], start: int) -> int:
             symbols += 1
         else:
             break
-        if depth == 0 and not t.isspace() and (t not in SIGNS or t in ")]}'!") and (t not in RELATIONS or t == ">"):
+        if (
+            depth == 0
+            and not t.isspace()
+            and (t not in SIGNS or t in ")]}'!")
+            and (t not in RELATIONS or t == ">")
+        ):
             end = i + 1
         i += 1
     inside = tokens[start:end]
-    whole = any(t in RELATIONS for t in inside if t != "in") or any(t in ("||", "/", "^", "*") for t in inside) \
-        or any(a[0].isalpha() and b == "(" for a, b in pairwise(inside)) or "grad" in inside \
+    whole = (
+        any(t in RELATIONS for t in inside if t != "in")
+        or any(t in ("||", "/", "^", "*") for t in inside)
+        or any(a[0].isalpha() and b == "(" for a, b in pairwise(inside))
+        or "grad" in inside
         or ("+" in inside and symbols > 1)
-    return end if whole and relations + symbols > 0 and any(t[0].isalpha() for t in inside) and _even(inside) else start
+    )
+    return (
+        end
+        if whole
+        and relations + symbols > 0
+        and any(t[0].isalpha() for t in inside)
+        and _even(inside)
+        else start
+    )
 
 
 def _inner(tokens: list[str], start: int, at: int) -> int:
@@ -118,13 +222,20 @@ def _inner(tokens: list[str], start: int, at: int) -> int:
 
 
 def _even(tokens: list[str]) -> bool:
-    return sum(t == "||" for t in tokens if t) % 2 == 0 or any(a.isspace() and b == "||" for a, b in pairwise(tokens))
+    return sum(t == "||" for t in tokens if t) % 2 == 0 or any(
+        a.isspace() and b == "||" for a, b in pairwise(tokens)
+    )
 
 
 def _article(tokens: list[str], i: int) -> bool:
     """``a`` before a word is the article."""
-    return tokens[i] in ("a", "A") and i + 2 < len(tokens) and tokens[i + 1].isspace() and tokens[i + 2][:1].isalpha() \
+    return (
+        tokens[i] in ("a", "A")
+        and i + 2 < len(tokens)
+        and tokens[i + 1].isspace()
+        and tokens[i + 2][:1].isalpha()
         and symbol(tokens[i + 2]) is None
+    )
 
 
 def _latex(tokens: list[str]) -> str:
@@ -134,8 +245,13 @@ def _latex(tokens: list[str]) -> str:
         before, after = tokens[i - 1] if i else " ", tokens[i + 1] if i + 1 < len(tokens) else " "
         if t.isspace():
             close = before[-1:].isalnum() or before in ")}"
-            found.append(r"\; " if before in RELATIONS or after in RELATIONS else
-                         r"\, " if close and (after[:1].isalnum() or after[0] in "(|") else " ")
+            found.append(
+                r"\; "
+                if before in RELATIONS or after in RELATIONS
+                else r"\, "
+                if close and (after[:1].isalnum() or after[0] in "(|")
+                else " "
+            )
         elif t == "||":
             if before.isspace() and after.isspace():
                 found.append(r"\parallel ")  # the two sides of a divergence

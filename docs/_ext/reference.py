@@ -23,21 +23,27 @@ from fldiag.results.table import COLUMNS, DESCRIPTIONS
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 OUT = DOCS / "reference" / "made"
-TITLES = {"methods": "Methods", "models": "Models", "datasets": "Data sets", "diagnostics": "Diagnostics", "presets": "Presets",
-          "figures": "Figures and tables of the papers"}
+TITLES = {
+    "methods": "Methods",
+    "models": "Models",
+    "datasets": "Data sets",
+    "diagnostics": "Diagnostics",
+    "presets": "Presets",
+    "figures": "Figures and tables of the papers",
+}
 LEADS = {
     "methods": "Forty methods of five papers and their baselines, each one file under `fldiag/methods/`. Symbols: $w_g$ the "
-               "received global model, $w_k$ the client's weights, $g_l$ the local gradient, $g_u$ the gradient that is applied, "
-               "$p_k$ the weight of a client in the mean, $P$ a pass forwards and backwards.",
-    "models": "Architectures with the parameter counts of the papers. `model.name = \"mypkg.nets:factory\"` names your own.",
+    "received global model, $w_k$ the client's weights, $g_l$ the local gradient, $g_u$ the gradient that is applied, "
+    "$p_k$ the weight of a client in the mean, $P$ a pass forwards and backwards.",
+    "models": 'Architectures with the parameter counts of the papers. `model.name = "mypkg.nets:factory"` names your own.',
     "datasets": "What `data.name` and `--data` take. Nothing is fetched without `--download`.",
     "diagnostics": "Each diagnostic is a verb (or a flag of one), a table, a picture and a section of the report, and a paper's "
-                   "figure can use it.",
+    "figure can use it.",
     "presets": "What `fldiag train NAME` starts from; change any key with `--set key=value`.",
     "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol, and "
-               "`paper-bf16` the same in bf16.",
+    "`paper-bf16` the same in bf16.",
     "verbs": "Every verb has `--help` with an example. The last line that it prints is the path of what it wrote. Exit codes: 0 "
-             "done, 1 failed or stopped by Ctrl-C, 2 wrong use, 3 training diverged or a check that failed.",
+    "done, 1 failed or stopped by Ctrl-C, 2 wrong use, 3 training diverged or a check that failed.",
 }
 KEY = re.compile(r"^([A-Za-z][\w ,]{0,12}):\s+(?=\S)")
 
@@ -48,37 +54,85 @@ def write(_: Any = None) -> None:
     for kind in TITLES:
         items = known.built_in()[kind]
         pages = {name: _page(kind, name, item) for name, item in sorted(items.items())}
-        _folder(kind, TITLES[kind], LEADS[kind], pages, {n: str(i["summary"]) for n, i in items.items()})
+        _folder(
+            kind, TITLES[kind], LEADS[kind], pages, {n: str(i["summary"]) for n, i in items.items()}
+        )
     commands = dict(_commands(typer.main.get_command(verbs), "fldiag"))
-    _folder("verbs", "Verbs", LEADS["verbs"], {n: _verb(n, c) for n, c in commands.items()},
-            {n: _first(c.help or "") for n, c in commands.items()})
+    _folder(
+        "verbs",
+        "Verbs",
+        LEADS["verbs"],
+        {n: _verb(n, c) for n, c in commands.items()},
+        {n: _first(c.help or "") for n, c in commands.items()},
+    )
     lead = "Every result is a tidy table: a row is one number. Columns after these are named on the diagnostic's page."
-    (OUT / "columns.md").write_text(f"# Columns of a table\n\n{lead}\n\n" + _table(
-        ("column", "type", "what it says"), [(f"`{c}`", t, DESCRIPTIONS[c]) for c, t in COLUMNS.items()]), "utf-8")
-    (OUT / "statements.md").write_text(_statements(pd.read_csv(ROOT / "figures" / "ledger.csv")), "utf-8")
+    (OUT / "columns.md").write_text(
+        f"# Columns of a table\n\n{lead}\n\n"
+        + _table(
+            ("column", "type", "what it says"),
+            [(f"`{c}`", t, DESCRIPTIONS[c]) for c, t in COLUMNS.items()],
+        ),
+        "utf-8",
+    )
+    (OUT / "statements.md").write_text(
+        _statements(pd.read_csv(ROOT / "figures" / "ledger.csv")), "utf-8"
+    )
 
 
 def _statements(found: pd.DataFrame) -> str:
     """How many of the papers' numbers were measured under which conditions, and their statements with the verdicts."""
     counts, claims = agreement.counts(found), found[found["kind"] == "claim"]
     whole = counts.attrs
-    claims = claims.assign(agrees=claims["agrees"].fillna(claims["status"]))  # "not decided": runs that it compares are missing
+    claims = claims.assign(
+        agrees=claims["agrees"].fillna(claims["status"])
+    )  # "not decided": runs that it compares are missing
     counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
-    text = (f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured under the paper's conditions, "
-            "and "
-            f"{whole['otherwise']} only on other data or at a reduced size.\n\n")
-    text += _table(("numbers of the papers", "measured", "agree", "agree as profilers count", "do not agree", "undecided"),
-                   [(agreement.BASES[str(basis)], *map(str, row)) for basis, row in counts.iterrows()])
+    text = (
+        f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured under the paper's conditions, "
+        "and "
+        f"{whole['otherwise']} only on other data or at a reduced size.\n\n"
+    )
+    text += _table(
+        (
+            "numbers of the papers",
+            "measured",
+            "agree",
+            "agree as profilers count",
+            "do not agree",
+            "undecided",
+        ),
+        [(agreement.BASES[str(basis)], *map(str, row)) for basis, row in counts.iterrows()],
+    )
     if len(trained := agreement.trained(found)):
         text += "\nTrained under the papers' own protocol:\n\n" + _table(
-            ("number", "method", "reported", "measured", "seeds", "agrees", "how"), [
-                (escaped(f"{r['source']}, {r['data']}, {r['setting']}"), words.method(r["method"]), _pair(r, "reported"),
-                 _pair(r, "measured"), f"{r['seeds']:.0f}", escaped(r["agrees"]), escaped(r["status"]))
-                for _, r in trained.iterrows()])
+            ("number", "method", "reported", "measured", "seeds", "agrees", "how"),
+            [
+                (
+                    escaped(f"{r['source']}, {r['data']}, {r['setting']}"),
+                    words.method(r["method"]),
+                    _pair(r, "reported"),
+                    _pair(r, "measured"),
+                    f"{r['seeds']:.0f}",
+                    escaped(r["agrees"]),
+                    escaped(r["status"]),
+                )
+                for _, r in trained.iterrows()
+            ],
+        )
     text += f"\nStatements checked: {len(claims)}; {counted}.\n\n"
-    return text + _table(("statement", "where", "scale", "seeds", "verdict"), [
-        (escaped(r["metric"]), escaped(r["source"]), str(r["scale"]), "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
-         escaped(r["agrees"])) for _, r in claims.iterrows()])
+    return text + _table(
+        ("statement", "where", "scale", "seeds", "verdict"),
+        [
+            (
+                escaped(r["metric"]),
+                escaped(r["source"]),
+                str(r["scale"]),
+                "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
+                escaped(r["agrees"]),
+            )
+            for _, r in claims.iterrows()
+        ],
+    )
 
 
 def _pair(row: pd.Series, name: str) -> str:
@@ -86,14 +140,18 @@ def _pair(row: pd.Series, name: str) -> str:
     return f"{row[name]:.4g}" + ("" if pd.isna(std) else f" ± {std:.2g}")
 
 
-def _folder(kind: str, title: str, lead: str, pages: dict[str, str], summaries: dict[str, str]) -> None:
+def _folder(
+    kind: str, title: str, lead: str, pages: dict[str, str], summaries: dict[str, str]
+) -> None:
     folder = OUT / kind
     folder.mkdir(parents=True)
     for name, text in pages.items():
         (folder / f"{_file(name)}.md").write_text(f"({kind}-{_file(name)})=\n{text}", "utf-8")
     rows = [(f"[`{name}`](#{kind}-{_file(name)})", escaped(summaries[name])) for name in pages]
     toc = "\n".join(["```{toctree}", ":hidden:", *map(_file, pages), "```"])
-    (folder / "index.md").write_text(f"# {title}\n\n{lead}\n\n{_table(('name', ''), rows)}\n{toc}\n", "utf-8")
+    (folder / "index.md").write_text(
+        f"# {title}\n\n{lead}\n\n{_table(('name', ''), rows)}\n{toc}\n", "utf-8"
+    )
 
 
 def _file(name: str) -> str:
@@ -104,8 +162,17 @@ def _page(kind: str, name: str, item: known.Item) -> str:
     parts = [f"# {name}", ""]
     if kind == "presets":
         text = (ROOT / "fldiag" / "presets" / f"{name}.toml").read_text("utf-8")
-        return "\n".join([*parts, escaped(item["summary"]), "", f"```toml\n{text.rstrip()}\n```", "",
-                          f"```sh\nfldiag train {name} --dry-run\n```", ""])
+        return "\n".join(
+            [
+                *parts,
+                escaped(item["summary"]),
+                "",
+                f"```toml\n{text.rstrip()}\n```",
+                "",
+                f"```sh\nfldiag train {name} --dry-run\n```",
+                "",
+            ]
+        )
     if kind == "figures":
         return _figure(name, item)
     parts += [escaped(item["summary"]), "", *_doc(item["doc"]), ""]
@@ -114,14 +181,23 @@ def _page(kind: str, name: str, item: known.Item) -> str:
         parts += ["Source", f": {escaped(meta['source'])}", ""]
     if meta.get("equals"):
         where = ", ".join(f"`{k} = {json.dumps(v)}`" for k, v in meta["neutral"].items())
-        parts += ["Equal to", f": [`{meta['equals']}`](#methods-{meta['equals']}) where {where} (tested)", ""]
+        parts += [
+            "Equal to",
+            f": [`{meta['equals']}`](#methods-{meta['equals']}) where {where} (tested)",
+            "",
+        ]
     if item["options"]:
         head = "--set method." if kind == "methods" else "--set model." if kind == "models" else ""
         parts += ["## Options", "", _options(item["options"]), ""]
         if head:
             parts += [f"On the command line `{head}NAME=VALUE`.", ""]
-    commands = {"methods": [f"fldiag train digits --set method.name={name} --dry-run", f"fldiag explain {name}"],
-                "diagnostics": [f"fldiag {known.command(name)} {item.get('example') or 'RUN'}"]}
+    commands = {
+        "methods": [
+            f"fldiag train digits --set method.name={name} --dry-run",
+            f"fldiag explain {name}",
+        ],
+        "diagnostics": [f"fldiag {known.command(name)} {item.get('example') or 'RUN'}"],
+    }
     if kind in commands:
         parts += ["```sh", *commands[kind], "```", ""]
     return "\n".join(parts)
@@ -138,9 +214,17 @@ def _figure(name: str, item: known.Item) -> str:
     mine = [(file, about) for file, about in _made() if f"{about['paper']}/{about['id']}" == name]
     for file, about in mine:
         shown = file.with_suffix(".png").relative_to(ROOT).as_posix()
-        parts += [f"![{item['summary']}](../../../../{shown})", "", escaped(about["caption"]), "",
-                  f"```sh\n{ledger_page.command(about)}\n```", ""]
-    return "\n".join(parts if mine else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""])
+        parts += [
+            f"![{item['summary']}](../../../../{shown})",
+            "",
+            escaped(about["caption"]),
+            "",
+            f"```sh\n{ledger_page.command(about)}\n```",
+            "",
+        ]
+    return "\n".join(
+        parts if mine else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""]
+    )
 
 
 def _doc(text: str) -> list[str]:
@@ -152,7 +236,7 @@ def _doc(text: str) -> list[str]:
     for line in lines:
         key = KEY.match(line)
         if key and (key.end() >= 12 or key[1] in ("Paper vs code", "Note", "Values")):
-            found.append([key[1], line[key.end():]])
+            found.append([key[1], line[key.end() :]])
         elif found and line.strip():
             found[-1][1] += ("   " if re.match(r"\s+A\d: ", line) else " ") + line.strip()
     out = []
@@ -170,12 +254,22 @@ def prose(text: str) -> str:
 def escaped(text: str) -> str:
     """Names between double backticks as code, the rest without any mark-up."""
     parts = re.split(r"(``[^`]*``)", str(text))
-    return "".join(f"`{p[2:-2]}`" if p.startswith("``") else re.sub(r"([\\`*_<>\[\]$|~])", r"\\\1", p) for p in parts)
+    return "".join(
+        f"`{p[2:-2]}`" if p.startswith("``") else re.sub(r"([\\`*_<>\[\]$|~])", r"\\\1", p)
+        for p in parts
+    )
 
 
 def _options(options: list[known.Item]) -> str:
-    rows = [(f"`{o['name']}`", f"`{o['values']}`".replace("|", "\\|"),
-             "required" if o["required"] else f"`{json.dumps(o['default'])}`", escaped(o["help"])) for o in options]
+    rows = [
+        (
+            f"`{o['name']}`",
+            f"`{o['values']}`".replace("|", "\\|"),
+            "required" if o["required"] else f"`{json.dumps(o['default'])}`",
+            escaped(o["help"]),
+        )
+        for o in options
+    ]
     return _table(("option", "values", "default", ""), rows)
 
 
@@ -201,15 +295,26 @@ def _verb(name: str, command: click.Command) -> str:
         if getattr(p, "hidden", False) or p.name == "help":
             continue
         argument = isinstance(p, click.Argument)
-        shown = p.make_metavar(click.Context(command)) if argument else ", ".join([*p.opts, *p.secondary_opts])
+        shown = (
+            p.make_metavar(click.Context(command))
+            if argument
+            else ", ".join([*p.opts, *p.secondary_opts])
+        )
         default = "" if p.default in (None, False) or callable(p.default) else f"`{p.default}`"
-        rows.append((f"`{shown}`".replace("|", "\\|"), default, escaped(getattr(p, "help", None) or "")))
+        rows.append(
+            (f"`{shown}`".replace("|", "\\|"), default, escaped(getattr(p, "help", None) or ""))
+        )
     return "\n".join([*parts, _table(("option", "default", ""), rows), ""])
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(r.replace("\n", " ") for r in row) + " |" for row in rows)]) + "\n"
+    return (
+        "\n".join(
+            [*lines, *("| " + " | ".join(r.replace("\n", " ") for r in row) + " |" for row in rows)]
+        )
+        + "\n"
+    )
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -46,12 +46,18 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
         module = copy.deepcopy(module)
         frozen.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
     folder = c.path.parent.parent
-    if provenance(module) != wanted and (folder / "run.json").is_file() and FILE in (run := Run.open(folder)).index["files"]:
+    if (
+        provenance(module) != wanted
+        and (folder / "run.json").is_file()
+        and FILE in (run := Run.open(folder)).index["files"]
+    ):
         from fldiag.checkpoint.tensor_files import read_tensors
 
         with contextlib.suppress(AttributeError):  # of tensors that are none
             frozen.load(module, read_tensors(run.verified(FILE)))
     if provenance(module) != wanted:
-        raise FldiagError(f"{c.path} holds adapters, and the frozen weights beneath them ({wanted['base']}) are not here",
-                          f"keep the file in its run, which has {FILE}")
+        raise FldiagError(
+            f"{c.path} holds adapters, and the frozen weights beneath them ({wanted['base']}) are not here",
+            f"keep the file in its run, which has {FILE}",
+        )
     return module

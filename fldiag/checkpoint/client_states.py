@@ -53,7 +53,9 @@ class ClientStates(Mapping[int, State]):
         self._folder, self._number = folder, 0
         self._new: dict[int, State] = {}  # in memory, until ``flush``
         self._where: dict[int, str] = {}  # client -> its segment
-        self._living: dict[str, dict[int, int]] = {}  # segment -> client -> row, of rows that none superseded
+        self._living: dict[
+            str, dict[int, int]
+        ] = {}  # segment -> client -> row, of rows that none superseded
         self._sizes: dict[str, int] = {}  # segment -> rows
         for key, name in sorted(listed.items()):
             if (found := re.fullmatch(STATES, key)) is not None:
@@ -70,7 +72,11 @@ class ClientStates(Mapping[int, State]):
         return iter(sorted(self._where.keys() | self._new.keys()))
 
     def __getitem__(self, client: int) -> State:
-        return self._new[client] if client in self._new else self._read(self._where[client], [client])[client]
+        return (
+            self._new[client]
+            if client in self._new
+            else self._read(self._where[client], [client])[client]
+        )
 
     @property
     def listed(self) -> dict[str, str]:
@@ -86,7 +92,9 @@ class ClientStates(Mapping[int, State]):
         """The new states of some clients; in memory until ``flush``."""
         self._new.update(states)
 
-    def flush(self, put: Callable[[str, Callable[[Any], Any]], None], drop: Callable[[str], None]) -> None:
+    def flush(
+        self, put: Callable[[str, Callable[[Any], Any]], None], drop: Callable[[str], None]
+    ) -> None:
         """Write the new states as a segment. ``put`` writes a file of the run, ``drop`` lists one no more that is superseded."""
         if not self._new:
             return
@@ -96,8 +104,13 @@ class ClientStates(Mapping[int, State]):
         for name in worn:
             states |= self._read(name, self._living[name])
         ids = sorted(states)
-        rows = {f"of/{name}": torch.stack([states[i][name].detach().cpu() for i in ids]) for name in states[ids[0]]}
-        sums = [_sum(i, {name: values[j] for name, values in rows.items()}) for j, i in enumerate(ids)]
+        rows = {
+            f"of/{name}": torch.stack([states[i][name].detach().cpu() for i in ids])
+            for name in states[ids[0]]
+        }
+        sums = [
+            _sum(i, {name: values[j] for name, values in rows.items()}) for j, i in enumerate(ids)
+        ]
         content = save({"ids": torch.tensor(ids), "sums": torch.tensor(sums), **rows})
         self._number += 1
         name = f"state/clients-{self._number:08d}.safetensors"
@@ -119,7 +132,9 @@ class ClientStates(Mapping[int, State]):
     def _worn(self) -> Iterator[str]:
         """Segments to be emptied: those without a living row, and the emptiest while half of all rows are superseded."""
         rows, living = sum(self._sizes.values()) + len(self._new), len(self)
-        for name in sorted(self._sizes, key=lambda name: len(self._living[name]) / self._sizes[name]):
+        for name in sorted(
+            self._sizes, key=lambda name: len(self._living[name]) / self._sizes[name]
+        ):
             if self._living[name] and rows <= 2 * living:
                 return
             rows -= self._sizes[name] - len(self._living[name])
@@ -132,10 +147,12 @@ class ClientStates(Mapping[int, State]):
             for i in clients:
                 j = self._living[name][i]
                 # Clones: a slice holds on to the whole file.
-                found[i] = {key[3:]: file.get_slice(key)[j:j + 1][0].clone() for key in names}
-                if int(file.get_slice("sums")[j:j + 1][0]) != _sum(i, found[i]):
-                    raise FldiagError(f"{path} is damaged: the checksum of client {i}'s state does not match",
-                                      "restore the file from a copy, or train again")
+                found[i] = {key[3:]: file.get_slice(key)[j : j + 1][0].clone() for key in names}
+                if int(file.get_slice("sums")[j : j + 1][0]) != _sum(i, found[i]):
+                    raise FldiagError(
+                        f"{path} is damaged: the checksum of client {i}'s state does not match",
+                        "restore the file from a copy, or train again",
+                    )
         return found
 
 
@@ -146,13 +163,17 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise FldiagError(f"{path} cannot be read: {first_line(error)}",
-                          "restore the file from a copy, or train again") from None
+        raise FldiagError(
+            f"{path} cannot be read: {first_line(error)}",
+            "restore the file from a copy, or train again",
+        ) from None
 
 
 def _sum(client: int, state: Mapping[str, Tensor]) -> int:
     """CRC-32 of a client's number and state."""
     found = zlib.crc32(client.to_bytes(8, "little"))
     for name in sorted(state):
-        found = zlib.crc32(state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+        found = zlib.crc32(
+            state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data, found
+        )
     return found

@@ -53,7 +53,9 @@ def unflatten(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None)
                 if where[1]:
                     held[where[1]] = tensors["/".join(where)]
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError(f"its manifest does not fit its tensors ({type(error).__name__})") from None
+        raise ValueError(
+            f"its manifest does not fit its tensors ({type(error).__name__})"
+        ) from None
     return content
 
 
@@ -61,12 +63,21 @@ def _put(tensors: dict[str, Tensor], entries: Mapping[str, Any], prefix: str) ->
     held = {t.untyped_storage().data_ptr() for t in tensors.values() if t.layout == torch.strided}
     for name, value in entries.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
-            kind = f"a {str(value.layout).removeprefix('torch.')} tensor" if isinstance(value, Tensor) else type(value).__name__
-            raise FldiagError(f"{prefix}{name} is {kind}, which a safetensors file cannot hold",
-                              "leave it out, or keep the .pt file")
+            kind = (
+                f"a {str(value.layout).removeprefix('torch.')} tensor"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise FldiagError(
+                f"{prefix}{name} is {kind}, which a safetensors file cannot hold",
+                "leave it out, or keep the .pt file",
+            )
         value = value.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory, such as tied weights and views of one vector
-        if value.untyped_storage().data_ptr() in held or value.untyped_storage().nbytes() != value.numel() * value.element_size():
+        if (
+            value.untyped_storage().data_ptr() in held
+            or value.untyped_storage().nbytes() != value.numel() * value.element_size()
+        ):
             value = value.clone()
         held.add(value.untyped_storage().data_ptr())
         tensors[prefix + str(name)] = value

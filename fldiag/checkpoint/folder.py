@@ -20,8 +20,12 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #:
 #: PFLlib (github.com/TsingZ0/PFLlib, server at 0b10759, clients at 004a405): ``save_item(item, name)`` of a client and of the
 #: server write ``client_ID_NAME.pt`` and ``server_NAME.pt`` into one folder. The name says the round, from 0, or does not.
-KNOWN = {"PFLlib": (("client_{client}_model_{round}.pt", "server_model_{round}.pt"),
-                    ("client_{client}_model.pt", "server_model.pt"))}
+KNOWN = {
+    "PFLlib": (
+        ("client_{client}_model_{round}.pt", "server_model_{round}.pt"),
+        ("client_{client}_model.pt", "server_model.pt"),
+    )
+}
 #: Client numbers are kept as they are up to here; larger ones (node ids) and names are numbered 0, 1, 2, ...
 LARGEST = 10_000
 
@@ -38,8 +42,11 @@ def pattern(text: str) -> re.Pattern[str]:
         elif piece.startswith("{"):
             name = piece[1:-1]
             if name not in ("round", "client") or name in seen:
-                raise FldiagError(f"pattern {text!r}: {piece} {'occurs twice' if name in seen else 'is not known'}",
-                                  "use {round} and {client}, each once, and * for any text", usage=True)
+                raise FldiagError(
+                    f"pattern {text!r}: {piece} {'occurs twice' if name in seen else 'is not known'}",
+                    "use {round} and {client}, each once, and * for any text",
+                    usage=True,
+                )
             seen.add(name)
             parts.append(r"(?P<round>\d+)" if name == "round" else r"(?P<client>[^/]+?)")
         else:
@@ -71,24 +78,35 @@ def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
     Raises FldiagError for a pattern without {client}, one that nothing matches, and two files for one thing.
     """
     if "{client}" not in clients:
-        raise FldiagError(f"pattern {clients!r} does not say where the client stands",
-                          "write for example 'round_{round}/client_{client}.pt'", usage=True)
+        raise FldiagError(
+            f"pattern {clients!r} does not say where the client stands",
+            "write for example 'round_{round}/client_{client}.pt'",
+            usage=True,
+        )
     if globals_ is not None and "{client}" in globals_:
-        raise FldiagError(f"global pattern {globals_!r} names a client", "use {round} only", usage=True)
+        raise FldiagError(
+            f"global pattern {globals_!r} names a client", "use {round} only", usage=True
+        )
     there = files(root)
     of_all, of_one = (pattern(globals_) if globals_ else None), pattern(clients)
     layout = Layout(root, {})
     for name in there:
         path = root / name
         if of_all is not None and (match := of_all.fullmatch(name)):
-            _put(layout.globals, int(match.groupdict().get("round") or 1), path, root, "global model")
+            _put(
+                layout.globals, int(match.groupdict().get("round") or 1), path, root, "global model"
+            )
         elif match := of_one.fullmatch(name):
             held = layout.clients.setdefault(int(match.groupdict().get("round") or 1), {})
             _put(held, match["client"], path, root, f"client {match['client']}")
     if not layout.clients:
         raise FldiagError(f"no file in {root} matches {clients!r}", advice(there), usage=True)
     if of_all is not None and not layout.globals:
-        raise FldiagError(f"no file in {root} matches the global pattern {globals_!r}", advice(there, globals_), usage=True)
+        raise FldiagError(
+            f"no file in {root} matches the global pattern {globals_!r}",
+            advice(there, globals_),
+            usage=True,
+        )
     return layout
 
 
@@ -97,15 +115,27 @@ def known(there: Sequence[str]) -> tuple[str, str, str | None] | None:
     for program, layouts in KNOWN.items():
         for clients, globals_ in layouts:
             if any(pattern(clients).fullmatch(name) for name in there):
-                return program, clients, globals_ if any(pattern(globals_).fullmatch(name) for name in there) else None
+                return (
+                    program,
+                    clients,
+                    globals_ if any(pattern(globals_).fullmatch(name) for name in there) else None,
+                )
     return None
 
 
 def files(root: Path) -> list[str]:
     """Relative names of all files under a folder, in natural order; links to folders are not followed."""
     if not os.path.isdir(root):
-        raise FldiagError(f"there is no folder {root}", "give the folder that holds the clients' files", usage=True)
-    found = [(Path(at) / name).relative_to(root).as_posix() for at, _, names in os.walk(root) for name in names]
+        raise FldiagError(
+            f"there is no folder {root}",
+            "give the folder that holds the clients' files",
+            usage=True,
+        )
+    found = [
+        (Path(at) / name).relative_to(root).as_posix()
+        for at, _, names in os.walk(root)
+        for name in names
+    ]
     return sorted(found, key=_natural)
 
 
@@ -119,15 +149,24 @@ def advice(there: Sequence[str], asked: str | None = None) -> str:
         return f"it holds {shown}"
     numbered = [(n, list(re.finditer(r"\d+", n))) for n in usable]
     name, numbers = max(numbered, key=lambda pair: min(len(pair[1]), 2))
-    for match, key in list(zip(numbers[:2], ("{round}", "{client}") if len(numbers) > 1 else ("{client}",), strict=False))[::-1]:
-        name = name[:match.start()] + key + name[match.end():]
+    for match, key in list(
+        zip(
+            numbers[:2],
+            ("{round}", "{client}") if len(numbers) > 1 else ("{client}",),
+            strict=False,
+        )
+    )[::-1]:
+        name = name[: match.start()] + key + name[match.end() :]
     return f"it holds {shown}" + (f"; perhaps --pattern '{name}'" if numbers else "")
 
 
 def _put(held: dict[Any, Path], key: Any, path: Path, root: Path, what: str) -> None:
     if key in held:
-        raise FldiagError(f"{held[key].relative_to(root)} and {path.relative_to(root)} are both {what} of one round",
-                          "make the pattern narrower", usage=True)
+        raise FldiagError(
+            f"{held[key].relative_to(root)} and {path.relative_to(root)} are both {what} of one round",
+            "make the pattern narrower",
+            usage=True,
+        )
     held[key] = path
 
 
@@ -150,7 +189,11 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
     list of lists. Raises FldiagError for anything else; nothing in the file is executed.
     """
     if not os.path.isfile(path):
-        raise FldiagError(f"partition {path} is not there", "give an npz or JSON file: client -> indices", usage=True)
+        raise FldiagError(
+            f"partition {path} is not there",
+            "give an npz or JSON file: client -> indices",
+            usage=True,
+        )
     try:
         if path.suffix == ".json":
             content = json.loads(path.read_text("utf-8"))
@@ -160,20 +203,29 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
                 held = {name: file[name] for name in file.files}
             if held.keys() == {"indices", "offsets"}:
                 held = dict(enumerate(partitions.load_parts(path)))
-        found = {str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64))) for k, v in held.items()}
+        found = {
+            str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64)))
+            for k, v in held.items()
+        }
     except Exception as error:  # a damaged file can make its reader raise anything
-        raise FldiagError(f"{path} is not a partition: {first_line(error)}",
-                          "give an npz or JSON file: client -> indices of its training examples") from None
+        raise FldiagError(
+            f"{path} is not a partition: {first_line(error)}",
+            "give an npz or JSON file: client -> indices of its training examples",
+        ) from None
     for name, index in found.items():
         if index.ndim != 1 or index.dtype.kind not in "iu" or (len(index) and index[0] < 0):
-            raise FldiagError(f"{path}: client {name} has {index.dtype} {list(index.shape)}, not indices of examples",
-                              "give each client a list of whole numbers from 0")
+            raise FldiagError(
+                f"{path}: client {name} has {index.dtype} {list(index.shape)}, not indices of examples",
+                "give each client a list of whole numbers from 0",
+            )
     if not found:
         raise FldiagError(f"{path} names no client", "give an npz or JSON file: client -> indices")
     return {name: index.astype(np.int64) for name, index in found.items()}
 
 
-def match(partition: Mapping[str, np.ndarray], names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+def match(
+    partition: Mapping[str, np.ndarray], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """The partition under the names that the files give the clients ("client_3" is 3), and the clients it lacks.
 
     Clients without files keep their own. Raises FldiagError when no name fits or two are one.
@@ -185,14 +237,24 @@ def match(partition: Mapping[str, np.ndarray], names: Sequence[str]) -> tuple[di
         name = key
         if key not in names:
             unique = len(by_number) == len(names)
-            name = by_number[_number(key)] if unique and _number(key) in by_number else _number(key) if plain else key
+            name = (
+                by_number[_number(key)]
+                if unique and _number(key) in by_number
+                else _number(key)
+                if plain
+                else key
+            )
         if name in found:
             raise FldiagError(f"the partition names client {name} twice", "give each client once")
         found[name] = index
     lacking = [n for n in names if n not in found]
     if len(lacking) == len(names):
-        raise FldiagError(f"the partition is of clients {', '.join(list(partition)[:4])}, and the files of "
-                          f"{', '.join(list(names)[:4])}", "name the clients in the partition as in the files", usage=True)
+        raise FldiagError(
+            f"the partition is of clients {', '.join(list(partition)[:4])}, and the files of "
+            f"{', '.join(list(names)[:4])}",
+            "name the clients in the partition as in the files",
+            usage=True,
+        )
     return found, lacking
 
 
@@ -206,5 +268,8 @@ def check(parts: Mapping[str, np.ndarray], total: int, dataset: str) -> None:
     """Raises FldiagError when a client has examples that the data set does not have."""
     for name, index in parts.items():
         if len(index) and index[-1] >= total:
-            raise FldiagError(f"client {name} has example {index[-1]}, and data set {dataset!r} has {total} training examples",
-                              "give the data and the partition of the same federation", usage=True)
+            raise FldiagError(
+                f"client {name} has example {index[-1]}, and data set {dataset!r} has {total} training examples",
+                "give the data and the partition of the same federation",
+                usage=True,
+            )

@@ -13,9 +13,31 @@ from torch import Tensor, nn
 from fldiag.errors import FldiagError, nearest
 
 #: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
-CONTAINERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params", "parameters")
+CONTAINERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "module",
+    "weights",
+    "params",
+    "parameters",
+)
 #: Words in the names of weights that average or follow others.
-AVERAGES = {"ema", "swa", "avg", "average", "averaged", "averages", "teacher", "target", "momentum", "shadow", "polyak"}
+AVERAGES = {
+    "ema",
+    "swa",
+    "avg",
+    "average",
+    "averaged",
+    "averages",
+    "teacher",
+    "target",
+    "momentum",
+    "shadow",
+    "polyak",
+}
 State = dict[str, Tensor]
 
 
@@ -38,23 +60,39 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
 
     Raises FldiagError when there is none, none of this name, or no telling which.
     """
-    sets = {"": dict(content)} if _is_state(content) else _sets(content) if isinstance(content, Mapping) else {}
+    sets = (
+        {"": dict(content)}
+        if _is_state(content)
+        else _sets(content)
+        if isinstance(content, Mapping)
+        else {}
+    )
     if not sets:
-        raise FldiagError(f"checkpoint {path} is not a state_dict (names with tensors): {_describe(content)}",
-                          "save it with torch.save(model.state_dict(), path)")
+        raise FldiagError(
+            f"checkpoint {path} is not a state_dict (names with tensors): {_describe(content)}",
+            "save it with torch.save(model.state_dict(), path)",
+        )
     if key is not None:
         return _named_set(path, sets, key)
     best = plain(sets)
     if best is None:
         names = sorted(sets)
-        raise FldiagError(f"checkpoint {path} holds several sets of weights: {', '.join(names[:6])}",
-                          _choose(names[0]))
+        raise FldiagError(
+            f"checkpoint {path} holds several sets of weights: {', '.join(names[:6])}",
+            _choose(names[0]),
+        )
     if not best:
         return Weights(sets[best])
     large = _size(sets[best]) / 2  # what holds about as many numbers may be weights, too
     roots = {name.partition(".")[0] for name in sets}
-    entries = {str(k): v for k, v in content.items() if k not in roots and not _is_optimiser(str(k), v)}
-    alternatives = [name for name, value in [*sets.items(), *entries.items()] if name != best and _size(value) >= large]
+    entries = {
+        str(k): v for k, v in content.items() if k not in roots and not _is_optimiser(str(k), v)
+    }
+    alternatives = [
+        name
+        for name, value in [*sets.items(), *entries.items()]
+        if name != best and _size(value) >= large
+    ]
     left = {str(k) for k in content} - {name.partition(".")[0] for name in [best, *alternatives]}
     return Weights(sets[best], best, tuple(sorted(alternatives)), tuple(sorted(left)))
 
@@ -76,9 +114,14 @@ def _choose(key: str) -> str:
 
 def several(key: str, alternatives: Sequence[str]) -> str:
     """What is said of a choice between sets of weights."""
-    key, names = key.removesuffix(".") or "the one without a name", [name.removesuffix(".") for name in alternatives]
-    return f"of several sets of weights, {key} is read, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} not " \
-           "(choose with --key NAME or key=NAME)"
+    key, names = (
+        key.removesuffix(".") or "the one without a name",
+        [name.removesuffix(".") for name in alternatives],
+    )
+    return (
+        f"of several sets of weights, {key} is read, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} not "
+        "(choose with --key NAME or key=NAME)"
+    )
 
 
 def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:
@@ -86,7 +129,11 @@ def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:
     sets: dict[str, State] = {}
     for name, value in content.items():
         if isinstance(name, str) and isinstance(value, Mapping) and not _is_optimiser(name, value):
-            sets |= {beginning + name: dict(value)} if _is_state(value) else _sets(value, f"{beginning}{name}.")
+            sets |= (
+                {beginning + name: dict(value)}
+                if _is_state(value)
+                else _sets(value, f"{beginning}{name}.")
+            )
     return sets
 
 
@@ -100,7 +147,11 @@ def _named_set(path: Path, sets: Mapping[str, State], key: str) -> Weights:
         if behind := strip(state, beginning):
             return Weights(behind, key)
     names = sorted(set(sets) - {""}) or sorted({name.partition(".")[0] for name in sets[""]})
-    raise FldiagError(f"checkpoint {path} holds no set of weights {key!r}", nearest(key, inside or names), usage=True)
+    raise FldiagError(
+        f"checkpoint {path} holds no set of weights {key!r}",
+        nearest(key, inside or names),
+        usage=True,
+    )
 
 
 def _is_optimiser(name: str, content: Any) -> bool:
@@ -111,13 +162,22 @@ def _size(content: Any) -> int:
     """How many numbers are in a container."""
     if isinstance(content, Tensor):
         return content.numel()
-    inner = content.values() if isinstance(content, Mapping) else content if isinstance(content, (list, tuple)) else ()
+    inner = (
+        content.values()
+        if isinstance(content, Mapping)
+        else content
+        if isinstance(content, (list, tuple))
+        else ()
+    )
     return sum(_size(value) for value in inner)
 
 
 def _is_state(content: Any) -> bool:
-    return isinstance(content, Mapping) and bool(content) and all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    return (
+        isinstance(content, Mapping)
+        and bool(content)
+        and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    )
 
 
 def _describe(content: Any) -> str:
@@ -125,7 +185,14 @@ def _describe(content: Any) -> str:
         return f"it holds a {type(content).__name__}"
     if not content:
         return "it is an empty dict"
-    odd = next((f"its entry {k!r} is a {type(v).__name__}" for k, v in content.items() if not isinstance(v, Tensor)), None)
+    odd = next(
+        (
+            f"its entry {k!r} is a {type(v).__name__}"
+            for k, v in content.items()
+            if not isinstance(v, Tensor)
+        ),
+        None,
+    )
     return odd or "its names are not text"
 
 
@@ -136,7 +203,9 @@ def prefixes(names: Iterable[str], module: nn.Module) -> list[str]:
     if not required:
         return [""]
     first = min(required)
-    candidates = {name.removesuffix(first) for name in present if name == first or name.endswith("." + first)}
+    candidates = {
+        name.removesuffix(first) for name in present if name == first or name.endswith("." + first)
+    }
     return sorted(p for p in candidates if all(p + n in present for n in required))
 
 
@@ -148,19 +217,27 @@ def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[st
     fits = prefixes(state, module)
     prefix = plain([p.removesuffix(".") for p in fits]) if fits else ""
     if prefix is None:
-        raise FldiagError(f"the names fit the model behind each of {', '.join(map(repr, fits))}",
-                          _choose(fits[-1].removesuffix(".")))
+        raise FldiagError(
+            f"the names fit the model behind each of {', '.join(map(repr, fits))}",
+            _choose(fits[-1].removesuffix(".")),
+        )
     prefix += "." * bool(prefix)
     alternatives = [p for p in fits if p != prefix]
     if not prefix:
-        extra = {name for p in alternatives for name in state if name.startswith(p)} - module.state_dict().keys()
-        return ({k: v for k, v in state.items() if k not in extra} if extra else state), "", alternatives
+        extra = {
+            name for p in alternatives for name in state if name.startswith(p)
+        } - module.state_dict().keys()
+        return (
+            ({k: v for k, v in state.items() if k not in extra} if extra else state),
+            "",
+            alternatives,
+        )
     return strip(state, prefix), prefix, alternatives
 
 
 def strip(state: State, prefix: str) -> State:
     """The tensors behind the prefix, without it; those elsewhere are left out."""
-    return {k[len(prefix):]: v for k, v in state.items() if k.startswith(prefix)}
+    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
 
 def with_first_names(state: State, module: nn.Module) -> State:
@@ -182,10 +259,19 @@ def fit(state: State, module: nn.Module) -> tuple[State, str]:
     state, prefix, _ = without_prefix(state, module)
     shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
     known = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
-    said = [f"{n} is {list(state[n].shape)} there and {list(s)} in the model" for n, s in shapes.items()
-            if n in state and state[n].shape != s][:1]
-    said += [f"{what} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}" for what, names in (
-        ("it lacks", sorted(_needed(module) - state.keys())), ("the model has no", sorted(state.keys() - known))) if names]
+    said = [
+        f"{n} is {list(state[n].shape)} there and {list(s)} in the model"
+        for n, s in shapes.items()
+        if n in state and state[n].shape != s
+    ][:1]
+    said += [
+        f"{what} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+        for what, names in (
+            ("it lacks", sorted(_needed(module) - state.keys())),
+            ("the model has no", sorted(state.keys() - known)),
+        )
+        if names
+    ]
     if said:
         raise FldiagError("; ".join(said), "give the model of this very architecture")
     return {n: state[n].detach() for n in shapes if n in state}, prefix

@@ -18,8 +18,16 @@ FILE = "run.json"
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
 WHOLE, CONTINUED = 1, 2
 #: What every index has, and of what kind.
-KINDS: dict[str, type] = {"hash": str, "status": str, "config": dict, "state": dict, "files": dict, "provenance": dict,
-                          "done": int, "schema": int}
+KINDS: dict[str, type] = {
+    "hash": str,
+    "status": str,
+    "config": dict,
+    "state": dict,
+    "files": dict,
+    "provenance": dict,
+    "done": int,
+    "schema": int,
+}
 SECTIONS = ("data", "partition", "clients", "model", "method", "train", "checkpoint", "metrics")
 #: Key of a segment of clients' states in ``state``. Earlier versions had a file a client, under the client's number.
 STATES = r"clients-(\d{8,})"
@@ -39,7 +47,9 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     file = path / FILE if os.path.isdir(path) else path
     if not os.path.exists(file):
         what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
-        raise FldiagError(f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True)
+        raise FldiagError(
+            f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True
+        )
     if not os.path.isfile(file):
         raise FldiagError(f"{file} is not valid: it is not a file", EDITED)
     try:
@@ -47,13 +57,18 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
         check(index)
         rows = continued(file.parent, index)
     except OSError as error:
-        raise FldiagError(f"{file} cannot be read: {error.strerror}", "make it readable, or copy the run again") from None
+        raise FldiagError(
+            f"{file} cannot be read: {error.strerror}", "make it readable, or copy the run again"
+        ) from None
     except RecursionError:
         raise FldiagError(f"{file} is not valid: it is nested too deeply", EDITED) from None
     except (ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{file} is not valid: {error}", EDITED) from None
     if index["schema"] > CONTINUED:
-        raise FldiagError(f"run {path} has schema {index['schema']}, this fldiag reads up to {CONTINUED}", "update fldiag")
+        raise FldiagError(
+            f"run {path} has schema {index['schema']}, this fldiag reads up to {CONTINUED}",
+            "update fldiag",
+        )
     return file.parent, index, rows
 
 
@@ -64,10 +79,17 @@ def write_index(folder: Path, index: dict[str, Any]) -> None:
 
 def unverified(folders: Iterable[Path]) -> list[str]:
     """In a sentence, if there is one: which of these runs have a run.json without digest, as earlier versions wrote it."""
-    names = [str(f) for f in folders if files.DIGEST not in json.loads((f / FILE).read_text("utf-8"))]
+    names = [
+        str(f) for f in folders if files.DIGEST not in json.loads((f / FILE).read_text("utf-8"))
+    ]
     rest = f" and {counted(len(names) - 1, 'other run')}" if len(names) > 1 else ""
-    return [f"{names[0]}{rest}: run.json has no digest (an earlier version wrote it), so a change of it would not be noticed"] \
-        if names else []
+    return (
+        [
+            f"{names[0]}{rest}: run.json has no digest (an earlier version wrote it), so a change of it would not be noticed"
+        ]
+        if names
+        else []
+    )
 
 
 def continued(folder: Path, index: dict[str, Any]) -> list[Row]:
@@ -103,7 +125,11 @@ def check(index: Any) -> None:
         odd = [k for k, v in names.items() if not isinstance(v, str)]
         if odd:
             raise ValueError(f"{key}: {odd[0]!r} is a {type(names[odd[0]]).__name__}, not text")
-    odd = [k for k in index["state"] if k != "server" and not k.isdecimal() and not re.fullmatch(STATES, k)]
+    odd = [
+        k
+        for k in index["state"]
+        if k != "server" and not k.isdecimal() and not re.fullmatch(STATES, k)
+    ]
     if odd:
         raise ValueError(f"state of {odd[0]!r}, which is not a client")
     for key in ("metrics", "journal"):
@@ -112,11 +138,14 @@ def check(index: Any) -> None:
     _check_names(index, gone)
     _check_config(index["config"])
     extended = index.get("extended", [])
-    if not isinstance(extended, list) or not all(isinstance(e, dict) and type(e.get("rounds")) is int for e in extended):
+    if not isinstance(extended, list) or not all(
+        isinstance(e, dict) and type(e.get("rounds")) is int for e in extended
+    ):
         raise ValueError("extended is of the wrong kind")
     segments = index.get("segments", [])
-    if not isinstance(segments, list) or not all(isinstance(s, dict) and isinstance(s.get("checkpoint", {}), dict)
-                                                 for s in segments):
+    if not isinstance(segments, list) or not all(
+        isinstance(s, dict) and isinstance(s.get("checkpoint", {}), dict) for s in segments
+    ):
         raise ValueError("segments is of the wrong kind")
 
 
@@ -124,11 +153,18 @@ def _check_names(index: dict[str, Any], superseded: dict[str, Any]) -> None:
     """No listed file lies elsewhere than where a run has it."""
     for name in [*index["files"], *index["state"].values(), *superseded]:
         folder = name.partition("/")[0]
-        if name.startswith("/") or ".." in name.split("/") or "\0" in name or (
-                folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name)):
+        if (
+            name.startswith("/")
+            or ".." in name.split("/")
+            or "\0" in name
+            or (folder in NUMBERED and not re.fullmatch(NUMBERED[folder], name))
+        ):
             raise ValueError(f"it lists {name!r}, which no run has")
     tables = [index["metrics"]] if "metrics" in index else []
-    for folder, names in (("state", index["state"].values()), ("metrics", tables)):  # which training and pruning delete
+    for folder, names in (
+        ("state", index["state"].values()),
+        ("metrics", tables),
+    ):  # which training and pruning delete
         odd = [name for name in names if not name.startswith(f"{folder}/")]
         if odd:
             raise ValueError(f"{folder} is {odd[0]!r}, which no run has")

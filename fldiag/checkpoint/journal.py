@@ -73,18 +73,25 @@ def replay(path: Path, identity: str, index: Index) -> list[Row]:
     except FileNotFoundError:
         return []  # stopped between run.json and the journal
     except OSError as error:
-        raise FldiagError(f"{path} cannot be read: {error.strerror}", "make it readable, or copy the run again") from None
+        raise FldiagError(
+            f"{path} cannot be read: {error.strerror}", "make it readable, or copy the run again"
+        ) from None
     rows = list[Row]()
     for i, entry in enumerate(_entries(content)):
         if entry is None:
-            warnings.warn(f"line {i + 1} of {path} is damaged: the run is read up to round {index['done']}, and what was written "
-                          "after that does not count; --resume goes on from there", stacklevel=2)
+            warnings.warn(
+                f"line {i + 1} of {path} is damaged: the run is read up to round {index['done']}, and what was written "
+                "after that does not count; --resume goes on from there",
+                stacklevel=2,
+            )
             break
         if i == 0 and entry.get("journal") != identity:
             return []
         if i > 0 and not _apply(entry, index, rows):
-            raise FldiagError(f"{path} is damaged: line {i + 1} is not what was written",
-                              "restore it from a copy, or train again")
+            raise FldiagError(
+                f"{path} is damaged: line {i + 1} is not what was written",
+                "restore it from a copy, or train again",
+            )
     return rows
 
 
@@ -131,7 +138,9 @@ def _plain(value: Any) -> Any:
 
 
 def _change(before: Index, now: Index) -> dict[str, Any]:
-    changed: dict[str, Any] = {k: v for k, v in now.items() if k not in GROWING and (k not in before or before[k] != v)}
+    changed: dict[str, Any] = {
+        k: v for k, v in now.items() if k not in GROWING and (k not in before or before[k] != v)
+    }
     gone: dict[str, Any] = {k: None for k in before if k not in now}
     for key in GROWING:
         old, new = before[key], now[key]

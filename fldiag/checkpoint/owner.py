@@ -24,7 +24,15 @@ from fldiag.results.files import link_error
 
 NAME = "owner.json"
 #: All that fldiag writes into a run folder.
-FILES = ("run.json", "journal.jsonl", "partition.npz", "data.npz", "clock.json", "base.safetensors", "tokenizer.json")
+FILES = (
+    "run.json",
+    "journal.jsonl",
+    "partition.npz",
+    "data.npz",
+    "clock.json",
+    "base.safetensors",
+    "tokenizer.json",
+)
 FOLDERS = ("rounds", "state", "metrics", "steps", "diagnostics", "lost")
 #: Seconds between two touches, and after how many without one an owner on another machine is dead.
 BEAT, DEAD = 5.0, 90.0
@@ -48,11 +56,15 @@ class Owner:
         """Raises FldiagError when the folder was removed, or another process took it over: this one slept for long, or was cut
         off."""
         if not self.file.exists():
-            raise FldiagError(f"{self.file.parent} was removed or moved while it was written to ({NAME} is not in it)",
-                              "put the folder back and resume, or write to a new folder")
+            raise FldiagError(
+                f"{self.file.parent} was removed or moved while it was written to ({NAME} is not in it)",
+                "put the folder back and resume, or write to a new folder",
+            )
         if _read(self.file).get("token") != self.token:
-            raise FldiagError(f"{self.file.parent} was taken over by another process while this one did not answer",
-                              "let the other process continue; everything stored so far is intact")
+            raise FldiagError(
+                f"{self.file.parent} was taken over by another process while this one did not answer",
+                "let the other process continue; everything stored so far is intact",
+            )
 
     def release(self) -> None:
         self._stop.set()
@@ -74,11 +86,15 @@ def hold(folder: Path) -> Iterator[Owner]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FldiagError(f"cannot create {shown(folder)}: {error.strerror}", "choose another folder with --out") from None
+        raise FldiagError(
+            f"cannot create {shown(folder)}: {error.strerror}", "choose another folder with --out"
+        ) from None
     try:
         owner = _take(folder)
     except OSError as error:
-        raise FldiagError(f"cannot write to {folder}: {error.strerror}", "choose another folder with --out") from None
+        raise FldiagError(
+            f"cannot write to {folder}: {error.strerror}", "choose another folder with --out"
+        ) from None
     try:
         yield owner
     finally:
@@ -91,7 +107,11 @@ def hold(folder: Path) -> Iterator[Owner]:
 def refuse_links(folder: Path) -> None:
     """Raises FldiagError for a symbolic link in the place of a file or folder that fldiag writes into a run, or in such a folder.
     The run folder itself may be reached through links, and other files in it are no business of fldiag's."""
-    entries = [entry for entry in _scan(folder) if entry.name in FOLDERS or entry.name.lstrip(".").startswith((*FILES, NAME))]
+    entries = [
+        entry
+        for entry in _scan(folder)
+        if entry.name in FOLDERS or entry.name.lstrip(".").startswith((*FILES, NAME))
+    ]
     while entries:
         entry = entries.pop()
         if entry.is_symlink():
@@ -111,8 +131,14 @@ def _scan(folder: str | Path) -> list[os.DirEntry[str]]:
 
 def _take(folder: Path) -> Owner:
     file, token = folder / NAME, secrets.token_hex(8)
-    about = {"host": socket.gethostname(), "process": os.getpid(), "since": datetime.now(UTC).isoformat(timespec="seconds"),
-             "machine": machine(), "started": started(os.getpid()), "token": token}
+    about = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "started": started(os.getpid()),
+        "token": token,
+    }
     for _ in range(5):
         try:
             _create(file, json.dumps(about).encode())
@@ -216,7 +242,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _taken(file: Path, about: dict[str, Any]) -> FldiagError:
-    return FldiagError(f"{file.parent} is being trained by process {about.get('process', '(unknown)')} on "
-                       f"{about.get('host', '(unknown)')} since {about.get('since', '(unknown)')}",
-                       f"wait for it, or stop it; if it was killed on another machine, the folder is released after {DEAD:g} s",
-                       usage=True)
+    return FldiagError(
+        f"{file.parent} is being trained by process {about.get('process', '(unknown)')} on "
+        f"{about.get('host', '(unknown)')} since {about.get('since', '(unknown)')}",
+        f"wait for it, or stop it; if it was killed on another machine, the folder is released after {DEAD:g} s",
+        usage=True,
+    )

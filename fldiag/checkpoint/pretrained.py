@@ -27,14 +27,26 @@ def read(folder: Path) -> Checkpoint:
     files = [WHOLE]
     if not (folder / WHOLE).is_file():
         try:
-            files = sorted(set(json.loads((folder / SHARDS).read_text("utf-8"))["weight_map"].values()))
+            files = sorted(
+                set(json.loads((folder / SHARDS).read_text("utf-8"))["weight_map"].values())
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise FldiagError(f"{folder} holds no {WHOLE}", "save it with model.save_pretrained(folder)", usage=True) from None
+            raise FldiagError(
+                f"{folder} holds no {WHOLE}",
+                "save it with model.save_pretrained(folder)",
+                usage=True,
+            ) from None
     state: dict[str, Tensor] = {}
     for name in files:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise FldiagError(f"{folder / SHARDS} names {name!r}, which is not a safetensors file in this folder",
-                              "use the original")
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.endswith(".safetensors")
+        ):
+            raise FldiagError(
+                f"{folder / SHARDS} names {name!r}, which is not a safetensors file in this folder",
+                "use the original",
+            )
         state |= read_tensors(folder / name)
     check_kinds(folder, state)
     return Checkpoint(folder / files[0], state)

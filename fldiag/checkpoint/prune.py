@@ -14,22 +14,32 @@ from fldiag.errors import FldiagError
 def unneeded(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
     """Names of the files that can go: with ``state`` what the clients carry from round to round (without it the run cannot be
     given more rounds), and the checkpoints of all rounds but ``rounds`` (None: none) and the last."""
-    gone = [] if rounds is None else [f"rounds/{r:04d}.pt" for r in run.rounds[:-1] if r not in rounds]
-    return gone + ([name for key, name in run.index["state"].items() if key != "server"] if state else [])
+    gone = (
+        [] if rounds is None else [f"rounds/{r:04d}.pt" for r in run.rounds[:-1] if r not in rounds]
+    )
+    return gone + (
+        [name for key, name in run.index["state"].items() if key != "server"] if state else []
+    )
 
 
 def thin(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
     """Remove what is ``unneeded``, and return its names. Raises FldiagError for a run that is not finished, or holds symbolic
     links."""
     if run.status not in ("finished", "diverged"):
-        raise FldiagError(f"{run.path} is {run.status}", "finish it first: the same command with --resume", usage=True)
+        raise FldiagError(
+            f"{run.path} is {run.status}",
+            "finish it first: the same command with --resume",
+            usage=True,
+        )
     with owner.hold(run.path):
         run = Run.open(run.path)
         gone = unneeded(run, rounds, state=state)
         for name in gone:
             run.index["files"].pop(name, None)
         if state:
-            run.index["state"] = {"server": run.index["state"]["server"]} if "server" in run.index["state"] else {}
+            run.index["state"] = (
+                {"server": run.index["state"]["server"]} if "server" in run.index["state"] else {}
+            )
         run.index["thinned"] = {"rounds": run.rounds, "state": state}
         run.commit()
         for name in gone:
@@ -51,4 +61,6 @@ def remove(path: Path) -> None:
 
 def size(path: Path) -> int:
     """Bytes of the files in a folder; links are not followed."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    return sum(
+        file.stat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()
+    )

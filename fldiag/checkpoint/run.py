@@ -43,9 +43,13 @@ if TYPE_CHECKING:
 #: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
 #: ever removed from them.
 _TABLE = r"\.?\d+(-\d+)?\.parquet.*"
-OWN = {"state": r"\.?((server|client-\d+)-\d+\.pt|clients-\d+\.safetensors).*",
-       "metrics": _TABLE, "steps": _TABLE, "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",
-       "": r"\.(run\.json|journal\.jsonl|partition\.npz|owner\.json)\.\w+\.tmp"}
+OWN = {
+    "state": r"\.?((server|client-\d+)-\d+\.pt|clients-\d+\.safetensors).*",
+    "metrics": _TABLE,
+    "steps": _TABLE,
+    "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",
+    "": r"\.(run\.json|journal\.jsonl|partition\.npz|owner\.json)\.\w+\.tmp",
+}
 #: Bytes of the journal after which run.json is written whole, unless the run's index and table are larger still: so the cost of
 #: a round does not grow with their number.
 LONG = 2**20
@@ -86,9 +90,22 @@ class Run(StoredRun):
         try:
             (path / "rounds").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FldiagError(f"cannot create {path}: {error.strerror}", "choose another folder with --out") from None
-        run = Run(path, {"schema": WHOLE, "config": config.model_dump(mode="json"), "hash": config.hash,
-                         "status": "running", "done": 0, "state": {}, "files": {}, "provenance": provenance})
+            raise FldiagError(
+                f"cannot create {path}: {error.strerror}", "choose another folder with --out"
+            ) from None
+        run = Run(
+            path,
+            {
+                "schema": WHOLE,
+                "config": config.model_dump(mode="json"),
+                "hash": config.hash,
+                "status": "running",
+                "done": 0,
+                "state": {},
+                "files": {},
+                "provenance": provenance,
+            },
+        )
         run.put("partition.npz", lambda f: f.write(partition))
         run.commit()
         return run
@@ -110,7 +127,9 @@ class Run(StoredRun):
 
         self.put(name, lambda f: torch.save(content, f))
 
-    def put_checkpoint(self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> None:
+    def put_checkpoint(
+        self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any
+    ) -> None:
         """Write the checkpoint of a round and list it."""
         self.put_tensors(f"rounds/{round:04d}.pt", schema.content(manifest, state, **tensors))
 
@@ -185,7 +204,9 @@ class Run(StoredRun):
         before, name = self.index.get("metrics"), f"metrics/{frame['round'].max():04d}"
         found = re.fullmatch(re.escape(name) + r"(?:-(\d+))?\.parquet", str(before))
         self.index["files"].pop(before, None)
-        self.index["metrics"] = f"{name}.parquet" if found is None else f"{name}-{int(found[1] or 0) + 1}.parquet"
+        self.index["metrics"] = (
+            f"{name}.parquet" if found is None else f"{name}-{int(found[1] or 0) + 1}.parquet"
+        )
         self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
     def put_steps(self, round: int, frame: pd.DataFrame) -> None:

@@ -93,7 +93,11 @@ class Checkpoint:
     def label(self) -> str:
         """Short name for tables and captions."""
         if not self.manifest:
-            name = self.path.absolute().parent.name if (self.path.parent / "config.json").is_file() else self.path.stem
+            name = (
+                self.path.absolute().parent.name
+                if (self.path.parent / "config.json").is_file()
+                else self.path.stem
+            )
             return f"{name} {self.key}".strip()
         return f"{self.manifest['method']['name']} round {self.round}"
 
@@ -113,9 +117,11 @@ def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tens
 
 def content(manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> dict[str, Any]:
     """What a checkpoint's file holds; tensors that are None are left out."""
-    return {"manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
-            "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
-            **{k: v for k, v in tensors.items() if v is not None}}
+    return {
+        "manifest": json.dumps({"schema": SCHEMA, **manifest}, sort_keys=True),
+        "model": {k: v.detach().cpu().contiguous() for k, v in state.items()},
+        **{k: v for k, v in tensors.items() if v is not None},
+    }
 
 
 def read(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -131,31 +137,56 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
     content = read_tensors(path)
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
         if key is not None:
-            raise FldiagError(f"key = {key!r}, and {path} is a checkpoint of fldiag, which holds one global model",
-                              "leave it out (--client chooses a client's weights)", usage=True)
+            raise FldiagError(
+                f"key = {key!r}, and {path} is a checkpoint of fldiag, which holds one global model",
+                "leave it out (--client chooses a client's weights)",
+                usage=True,
+            )
         try:
             manifest = json.loads(content["manifest"])
             version = int(manifest["schema"])
             if version < 1:
                 raise ValueError(version)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise FldiagError(f"checkpoint {path}: its manifest is not valid", "the file was edited; use the original") from None
+            raise FldiagError(
+                f"checkpoint {path}: its manifest is not valid",
+                "the file was edited; use the original",
+            ) from None
         if version > SCHEMA:
-            raise FldiagError(f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}", "update fldiag")
+            raise FldiagError(
+                f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}",
+                "update fldiag",
+            )
         held = content.get("buffers")
-        buffers = {} if held is None or (isinstance(held, dict) and not held) else _tensors(path, held)
-        checkpoint = Checkpoint(path, _tensors(path, content.get("model")), manifest, content.get("received"),
-                                content.get("clients"), buffers)
+        buffers = (
+            {} if held is None or (isinstance(held, dict) and not held) else _tensors(path, held)
+        )
+        checkpoint = Checkpoint(
+            path,
+            _tensors(path, content.get("model")),
+            manifest,
+            content.get("received"),
+            content.get("clients"),
+            buffers,
+        )
         _check(checkpoint)
-        if path.parent.name == "rounds" and path.stem.isdecimal() and int(path.stem) != checkpoint.round:
-            raise FldiagError(f"{path} is the checkpoint of round {checkpoint.round}",
-                              "restore the original file; to diagnose this one as it is, copy it out of the run folder")
+        if (
+            path.parent.name == "rounds"
+            and path.stem.isdecimal()
+            and int(path.stem) != checkpoint.round
+        ):
+            raise FldiagError(
+                f"{path} is the checkpoint of round {checkpoint.round}",
+                "restore the original file; to diagnose this one as it is, copy it out of the run folder",
+            )
         return checkpoint
     try:
         weights = foreign.unwrap(path, content, key)
     except RecursionError:
-        raise FldiagError(f"checkpoint {path} holds a container that holds itself",
-                          "save only the state_dict: torch.save(model.state_dict(), path)") from None
+        raise FldiagError(
+            f"checkpoint {path} holds a container that holds itself",
+            "save only the state_dict: torch.save(model.state_dict(), path)",
+        ) from None
     check_kinds(path, weights.state)
     name = weights.key if weights.alternatives or key is not None else ""
     return Checkpoint(path, weights.state, key=name, alternatives=weights.alternatives)
@@ -167,34 +198,73 @@ def _check(c: Checkpoint) -> None:
 
     from fldiag.checkpoint.tensor_files import check_kinds
 
-    needed = {"round": int, "seed": int, "config": dict, "method": dict, "shape": list, "classes": int, "clients": list}
+    needed = {
+        "round": int,
+        "seed": int,
+        "config": dict,
+        "method": dict,
+        "shape": list,
+        "classes": int,
+        "clients": list,
+    }
     for key, kind in needed.items():
         if not isinstance(c.manifest.get(key), kind):
-            raise FldiagError(f"checkpoint {c.path}: its manifest has no valid {key!r}", "the file was edited; use the original")
+            raise FldiagError(
+                f"checkpoint {c.path}: its manifest has no valid {key!r}",
+                "the file was edited; use the original",
+            )
     spec = c.manifest["config"]
-    elsewhere = isinstance(c.manifest.get("origin"), dict)  # recorded from another program, which may not say what data it had
-    sound = (all(isinstance(spec.get(k), dict) for k in ("data", "model", "partition", "clients", "method"))
-             and isinstance(c.manifest["method"].get("name"), str) and isinstance(c.manifest.get("provenance", {}), dict)
-             and c.manifest["classes"] > (-1 if elsewhere else 0)
-             and all(isinstance(i, int) and i > 0 for i in c.manifest["shape"])
-             and all(isinstance(i, int) and 0 <= i < LARGEST for i in [c.round, c.manifest["seed"], *c.client_ids]))
+    elsewhere = isinstance(
+        c.manifest.get("origin"), dict
+    )  # recorded from another program, which may not say what data it had
+    sound = (
+        all(
+            isinstance(spec.get(k), dict)
+            for k in ("data", "model", "partition", "clients", "method")
+        )
+        and isinstance(c.manifest["method"].get("name"), str)
+        and isinstance(c.manifest.get("provenance", {}), dict)
+        and c.manifest["classes"] > (-1 if elsewhere else 0)
+        and all(isinstance(i, int) and i > 0 for i in c.manifest["shape"])
+        and all(
+            isinstance(i, int) and 0 <= i < LARGEST
+            for i in [c.round, c.manifest["seed"], *c.client_ids]
+        )
+    )
     if not sound:
-        raise FldiagError(f"checkpoint {c.path}: its manifest is not valid", "the file was edited; use the original")
-    vectors = {name: value for name, value in (("clients", c.clients), ("received", c.received)) if value is not None}
+        raise FldiagError(
+            f"checkpoint {c.path}: its manifest is not valid",
+            "the file was edited; use the original",
+        )
+    vectors = {
+        name: value
+        for name, value in (("clients", c.clients), ("received", c.received))
+        if value is not None
+    }
     if not all(isinstance(value, Tensor) and value.ndim for value in vectors.values()):
-        raise FldiagError(f"checkpoint {c.path}: its client weights are not tensors", "the file was edited; use the original")
+        raise FldiagError(
+            f"checkpoint {c.path}: its client weights are not tensors",
+            "the file was edited; use the original",
+        )
     for tensors in (c.state, c.buffers, vectors):
         check_kinds(c.path, tensors)
     if c.clients is not None and len(c.clients) != len(c.client_ids):
-        raise FldiagError(f"checkpoint {c.path}: {len(c.client_ids)} client ids do not fit its client weights",
-                          "the file was edited; use the original")
+        raise FldiagError(
+            f"checkpoint {c.path}: {len(c.client_ids)} client ids do not fit its client weights",
+            "the file was edited; use the original",
+        )
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
     from torch import Tensor
 
-    if not isinstance(content, dict) or not content or not all(
-            isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
-        raise FldiagError(f"checkpoint {path} is not a state_dict (names with tensors)",
-                          "save it with torch.save(model.state_dict(), path)")
+    if (
+        not isinstance(content, dict)
+        or not content
+        or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    ):
+        raise FldiagError(
+            f"checkpoint {path} is not a state_dict (names with tensors)",
+            "save it with torch.save(model.state_dict(), path)",
+        )
     return content

@@ -52,8 +52,13 @@ class StoredRun:
     def _repr_html_(self) -> str:
         config = self.index.get("config", {})
         chosen = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
-        facts = {"folder": self.path, "status": self.status, "rounds": f"{self.done} of {config.get('rounds', '?')}", **chosen,
-                 "seed": config.get("seed")}
+        facts = {
+            "folder": self.path,
+            "status": self.status,
+            "rounds": f"{self.done} of {config.get('rounds', '?')}",
+            **chosen,
+            "seed": config.get("seed"),
+        }
         wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == @split and n_examples > 0"
         metrics = self.metrics if self.has_metrics else pd.DataFrame()
         split = split_of(metrics)
@@ -61,7 +66,9 @@ class StoredRun:
             last = scores.sort_values("round").iloc[-1]
             low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
             name = f"{SPLITS[split]} accuracy"
-            facts[name] = f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
+            facts[name] = (
+                f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
+            )
         return card("Run", facts)
 
     def allow(self, code: str | Iterable[str]) -> Self:
@@ -88,15 +95,19 @@ class StoredRun:
     def config(self) -> Config:
         """What was trained. Raises FldiagError for rounds of another program, which have no config of fldiag."""
         if isinstance(self.index.get("origin"), dict):
-            raise FldiagError(f"run {self.path} was trained by another program, so it has no config of fldiag",
-                              "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
-                              usage=True)
+            raise FldiagError(
+                f"run {self.path} was trained by another program, so it has no config of fldiag",
+                "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
+                usage=True,
+            )
         try:
             return Config.stored(self.index["config"], self.allow_code)
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", Config).what
-            raise FldiagError(f"{self.path / 'run.json'}: its config is not valid ({why})",
-                              "the file was edited; restore it or train again") from None
+            raise FldiagError(
+                f"{self.path / 'run.json'}: its config is not valid ({why})",
+                "the file was edited; restore it or train again",
+            ) from None
 
     @property
     def method_version(self) -> int:
@@ -112,13 +123,18 @@ class StoredRun:
         if found is None:
             return {}
         try:
-            return {"recipe": dict(found["recipe"]), "notes": [str(note) for note in found["notes"]],
-                    "names": {int(k): str(v) for k, v in found["names"].items()},
-                    "examples": {int(k): int(v) for k, v in found["examples"].items()},
-                    "outside": [int(k) for k in found.get("outside", [])]}
+            return {
+                "recipe": dict(found["recipe"]),
+                "notes": [str(note) for note in found["notes"]],
+                "names": {int(k): str(v) for k, v in found["names"].items()},
+                "examples": {int(k): int(v) for k, v in found["examples"].items()},
+                "outside": [int(k) for k in found.get("outside", [])],
+            }
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise FldiagError(f"{self.path / 'run.json'}: its origin is not valid",
-                              "the file was edited; convert again") from None
+            raise FldiagError(
+                f"{self.path / 'run.json'}: its origin is not valid",
+                "the file was edited; convert again",
+            ) from None
 
     @property
     def is_record(self) -> bool:
@@ -133,8 +149,11 @@ class StoredRun:
     def some_rounds(self) -> list[int]:
         """``rounds``. Raises FldiagError, with the reason, when there are none."""
         if not self.rounds and self.is_record:
-            raise FldiagError(f"{self.path} {RECORD}", "ask where it was trained, or train it again with another --out",
-                              usage=True)
+            raise FldiagError(
+                f"{self.path} {RECORD}",
+                "ask where it was trained, or train it again with another --out",
+                usage=True,
+            )
         if not self.rounds:
             raise FldiagError(f"run {self.path} has no checkpoint yet", "train at least one round")
         return self.rounds
@@ -144,11 +163,18 @@ class StoredRun:
         rounds = self.some_rounds()
         r = rounds[-1] if round is None else round
         if r not in rounds:
-            raise FldiagError(f"run {self.path} has no checkpoint of round {r}",
-                              f"it has rounds {rounds[0]}..{rounds[-1]} (checkpoint.every = "
-                              f"{self.index['config']['checkpoint']['every']})", usage=True)
-        return replace(schema.read(self.verified(f"rounds/{r:04d}.pt")), model=self.model, data=self.data,
-                       allow_code=self.allow_code)
+            raise FldiagError(
+                f"run {self.path} has no checkpoint of round {r}",
+                f"it has rounds {rounds[0]}..{rounds[-1]} (checkpoint.every = "
+                f"{self.index['config']['checkpoint']['every']})",
+                usage=True,
+            )
+        return replace(
+            schema.read(self.verified(f"rounds/{r:04d}.pt")),
+            model=self.model,
+            data=self.data,
+            allow_code=self.allow_code,
+        )
 
     @property
     def has_metrics(self) -> bool:
@@ -159,7 +185,9 @@ class StoredRun:
     def metrics(self) -> pd.DataFrame:
         """Raises FldiagError when the table is missing or is not the one that training wrote."""
         if not self.has_metrics:
-            raise FldiagError(f"run {self.path} has no table of metrics", "train at least one round")
+            raise FldiagError(
+                f"run {self.path} has no table of metrics", "train at least one round"
+            )
         stored = self.index.get("metrics")
         if not self.rows and stored is not None:
             return self._table(stored)
@@ -169,7 +197,11 @@ class StoredRun:
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
         config = self.index["config"]
-        return {"run": self.name, "method": config.get("method", {}).get("name"), "seed": config.get("seed")}
+        return {
+            "run": self.name,
+            "method": config.get("method", {}).get("name"),
+            "seed": config.get("seed"),
+        }
 
     def _as_table(self, rows: Sequence[Row]) -> pd.DataFrame:
         return table(rows, **self.common)
@@ -180,7 +212,10 @@ class StoredRun:
         if name is None:
             return []
         frame = self._table(name).drop(columns=["run", "method", "seed"]).astype(object)
-        return [{str(k): v for k, v in row.items() if not pd.isna(v)} for row in frame.to_dict("records")]
+        return [
+            {str(k): v for k, v in row.items() if not pd.isna(v)}
+            for row in frame.to_dict("records")
+        ]
 
     @property
     def metrics_digest(self) -> str:
@@ -193,16 +228,22 @@ class StoredRun:
         try:
             return pd.read_parquet(path)
         except Exception as error:  # a table that run.json vouches for and is none can make the reader raise anything
-            raise FldiagError(f"{path} cannot be read: {type(error).__name__}", "restore it, or train again") from None
+            raise FldiagError(
+                f"{path} cannot be read: {type(error).__name__}", "restore it, or train again"
+            ) from None
 
     def verified(self, name: str) -> Path:
         """The path of a listed file after its sha256 was checked."""
         path = self.path / name
         if not os.path.isfile(path):
-            raise FldiagError(f"{path} is listed in run.json but is not there", "restore it, or train again")
+            raise FldiagError(
+                f"{path} is listed in run.json but is not there", "restore it, or train again"
+            )
         if files.sha256(path) != self.index["files"].get(name):
-            raise FldiagError(f"{path} is not the file this run wrote (its sha256 differs from run.json)",
-                              "restore the original file; to diagnose this one as it is, copy it out of the run folder")
+            raise FldiagError(
+                f"{path} is not the file this run wrote (its sha256 differs from run.json)",
+                "restore the original file; to diagnose this one as it is, copy it out of the run folder",
+            )
         return path
 
     @property
@@ -229,11 +270,18 @@ class StoredRun:
         """
         there = self.recorded
         if not there or (round is not None and round not in there):
-            raise FldiagError(f"run {self.path} recorded no local steps" + (f" of round {round}" if there else ""),
-                              f"it has those of {counted(len(there), 'round')} up to {there[-1]}" if there else
-                              "train with --set metrics.steps=true", usage=True)
-        return pd.concat([self._table(f"steps/{r:04d}.parquet") for r in (there if round is None else [round])],
-                         ignore_index=True)
+            raise FldiagError(
+                f"run {self.path} recorded no local steps"
+                + (f" of round {round}" if there else ""),
+                f"it has those of {counted(len(there), 'round')} up to {there[-1]}"
+                if there
+                else "train with --set metrics.steps=true",
+                usage=True,
+            )
+        return pd.concat(
+            [self._table(f"steps/{r:04d}.parquet") for r in (there if round is None else [round])],
+            ignore_index=True,
+        )
 
     @cached_property
     def states(self) -> ClientStates:

@@ -31,8 +31,18 @@ TIMES, MORE = 8, 2**24
 #: Dicts and lists in one another.
 DEEPEST = 100
 #: With which fldiag computes.
-DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,
-          torch.uint8, torch.bool}
+DTYPES = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+}
 
 
 def read_tensors(path: Path) -> Any:
@@ -44,15 +54,24 @@ def read_tensors(path: Path) -> Any:
     check_name(path)
     if not os.path.isfile(path):
         what = "is not a file" if os.path.exists(path) else "is not there"
-        raise FldiagError(f"checkpoint {shown(path)} {what}", "give the path of a .pt or .safetensors file", usage=True)
+        raise FldiagError(
+            f"checkpoint {shown(path)} {what}",
+            "give the path of a .pt or .safetensors file",
+            usage=True,
+        )
     try:
         size = path.stat().st_size
         if size == 0:
-            raise FldiagError(f"checkpoint {path} is empty", "use another round's file, or train again with --resume")
+            raise FldiagError(
+                f"checkpoint {path} is empty",
+                "use another round's file, or train again with --resume",
+            )
         content = _safetensors(path) if path.suffix == ".safetensors" else _pt(path, size)
     except OSError as error:
-        raise FldiagError(f"checkpoint {path} cannot be read: {error.strerror or type(error).__name__}",
-                          "copy it again, or use another file") from None
+        raise FldiagError(
+            f"checkpoint {path} cannot be read: {error.strerror or type(error).__name__}",
+            "copy it again, or use another file",
+        ) from None
     _bounded(path, content, size)
     return content
 
@@ -61,16 +80,23 @@ def check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:
     """Raises FldiagError for a tensor that holds no plain numbers of a usual type."""
     for name, tensor in state.items():
         if tensor.is_meta:
-            raise FldiagError(f"checkpoint {path}: {name} is on the device meta: it has a shape and no values",
-                              "save the model after its weights were loaded")
+            raise FldiagError(
+                f"checkpoint {path}: {name} is on the device meta: it has a shape and no values",
+                "save the model after its weights were loaded",
+            )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype not in DTYPES:
-            kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).removeprefix("torch.")
-            raise FldiagError(f"checkpoint {path}: {name} is a {kind} tensor, which fldiag does not support",
-                              "save it as float32: tensor.dequantize(), .to_dense() or .float()")
+            kind = str(
+                tensor.dtype if tensor.layout == torch.strided else tensor.layout
+            ).removeprefix("torch.")
+            raise FldiagError(
+                f"checkpoint {path}: {name} is a {kind} tensor, which fldiag does not support",
+                "save it as float32: tensor.dequantize(), .to_dense() or .float()",
+            )
 
 
 def _safetensors(path: Path) -> Any:
     from safetensors import safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
@@ -78,8 +104,10 @@ def _safetensors(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # a damaged file can make the reader raise anything
-        raise FldiagError(f"checkpoint {path} is not a readable safetensors file: {first_line(error)}",
-                          "copy it again, or use another file") from None
+        raise FldiagError(
+            f"checkpoint {path} is not a readable safetensors file: {first_line(error)}",
+            "copy it again, or use another file",
+        ) from None
 
 
 def _pt(path: Path, size: int) -> Any:
@@ -94,12 +122,16 @@ def _pt(path: Path, size: int) -> Any:
             raise _damaged(path) from None
         names = re.findall(r"GLOBAL ([\w.]+)", str(error))
         what = f"a pickled object ({names[0]})" if names else "something other than tensors"
-        raise FldiagError(f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
-                          "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
-                          "lines that make such a file of a whole module") from None
+        raise FldiagError(
+            f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
+            "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
+            "lines that make such a file of a whole module",
+        ) from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):
-            raise FldiagError(f"checkpoint {path} needs more memory than there is", "read it on a larger machine") from None
+            raise FldiagError(
+                f"checkpoint {path} needs more memory than there is", "read it on a larger machine"
+            ) from None
         raise _damaged(path) from None
 
 
@@ -109,8 +141,11 @@ def _verify(path: Path, size: int) -> None:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if members and all(member.filename.endswith(".npy") for member in members):
-                raise FldiagError(f"{path} holds numpy arrays and no weights: it may be data",
-                                  f"give a checkpoint, and this file as its data: --data npz:{path}", usage=True)
+                raise FldiagError(
+                    f"{path} holds numpy arrays and no weights: it may be data",
+                    f"give a checkpoint, and this file as its data: --data npz:{path}",
+                    usage=True,
+                )
             _claim(path, sum(member.file_size for member in members), size)
             bad = archive.testzip() if any(member.CRC for member in members) else None
     except (FldiagError, OSError):
@@ -118,8 +153,10 @@ def _verify(path: Path, size: int) -> None:
     except Exception:  # a damaged archive can make the reader raise anything
         raise _damaged(path) from None
     if bad is not None:
-        raise FldiagError(f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not match",
-                          "copy it again, or use another round's file")
+        raise FldiagError(
+            f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not match",
+            "copy it again, or use another round's file",
+        )
 
 
 def _bounded(path: Path, content: Any, size: int) -> None:
@@ -130,22 +167,34 @@ def _bounded(path: Path, content: Any, size: int) -> None:
     while waiting:
         value, depth = waiting.pop()
         if isinstance(value, Tensor):
-            total += 0 if value.is_meta or value.layout != torch.strided else value.numel() * value.element_size()
+            total += (
+                0
+                if value.is_meta or value.layout != torch.strided
+                else value.numel() * value.element_size()
+            )
         elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
             seen.add(id(value))
-            waiting += [(v, depth + 1) for v in (value.values() if isinstance(value, Mapping) else value)]
+            waiting += [
+                (v, depth + 1) for v in (value.values() if isinstance(value, Mapping) else value)
+            ]
         if depth > DEEPEST:
-            raise FldiagError(f"checkpoint {path} holds containers nested more than {DEEPEST} deep",
-                              "save only the state_dict: torch.save(model.state_dict(), path)")
+            raise FldiagError(
+                f"checkpoint {path} holds containers nested more than {DEEPEST} deep",
+                "save only the state_dict: torch.save(model.state_dict(), path)",
+            )
     _claim(path, total, size)
 
 
 def _claim(path: Path, claimed: int, size: int) -> None:
     if claimed > TIMES * size + MORE:
-        raise FldiagError(f"checkpoint {path} claims to hold {claimed / 1e6:,.0f} MB and has {size / 1e6:,.1f} MB",
-                          "save it again with torch.save, every tensor with .clone()")
+        raise FldiagError(
+            f"checkpoint {path} claims to hold {claimed / 1e6:,.0f} MB and has {size / 1e6:,.1f} MB",
+            "save it again with torch.save, every tensor with .clone()",
+        )
 
 
 def _damaged(path: Path) -> FldiagError:
-    return FldiagError(f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
-                       "copy it again, or use another round's file")
+    return FldiagError(
+        f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
+        "copy it again, or use another round's file",
+    )

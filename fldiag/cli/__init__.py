@@ -26,7 +26,9 @@ with quiet():
 
 
 def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a λ that the terminal does not have is a question mark, and no error
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a λ that the terminal does not have is a question mark, and no error
         sys.stdout.reconfigure(errors="replace")
     with quiet():
         try:

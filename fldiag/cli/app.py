@@ -28,7 +28,11 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
         package = None if found else known.plugins("diagnostics").get(cmd_name)
-        return found if package is None else TyperCommand(cmd_name, help=f"A diagnostic of the package {package}.")
+        return (
+            found
+            if package is None
+            else TyperCommand(cmd_name, help=f"A diagnostic of the package {package}.")
+        )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
@@ -36,15 +40,20 @@ class Verbs(TyperGroup):
             return name, command(name), args[1:]
         if name in known.FLAGS:
             with errors(debug=False):
-                raise FldiagError(f"{name} has no verb of its own",
-                                  f"use fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}", usage=True)
+                raise FldiagError(
+                    f"{name} has no verb of its own",
+                    f"use fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}",
+                    usage=True,
+                )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
-            if error.ctx is None or not any(option.name == "set_" for option in error.ctx.command.params):
+            if error.ctx is None or not any(
+                option.name == "set_" for option in error.ctx.command.params
+            ):
                 raise
             raise _explained(error) from None
 
@@ -58,8 +67,14 @@ def _explained(error: Any) -> Any:
     found: list[str] = []
     for name, field in Config.model_fields.items():
         section = field.annotation
-        inner = section.model_fields if isinstance(section, type) and issubclass(section, sections.Section) else {}
-        found += [f"{name}.name"] if name == key and "name" in inner else [name] if name == key else []
+        inner = (
+            section.model_fields
+            if isinstance(section, type) and issubclass(section, sections.Section)
+            else {}
+        )
+        found += (
+            [f"{name}.name"] if name == key and "name" in inner else [name] if name == key else []
+        )
         found += [f"{name}.{k}" for k in inner if key in (k, f"{name}_{k}")]
     if not found:
         return error
@@ -67,14 +82,23 @@ def _explained(error: Any) -> Any:
     return NoSuchOption(error.option_name, message=text, ctx=error.ctx)
 
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  context_settings={"help_option_names": ["-h", "--help"]},
-                  help="Diagnose federated learning: train models and analyse their checkpoints.")
-toy = typer.Typer(no_args_is_help=True, help="Two toy problems whose results can be checked by hand.")
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Diagnose federated learning: train models and analyse their checkpoints.",
+)
+toy = typer.Typer(
+    no_args_is_help=True, help="Two toy problems whose results can be checked by hand."
+)
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
         from fldiag import version as own
 

@@ -18,8 +18,15 @@ if TYPE_CHECKING:
     from fldiag.checkpoint.schema import Checkpoint
 
 
-def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str, Any], out: Path | None,
-        strict: bool = False, allow_code: Sequence[str] = ()) -> None:
+def ask(
+    console: Console,
+    name: str,
+    paths: Sequence[Path],
+    options: Mapping[str, Any],
+    out: Path | None,
+    strict: bool = False,
+    allow_code: Sequence[str] = (),
+) -> None:
     """Exit code 3 where a check failed, which ``strict`` takes strictly. Raises FldiagError for whatever cannot be asked or
     answered."""
     given = {k: options[k] for k in ("model", "data", "key") if k in options}
@@ -31,7 +38,9 @@ def ask(console: Console, name: str, paths: Sequence[Path], options: Mapping[str
     first = found[0]
     leading = {also.name for also in first.entry.also.values() if also.leads}
     ordered = sorted(found, key=lambda made: (made.entry.name in leading, made is first))
-    console.done(*(file for made in ordered for file in made.files))  # what people look at first is named last
+    console.done(
+        *(file for made in ordered for file in made.files)
+    )  # what people look at first is named last
     if any(made.entry.fails is not None and made.entry.fails(made.table, strict) for made in found):
         sys.exit(3)
 

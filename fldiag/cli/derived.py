@@ -14,11 +14,25 @@ from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Widt
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
-TARGETS = {"problem": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
-           "checkpoints": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
-           "run": ("run", Path, "A run folder with client weights."), "runs": ("runs", list[Path], "Run folders.")}
-TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int],
-                         "list[float]": list[float], "list[str]": list[str]}
+TARGETS = {
+    "problem": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
+    "checkpoints": (
+        "checkpoints",
+        list[Path],
+        "Checkpoint files (.pt, .safetensors) or run folders.",
+    ),
+    "run": ("run", Path, "A run folder with client weights."),
+    "runs": ("runs", list[Path], "Run folders."),
+}
+TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list[int]": list[int],
+    "list[float]": list[float],
+    "list[str]": list[str],
+}
 
 
 def verb(name: str, item: known.Item) -> Callable[..., None]:
@@ -28,33 +42,66 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
         text = "A run folder."
     own = [*item["options"], *_borrowed(item)]
     typed = {o["name"]: o for o in own if o["type"] in TYPES and o["name"] != "device"}
-    shared = {s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
-              for s in shared_by(item["on"], [o["name"] for o in own]) if s.typed}
-    flags = {flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]} for flag, also in item["also"].items()}
+    shared = {
+        s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
+        for s in shared_by(item["on"], [o["name"] for o in own])
+        if s.typed
+    }
+    flags = {
+        flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]}
+        for flag, also in item["also"].items()
+    }
     options = {**typed, **flags, **shared}
-    pictured = {n: kind for n, kind in (("width", Width), ("format", Format)) if item["draws"] and n not in options}
-    parameters = [_parameter(argument, Annotated[kind, typer.Argument(help=text)]),
-                  *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
-                  *([_parameter("strict", _strict(item["strict"]), False)] if item["strict"] else []), _parameter("out", Out,
-                                                                                                                  None),
-                  *(_parameter(n, kind, None) for n, kind in pictured.items()),
-                  _parameter("allow_code", AllowCode, None), _parameter("json", Json, False),
-                  _parameter("device", Device, "auto"), _parameter("debug", Debug, False)]
+    pictured = {
+        n: kind
+        for n, kind in (("width", Width), ("format", Format))
+        if item["draws"] and n not in options
+    }
+    parameters = [
+        _parameter(argument, Annotated[kind, typer.Argument(help=text)]),
+        *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
+        *([_parameter("strict", _strict(item["strict"]), False)] if item["strict"] else []),
+        _parameter("out", Out, None),
+        *(_parameter(n, kind, None) for n, kind in pictured.items()),
+        _parameter("allow_code", AllowCode, None),
+        _parameter("json", Json, False),
+        _parameter("device", Device, "auto"),
+        _parameter("debug", Debug, False),
+    ]
 
     def run(**given: Any) -> None:
         with errors(given.pop("debug")):
             from fldiag.cli import asking
             from fldiag.plotting import sheet
 
-            targets, out, console = given.pop(argument), given.pop("out"), Console(given.pop("json"))
+            targets, out, console = (
+                given.pop(argument),
+                given.pop("out"),
+                Console(given.pop("json")),
+            )
             strict, allow_code = given.pop("strict", False), given.pop("allow_code") or []
-            asked = {n: v for n, v in given.items() if n in options and v is not None and v != _default(options[n])}
+            asked = {
+                n: v
+                for n, v in given.items()
+                if n in options and v is not None and v != _default(options[n])
+            }
             if takes_device(item):
                 asked["device"] = given["device"]
             with sheet.asked(**{n: given[n] for n in pictured}):
-                asking.ask(console, name, targets if isinstance(targets, list) else [targets], asked, out, strict, allow_code)
+                asking.ask(
+                    console,
+                    name,
+                    targets if isinstance(targets, list) else [targets],
+                    asked,
+                    out,
+                    strict,
+                    allow_code,
+                )
 
-    run.__name__, run.__doc__ = name, f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}"
+    run.__name__, run.__doc__ = (
+        name,
+        f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}",
+    )
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
@@ -73,12 +120,19 @@ def _borrowed(item: known.Item) -> list[known.Item]:
         other = known.item("diagnostics", also["name"]) or {"options": []}
         for o in other["options"]:
             if o["name"] in also["options"] and o["name"] not in names:
-                found.setdefault(o["name"], {**o, "help": f"With --{flag}: {o['help'][:1].lower()}{o['help'][1:]}"})
+                found.setdefault(
+                    o["name"],
+                    {**o, "help": f"With --{flag}: {o['help'][:1].lower()}{o['help'][1:]}"},
+                )
     return list(found.values())
 
 
-def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _parameter(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _strict(text: str) -> Any:
@@ -100,8 +154,11 @@ def _option(option: known.Item) -> Any:
     if option["type"] == "bool" and option["default"]:
         return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"])
     default = option["default"]
-    several = "" if not isinstance(default, list) else \
-        f" May be given several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}."
+    several = (
+        ""
+        if not isinstance(default, list)
+        else f" May be given several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}."
+    )
     names = [name, f"-{option['name']}"] if len(option["name"]) == 1 else [name]
     return typer.Option(*names, help=option["help"] + several)
 

@@ -20,12 +20,23 @@ def add(name: str) -> None:
 
 
 @app.command()
-def diagnose(name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list diagnostics).")],
-             targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
-             set_: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be given several times. fldiag "
-                                                                          "explain NAME lists the options.")] = None,
-             out: Out = None, width: Width = None, format: Format = None, json: Json = False,
-             device: Device = "auto", debug: Debug = False) -> None:
+def diagnose(
+    name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list diagnostics).")],
+    targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="option=value; may be given several times. fldiag explain NAME lists the options.",
+        ),
+    ] = None,
+    out: Out = None,
+    width: Width = None,
+    format: Format = None,
+    json: Json = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
     """Run any diagnostic, including those of other packages; set its options with --set.
 
     Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3

@@ -12,13 +12,23 @@ from fldiag.cli.options import Debug, Json
 from fldiag.console import Console, errors
 from fldiag.errors import unknown
 
-NEEDS = {"public": "unlabelled public inputs (data.public)", "stages": "a model that shows its stages (a residual network)"}
+NEEDS = {
+    "public": "unlabelled public inputs (data.public)",
+    "stages": "a model that shows its stages (a residual network)",
+}
 
 
 @app.command("list")
-def list_(what: Annotated[str | None, typer.Argument(help="methods, models, datasets, diagnostics, presets or figures. Default: "
-                                                          "all of them.")] = None,
-          json: Json = False, debug: Debug = False) -> None:
+def list_(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="methods, models, datasets, diagnostics, presets or figures. Default: all of them."
+        ),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
     Example: fldiag list methods
@@ -31,8 +41,10 @@ def list_(what: Annotated[str | None, typer.Argument(help="methods, models, data
             if what is None:
                 console.say(kind)
             kinds = {"kind": kind} if what is None else {}
-            console.table([{**kinds, "name": n, "what": d} for n, d in known.names(kind).items()],
-                          {"name": "name", "what": "what it is"})
+            console.table(
+                [{**kinds, "name": n, "what": d} for n, d in known.names(kind).items()],
+                {"name": "name", "what": "what it is"},
+            )
         if json:
             console.done()
 
@@ -68,11 +80,24 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
     for flag, also in item.get("also", {}).items():
         console.say(f"With {flag} also {also['name']} is asked.")
     console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}
-    rows = [{"option": o["name"], "default": "(required)" if o["required"] else _show(o["default"]), "values": o["values"],
-             "help": o["help"]} for o in item["options"]]
+    rows = [
+        {
+            "option": o["name"],
+            "default": "(required)" if o["required"] else _show(o["default"]),
+            "values": o["values"],
+            "help": o["help"],
+        }
+        for o in item["options"]
+    ]
     told = {"help": "what it is"} if any(row["help"] for row in rows) else {}
     console.table(rows, {"option": "option", "default": "default", "values": "values", **told})
 
 
 def _show(value: Any) -> str:
-    return "none" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (
+        "none"
+        if value is None
+        else ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )

@@ -46,7 +46,10 @@ def importing(frame: FrameType | None) -> bool:
     found = False
     while frame is not None:
         found = found or frame.f_code.co_filename.startswith("<frozen importlib")
-        if frame.f_globals.get("__name__") == "fldiag.training.rounds" and frame.f_code.co_name != "<module>":
+        if (
+            frame.f_globals.get("__name__") == "fldiag.training.rounds"
+            and frame.f_code.co_name != "<module>"
+        ):
             return False
         frame = frame.f_back
     return found
@@ -56,7 +59,11 @@ def working(frame: FrameType | None) -> bool:
     """Whether a frame lies inside what a verb does: in fldiag, beyond the reading of the command line."""
     while frame is not None:
         room = frame.f_globals.get("__name__", "")
-        if room.startswith("fldiag.") and not room.startswith("fldiag.cli") and frame.f_code.co_name != "<module>":
+        if (
+            room.startswith("fldiag.")
+            and not room.startswith("fldiag.cli")
+            and frame.f_code.co_name != "<module>"
+        ):
             return True
         frame = frame.f_back
     return False

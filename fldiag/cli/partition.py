@@ -12,11 +12,22 @@ from fldiag.console import Console, errors
 
 
 @app.command()
-def partition(config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
-              set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: section.key=value; may be given "
-                                                                           "several times.")] = None,
-              allow_code: AllowCode = None, download: Download = False, out: Out = None, width: Width = None,
-              format: Format = None, json: Json = False, debug: Debug = False) -> None:
+def partition(
+    config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Override a setting: section.key=value; may be given several times."
+        ),
+    ] = None,
+    allow_code: AllowCode = None,
+    download: Download = False,
+    out: Out = None,
+    width: Width = None,
+    format: Format = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Draw the label distribution per client as a bubble chart of classes and clients.
 
     Example: fldiag partition digits --set partition.alpha=0.5

@@ -14,15 +14,32 @@ from fldiag.device import device_of
 
 
 @app.command()
-def report(runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
-           from_: Annotated[list[Path] | None, typer.Option("--from", help="Also use the tables in this folder and its "
-                                                                           "subfolders, or this table; may be given several "
-                                                                           "times.")] = None,
-           title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-           compute: Annotated[bool, typer.Option("--compute", help="First compute missing tables that are cheap: forgetting and "
-                                                                   "drift.")] = False,
-           allow_code: AllowCode = None, root: Root = None, download: Download = False, out: Out = None, json: Json = False,
-           device: Device = "auto", debug: Debug = False) -> None:
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Also use the tables in this folder and its "
+            "subfolders, or this table; may be given several "
+            "times.",
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    compute: Annotated[
+        bool,
+        typer.Option(
+            "--compute", help="First compute missing tables that are cheap: forgetting and drift."
+        ),
+    ] = False,
+    allow_code: AllowCode = None,
+    root: Root = None,
+    download: Download = False,
+    out: Out = None,
+    json: Json = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
     """Write one HTML file that compares runs. It works offline in any browser.
 
     It shows the tables that the other verbs have written: those in the runs' own folders, beside them, in fldiag-out here and
@@ -33,5 +50,17 @@ def report(runs: Annotated[list[Path], typer.Argument(help="One or more run fold
     with errors(debug):
         from fldiag.verbs import report as verb
 
-        verb.report(Console(json), runs, out, title=title, places=from_ or [], compute=compute, allow_code=allow_code or [],
-                    where={"root": root, "download": download, "device": device_of(device) if compute else "cpu"})
+        verb.report(
+            Console(json),
+            runs,
+            out,
+            title=title,
+            places=from_ or [],
+            compute=compute,
+            allow_code=allow_code or [],
+            where={
+                "root": root,
+                "download": download,
+                "device": device_of(device) if compute else "cpu",
+            },
+        )

@@ -54,18 +54,30 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     if not conditions:
         conditions = [parse(_usual(sides, reader))]
     if not sides.b and (lost := next((c for c in conditions if c.relative), None)):
-        raise FldiagError(f"condition {lost.text!r} refers to a baseline, and none is given", "give --baseline RUN", usage=True)
-    numbers = {c.number.name: c.number for c in conditions}  # each is looked at once, however many conditions there are
+        raise FldiagError(
+            f"condition {lost.text!r} refers to a baseline, and none is given",
+            "give --baseline RUN",
+            usage=True,
+        )
+    numbers = {
+        c.number.name: c.number for c in conditions
+    }  # each is looked at once, however many conditions there are
     seen = {name: evidence.of(number, sides, reader, level) for name, number in numbers.items()}
     found = [seen[c.number.name] for c in conditions]
     asked = [(e, c.scale, c.offset) for e, c in zip(found, conditions, strict=True)]
     rows = _rows(asked, level)
     for row, one, condition in zip(rows, found, conditions, strict=True):
         verdict = _verdict(condition, one, row, level)
-        row |= {"metric": condition.number.name, "condition": condition.text, "verdict": verdict,
-                "remedy": (one.remedy or "leave out this condition") if verdict == "error" else None}
+        row |= {
+            "metric": condition.number.name,
+            "condition": condition.text,
+            "verdict": verdict,
+            "remedy": (one.remedy or "leave out this condition") if verdict == "error" else None,
+        }
     worst: Verdict = min((row["verdict"] for row in rows), key=get_args(Verdict).index)
-    return Checked(worst, _table(rows, sides), sides.question, sides.labels, _notes(sides, rows, level))
+    return Checked(
+        worst, _table(rows, sides), sides.question, sides.labels, _notes(sides, rows, level)
+    )
 
 
 def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
@@ -80,25 +92,38 @@ def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: flo
     found = [evidence.of(n, sides, reader, level) for n in chosen]
     rows = _rows([(e, 1.0, 0.0) for e in found], level)
     for row, number, one in zip(rows, chosen, found, strict=True):
-        row |= {"metric": number.name, "better": _better(number, row) if _decided(one, row, level) else "undecided"}
+        row |= {
+            "metric": number.name,
+            "better": _better(number, row) if _decided(one, row, level) else "undecided",
+        }
     made = _table(rows, sides)
-    made.attrs = {"diagnostic": "diff", "question": sides.question, "notes": _notes(sides, rows, level),
-                  "labels": list(sides.labels)}
+    made.attrs = {
+        "diagnostic": "diff",
+        "question": sides.question,
+        "notes": _notes(sides, rows, level),
+        "labels": list(sides.labels),
+    }
     return made
 
 
 def _check_level(level: float) -> None:
     """Raises FldiagError for what is not a confidence level."""
     if not 0 < level < 1:
-        raise FldiagError(f"level = {level!r} is not a confidence level",
-                          "use a number between 0 and 1, such as 0.95", usage=True)
+        raise FldiagError(
+            f"level = {level!r} is not a confidence level",
+            "use a number between 0 and 1, such as 0.95",
+            usage=True,
+        )
 
 
 def _usual(sides: Sides, reader: Reader) -> str:
     """What is asked where no condition is given: is A worse? By accuracy, or by loss where there are no classes."""
     if not sides.b:
-        raise FldiagError("neither a baseline nor a condition is given", "give two sides, or --fail-if 'accuracy < 80%'",
-                          usage=True)
+        raise FldiagError(
+            "neither a baseline nor a condition is given",
+            "give two sides, or --fail-if 'accuracy < 80%'",
+            usage=True,
+        )
     try:
         reader.value(sides.a[0], TRAINING[0])
     except FldiagError:
@@ -114,10 +139,21 @@ def _rows(asked: Sequence[tuple[Evidence, float, float]], level: float) -> list[
         value = None if e.a is None or limit is None else e.a - limit
         seen = got or Interval(value if value is not None else float("nan"))
         ranks = e.ranks(scale, offset) if e.ranks else None
-        row: Row = {"value": e.a, "baseline": e.b, "limit": limit, "difference": value, "low": seen.low, "high": seen.high,
-                    "p": seen.p, "p_wilcoxon": ranks, "n": e.n, "certain": seen.certain,
-                    "estimator": ", ".join(filter(None, (e.estimator, seen.test))) or "none",
-                    "note": _note(e, seen, level, ranks), "masked": e.a is None}
+        row: Row = {
+            "value": e.a,
+            "baseline": e.b,
+            "limit": limit,
+            "difference": value,
+            "low": seen.low,
+            "high": seen.high,
+            "p": seen.p,
+            "p_wilcoxon": ranks,
+            "n": e.n,
+            "certain": seen.certain,
+            "estimator": ", ".join(filter(None, (e.estimator, seen.test))) or "none",
+            "note": _note(e, seen, level, ranks),
+            "masked": e.a is None,
+        }
         made.append(row)
     for row, adjusted in zip(made, holm([row["p"] for row in made]), strict=True):
         row["p_holm"] = adjusted
@@ -128,8 +164,11 @@ def _note(e: Evidence, seen: Interval, level: float, ranks: float | None) -> str
     if e.why:
         return e.why
     if seen.p is None and not seen.certain:
-        return "no interval: every resample gives the same value" if e.estimator == evidence.EXAMPLES else \
-            "no interval: all differences are equal, so there is no spread to judge by"
+        return (
+            "no interval: every resample gives the same value"
+            if e.estimator == evidence.EXAMPLES
+            else "no interval: all differences are equal, so there is no spread to judge by"
+        )
     if ranks is not None and seen.p is not None and (seen.p <= 1 - level) != (ranks <= 1 - level):
         return f"Wilcoxon's test says otherwise (p = {ranks:.2g})"
     return ""
@@ -162,19 +201,27 @@ def _decided(e: Evidence, row: Row, level: float) -> bool:
 
 
 def _table(rows: Sequence[Row], sides: Sides) -> pd.DataFrame:
-    return table(rows, run=sides.labels[0], baseline_run=sides.labels[1] or None,
-                 question="methods" if sides.methods else "models")
+    return table(
+        rows,
+        run=sides.labels[0],
+        baseline_run=sides.labels[1] or None,
+        question="methods" if sides.methods else "models",
+    )
 
 
 def _notes(sides: Sides, rows: Sequence[Row], level: float) -> list[str]:
     said = list(sides.notes)
     count = sum(row["p"] is not None for row in rows)
     if count > 1:
-        said.append(f"{count} numbers are compared: each {100 * level:g} % interval holds for its number alone; verdicts use p "
-                    "(Holm), which accounts for all comparisons")
+        said.append(
+            f"{count} numbers are compared: each {100 * level:g} % interval holds for its number alone; verdicts use p "
+            "(Holm), which accounts for all comparisons"
+        )
     done = [[_done(m) for m in side] for side in (sides.a, sides.b)]
     if sides.b and done[0] != done[1] and None not in [*done[0], *done[1]]:
-        said.append(f"trained for different numbers of rounds: {_counts(done[0])} and {_counts(done[1])}")
+        said.append(
+            f"trained for different numbers of rounds: {_counts(done[0])} and {_counts(done[1])}"
+        )
     return said
 
 

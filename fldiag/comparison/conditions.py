@@ -21,9 +21,16 @@ from typing import Any
 from fldiag.errors import FldiagError, nearest
 from fldiag.results.numbers import Number, numbers
 
-OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_λ][\w₁]*)"
-                    r"|(?P<sign><=|>=|[<>+\-%]))")
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_λ][\w₁]*)"
+    r"|(?P<sign><=|>=|[<>+\-%]))"
+)
 BASELINE = "baseline"
 #: Characters of a condition.
 LONGEST = 200
@@ -57,19 +64,34 @@ class _Reader:
         self.text, self.tokens, at = text, [], 0
         if len(text) > LONGEST:
             self.text = f"{text[:20]}…"
-            raise self.error(LONGEST, f"it has {len(text):,} characters", "write one comparison per condition; give several "
-                                                                          "conditions")
+            raise self.error(
+                LONGEST,
+                f"it has {len(text):,} characters",
+                "write one comparison per condition; give several conditions",
+            )
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
                 place = len(text) - len(text[at:].lstrip())
-                raise self.error(place, f"{text[place]!r} has no meaning here", "write for example accuracy < baseline - 1pt")
-            self.tokens.append((match.lastgroup or "", match[match.lastgroup or 0], match.start(match.lastgroup or 0)))
+                raise self.error(
+                    place,
+                    f"{text[place]!r} has no meaning here",
+                    "write for example accuracy < baseline - 1pt",
+                )
+            self.tokens.append(
+                (
+                    match.lastgroup or "",
+                    match[match.lastgroup or 0],
+                    match.start(match.lastgroup or 0),
+                )
+            )
             at = match.end()
         self.tokens.append(("end", "the end", len(text)))
 
     def error(self, at: int, what: str, remedy: str) -> FldiagError:
-        return FldiagError(f"condition {self.text!r}, position {at + 1}: {what}", remedy, usage=True)
+        return FldiagError(
+            f"condition {self.text!r}, position {at + 1}: {what}", remedy, usage=True
+        )
 
     @property
     def next(self) -> tuple[str, str, int]:
@@ -79,7 +101,9 @@ class _Reader:
         """The next token, which must be of this kind."""
         found, word, at = self.next
         if found != kind:
-            raise self.error(at, f"{word if found == 'end' else repr(word)} where {wanted} is expected", remedy)
+            raise self.error(
+                at, f"{word if found == 'end' else repr(word)} where {wanted} is expected", remedy
+            )
         self.tokens.pop(0)
         return word
 
@@ -105,12 +129,17 @@ def parse(text: str) -> Condition:
     at = reader.next[2]
     sign = reader.take("sign", "a comparison", f"write one of {' '.join(OPERATORS)}")
     if sign not in OPERATORS:
-        raise reader.error(at, f"{sign!r} where a comparison is expected", f"write one of {' '.join(OPERATORS)}")
+        raise reader.error(
+            at, f"{sign!r} where a comparison is expected", f"write one of {' '.join(OPERATORS)}"
+        )
     scale, offset = _value(reader, number)
     kind, word, at = reader.next
     if kind != "end":
-        raise reader.error(at, f"{word!r} after the end of the condition", "write one comparison per condition; give several "
-                                                                           "conditions")
+        raise reader.error(
+            at,
+            f"{word!r} after the end of the condition",
+            "write one comparison per condition; give several conditions",
+        )
     return Condition(" ".join(text.split()), number, sign, scale, offset)
 
 
@@ -124,13 +153,17 @@ def _value(reader: _Reader, number: Number) -> tuple[float, float]:
         value, unit = _amount(reader, number, relative=False)
         return 0.0, sign * value / (100 if unit else 1)
     if word != BASELINE:
-        raise reader.error(at, f"{word!r} where a number or {BASELINE!r} is expected", nearest(word, [BASELINE]))
+        raise reader.error(
+            at, f"{word!r} where a number or {BASELINE!r} is expected", nearest(word, [BASELINE])
+        )
     reader.tokens.pop(0)
     kind, word, at = reader.next
     if kind == "end":
         return 1.0, 0.0
     if kind != "sign" or word not in "+-":
-        raise reader.error(at, f"{word!r} where + or - is expected", f"write for example {BASELINE} - 1pt")
+        raise reader.error(
+            at, f"{word!r} where + or - is expected", f"write for example {BASELINE} - 1pt"
+        )
     reader.tokens.pop(0)
     value, unit = _amount(reader, number, relative=True)
     value = value if word == "+" else -value
@@ -148,10 +181,16 @@ def _amount(reader: _Reader, number: Number, *, relative: bool) -> tuple[float, 
     if not unit:
         return value, ""
     if unit not in ("pt", "%"):
-        raise reader.error(at, f"unknown unit {unit!r}",
-                           "write pt (percentage points), % or nothing, and several conditions one by one")
+        raise reader.error(
+            at,
+            f"unknown unit {unit!r}",
+            "write pt (percentage points), % or nothing, and several conditions one by one",
+        )
     if not number.share and not (unit == "%" and relative):
-        raise reader.error(at, f"{number.name} is not a fraction, so {unit!r} has no meaning",
-                           f"leave it out, or write {BASELINE} + 5%")
+        raise reader.error(
+            at,
+            f"{number.name} is not a fraction, so {unit!r} has no meaning",
+            f"leave it out, or write {BASELINE} + 5%",
+        )
     reader.tokens.pop(0)
     return value, unit

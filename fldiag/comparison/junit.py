@@ -14,7 +14,10 @@ def junit(found: Checked, strict: bool = False) -> str:
     that could not be computed is an error."""
     cases = ElementTree.Element("testsuite", name="fldiag check")
     properties = ElementTree.SubElement(cases, "properties")
-    for name, value in (("question", found.question), *((f"note {i}", text) for i, text in enumerate(found.notes, start=1))):
+    for name, value in (
+        ("question", found.question),
+        *((f"note {i}", text) for i, text in enumerate(found.notes, start=1)),
+    ):
         ElementTree.SubElement(properties, "property", name=name, value=value)
     counts = {"errors": 0, "failures": 0, "skipped": 0}
     who = " against ".join(filter(None, found.labels))

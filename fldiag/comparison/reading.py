@@ -28,8 +28,10 @@ Bar = Callable[[str], AbstractContextManager[Progress]]
 
 def no_numbers(name: str = "") -> FldiagError:
     """Of weights, those of ``name`` if there are others, that are or give NaN or infinity."""
-    return FldiagError(f"{name}{': ' * bool(name)}its weights give no numbers",
-                       "use a checkpoint from before the training diverged")
+    return FldiagError(
+        f"{name}{': ' * bool(name)}its weights give no numbers",
+        "use a checkpoint from before the training diverged",
+    )
 
 
 def no_classes() -> FldiagError:
@@ -67,6 +69,7 @@ class Reader:
 
     def table(self, member: Member, number: Number) -> pd.DataFrame:
         """The table of the diagnostic that measures the number. Raises FldiagError where the member has none."""
+
         def find() -> pd.DataFrame:
             from fldiag.diagnosis.question import question  # imports PyTorch
             from fldiag.diagnosis.tables import tables
@@ -97,7 +100,12 @@ class Reader:
 
     def _trained(self, member: Member, wanted: Number) -> float | None:
         """What training itself measured after its last round, or None."""
-        if not isinstance(member, Run) or not member.has_metrics or member.model is not None or member.data is not None:
+        if (
+            not isinstance(member, Run)
+            or not member.has_metrics
+            or member.model is not None
+            or member.data is not None
+        ):
             return None
         if self.where.get("model") is not None or self.where.get("data") is not None:
             return None
@@ -111,11 +119,15 @@ class Reader:
     def _why(frame: pd.DataFrame, wanted: Number) -> str:
         """What the table says of a number that it lacks."""
         rows = only(frame, **{"scope": "global", **wanted.row})
-        notes = [*rows.get("note", pd.Series(dtype=object)).dropna(), *only(frame, metric="missing").get("note", [])]
+        notes = [
+            *rows.get("note", pd.Series(dtype=object)).dropna(),
+            *only(frame, metric="missing").get("note", []),
+        ]
         return str(notes[0]) if notes else "there is no such number"
 
     def tested(self, member: Member) -> Tested:
         """What the last global model does on the test examples; where the examples themselves were given, on these."""
+
         def find() -> Tested:
             from fldiag.diagnosis import subjects
             from fldiag.problem.from_checkpoint import problem
@@ -133,17 +145,29 @@ class Reader:
                     made = problem(target, **where)
             scores, targets = made.scores(), list(made.targets())
             if scores.each is None:
-                raise FldiagError("the loss cannot be taken example by example", "give data with one label an example")
+                raise FldiagError(
+                    "the loss cannot be taken example by example",
+                    "give data with one label an example",
+                )
             right = scores.right
             if right is not None and right.dtype != torch.bool:  # several targets an example
                 right = None
-            y = torch.cat(targets) if all(isinstance(t, torch.Tensor) for t in targets) else torch.empty(0)
-            return Tested(None if right is None else right.cpu().numpy(), scores.each.cpu().numpy(), y.cpu().numpy())
+            y = (
+                torch.cat(targets)
+                if all(isinstance(t, torch.Tensor) for t in targets)
+                else torch.empty(0)
+            )
+            return Tested(
+                None if right is None else right.cpu().numpy(),
+                scores.each.cpu().numpy(),
+                y.cpu().numpy(),
+            )
 
         return self._once(("tested", id(member)), find)
 
     def served(self, member: Member) -> tuple[Groups, Answers]:
         """The examples of every client, and what the last global model answers, as the diagnostic ``fairness`` has them."""
+
         def find() -> tuple[Groups, Answers]:
             from fldiag.diagnosis import subjects
             from fldiag.diagnostics.fairness import measure
@@ -152,7 +176,9 @@ class Reader:
                 raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
             history = subjects.history(member, {**self.where, "rounds": member.rounds[-1:]})
             if not history.dataset.tested:
-                raise FldiagError(f"{history.name} has no test examples", "give them: --data with a test split")
+                raise FldiagError(
+                    f"{history.name} has no test examples", "give them: --data with a test split"
+                )
             stored = history.last(clients=False)
             model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
             if model is None:

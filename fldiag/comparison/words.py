@@ -11,20 +11,47 @@ from fldiag.results.numbers import numbers
 from fldiag.results.summary import number
 from fldiag.results.table import Row
 
-COLUMNS = {"metric": "number", "a": "A", "b": "B", "difference": "A − B (95 % interval)",
-           "better": "better", "p": "p", "p_holm": "p (Holm)",
-           "estimator": "how", "n": "n", "note": "note"}
-CHECKED = {"condition": "fails if", "verdict": "verdict", "a": "A", "limit": "limit", "difference": "A − limit (95 % interval)",
-           "p_holm": "p (Holm)", "estimator": "how", "n": "n", "note": "note"}
+COLUMNS = {
+    "metric": "number",
+    "a": "A",
+    "b": "B",
+    "difference": "A − B (95 % interval)",
+    "better": "better",
+    "p": "p",
+    "p_holm": "p (Holm)",
+    "estimator": "how",
+    "n": "n",
+    "note": "note",
+}
+CHECKED = {
+    "condition": "fails if",
+    "verdict": "verdict",
+    "a": "A",
+    "limit": "limit",
+    "difference": "A − limit (95 % interval)",
+    "p_holm": "p (Holm)",
+    "estimator": "how",
+    "n": "n",
+    "note": "note",
+}
 
 
 def rows(frame: pd.DataFrame) -> list[Row]:
     """The rows of a comparison as a person reads them."""
-    return [{**{c: row.get(c) or "" for c in ("condition", "verdict", "metric", "better", "note")},
-             "estimator": "–" if row["estimator"] == "none" else row["estimator"], "n": row["n"] or "–",
-             **{key: amount(row, column) for key, column in (("a", "value"), ("b", "baseline"), ("limit", "limit"))},
-             "difference": difference(row), **{p: "–" if _absent(row[p]) else f"{row[p]:.2g}" for p in ("p", "p_holm")}}
-            for row in frame.to_dict("records")]
+    return [
+        {
+            **{c: row.get(c) or "" for c in ("condition", "verdict", "metric", "better", "note")},
+            "estimator": "–" if row["estimator"] == "none" else row["estimator"],
+            "n": row["n"] or "–",
+            **{
+                key: amount(row, column)
+                for key, column in (("a", "value"), ("b", "baseline"), ("limit", "limit"))
+            },
+            "difference": difference(row),
+            **{p: "–" if _absent(row[p]) else f"{row[p]:.2g}" for p in ("p", "p_holm")},
+        }
+        for row in frame.to_dict("records")
+    ]
 
 
 def headings(columns: Mapping[str, str], level: float) -> dict[str, str]:
@@ -46,7 +73,11 @@ def difference(row: Mapping[str, Any]) -> str:
     factor, unit = (100, " pt") if share else (1, "")
     if _absent(row["difference"]):
         return "–"
-    ends = "" if _absent(row["low"]) else f" ({_signed(factor * row['low'])} to {_signed(factor * row['high'])})"
+    ends = (
+        ""
+        if _absent(row["low"])
+        else f" ({_signed(factor * row['low'])} to {_signed(factor * row['high'])})"
+    )
     return f"{_signed(factor * row['difference'])}{unit}{ends}"
 
 

@@ -18,7 +18,9 @@ class Basis:
     made orthogonal to the rows as they are kept. ``append`` says by how much the kept row differs.
     """
 
-    def __init__(self, size: int, device: torch.device, dtype: torch.dtype = torch.float64, block: int = 16):
+    def __init__(
+        self, size: int, device: torch.device, dtype: torch.dtype = torch.float64, block: int = 16
+    ):
         self.size, self.device, self.dtype, self.block, self.count = size, device, dtype, block, 0
         self._blocks: list[Tensor] = []
         step = size if dtype == torch.float64 else PIECE
@@ -28,7 +30,9 @@ class Basis:
         return self.count
 
     def _filled(self) -> list[Tensor]:
-        return [b[: min(self.block, self.count - i * self.block)] for i, b in enumerate(self._blocks)]
+        return [
+            b[: min(self.block, self.count - i * self.block)] for i, b in enumerate(self._blocks)
+        ]
 
     def __getitem__(self, i: int) -> Tensor:
         """Row i as it is kept."""
@@ -37,11 +41,15 @@ class Basis:
     def append(self, v: Tensor) -> float:
         """Keep a unit vector as the last row; the norm of what rounding changed."""
         if self.count == self.block * len(self._blocks):
-            self._blocks.append(torch.empty(self.block, self.size, dtype=self.dtype, device=self.device))
+            self._blocks.append(
+                torch.empty(self.block, self.size, dtype=self.dtype, device=self.device)
+            )
         row = self._blocks[-1][self.count % self.block]
         row.copy_(v)
         self.count += 1
-        changed = [torch.linalg.vector_norm(v[piece] - row[piece].double()) for piece in self._pieces]
+        changed = [
+            torch.linalg.vector_norm(v[piece] - row[piece].double()) for piece in self._pieces
+        ]
         return float(torch.linalg.vector_norm(torch.stack(changed)))
 
     def _parts(self, v: Tensor) -> Tensor:
@@ -78,7 +86,9 @@ class Basis:
         c = torch.as_tensor(coefficients, dtype=torch.float64, device=self.device)
         out = torch.zeros(c.shape[1], self.size, dtype=torch.float64, device=self.device)
         for piece in self._pieces:
-            for b, part in zip(self._filled(), c.split([len(b) for b in self._filled()]), strict=True):
+            for b, part in zip(
+                self._filled(), c.split([len(b) for b in self._filled()]), strict=True
+            ):
                 out[:, piece].addmm_(part.T, b[:, piece].double())
         return out
 
@@ -87,8 +97,8 @@ class Basis:
         m = torch.as_tensor(matrix, dtype=torch.float64, device=self.device)
         out = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for piece in range(0, self.size, 2**16):
-            rows = torch.cat([b[:, piece:piece + 2**16].double() for b in self._filled()])
-            out[piece:piece + 2**16] = (rows * (m @ rows)).sum(0)
+            rows = torch.cat([b[:, piece : piece + 2**16].double() for b in self._filled()])
+            out[piece : piece + 2**16] = (rows * (m @ rows)).sum(0)
         return out
 
 

@@ -11,8 +11,9 @@ from fldiag.curvature.lanczos import EigenPairs, Steps
 from fldiag.errors import FldiagError
 
 
-def batched_lanczos(operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]],
-             searches: Sequence[Steps]) -> list[EigenPairs | FldiagError]:
+def batched_lanczos(
+    operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]], searches: Sequence[Steps]
+) -> list[EigenPairs | FldiagError]:
     """Several searches, whose products are taken together; of each its result, or why it failed.
 
     ``operator(active)`` gives the products [len(active), P] -> [len(active), P] of these searches. It is asked for
@@ -26,7 +27,9 @@ def batched_lanczos(operator: Callable[[Sequence[int]], Callable[[Tensor], Tenso
             served = sorted(wanted)
             multiply = operator(served)
         some = next(iter(wanted.values()))
-        products = multiply(torch.stack([wanted[i] if i in wanted else torch.zeros_like(some) for i in served]))
+        products = multiply(
+            torch.stack([wanted[i] if i in wanted else torch.zeros_like(some) for i in served])
+        )
         for i, product in zip(served, products, strict=True):
             if i not in wanted:
                 continue

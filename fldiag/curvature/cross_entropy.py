@@ -58,10 +58,15 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        z, = ctx.saved_tensors
-        if g.requires_grad:  # the row's loss enters something that is not linear: g has derivatives, too
+        (z,) = ctx.saved_tensors
+        if (
+            g.requires_grad
+        ):  # the row's loss enters something that is not linear: g has derivatives, too
             p, factor = F.softmax(z, -1), ctx.targets.total
-            return (ctx.targets.add_to(p * factor.unsqueeze(-1), -torch.ones_like(factor)) * g.unsqueeze(-1)), None
+            return (
+                ctx.targets.add_to(p * factor.unsqueeze(-1), -torch.ones_like(factor))
+                * g.unsqueeze(-1)
+            ), None
         return _Slope.apply(z, g, ctx.targets), None
 
 
@@ -89,7 +94,9 @@ class ClosedForm(TorchFunctionMode):
     """Context in which torch's cross entropy of class labels, wherever a model or a loss calls it, is the one above from ``MANY``
     classes on."""
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is F.cross_entropy:
             found = _closed(*args, **kwargs)
@@ -98,12 +105,26 @@ class ClosedForm(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _closed(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
-            reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor | None:
+def _closed(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
     """As ``F.cross_entropy``; None where it is not for this."""
-    if size_average is not None or reduce is not None or input.ndim < 2 or input.shape[1] < MANY \
-            or target.is_floating_point() or target.shape != input[:, 0].shape \
-            or torch._C._functorch.is_functorch_wrapped_tensor(input):
+    if (
+        size_average is not None
+        or reduce is not None
+        or input.ndim < 2
+        or input.shape[1] < MANY
+        or target.is_floating_point()
+        or target.shape != input[:, 0].shape
+        or torch._C._functorch.is_functorch_wrapped_tensor(input)
+    ):
         return None
     kept = target != ignore_index
     y = target.masked_fill(~kept, 0)
@@ -114,4 +135,10 @@ def _closed(input: Tensor, target: Tensor, weight: Tensor | None = None, size_av
         spread = input.new_full(input.shape[1:2], each) if weight is None else weight * each
     targets = _Targets(y, counted * (1 - label_smoothing), kept.to(input.dtype), spread)
     losses: Tensor = _Losses.apply(input.movedim(1, -1), targets)
-    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.sum() / counted.sum()
+    return (
+        losses
+        if reduction == "none"
+        else losses.sum()
+        if reduction == "sum"
+        else losses.sum() / counted.sum()
+    )

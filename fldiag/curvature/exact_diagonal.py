@@ -21,7 +21,9 @@ from fldiag.models.layers import rules
 OUTPUTS = 1024
 
 
-def factors(criterion: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor) -> list[tuple[float, Tensor]]:
+def factors(
+    criterion: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor
+) -> list[tuple[float, Tensor]]:
     """(sign, S [b, r, ...]) with the Hessian of the loss in z [b, ...] = sum sign * S_n^T S_n, example by example.
 
     One pair for a convex loss; empty for a loss linear in z. Columns that are zero for all examples are left
@@ -58,7 +60,9 @@ def _agree(mixed: Tensor, own: Tensor) -> bool:
     return torch.allclose(mixed, own, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
 
 
-def _curvature(criterion: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _curvature(
+    criterion: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The Hessian in z [b, ...] example by example, [b, D, D]; its product with some vector, taken at once for
     the whole batch and from those blocks."""
     b, size = len(z), z[0].numel()
@@ -69,11 +73,15 @@ def _curvature(criterion: Callable[[Tensor, Tensor], Tensor], z: Tensor, y: Tens
     def column(v: Tensor) -> Tensor:
         if not slope.requires_grad:  # a linear loss
             return torch.zeros_like(v)
-        return torch.autograd.grad(slope, at, v.reshape(z.shape), retain_graph=True)[0].reshape(b, size)
+        return torch.autograd.grad(slope, at, v.reshape(z.shape), retain_graph=True)[0].reshape(
+            b, size
+        )
 
     eye = torch.eye(size, dtype=z.dtype, device=z.device)
     h = torch.stack([column(e.expand(b, -1)) for e in eye], 2).double()
-    v = torch.cos(torch.arange(b * size, device=z.device)).reshape(b, size).to(z)  # any vector would do
+    v = (
+        torch.cos(torch.arange(b * size, device=z.device)).reshape(b, size).to(z)
+    )  # any vector would do
     return h, column(v).double(), (h @ v.double().unsqueeze(2)).squeeze(2)
 
 
@@ -90,19 +98,28 @@ class _Seen:
             out = out if out.requires_grad else out.detach().requires_grad_()
             self.layers.append((name, m, a, out))
             self.versions.append(a._version)
-            return out.clone()  # an operation in place after the layer must not change what was recorded
+            return (
+                out.clone()
+            )  # an operation in place after the layer must not change what was recorded
 
         return record
 
     def changed(self) -> bool:
-        return any(a._version != v for (_, _, a, _), v in zip(self.layers, self.versions, strict=True))
+        return any(
+            a._version != v for (_, _, a, _), v in zip(self.layers, self.versions, strict=True)
+        )
 
 
 @contextlib.contextmanager
 def _watched(module: nn.Module, only: Collection[str] | None) -> Iterator[_Seen]:
     seen = _Seen()
-    handles = [m.register_forward_hook(seen.hook(name)) for name, m in module.named_modules()
-               if rules(m).squares is not None and any(True for _ in m.parameters()) and (only is None or name in only)]
+    handles = [
+        m.register_forward_hook(seen.hook(name))
+        for name, m in module.named_modules()
+        if rules(m).squares is not None
+        and any(True for _ in m.parameters())
+        and (only is None or name in only)
+    ]
     try:
         yield seen
     finally:
@@ -110,8 +127,16 @@ def _watched(module: nn.Module, only: Collection[str] | None) -> Iterator[_Seen]
             handle.remove()
 
 
-def batch(module: nn.Module, call: Callable[[Tensor], Tensor], criterion: Callable[[Tensor, Tensor], Tensor],
-          x: Tensor, y: Tensor, *, total: bool = False, only: Collection[str] | None = None) -> dict[str, Tensor]:
+def batch(
+    module: nn.Module,
+    call: Callable[[Tensor], Tensor],
+    criterion: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    *,
+    total: bool = False,
+    only: Collection[str] | None = None,
+) -> dict[str, Tensor]:
     """Per weight tensor the diagonal (or, with ``total``, the trace) of the Gauss-Newton matrix of the mean loss
     of one batch, in float64.
 
@@ -132,8 +157,10 @@ def batch(module: nn.Module, call: Callable[[Tensor], Tensor], criterion: Callab
     found: dict[str, Tensor] = {}
     for sign, s in parts:
         # one pass per column; the cotangents of all of them side by side, [b, r, ...] a layer
-        passes = [torch.autograd.grad(z, outs, s[:, c], retain_graph=True, allow_unused=True)
-                  for c in range(s.shape[1])]
+        passes = [
+            torch.autograd.grad(z, outs, s[:, c], retain_graph=True, allow_unused=True)
+            for c in range(s.shape[1])
+        ]
         for i, (name, m, a, _) in enumerate(seen.layers):
             rows = [p[i] for p in passes]
             if rows[0] is None:

@@ -44,7 +44,9 @@ class Differences(Operator):
 
     def _product(self, prepared: None, v: Tensor) -> Tensor | None:
         length = float(v.double().norm())
-        return difference(self._gradient, self._w, v, self._step / length) * length if length else None
+        return (
+            difference(self._gradient, self._w, v, self._step / length) * length if length else None
+        )
 
 
 def difference(gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, t: float) -> Tensor:
@@ -63,7 +65,9 @@ def best_step(gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor) -> Ste
     first = difference(gradient, w, v, middle / float(v.double().norm()))
     direction = first if float(first.norm()) > 0 else v.double()
     lengths = [middle * FACTOR ** (i - TRIED // 2) for i in range(TRIED)]
-    products = [difference(gradient, w, direction, length / float(direction.norm())) for length in lengths]
+    products = [
+        difference(gradient, w, direction, length / float(direction.norm())) for length in lengths
+    ]
     apart = [float((a - b).norm()) for a, b in pairwise(products)]
     errors = {i: max(apart[i - 1], apart[i]) for i in range(1, TRIED - 1)}
     best = min(errors, key=lambda i: errors[i])

@@ -34,9 +34,19 @@ class Sampled:
     converged: bool
 
 
-def hutchinson(operator: Callable[[Tensor], Tensor], size: int, groups: Sequence[Tensor], *, krylov: Krylov | None = None,
-               rtol: float = 0.02, most: int = 200, diagonal: bool = False, seed: int = 0,
-               device: str | torch.device = "cpu", progress: Callable[[int], None] | None = None) -> Sampled:
+def hutchinson(
+    operator: Callable[[Tensor], Tensor],
+    size: int,
+    groups: Sequence[Tensor],
+    *,
+    krylov: Krylov | None = None,
+    rtol: float = 0.02,
+    most: int = 200,
+    diagonal: bool = False,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    progress: Callable[[int], None] | None = None,
+) -> Sampled:
     """Trace of the symmetric operator [P] -> [P], of its blocks on the index sets ``groups``, and its diagonal.
 
     Samples until the standard error is at most ``rtol`` times the trace (with ``diagonal``: the norm of the
@@ -50,7 +60,9 @@ def hutchinson(operator: Callable[[Tensor], Tensor], size: int, groups: Sequence
     while count < (0 if krylov is not None and krylov.dimension >= size else max(most, 2)):
         rng = torch_rng(seed, "hutchinson probe", count)
         z = (torch.randint(0, 2, (size,), generator=rng, dtype=torch.float64) * 2 - 1).to(device)
-        product = finite(operator(z if krylov is None else krylov.project(z)).to(device, torch.float64))
+        product = finite(
+            operator(z if krylov is None else krylov.project(z)).to(device, torch.float64)
+        )
         sample = z * (product if krylov is None else krylov.project(product))
         sums.add(sample)
         if vectors is not None:
@@ -61,8 +73,14 @@ def hutchinson(operator: Callable[[Tensor], Tensor], size: int, groups: Sequence
         if count >= LEAST and (vectors or sums).error() <= rtol:
             break
     target = (vectors or sums).error() <= rtol
-    return Sampled(sums.mean(), sums.stderr(), None if vectors is None else vectors.mean(),
-                   None if vectors is None else vectors.stderr(), count, target)
+    return Sampled(
+        sums.mean(),
+        sums.stderr(),
+        None if vectors is None else vectors.mean(),
+        None if vectors is None else vectors.stderr(),
+        count,
+        target,
+    )
 
 
 class _Sums:

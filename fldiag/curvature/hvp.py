@@ -36,7 +36,9 @@ def twice_differentiable() -> Iterator[None]:
         yield
 
 
-def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *, twice: bool = False) -> Parts:
+def derivative(
+    output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *, twice: bool = False
+) -> Parts:
     """d output / d each of ``at`` (or the derivative's adjoint on ``v``), None where the output does not depend on it.
 
     Raises FldiagError where autograd cannot.
@@ -49,8 +51,10 @@ def derivative(output: Tensor, at: Sequence[Tensor], v: Tensor | None = None, *,
         if out_of_memory(error):
             raise
         what = str(error).partition(" Hint:")[0].rstrip(".")
-        raise FldiagError(f"the model cannot be differentiated: {what}",
-                          "use inplace=False where another layer still needs the values") from error
+        raise FldiagError(
+            f"the model cannot be differentiated: {what}",
+            "use inplace=False where another layer still needs the values",
+        ) from error
 
 
 def _refuse_dead_ends(gradients: Parts) -> None:
@@ -62,21 +66,26 @@ def _refuse_dead_ends(gradients: Parts) -> None:
         if node is None or node in seen:
             continue
         if node.name().endswith("::Error"):
-            raise FldiagError("the model cannot be differentiated twice: "
-                              "it uses a once_differentiable function",
-                              "give that function a differentiable backward, or use differences = True")
+            raise FldiagError(
+                "the model cannot be differentiated twice: it uses a once_differentiable function",
+                "give that function a differentiable backward, or use differences = True",
+            )
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
 
 
-def _again(outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor], retain: bool) -> Parts:
+def _again(
+    outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor], retain: bool
+) -> Parts:
     try:
         parts = torch.autograd.grad(outputs, at, v, retain_graph=retain, allow_unused=True)
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        raise FldiagError(f"the model cannot be differentiated twice: {error}",
-                          "replace that operation by a twice differentiable one, or use differences = True") from error
+        raise FldiagError(
+            f"the model cannot be differentiated twice: {error}",
+            "replace that operation by a twice differentiable one, or use differences = True",
+        ) from error
     return [part if part is None else part.detach() for part in parts]
 
 
@@ -91,7 +100,9 @@ class DoubleBackward(Operator):
         self._at: Weights = self._w.requires_grad_()
         self._leaves = [self._w]
         if layout is not None:
-            self._at = {n: view.detach().requires_grad_() for n, view in layout.views(self._w).items()}
+            self._at = {
+                n: view.detach().requires_grad_() for n, view in layout.views(self._w).items()
+            }
             self._leaves = list(self._at.values())
         self._sizes = [leaf.numel() for leaf in self._leaves]
 
@@ -100,7 +111,10 @@ class DoubleBackward(Operator):
             return super().__call__(v)
 
     def _pieces(self, v: Tensor) -> list[Tensor]:
-        return [piece.view(leaf.shape) for piece, leaf in zip(v.split(self._sizes), self._leaves, strict=True)]
+        return [
+            piece.view(leaf.shape)
+            for piece, leaf in zip(v.split(self._sizes), self._leaves, strict=True)
+        ]
 
     def _add(self, total: Tensor, part: Parts, weight: float) -> None:
         for place, piece in zip(total.split(self._sizes), part, strict=True):
@@ -116,8 +130,14 @@ class Hessian(DoubleBackward):
     next, which saves about 40 % of each product; the others are rebuilt every time.
     """
 
-    def __init__(self, losses: Sequence[Callable[[Weights], Tensor]], weights: Sequence[float], w: Tensor,
-                 keep: int = 0, layout: Layout | None = None):
+    def __init__(
+        self,
+        losses: Sequence[Callable[[Weights], Tensor]],
+        weights: Sequence[float],
+        w: Tensor,
+        keep: int = 0,
+        layout: Layout | None = None,
+    ):
         super().__init__(w, weights, keep, layout)
         self._losses = list(losses)
 
@@ -130,7 +150,11 @@ class Hessian(DoubleBackward):
 
     def _product(self, prepared: tuple[Parts, bool], v: Tensor) -> Parts | None:
         gradient, retain = prepared
-        pairs = [(g, piece) for g, piece in zip(gradient, self._pieces(v), strict=True) if g is not None and g.requires_grad]
+        pairs = [
+            (g, piece)
+            for g, piece in zip(gradient, self._pieces(v), strict=True)
+            if g is not None and g.requires_grad
+        ]
         if not pairs:  # linear in w: no curvature
             return None
         return _again([g for g, _ in pairs], self._leaves, [piece for _, piece in pairs], retain)
@@ -143,20 +167,28 @@ class GaussNewton(DoubleBackward):
     ``batches[i]`` takes the weights as above and returns the outputs (a tensor) and the loss as a function of them.
     """
 
-    def __init__(self, batches: Sequence[OutputsAndLoss], weights: Sequence[float], w: Tensor, keep: int = 0,
-                 layout: Layout | None = None):
+    def __init__(
+        self,
+        batches: Sequence[OutputsAndLoss],
+        weights: Sequence[float],
+        w: Tensor,
+        keep: int = 0,
+        layout: Layout | None = None,
+    ):
         super().__init__(w, weights, keep, layout)
         self._batches = list(batches)
 
     def _prepare(self, i: int) -> tuple[Any, ...] | None:
         z, loss = self._batches[i](self._at)
         if not isinstance(z, Tensor):
-            raise FldiagError(f"the model returns a {type(z).__name__}: its Gauss-Newton matrix is not defined",
-                              "let the model return one tensor, or use matrix = 'hessian'")
+            raise FldiagError(
+                f"the model returns a {type(z).__name__}: its Gauss-Newton matrix is not defined",
+                "let the model return one tensor, or use matrix = 'hessian'",
+            )
         if not z.requires_grad:
             return None
         at = z.detach().requires_grad_()
-        slope, = derivative(loss(at), [at], twice=True)
+        (slope,) = derivative(loss(at), [at], twice=True)
         u = z.new_zeros(()).expand(z.shape).requires_grad_()  # it is kept, and takes no memory so
         back = derivative(z, self._leaves, u, twice=True)  # J^T u, linear in u
         linear = [b is not None and b.requires_grad for b in back]
@@ -169,6 +201,8 @@ class GaussNewton(DoubleBackward):
         if prepared is None:
             return None
         z, at, slope, u, back, linear = prepared
-        forward = _again(list(compress(back, linear)), [u], list(compress(self._pieces(v), linear)), True)
+        forward = _again(
+            list(compress(back, linear)), [u], list(compress(self._pieces(v), linear)), True
+        )
         curved = _again([slope], [at], [f for f in forward if f is not None], True)
         return _again([z], self._leaves, [c for c in curved if c is not None], True)

@@ -33,12 +33,28 @@ class Ritz:
 class Iteration:
     """The basis, the products so far, the next steps that are open (``operator`` None: products are handed in)."""
 
-    def __init__(self, operator: Callable[[Tensor], Tensor] | None, size: int, which: Which, noise: float, seed: int,
-                 device: torch.device, dtype: torch.dtype = torch.float64):
-        self.operator, self.which, self.noise, self.seed, self.device = operator, which, noise, seed, device
+    def __init__(
+        self,
+        operator: Callable[[Tensor], Tensor] | None,
+        size: int,
+        which: Which,
+        noise: float,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float64,
+    ):
+        self.operator, self.which, self.noise, self.seed, self.device = (
+            operator,
+            which,
+            noise,
+            seed,
+            device,
+        )
         self.basis = Basis(size, device, dtype)
         self.processed: list[int] = []
-        self.columns: list[np.ndarray] = []  # column j: coefficients of H v_processed[j] on the basis
+        self.columns: list[
+            np.ndarray
+        ] = []  # column j: coefficients of H v_processed[j] on the basis
         self.lost: list[float] = []  # norm of what was cut off from that product
         self.waiting: list[int] = []
         self.scale, self.starts = 0.0, 0
@@ -89,7 +105,9 @@ class Iteration:
             raise not_finite()
         self.scale = max(self.scale, size)
         coefficients = self.basis.remove_from(u)
-        coefficients += self.basis.remove_from(u)  # once leaves what cancellation hid; twice is enough
+        coefficients += self.basis.remove_from(
+            u
+        )  # once leaves what cancellation hid; twice is enough
         norm = float(torch.linalg.vector_norm(u))
         column, new, lost = coefficients.cpu().numpy(), None, norm
         if not self.full and norm > self.noise * self.scale:
@@ -146,7 +164,9 @@ class Iteration:
     def vectors(self, r: Ritz, k: int) -> Tensor:
         """The first k Ritz vectors [k, P], unit norm, largest entry positive."""
         rows = self.basis.combine(self.on_basis(r, k))
-        for row in rows:  # one after the other: a copy of all is as large as a dozen rows of the basis
+        for (
+            row
+        ) in rows:  # one after the other: a copy of all is as large as a dozen rows of the basis
             row /= torch.linalg.vector_norm(row)
             row *= -1.0 if row[row.abs().argmax()] < 0 else 1.0
         return rows
@@ -158,16 +178,20 @@ class Iteration:
         y, theta = r.coefficients[:, :keep], r.values[:keep]
         rest = rows @ y
         rest[self.processed] -= y * theta
-        lost = np.hypot(np.linalg.norm(rest[self.processed], axis=0), np.asarray(self.lost) @ np.abs(y))
+        lost = np.hypot(
+            np.linalg.norm(rest[self.processed], axis=0), np.asarray(self.lost) @ np.abs(y)
+        )
         chosen = self.on_basis(r, keep)
         outside = [*self.waiting, extra]
         old, self.basis = self.basis, Basis(self.basis.size, self.device, self.basis.dtype)
         size = y.shape[1]
         for i in range(size):  # H x = theta x + rest becomes that of the x that is kept
-            lost[i] += 2 * self.scale * self.basis.append(old.combine(chosen[:, i:i + 1])[0])
+            lost[i] += 2 * self.scale * self.basis.append(old.combine(chosen[:, i : i + 1])[0])
         for i in outside:
             self.basis.append(old[i])
-        self.columns = [np.concatenate([np.eye(size)[i] * theta[i], rest[outside, i]]) for i in range(size)]
+        self.columns = [
+            np.concatenate([np.eye(size)[i] * theta[i], rest[outside, i]]) for i in range(size)
+        ]
         self.processed, self.lost = list(range(size)), list(lost)
         self.waiting = list(range(size, size + len(self.waiting)))
         return len(self.basis) - 1

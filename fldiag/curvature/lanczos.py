@@ -51,10 +51,23 @@ class EigenPairs:
 Steps = Generator[Tensor, Tensor, EigenPairs]
 
 
-def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: Which = "largest",
-            tol: float = 1e-3, max_products: int = 100, miss: float = 0.05, noise: float = 1e-6, seed: int = 0,
-            limit: int | None = None, strict: bool = False, device: str | torch.device = "cpu",
-            dtype: torch.dtype = torch.float64, progress: Progress | None = None) -> EigenPairs:
+def lanczos(
+    operator: Callable[[Tensor], Tensor],
+    size: int,
+    k: int,
+    *,
+    which: Which = "largest",
+    tol: float = 1e-3,
+    max_products: int = 100,
+    miss: float = 0.05,
+    noise: float = 1e-6,
+    seed: int = 0,
+    limit: int | None = None,
+    strict: bool = False,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float64,
+    progress: Progress | None = None,
+) -> EigenPairs:
     """The k eigenpairs at one end of the spectrum of a symmetric operator ``v [P] -> [P]``, P = ``size``.
 
     ``which``: largest or smallest (algebraic), or largest magnitude. ``tol``: relative error of every
@@ -76,8 +89,21 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, *, which: W
 
     Raises FldiagError for a wrong option or a product that is not finite.
     """
-    steps = Search(size, k, which=which, tol=tol, max_products=max_products, miss=miss, noise=noise, seed=seed, limit=limit,
-                   strict=strict, device=device, dtype=dtype, progress=progress).steps()
+    steps = Search(
+        size,
+        k,
+        which=which,
+        tol=tol,
+        max_products=max_products,
+        miss=miss,
+        noise=noise,
+        seed=seed,
+        limit=limit,
+        strict=strict,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    ).steps()
     asked = [next(steps)]
     while True:
         try:  # a vector that is held on to keeps all of its sequence in memory, and the product is as large
@@ -109,17 +135,32 @@ class Search:
     progress: Progress | None
 
     def __post_init__(self) -> None:
-        if self.k < 1 or self.max_products < 1 or not 0 < self.tol < 1 or self.which not in get_args(Which):
+        if (
+            self.k < 1
+            or self.max_products < 1
+            or not 0 < self.tol < 1
+            or self.which not in get_args(Which)
+        ):
             raise FldiagError(
                 f"no eigenpairs for k = {self.k}, max_products = {self.max_products}, tol = {self.tol}, {self.which!r}",
-                "k and max_products at least 1, 0 < tol < 1, which: largest, smallest or magnitude", usage=True)
+                "k and max_products at least 1, 0 < tol < 1, which: largest, smallest or magnitude",
+                usage=True,
+            )
         self.k = min(self.k, self.size)
         self.most = max(self.limit or max(100, 3 * self.k + 20), self.k + 8)  # basis vectors
         self.first = self._sequence()
         self.products = 0
 
     def _sequence(self) -> Iteration:
-        return Iteration(None, self.size, self.which, self.noise, self.seed, torch.device(self.device), self.dtype)
+        return Iteration(
+            None,
+            self.size,
+            self.which,
+            self.noise,
+            self.seed,
+            torch.device(self.device),
+            self.dtype,
+        )
 
     def steps(self) -> Steps:
         """Yields a vector [P], is sent its product, and so on; returns the eigenpairs."""
@@ -136,8 +177,14 @@ class Search:
                 break
         risk = 0.0 if self._exhausted() else risk
         k, vectors = self.k, self.first.vectors(found, self.k)
-        good = self._settled(found) & self._certain(risk) if len(vectors) == k else np.zeros(len(vectors), dtype=bool)
-        return EigenPairs(found.values[:k], vectors, found.residuals[:k], found.bounds, good, self.products, risk)
+        good = (
+            self._settled(found) & self._certain(risk)
+            if len(vectors) == k
+            else np.zeros(len(vectors), dtype=bool)
+        )
+        return EigenPairs(
+            found.values[:k], vectors, found.residuals[:k], found.bounds, good, self.products, risk
+        )
 
     # -- what counts as found
 
@@ -148,7 +195,9 @@ class Search:
         return np.maximum(self.tol * sizes, self.noise * norm)
 
     def _settled(self, r: Ritz) -> np.ndarray:
-        return (r.residuals[:self.k] if self.strict else r.bounds) <= self._slack(r.values[:self.k])
+        return (r.residuals[: self.k] if self.strict else r.bounds) <= self._slack(
+            r.values[: self.k]
+        )
 
     def _converged(self, r: Ritz) -> bool:
         return len(r.values) >= self.k and bool(self._settled(r).all())
@@ -177,7 +226,11 @@ class Search:
     def _count(self, r: Ritz) -> None:
         self.products += 1
         if self.progress:
-            self.progress(self.products, self.max_products, f"{int(self._settled(r).sum())} of {self.k} eigenvalues converged")
+            self.progress(
+                self.products,
+                self.max_products,
+                f"{int(self._settled(r).sum())} of {self.k} eigenvalues converged",
+            )
 
     # -- the second sequence
 
@@ -199,7 +252,12 @@ class Search:
         ends = {"largest": [edge], "smallest": [-edge], "magnitude": [edge, -edge]}[self.which]
         unseen, risk = [Unseen(point, room) for point in ends], 1.0
         new: int | None = second.fresh(outside)
-        while risk > self.miss and self.products < self.max_products and new is not None and len(second.basis) <= self.most:
+        while (
+            risk > self.miss
+            and self.products < self.max_products
+            and new is not None
+            and len(second.basis) <= self.most
+        ):
             j, product = new, (yield second.basis[new])
             self._count(r)
             new = second.take(j, outside(product.to(first.device, torch.float64)), copy=False)
@@ -213,10 +271,10 @@ class Search:
     def _edge(self, r: Ritz) -> tuple[float, int]:
         """How far from the k found another eigenvalue must stay (as a ``height``) for their bounds to hold, and how many Ritz
         vectors may be taken out of the search for one beyond."""
-        k, heights, room = self.k, height(r.values, self.which), self._slack(r.values[:self.k])
+        k, heights, room = self.k, height(r.values, self.which), self._slack(r.values[: self.k])
         # a residual above the tolerance counts squared over the gap to the nearest other eigenvalue
         uncertain = r.residuals[:k] > room
-        reach = np.where(uncertain, -r.residuals[:k] ** 2 / np.where(uncertain, room, 1.0), room)
+        reach = np.where(uncertain, -(r.residuals[:k] ** 2) / np.where(uncertain, room, 1.0), room)
         edge = float((heights[:k] + reach).min())
         taken_out, fall = innocent(heights, r.residuals, edge, k)
         return edge - fall, taken_out
@@ -225,7 +283,9 @@ class Search:
         """The probability after the product of basis vector j, whose remainder became the vector ``new``."""
         column = second.columns[-1]
         # a sequence that ends does so with a remainder below the noise, which may still hold a small share
-        remainder = self.noise * max(self.first.scale, second.scale) if new is None else float(column[new])
+        remainder = (
+            self.noise * max(self.first.scale, second.scale) if new is None else float(column[new])
+        )
         if not remainder:
             return 0.0
         for end in unseen:
@@ -233,8 +293,16 @@ class Search:
         return max(end.probability for end in unseen)
 
 
-def krylov(operator: Callable[[Tensor], Tensor], size: int, products: int, *, noise: float = 1e-6, seed: int = 0,
-           device: str | torch.device = "cpu", progress: Callable[[int], None] | None = None) -> Krylov:
+def krylov(
+    operator: Callable[[Tensor], Tensor],
+    size: int,
+    products: int,
+    *,
+    noise: float = 1e-6,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    progress: Callable[[int], None] | None = None,
+) -> Krylov:
     """What ``products`` steps of Lanczos measure of a symmetric operator; fewer when the space is exhausted."""
     it = Iteration(operator, size, "magnitude", noise, seed, torch.device(device))
     j: int | None = it.fresh()

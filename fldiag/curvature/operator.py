@@ -21,16 +21,20 @@ def add(total: Tensor, part: Tensor, weight: float) -> None:
         total.add_(part, alpha=weight)
         return
     wide = torch.empty(min(PIECE, part.numel()), dtype=total.dtype, device=total.device)
-    for place, piece in zip(total.view(-1).split(PIECE), part.reshape(-1).split(PIECE), strict=True):
-        place.add_(wide[:len(piece)].copy_(piece), alpha=weight)
+    for place, piece in zip(
+        total.view(-1).split(PIECE), part.reshape(-1).split(PIECE), strict=True
+    ):
+        place.add_(wide[: len(piece)].copy_(piece), alpha=weight)
 
 
 def not_finite() -> FldiagError:
     """The error of a product that holds NaN or infinite values."""
-    return FldiagError("a Hessian-vector product is not finite although loss and gradient are: a norm or square root at 0, or "
-                       "weights that diverged",
-                       "keep the argument off 0, for example sqrt(x**2 + 1e-12); or take products by differences of gradients "
-                       "(differences = True), use dtype float64, or diagnose weights from before the training diverged")
+    return FldiagError(
+        "a Hessian-vector product is not finite although loss and gradient are: a norm or square root at 0, or "
+        "weights that diverged",
+        "keep the argument off 0, for example sqrt(x**2 + 1e-12); or take products by differences of gradients "
+        "(differences = True), use dtype float64, or diagnose weights from before the training diverged",
+    )
 
 
 def finite(product: Tensor) -> Tensor:
@@ -53,7 +57,9 @@ class Operator:
     shift = 0.0
 
     def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
-        self._w = w.clone() if w.is_inference() else w.detach()  # made under inference_mode, it could not be differentiated at
+        self._w = (
+            w.clone() if w.is_inference() else w.detach()
+        )  # made under inference_mode, it could not be differentiated at
         self._weights, self._keep = list(weights), keep
         self._kept: dict[int, Any] = {}
         self._buffer: Tensor | None = None
@@ -79,9 +85,15 @@ class Operator:
         Raises FldiagError when v has another size, or when a part of the model has no second derivative.
         """
         if v.shape != self._w.shape:
-            raise FldiagError(f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
-                              "give a vector as long as the weights")
-        total = self.shift * v.detach().double() if self.shift else torch.zeros_like(self._w, dtype=torch.float64)
+            raise FldiagError(
+                f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
+                "give a vector as long as the weights",
+            )
+        total = (
+            self.shift * v.detach().double()
+            if self.shift
+            else torch.zeros_like(self._w, dtype=torch.float64)
+        )
         v = self._narrow(v.detach())
         with torch.autocast(self._w.device.type, enabled=False):
             for i, weight in enumerate(self._weights):

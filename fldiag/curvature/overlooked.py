@@ -42,8 +42,8 @@ def innocent(height: np.ndarray, residuals: np.ndarray, edge: float, k: int) -> 
     s_j = residual_j / (mu - theta_j) in Ritz vector j (Davis and Kahan 1970), and its quotient outside all of them is
     at least mu - sum s_j^2 (mu - theta_j) / (1 - sum s_j^2). The first k are out in any case.
     """
-    distance = edge - height[k: k + FURTHER]
-    good = (distance > 0) & (residuals[k: k + FURTHER] <= NEARLY * distance)
+    distance = edge - height[k : k + FURTHER]
+    good = (distance > 0) & (residuals[k : k + FURTHER] <= NEARLY * distance)
     count = int(np.argmin(good)) if not good.all() else len(good)
-    shares = (residuals[k: k + count] / distance[:count]) ** 2
+    shares = (residuals[k : k + count] / distance[:count]) ** 2
     return k + count, float((shares * distance[:count]).sum() / (1 - shares.sum()))

@@ -19,16 +19,89 @@ from fldiag.models.layers import LAYERS, rules
 from fldiag.models.layers.sequence import hooked
 
 #: Of any number of arguments that depend on weights.
-_SUMS = {operator.add, operator.iadd, operator.sub, operator.isub, operator.neg, torch.add, torch.sub, torch.cat,
-         torch.stack, torch.maximum, torch.minimum, "add", "add_", "sub", "sub_", "neg", "maximum", "minimum"}
+_SUMS = {
+    operator.add,
+    operator.iadd,
+    operator.sub,
+    operator.isub,
+    operator.neg,
+    torch.add,
+    torch.sub,
+    torch.cat,
+    torch.stack,
+    torch.maximum,
+    torch.minimum,
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "neg",
+    "maximum",
+    "minimum",
+}
 #: Of one argument that depends on weights.
-_LINEAR = {F.relu, F.relu_, torch.relu, torch.relu_, F.leaky_relu, F.relu6, F.hardtanh, F.max_pool2d, F.avg_pool2d,
-           F.adaptive_avg_pool2d, F.adaptive_max_pool2d, F.pad, torch.flatten, torch.reshape, torch.mean, torch.sum,
-           torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose, torch.chunk, torch.split, torch.mul,
-           torch.matmul, torch.div, torch.abs, operator.getitem, operator.mul, operator.imul, operator.truediv,
-           operator.itruediv, operator.matmul, "relu", "relu_", "flatten", "view", "reshape", "mean", "sum", "squeeze",
-           "unsqueeze", "permute", "transpose", "contiguous", "chunk", "split", "mul", "mul_", "div", "div_", "to",
-           "float", "double", "clone", "abs", "expand", "repeat", "t", "view_as", "reshape_as"}
+_LINEAR = {
+    F.relu,
+    F.relu_,
+    torch.relu,
+    torch.relu_,
+    F.leaky_relu,
+    F.relu6,
+    F.hardtanh,
+    F.max_pool2d,
+    F.avg_pool2d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_max_pool2d,
+    F.pad,
+    torch.flatten,
+    torch.reshape,
+    torch.mean,
+    torch.sum,
+    torch.squeeze,
+    torch.unsqueeze,
+    torch.permute,
+    torch.transpose,
+    torch.chunk,
+    torch.split,
+    torch.mul,
+    torch.matmul,
+    torch.div,
+    torch.abs,
+    operator.getitem,
+    operator.mul,
+    operator.imul,
+    operator.truediv,
+    operator.itruediv,
+    operator.matmul,
+    "relu",
+    "relu_",
+    "flatten",
+    "view",
+    "reshape",
+    "mean",
+    "sum",
+    "squeeze",
+    "unsqueeze",
+    "permute",
+    "transpose",
+    "contiguous",
+    "chunk",
+    "split",
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "to",
+    "float",
+    "double",
+    "clone",
+    "abs",
+    "expand",
+    "repeat",
+    "t",
+    "view_as",
+    "reshape_as",
+}
 #: What tells shapes, not values.
 _SHAPES = {getattr, len, "size", "dim", "numel", "ndimension"}
 
@@ -38,6 +111,7 @@ class _Value(fx.Proxy):
 
 
 for _name in ("iadd", "isub", "imul", "itruediv"):
+
     def _write(self: _Value, other: Any, function: Any = getattr(operator, _name)) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
@@ -49,7 +123,9 @@ class _Tracer(fx.Tracer):
         return _Value(node, self)
 
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
-        return type(m) in LAYERS or (type(m).__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
+        return type(m) in LAYERS or (
+            type(m).__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
+        )
 
 
 def obstacle(module: nn.Module) -> str | None:
@@ -101,7 +177,12 @@ def _walk(graph: fx.Graph, modules: dict[str, nn.Module]) -> str | None:
                 return f"{node.target} is used outside its layer"
         elif node.op in ("call_function", "call_method") and heavy:
             if node.target in _SHAPES:
-                if node.target is getattr and node.args[1] not in ("shape", "ndim", "device", "dtype"):
+                if node.target is getattr and node.args[1] not in (
+                    "shape",
+                    "ndim",
+                    "device",
+                    "dtype",
+                ):
                     return f"the attribute {node.args[1]}"
                 continue
             why = _operation(node, heavy, depends)
@@ -112,7 +193,11 @@ def _walk(graph: fx.Graph, modules: dict[str, nn.Module]) -> str | None:
 
 
 def _operation(node: fx.Node, heavy: list[fx.Node], depends: set[fx.Node]) -> str | None:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    name = (
+        node.target
+        if isinstance(node.target, str)
+        else getattr(node.target, "__name__", str(node.target))
+    )
     if node.target in (F.dropout, F.dropout2d):
         active = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
         return "active dropout" if active else None

@@ -35,8 +35,12 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        held = {t.data_ptr(): t.untyped_storage().nbytes() for item in [*self.saved, *self.deltas, self.outputs, self.slope]
-                for t in (item if isinstance(item, tuple) else (item,)) if isinstance(t, Tensor)}
+        held = {
+            t.data_ptr(): t.untyped_storage().nbytes()
+            for item in [*self.saved, *self.deltas, self.outputs, self.slope]
+            for t in (item if isinstance(item, tuple) else (item,))
+            if isinstance(t, Tensor)
+        }
         return sum(held.values())
 
 
@@ -49,9 +53,18 @@ class ChainOperator(Operator):
 
     form = "r-operator"
 
-    def __init__(self, links: Sequence[Link | Weighted], criterion: Callable[[Tensor, Tensor], Tensor],
-                 batches: Sequence[Callable[[], tuple[Tensor, Tensor]]], weights: Sequence[float], w: Tensor,
-                 layout: Layout, *, matrix: Matrix = "hessian", room: int = 0):
+    def __init__(
+        self,
+        links: Sequence[Link | Weighted],
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        batches: Sequence[Callable[[], tuple[Tensor, Tensor]]],
+        weights: Sequence[float],
+        w: Tensor,
+        layout: Layout,
+        *,
+        matrix: Matrix = "hessian",
+        room: int = 0,
+    ):
         super().__init__(w, weights)
         self._links, self._criterion, self._batches = list(links), criterion, list(batches)
         self._layout, self._matrix, self._room = layout, matrix, room
@@ -98,10 +111,17 @@ class ChainOperator(Operator):
         with torch.no_grad():
             grads = self._backward(p, moved, tangents, g)
         lead = v.shape[:-1]
-        return torch.cat([grads[n].reshape(*lead, -1) if n in grads else v.new_zeros(*lead, size)
-                          for n, size in zip(self._layout.names, self._layout.sizes, strict=True)], dim=-1)
+        return torch.cat(
+            [
+                grads[n].reshape(*lead, -1) if n in grads else v.new_zeros(*lead, size)
+                for n, size in zip(self._layout.names, self._layout.sizes, strict=True)
+            ],
+            dim=-1,
+        )
 
-    def _forward(self, p: Prepared, moved: dict[str, Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
+    def _forward(
+        self, p: Prepared, moved: dict[str, Tensor]
+    ) -> tuple[list[Tensor | None], Tensor | None]:
         """The tangents of the weighted links' inputs (None: zero), and that of the outputs."""
         tangents: list[Tensor | None] = []
         t: Tensor | None = None
@@ -114,8 +134,9 @@ class ChainOperator(Operator):
                 t = link.tangent(saved, t)
         return tangents, t
 
-    def _backward(self, p: Prepared, moved: dict[str, Tensor], tangents: list[Tensor | None],
-                  g: Tensor) -> dict[str, Tensor]:
+    def _backward(
+        self, p: Prepared, moved: dict[str, Tensor], tangents: list[Tensor | None], g: Tensor
+    ) -> dict[str, Tensor]:
         grads: dict[str, Tensor] = {}
         first = self._first
         for j in range(len(self._links) - 1, first - 1, -1):

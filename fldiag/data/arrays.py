@@ -18,7 +18,9 @@ KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 NO_TEST = "untested"
 
 
-def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def read_npz(
+    path: str | os.PathLike[str], *, join_val: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
     Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d], or whole numbers where the file has a ``FORM``;
@@ -31,13 +33,17 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
     try:
         with np.load(path, allow_pickle=False) as file:
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise FldiagError(f"{path} holds one array, not an npz archive",
-                                  f"save {', '.join(KEYS)} with np.savez")
+                raise FldiagError(
+                    f"{path} holds one array, not an npz archive",
+                    f"save {', '.join(KEYS)} with np.savez",
+                )
             missing = [key for key in KEYS if key not in file.files]
             if missing:
                 there = ", ".join(file.files) or "nothing"
-                raise FldiagError(f"{path} lacks {', '.join(missing)} (it has {there})",
-                                  f"save the arrays {', '.join(KEYS)} with np.savez")
+                raise FldiagError(
+                    f"{path} lacks {', '.join(missing)} (it has {there})",
+                    f"save the arrays {', '.join(KEYS)} with np.savez",
+                )
             arrays = {key: _member(file, key, path) for key in KEYS}
             rows, untested = FORM in file.files, NO_TEST in file.files
             if join_val and {"val_images", "val_labels"} & set(file.files):
@@ -47,16 +53,23 @@ def read_npz(path: str | os.PathLike[str], *, join_val: bool = False) -> tuple[T
     except FldiagError:
         raise
     except Exception as error:  # a damaged archive can make the reader raise anything
-        raise FldiagError(f"{path} is not a readable npz file ({first_line(error)})",
-                          "write it again with np.savez") from None
+        raise FldiagError(
+            f"{path} is not a readable npz file ({first_line(error)})",
+            "write it again with np.savez",
+        ) from None
     out = []
     for split in ("train", "test"):
         x, y = arrays[f"{split}_images"], arrays[f"{split}_labels"]
         if len(x) != len(y) or (len(x) == 0 and not (split == "test" and untested)):
-            raise FldiagError(f"{path}: {len(x)} {split}_images and {len(y)} {split}_labels",
-                              "give one label per input, and at least one input in each split")
+            raise FldiagError(
+                f"{path}: {len(x)} {split}_images and {len(y)} {split}_labels",
+                "give one label per input, and at least one input in each split",
+            )
         where = f"{path}: {split}_images"
-        out += [inputs(x, where) if rows else _channels_first(x, where), labels(y, f"{path}: {split}_labels")]
+        out += [
+            inputs(x, where) if rows else _channels_first(x, where),
+            labels(y, f"{path}: {split}_labels"),
+        ]
     return out[0], out[1], out[2], out[3]
 
 
@@ -77,7 +90,10 @@ def inputs(x: Any, where: str) -> Tensor:
 
     Raises FldiagError for other kinds of arrays.
     """
-    if str(getattr(x, "dtype", "")).removeprefix("torch.") in ("int32", "int64") and np.ndim(x) == 2:
+    if (
+        str(getattr(x, "dtype", "")).removeprefix("torch.") in ("int32", "int64")
+        and np.ndim(x) == 2
+    ):
         return torch.as_tensor(x).detach().long().contiguous()
     if not isinstance(x, Tensor):
         array = np.asarray(x)
@@ -97,10 +113,13 @@ def labels(y: Any, where: str) -> Tensor:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise FldiagError(f"{where} is {array.dtype} {list(array.shape)}", "give one whole number per input")
+        raise FldiagError(
+            f"{where} is {array.dtype} {list(array.shape)}", "give one whole number per input"
+        )
     if len(array) and array.min() < 0:
-        raise FldiagError(f"{where} holds {array.min()} at position {array.argmin()}",
-                          "number the classes from 0")
+        raise FldiagError(
+            f"{where} holds {array.min()} at position {array.argmin()}", "number the classes from 0"
+        )
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -130,7 +149,7 @@ def _total(a: Tensor) -> Tensor:
     and no number of threads changes."""
     while (m := a.shape[1]) > 1:
         half = m // 2
-        folded = a[:, :half] + a[:, half:2 * half]
+        folded = a[:, :half] + a[:, half : 2 * half]
         a = torch.cat([folded, a[:, -1:]], 1) if m % 2 else folded
     return a[:, 0]
 
@@ -142,7 +161,9 @@ def spread(y: Tensor, count: int) -> Tensor:
     are taken evenly in data set order. int64 [count].
     """
     n = len(y)
-    order = torch.arange(n, device=y.device) if y.is_floating_point() else torch.argsort(y, stable=True)
+    order = (
+        torch.arange(n, device=y.device) if y.is_floating_point() else torch.argsort(y, stable=True)
+    )
     pick = (2 * torch.arange(count, device=y.device) + 1) * n // (2 * count)
     return order[pick].sort().values
 
@@ -153,10 +174,14 @@ def _member(file: Any, key: str, path: Any) -> np.ndarray:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise FldiagError(f"{path}: {key} is an array of Python objects, which only unpickling could read",
-                          "save it as a plain array: np.stack(list) of equal shapes") from None
+        raise FldiagError(
+            f"{path}: {key} is an array of Python objects, which only unpickling could read",
+            "save it as a plain array: np.stack(list) of equal shapes",
+        ) from None
     if array.ndim == 0:
-        raise FldiagError(f"{path}: {key} is a single number", "save an array with one entry per example")
+        raise FldiagError(
+            f"{path}: {key} is a single number", "save an array with one entry per example"
+        )
     return array
 
 
@@ -165,12 +190,17 @@ def _join_val(arrays: dict[str, np.ndarray], file: Any, path: Any) -> None:
         return  # reported by the caller, with the file's own counts
     for key in ("images", "labels"):
         if f"val_{key}" not in file.files:
-            raise FldiagError(f"{path} lacks val_{key}, the other half of the validation split",
-                              "save val_images and val_labels, or neither")
+            raise FldiagError(
+                f"{path} lacks val_{key}, the other half of the validation split",
+                "save val_images and val_labels, or neither",
+            )
         train, val = arrays[f"train_{key}"], _member(file, f"val_{key}", path)
         if train.shape[1:] != val.shape[1:] or train.dtype != val.dtype:
-            raise FldiagError(f"{path}: train_{key} are {train.dtype} {list(train.shape)} and val_{key} "
-                              f"{val.dtype} {list(val.shape)}", "store both splits alike")
+            raise FldiagError(
+                f"{path}: train_{key} are {train.dtype} {list(train.shape)} and val_{key} "
+                f"{val.dtype} {list(val.shape)}",
+                "store both splits alike",
+            )
         arrays[f"train_{key}"] = np.concatenate([train, val])
 
 
@@ -179,11 +209,15 @@ def _channels_first(array: np.ndarray, where: str) -> Tensor:
         return inputs(array[:, None], where)
     if array.ndim == 4:
         if array.shape[1] in (1, 3) and array.shape[3] not in (1, 3):
-            raise FldiagError(f"{where} has shape {list(array.shape)}, which looks like N,C,H,W",
-                              "save N,H,W,C: np.moveaxis(images, 1, -1)")
+            raise FldiagError(
+                f"{where} has shape {list(array.shape)}, which looks like N,C,H,W",
+                "save N,H,W,C: np.moveaxis(images, 1, -1)",
+            )
         return inputs(np.moveaxis(array, -1, 1), where)
     if array.ndim == 2:
         # uint8 stands for pixels only in images; a table of small whole numbers is a table of features.
         return inputs(array.astype(np.float32) if array.dtype.kind in "biuf" else array, where)
-    raise FldiagError(f"{where} has shape {list(array.shape)}",
-                      "use N,H,W or N,H,W,C for images, N,D for features")
+    raise FldiagError(
+        f"{where} has shape {list(array.shape)}",
+        "use N,H,W or N,H,W,C for images, N,D for features",
+    )

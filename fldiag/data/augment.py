@@ -34,11 +34,15 @@ from torch import Generator, Tensor
 
 from fldiag.errors import FldiagError
 
-_NAME = re.compile(r"(?:(?P<sized>reflectcrop|crop|cutout)(?P<size>[1-9]\d*)|(?P<flip>hflip)|"
-                   r"jitter(?P<strength>0?\.\d+|1))(?:@(?P<q>[\d.]+))?"
-                   r"|(?P<whole>normalise)|resizedcrop(?P<side>[1-9]\d*)")
-_KNOWN = ("crop4, reflectcrop4, cutout16, resizedcrop224 (any size), jitter0.4, hflip, normalise, and @0.5 after "
-          "a name for a probability (not of resizedcrop)")
+_NAME = re.compile(
+    r"(?:(?P<sized>reflectcrop|crop|cutout)(?P<size>[1-9]\d*)|(?P<flip>hflip)|"
+    r"jitter(?P<strength>0?\.\d+|1))(?:@(?P<q>[\d.]+))?"
+    r"|(?P<whole>normalise)|resizedcrop(?P<side>[1-9]\d*)"
+)
+_KNOWN = (
+    "crop4, reflectcrop4, cutout16, resizedcrop224 (any size), jitter0.4, hflip, normalise, and @0.5 after "
+    "a name for a probability (not of resizedcrop)"
+)
 #: What RandomResizedCrop draws from: share of the area, and width over height.
 AREA, ASPECT, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
@@ -60,16 +64,25 @@ def parse(name: str) -> Step:
     if match is None:
         raise FldiagError(f"unknown augmentation {name!r}", f"use {_KNOWN}", usage=True)
     found = match.groupdict()
-    kind = (found["sized"] or found["flip"] or found["whole"]
-            or ("jitter" if found["strength"] else "resizedcrop"))
+    kind = (
+        found["sized"]
+        or found["flip"]
+        or found["whole"]
+        or ("jitter" if found["strength"] else "resizedcrop")
+    )
     try:
         probability = float(found["q"] or (0.5 if kind == "hflip" else 1.0))
     except ValueError:
         probability = -1.0
     if not 0 <= probability <= 1:
-        raise FldiagError(f"augmentation {name!r} has no valid probability",
-                          "write a number from 0 to 1 after @", usage=True)
-    return Step(kind, int(found["size"] or found["side"] or 0), probability, float(found["strength"] or 0))
+        raise FldiagError(
+            f"augmentation {name!r} has no valid probability",
+            "write a number from 0 to 1 after @",
+            usage=True,
+        )
+    return Step(
+        kind, int(found["size"] or found["side"] or 0), probability, float(found["strength"] or 0)
+    )
 
 
 @lru_cache
@@ -81,17 +94,24 @@ def plan(names: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     steps = [parse(name) for name in names]
     kinds = [step.kind for step in steps]
     if kinds.count("normalise") > 1:
-        raise FldiagError(f"augmentation {list(names)} normalises {kinds.count('normalise')} times",
-                          "write normalise once, or leave it out", usage=True)
+        raise FldiagError(
+            f"augmentation {list(names)} normalises {kinds.count('normalise')} times",
+            "write normalise once, or leave it out",
+            usage=True,
+        )
     if "normalise" in kinds:
         cut = kinds.index("normalise")
-        before, after = tuple(steps[:cut]), tuple(steps[cut + 1:])
+        before, after = tuple(steps[:cut]), tuple(steps[cut + 1 :])
     else:
         cut = kinds.index("cutout") if "cutout" in kinds else len(kinds)
         before, after = tuple(steps[:cut]), tuple(steps[cut:])
     if any(step.kind == "jitter" for step in after):
-        raise FldiagError(f"augmentation {list(names)} changes colours after normalisation, but colour changes "
-                          "need pixels", "write jitter before normalise and cutout", usage=True)
+        raise FldiagError(
+            f"augmentation {list(names)} changes colours after normalisation, but colour changes "
+            "need pixels",
+            "write jitter before normalise and cutout",
+            usage=True,
+        )
     return before, after
 
 
@@ -119,10 +139,17 @@ def crop(x: Tensor, offsets: Tensor, padding: int, *, reflect: bool = False) -> 
     elif padding < min(height, width):
         padded = _torchvision().pad(x, [padding] * 4, padding_mode="reflect")
     else:
-        raise FldiagError(f"reflectcrop{padding} mirrors {padding} pixels, and the image has {min(height, width)}",
-                          f"use at most reflectcrop{min(height, width) - 1}", usage=True)
-    return torch.stack([image[:, top:top + height, left:left + width]
-                        for image, top, left in zip(padded, *offsets.tolist(), strict=True)])
+        raise FldiagError(
+            f"reflectcrop{padding} mirrors {padding} pixels, and the image has {min(height, width)}",
+            f"use at most reflectcrop{min(height, width) - 1}",
+            usage=True,
+        )
+    return torch.stack(
+        [
+            image[:, top : top + height, left : left + width]
+            for image, top, left in zip(padded, *offsets.tolist(), strict=True)
+        ]
+    )
 
 
 def cutout(x: Tensor, centres: Tensor, side: int) -> Tensor:
@@ -143,9 +170,11 @@ def windows(n: int, height: int, width: int, generator: Generator) -> Tensor:
 
     Drawn here because RandomResizedCrop draws from torch's global state, which no client owns.
     """
+
     def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(shape, dtype=torch.float64, generator=generator,
-                                               device=generator.device)
+        return low + (high - low) * torch.rand(
+            shape, dtype=torch.float64, generator=generator, device=generator.device
+        )
 
     area = uniform(*AREA, n, TRIES) * (height * width)
     aspect = uniform(math.log(ASPECT[0]), math.log(ASPECT[1]), n, TRIES).exp()
@@ -158,7 +187,9 @@ def windows(n: int, height: int, width: int, generator: Generator) -> Tensor:
     drawn = torch.stack([top, left, high, wide], 1)
     ratio = min(max(width / height, ASPECT[0]), ASPECT[1])
     rest_h, rest_w = min(height, round(width / ratio)), min(width, round(height * ratio))
-    fallback = torch.tensor([(height - rest_h) // 2, (width - rest_w) // 2, rest_h, rest_w], device=drawn.device)
+    fallback = torch.tensor(
+        [(height - rest_h) // 2, (width - rest_w) // 2, rest_h, rest_w], device=drawn.device
+    )
     return torch.where(fits.any(1)[:, None], drawn, fallback)
 
 
@@ -168,8 +199,12 @@ def resize(x: Tensor, parts: Tensor, side: int) -> Tensor:
     Bilinear with antialiasing; uint8 comes back rounded.
     """
     cut = _torchvision().resized_crop
-    return torch.stack([cut(image, *part, [side, side], antialias=True)
-                        for image, part in zip(x, parts.tolist(), strict=True)])
+    return torch.stack(
+        [
+            cut(image, *part, [side, side], antialias=True)
+            for image, part in zip(x, parts.tolist(), strict=True)
+        ]
+    )
 
 
 def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
@@ -193,7 +228,9 @@ def _torchvision() -> ModuleType:
 
 
 def _coin(x: Tensor, probability: float, generator: Generator) -> Tensor:
-    return (torch.rand(len(x), generator=generator, device=generator.device) < probability).to(x.device)
+    return (torch.rand(len(x), generator=generator, device=generator.device) < probability).to(
+        x.device
+    )
 
 
 def _uniform(x: Tensor, high: int, generator: Generator) -> Tensor:
@@ -225,8 +262,11 @@ def _resizedcrop(x: Tensor, step: Step, generator: Generator) -> Tensor:
 
 def _jitter(x: Tensor, step: Step, generator: Generator) -> Tensor:
     if x.shape[1] not in (1, 3):
-        raise FldiagError(f"jitter{step.strength:g} changes colours, and the images have {x.shape[1]} channels",
-                          "use it for gray or RGB images", usage=True)
+        raise FldiagError(
+            f"jitter{step.strength:g} changes colours, and the images have {x.shape[1]} channels",
+            "use it for gray or RGB images",
+            usage=True,
+        )
     n, device = len(x), generator.device
     factors = 1 + step.strength * (2 * torch.rand((n, 3), generator=generator, device=device) - 1)
     order = torch.rand((n, 3), generator=generator, device=device).argsort(1).to(x.device)
@@ -238,5 +278,11 @@ def _jitter(x: Tensor, step: Step, generator: Generator) -> Tensor:
     return jitter(x.float() / 255, factors, order).mul_(255).round_().to(torch.uint8)
 
 
-_STEPS = {"crop": _crop, "reflectcrop": _crop, "hflip": _hflip, "cutout": _cutout, "resizedcrop": _resizedcrop,
-          "jitter": _jitter}
+_STEPS = {
+    "crop": _crop,
+    "reflectcrop": _crop,
+    "hflip": _hflip,
+    "cutout": _cutout,
+    "resizedcrop": _resizedcrop,
+    "jitter": _jitter,
+}

@@ -23,8 +23,13 @@ def digits(root: str | None = None, download: bool = False) -> Dataset:
 
     bunch = load_digits()
     x = torch.from_numpy(bunch.images).float().div(16)[:, None]
-    return Dataset("digits", *_split(x, torch.from_numpy(bunch.target).long(), 297), classes=10,
-                   mean=(DIGITS_MEAN,), std=(DIGITS_STD,))
+    return Dataset(
+        "digits",
+        *_split(x, torch.from_numpy(bunch.target).long(), 297),
+        classes=10,
+        mean=(DIGITS_MEAN,),
+        std=(DIGITS_STD,),
+    )
 
 
 @registry.dataset("iris", embedded=True)
@@ -39,8 +44,14 @@ def iris(root: str | None = None, download: bool = False) -> Dataset:
     x, y = torch.from_numpy(bunch.data), torch.from_numpy(bunch.target).long()
     train_x, train_y, test_x, test_y = _split(x, y, 30)
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in moments(train_x))
-    return Dataset("iris", ((train_x - mean) / std).float(), train_y, ((test_x - mean) / std).float(), test_y,
-                   classes=3)
+    return Dataset(
+        "iris",
+        ((train_x - mean) / std).float(),
+        train_y,
+        ((test_x - mean) / std).float(),
+        test_y,
+        classes=3,
+    )
 
 
 def _split(x: Tensor, y: Tensor, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

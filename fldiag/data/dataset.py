@@ -85,7 +85,11 @@ class Dataset:
     @property
     def evaluation(self) -> tuple[str, Tensor, Tensor]:
         """The split by which models are judged, with its inputs and targets: test, and train where there are no test examples."""
-        return ("test", self.test_x, self.test_y) if self.tested else ("train", self.train_x, self.train_y)
+        return (
+            ("test", self.test_x, self.test_y)
+            if self.tested
+            else ("train", self.train_x, self.train_y)
+        )
 
     @property
     def regression(self) -> bool:
@@ -127,8 +131,13 @@ class Dataset:
 
     def to(self, device: str | torch.device) -> Dataset:
         """The same data on a device."""
-        moved = replace(self, **{key: getattr(self, key).to(device)
-                                 for key in ("train_x", "train_y", "test_x", "test_y")})
+        moved = replace(
+            self,
+            **{
+                key: getattr(self, key).to(device)
+                for key in ("train_x", "train_y", "test_x", "test_y")
+            },
+        )
         if "_fingerprint" in self.__dict__:
             moved.__dict__["_fingerprint"] = self._fingerprint
         return moved
@@ -142,12 +151,21 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        shown = (self.classes, self.mean, self.std, self.repeat, *([] if self.side is None else [self.side]),
-                 *([] if self.words is None else [self.words.spec]), *([] if self.packed is None else [self.packed.text()]))
+        shown = (
+            self.classes,
+            self.mean,
+            self.std,
+            self.repeat,
+            *([] if self.side is None else [self.side]),
+            *([] if self.words is None else [self.words.spec]),
+            *([] if self.packed is None else [self.packed.text()]),
+        )
         digest = hashlib.sha256(repr(shown).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
-            array = array[torch.arange(320)] if isinstance(array, Made) else array  # the rule shows in the first ones
+            array = (
+                array[torch.arange(320)] if isinstance(array, Made) else array
+            )  # the rule shows in the first ones
             digest.update(array.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
@@ -156,7 +174,7 @@ class Dataset:
             return raw
         # Rounded halves, as torchvision's CenterCrop.
         top, left = (round((length - self.side) / 2) for length in raw.shape[2:])
-        return raw[:, :, top:top + self.side, left:left + self.side]
+        return raw[:, :, top : top + self.side, left : left + self.side]
 
     def _standardise(self, raw: Tensor) -> Tensor:
         # Divisions rather than one multiply-add, so that the bits equal torchvision's ToTensor and Normalize.
@@ -180,8 +198,10 @@ class Dataset:
             raise self._error(f"{split} split holds a {type(odd).__name__}", "give torch tensors")
         self._check_inputs(split, x)
         if len(y) != len(x) or (split == "train" and len(x) == 0):
-            raise self._error(f"{split} split has {len(x)} inputs and {len(y)} labels",
-                              "give one label per input, and at least one input")
+            raise self._error(
+                f"{split} split has {len(x)} inputs and {len(y)} labels",
+                "give one label per input, and at least one input",
+            )
         if y.is_floating_point():
             self._check_targets(split, y, len(x))
         else:
@@ -189,63 +209,104 @@ class Dataset:
 
     def _check_inputs(self, split: str, x: Tensor) -> None:
         if x.ndim == 2 and x.dtype in TOKENS and x.shape[1]:
-            if self.words is not None and len(x) and (int(x.min()) < 0 or int(x.max()) >= self.words.size):
-                raise self._error(f"{split} tokens go from {int(x.min())} to {int(x.max())}", f"use 0 to {self.words.size - 1}")
+            if (
+                self.words is not None
+                and len(x)
+                and (int(x.min()) < 0 or int(x.max()) >= self.words.size)
+            ):
+                raise self._error(
+                    f"{split} tokens go from {int(x.min())} to {int(x.max())}",
+                    f"use 0 to {self.words.size - 1}",
+                )
             return
         if x.ndim not in (2, 4) or x.dtype not in (torch.uint8, torch.float32) or 0 in x.shape[1:]:
-            raise self._error(f"{split} inputs are {_spell(x)}",
-                              "use uint8 [n, C, H, W], float32 [n, C, H, W] or float32 [n, d]")
+            raise self._error(
+                f"{split} inputs are {_spell(x)}",
+                "use uint8 [n, C, H, W], float32 [n, C, H, W] or float32 [n, d]",
+            )
         if x.ndim == 2 and x.dtype == torch.uint8:
-            raise self._error(f"{split} inputs are {_spell(x)}, and uint8 means pixels",
-                              "convert features to float32")
+            raise self._error(
+                f"{split} inputs are {_spell(x)}, and uint8 means pixels",
+                "convert features to float32",
+            )
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             bad = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-            raise self._error(f"{split} input {bad} holds a value that is not finite", "clean the data")
+            raise self._error(
+                f"{split} input {bad} holds a value that is not finite", "clean the data"
+            )
 
     def _check_targets(self, split: str, y: Tensor, n: int) -> None:
         fits = y.dtype == torch.float32 and y.shape == (n, self.classes)
         if not fits or not bool(torch.isfinite(y).all()):
-            raise self._error(f"{split} targets are {_spell(y)} for {self.classes} outputs",
-                              "use finite float32 [n, classes] for regression, int64 [n] for classes")
+            raise self._error(
+                f"{split} targets are {_spell(y)} for {self.classes} outputs",
+                "use finite float32 [n, classes] for regression, int64 [n] for classes",
+            )
 
     def _check_labels(self, split: str, y: Tensor) -> None:
         if y.dtype != torch.int64 or y.ndim != 1:
             raise self._error(f"{split} labels are {_spell(y)}", "use int64 [n]")
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
             odd = int(y.min()) if int(y.min()) < 0 else int(y.max())
-            raise self._error(f"{split} labels hold {odd}, outside 0..{self.classes - 1}",
-                              "number the classes from 0, or correct the number of classes")
+            raise self._error(
+                f"{split} labels hold {odd}, outside 0..{self.classes - 1}",
+                "number the classes from 0, or correct the number of classes",
+            )
 
     def _check_that_splits_agree(self) -> None:
-        if self.train_x.shape[1:] != self.test_x.shape[1:] or self.train_x.dtype != self.test_x.dtype:
-            raise self._error(f"train inputs are {_spell(self.train_x)}, test inputs {_spell(self.test_x)}",
-                              "give both splits the same input shape and dtype")
+        if (
+            self.train_x.shape[1:] != self.test_x.shape[1:]
+            or self.train_x.dtype != self.test_x.dtype
+        ):
+            raise self._error(
+                f"train inputs are {_spell(self.train_x)}, test inputs {_spell(self.test_x)}",
+                "give both splits the same input shape and dtype",
+            )
         if self.train_y.dtype != self.test_y.dtype:
-            raise self._error(f"training labels are {self.train_y.dtype}, test labels {self.test_y.dtype}",
-                              "give both splits the same kind of labels")
+            raise self._error(
+                f"training labels are {self.train_y.dtype}, test labels {self.test_y.dtype}",
+                "give both splits the same kind of labels",
+            )
 
     def _check_normalisation(self) -> None:
         channels = self.train_x.shape[1]
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, channels):
-            raise self._error(f"{len(self.mean)} means, {len(self.std)} deviations and {channels} channels",
-                              "give one mean and one std per channel, or neither")
+            raise self._error(
+                f"{len(self.mean)} means, {len(self.std)} deviations and {channels} channels",
+                "give one mean and one std per channel, or neither",
+            )
         if not all(value > 0 for value in self.std):
-            raise self._error(f"std {self.std} is not positive", "use 1.0 for a channel that is constant")
+            raise self._error(
+                f"std {self.std} is not positive", "use 1.0 for a channel that is constant"
+            )
 
     def _check_image_options(self) -> None:
         images = self.train_x.ndim == 4
         if not images and (self.augment or self.repeat != 1):
-            raise self._error("augment and repeat are for images, and the inputs are " + _spell(self.train_x),
-                              "leave them out")
+            raise self._error(
+                "augment and repeat are for images, and the inputs are " + _spell(self.train_x),
+                "leave them out",
+            )
         if self.repeat < 1:
-            raise self._error(f"repeat = {self.repeat}", "use 1, or 3 for gray images and a colour model")
+            raise self._error(
+                f"repeat = {self.repeat}", "use 1, or 3 for gray images and a colour model"
+            )
         if self.side is not None and not (images and 1 <= self.side <= min(self.train_x.shape[2:])):
-            raise self._error(f"side = {self.side} for inputs {_spell(self.train_x)}",
-                              "use images of at least that height and width")
-        sizes = {step.size for part in augment.plan(self.augment) for step in part if step.kind == "resizedcrop"}
+            raise self._error(
+                f"side = {self.side} for inputs {_spell(self.train_x)}",
+                "use images of at least that height and width",
+            )
+        sizes = {
+            step.size
+            for part in augment.plan(self.augment)
+            for step in part
+            if step.kind == "resizedcrop"
+        }
         if sizes and sizes != set(self.shape[1:]):
-            raise self._error(f"resizedcrop{max(sizes)} for a model that sees {list(self.shape[1:])} pixels",
-                              "set side to the size of the crop")
+            raise self._error(
+                f"resizedcrop{max(sizes)} for a model that sees {list(self.shape[1:])} pixels",
+                "set side to the size of the crop",
+            )
 
 
 @lru_cache(maxsize=64)

@@ -46,14 +46,28 @@ class FolderSet:
     source: str
 
 
-CINIC10 = FolderSet("cinic10", ("cinic10", "CINIC-10", "CINIC10"), ("train", "valid", "test"), 10,
-                    "CINIC-10.tar.gz from datashare.ed.ac.uk/handle/10283/3192, unpacked")
-IMAGENET200 = FolderSet("imagenet200", ("imagenet200", "ImageNet-200", "ImageNet200"), ("train", "val"), 200,
-                        "ILSVRC2012 from image-net.org, the folders of 200 classes in train and in val")
+CINIC10 = FolderSet(
+    "cinic10",
+    ("cinic10", "CINIC-10", "CINIC10"),
+    ("train", "valid", "test"),
+    10,
+    "CINIC-10.tar.gz from datashare.ed.ac.uk/handle/10283/3192, unpacked",
+)
+IMAGENET200 = FolderSet(
+    "imagenet200",
+    ("imagenet200", "ImageNet-200", "ImageNet200"),
+    ("train", "val"),
+    200,
+    "ILSVRC2012 from image-net.org, the folders of 200 classes in train and in val",
+)
 
 
-def cinic10(root: str | None = None, download: bool = False, variant: str | None = None,
-            progress: Progress | None = None) -> Dataset:
+def cinic10(
+    root: str | None = None,
+    download: bool = False,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
     chosen, preprocessing = choose("cinic10", variant)
     splits = ("train", "test") if chosen == "fedsol" else CINIC10.splits
     parts = _read(CINIC10, splits, 32, True, root, download, progress)
@@ -63,55 +77,97 @@ def cinic10(root: str | None = None, download: bool = False, variant: str | None
         x, y = _joined(parts)
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
         train, test = len(y) * 10 // 27, len(y) * 3 // 27
-        parts = [(x[at], y[at]) for at in (order[:train].sort().values, order[train:train + test].sort().values)]
+        parts = [
+            (x[at], y[at])
+            for at in (order[:train].sort().values, order[train : train + test].sort().values)
+        ]
     return _dataset(CINIC10, parts, preprocessing)
 
 
-def imagenet200(root: str | None = None, download: bool = False, variant: str | None = None,
-                progress: Progress | None = None) -> Dataset:
+def imagenet200(
+    root: str | None = None,
+    download: bool = False,
+    variant: str | None = None,
+    progress: Progress | None = None,
+) -> Dataset:
     _, preprocessing = choose("imagenet200", variant)
-    parts = _read(IMAGENET200, IMAGENET200.splits, preprocessing.stored or 256, False, root, download, progress)
+    parts = _read(
+        IMAGENET200,
+        IMAGENET200.splits,
+        preprocessing.stored or 256,
+        False,
+        root,
+        download,
+        progress,
+    )
     return _dataset(IMAGENET200, parts, preprocessing)
 
 
-register("cinic10", cinic10, "CINIC-10 photographs, 32x32 colour, 10 classes, 90,000 train / 90,000 test.",
-         """L. Darlow et al., 2018. Folders <root>/cinic10/{train,valid,test}/<class>/*.png. The official validation
+register(
+    "cinic10",
+    cinic10,
+    "CINIC-10 photographs, 32x32 colour, 10 classes, 90,000 train / 90,000 test.",
+    """L. Darlow et al., 2018. Folders <root>/cinic10/{train,valid,test}/<class>/*.png. The official validation
 split is left out; variant fedproj draws 100,000 / 30,000 at random from all 270,000 (fixed), and enlarged trains on
-train and valid together, 180,000.""", (3, 32, 32), CINIC10.classes,
-         {"fedsol": (90_000, 90_000), "fedproj": (100_000, 30_000), "enlarged": (180_000, 90_000)})
-register("imagenet200", imagenet200, "200 classes of ImageNet, 224x224 colour, about 260,000 train / 10,000 test.",
-         """O. Russakovsky et al., 2015. Folders <root>/imagenet200/{train,val}/<class>/*. Stored as squares: the
+train and valid together, 180,000.""",
+    (3, 32, 32),
+    CINIC10.classes,
+    {"fedsol": (90_000, 90_000), "fedproj": (100_000, 30_000), "enlarged": (180_000, 90_000)},
+)
+register(
+    "imagenet200",
+    imagenet200,
+    "200 classes of ImageNet, 224x224 colour, about 260,000 train / 10,000 test.",
+    """O. Russakovsky et al., 2015. Folders <root>/imagenet200/{train,val}/<class>/*. Stored as squares: the
 shorter side resized to 256, the central 256x256 kept (about 54 GB on disk, mapped, not held in memory), so evaluation
 is exactly resize 256 and centre crop 224, while the random resized crop of training draws from the stored square
 instead of the whole picture. Variant small shows 64x64 of stored 72x72 (4.2 GB), which no paper does.""",
-         (3, 256, 256), IMAGENET200.classes, (260_000, 10_000))
+    (3, 256, 256),
+    IMAGENET200.classes,
+    (260_000, 10_000),
+)
 
 
 def scan(folder: Path) -> tuple[list[str], list[str], Tensor, str]:
     """Class names, picture paths relative to ``folder`` (both sorted), their classes int64 [n], a digest of both,
     of the sizes and of the times. Raises FldiagError for a folder without pictures in class folders."""
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    classes = sorted(
+        entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
+    )
     files: list[str] = []
     labels: list[int] = []
     digest = hashlib.sha256()
     for label, name in enumerate(classes):
-        entries = sorted((e for e in os.scandir(folder / name) if e.name.lower().endswith(SUFFIXES)),
-                         key=lambda e: e.name)
+        entries = sorted(
+            (e for e in os.scandir(folder / name) if e.name.lower().endswith(SUFFIXES)),
+            key=lambda e: e.name,
+        )
         if not entries:
-            raise FldiagError(f"{folder / name} holds no picture ({', '.join(SUFFIXES)})",
-                              "put the pictures of the class there, or remove the folder")
+            raise FldiagError(
+                f"{folder / name} holds no picture ({', '.join(SUFFIXES)})",
+                "put the pictures of the class there, or remove the folder",
+            )
         for entry in entries:
             stat = entry.stat()
             files.append(f"{name}/{entry.name}")
             labels.append(label)
             digest.update(f"{files[-1]}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     if not files:
-        raise FldiagError(f"{folder} has no class folders", f"put the pictures into {folder}/<class>/")
+        raise FldiagError(
+            f"{folder} has no class folders", f"put the pictures into {folder}/<class>/"
+        )
     return classes, files, torch.tensor(labels), digest.hexdigest()[:16]
 
 
-def packed(folder: Path, files: list[str], digest: str, side: int, *, exact: bool = False,
-           progress: Progress | None = None) -> Tensor:
+def packed(
+    folder: Path,
+    files: list[str],
+    digest: str,
+    side: int,
+    *,
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> Tensor:
     """The pictures as a mapped uint8 tensor [n, 3, side, side], decoded on the first call only.
 
     ``exact``: pictures must have side x side pixels already; otherwise the shorter side is resized to ``side``
@@ -127,8 +183,10 @@ def packed(folder: Path, files: list[str], digest: str, side: int, *, exact: boo
             text = f"packing {folder}"
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 for start in range(0, len(files), CHUNK):
-                    chunk = files[start:start + CHUNK]
-                    for i, pixels in enumerate(pool.map(lambda f: decode(folder / f, side, exact=exact), chunk)):
+                    chunk = files[start : start + CHUNK]
+                    for i, pixels in enumerate(
+                        pool.map(lambda f: decode(folder / f, side, exact=exact), chunk)
+                    ):
                         array[start + i] = pixels
                     if progress:
                         progress(start + len(chunk), len(files), text)
@@ -146,40 +204,64 @@ def decode(path: Path, side: int, *, exact: bool = False) -> np.ndarray:
         with Image.open(path) as file:
             picture = file.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise FldiagError(f"{path} is not a readable picture ({first_line(error)})",
-                          "fetch it again, or remove it") from None
+        raise FldiagError(
+            f"{path} is not a readable picture ({first_line(error)})",
+            "fetch it again, or remove it",
+        ) from None
     if exact and picture.size != (side, side):
-        raise FldiagError(f"{path} has {picture.size[0]}x{picture.size[1]} pixels, not {side}x{side}",
-                          "put the original pictures there")
+        raise FldiagError(
+            f"{path} has {picture.size[0]}x{picture.size[1]} pixels, not {side}x{side}",
+            "put the original pictures there",
+        )
     if not exact:
         picture = F.center_crop(F.resize(picture, side), side)
     return np.moveaxis(np.asarray(picture), -1, 0)
 
 
-def _read(spec: FolderSet, splits: tuple[str, ...], side: int, exact: bool, root: Any, download: bool,
-          progress: Progress | None) -> list[Split]:
+def _read(
+    spec: FolderSet,
+    splits: tuple[str, ...],
+    side: int,
+    exact: bool,
+    root: Any,
+    download: bool,
+    progress: Progress | None,
+) -> list[Split]:
     """Pictures and labels of each split. Raises FldiagError where a split is not there or has other classes."""
     layout = f"{spec.folders[0]}/{{{','.join(splits)}}}/<class>/"
     at = need_folder(spec.name, root, f"{layout} (get {spec.source})")
     home = next((at / name for name in spec.folders if (at / name).is_dir()), None)
     missing = [split for split in splits if home is None or not (home / split).is_dir()]
     if home is None or missing:
-        looked = ", ".join(str(at / name) for name in spec.folders) if home is None else \
-            ", ".join(str(home / split) for split in missing)
+        looked = (
+            ", ".join(str(at / name) for name in spec.folders)
+            if home is None
+            else ", ".join(str(home / split) for split in missing)
+        )
         asked = " (fldiag does not download it)" if download else ""
-        raise FldiagError(f"data set {spec.name!r} was not found{asked}: there is no {looked}",
-                          f"get {spec.source}, and put it under {at} as {layout}, or set FLDIAG_DATA to the "
-                          "folder that has it")
+        raise FldiagError(
+            f"data set {spec.name!r} was not found{asked}: there is no {looked}",
+            f"get {spec.source}, and put it under {at} as {layout}, or set FLDIAG_DATA to the "
+            "folder that has it",
+        )
     parts: list[Split] = []
     names: list[str] | None = None
     for split in splits:
         classes, files, labels, digest = scan(home / split)
         if len(classes) != spec.classes or classes != (names or classes):
-            what = f"{len(classes)} class folders" if len(classes) != spec.classes else "other class folders than " + splits[0]
-            raise FldiagError(f"{home / split} has {what}, and {spec.name} has the same {spec.classes} in each split",
-                              "put the folder of every class there and nothing else")
+            what = (
+                f"{len(classes)} class folders"
+                if len(classes) != spec.classes
+                else "other class folders than " + splits[0]
+            )
+            raise FldiagError(
+                f"{home / split} has {what}, and {spec.name} has the same {spec.classes} in each split",
+                "put the folder of every class there and nothing else",
+            )
         names = classes
-        parts.append((packed(home / split, files, digest, side, exact=exact, progress=progress), labels))
+        parts.append(
+            (packed(home / split, files, digest, side, exact=exact, progress=progress), labels)
+        )
     return parts
 
 
@@ -189,8 +271,19 @@ def _joined(parts: list[Split]) -> Split:
 
 def _dataset(spec: FolderSet, parts: list[Split], preprocessing: Preprocessing) -> Dataset:
     (train_x, train_y), (test_x, test_y) = parts
-    return Dataset(spec.name, train_x, train_y, test_x, test_y, classes=spec.classes, mean=preprocessing.mean,
-                   std=preprocessing.std, augment=preprocessing.augment, repeat=preprocessing.repeat, side=preprocessing.side)
+    return Dataset(
+        spec.name,
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        classes=spec.classes,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        augment=preprocessing.augment,
+        repeat=preprocessing.repeat,
+        side=preprocessing.side,
+    )
 
 
 def _complete(path: Path, shape: tuple[int, ...]) -> bool:
@@ -210,8 +303,11 @@ def _writing(path: Path, size: int) -> Iterator[Path]:
         path.parent.mkdir(exist_ok=True)
         free = shutil.disk_usage(path.parent).free
         if free < size:
-            raise FldiagError(f"{path.parent} has {free / 1e9:.1f} GB free, and the packed pictures take "
-                              f"{size / 1e9:.1f} GB", remedy)
+            raise FldiagError(
+                f"{path.parent} has {free / 1e9:.1f} GB free, and the packed pictures take "
+                f"{size / 1e9:.1f} GB",
+                remedy,
+            )
         yield temporary
         os.replace(temporary, path)
     except OSError as error:

@@ -35,23 +35,58 @@ class ImageSet:
 
 
 SETS = (
-    ImageSet("mnist", "MNIST", (1, 28, 28), 10, (60_000, 10_000),
-             "MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.",
-             "Y. LeCun, C. Cortes and C. Burges.", "yann.lecun.com/exdb/mnist"),
-    ImageSet("cifar10", "CIFAR10", (3, 32, 32), 10, (50_000, 10_000),
-             "CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 train / 10,000 test.",
-             "A. Krizhevsky, 2009.", "www.cs.toronto.edu/~kriz/cifar.html"),
-    ImageSet("cifar100", "CIFAR100", (3, 32, 32), 100, (50_000, 10_000),
-             "CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 train / 10,000 test.",
-             "A. Krizhevsky, 2009.", "www.cs.toronto.edu/~kriz/cifar.html"),
-    ImageSet("svhn", "SVHN", (3, 32, 32), 10, (73_257, 26_032),
-             "Street view house numbers, 32x32 colour, 10 classes, 73,257 train / 26,032 test.",
-             "Y. Netzer et al., 2011.", "ufldl.stanford.edu/housenumbers"),
+    ImageSet(
+        "mnist",
+        "MNIST",
+        (1, 28, 28),
+        10,
+        (60_000, 10_000),
+        "MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.",
+        "Y. LeCun, C. Cortes and C. Burges.",
+        "yann.lecun.com/exdb/mnist",
+    ),
+    ImageSet(
+        "cifar10",
+        "CIFAR10",
+        (3, 32, 32),
+        10,
+        (50_000, 10_000),
+        "CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 train / 10,000 test.",
+        "A. Krizhevsky, 2009.",
+        "www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    ImageSet(
+        "cifar100",
+        "CIFAR100",
+        (3, 32, 32),
+        100,
+        (50_000, 10_000),
+        "CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 train / 10,000 test.",
+        "A. Krizhevsky, 2009.",
+        "www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    ImageSet(
+        "svhn",
+        "SVHN",
+        (3, 32, 32),
+        10,
+        (73_257, 26_032),
+        "Street view house numbers, 32x32 colour, 10 classes, 73,257 train / 26,032 test.",
+        "Y. Netzer et al., 2011.",
+        "ufldl.stanford.edu/housenumbers",
+    ),
 )
 
 
-def register(name: str, build: Any, summary: str, text: str, shape: tuple[int, ...], classes: int,
-             examples: tuple[int, int] | dict[str, tuple[int, int]]) -> None:
+def register(
+    name: str,
+    build: Any,
+    summary: str,
+    text: str,
+    shape: tuple[int, ...],
+    classes: int,
+    examples: tuple[int, int] | dict[str, tuple[int, int]],
+) -> None:
     """Registers ``build(root, download, variant)`` under ``name`` with a description that lists the variants.
 
     ``shape``: of a stored picture (as far as no variant says otherwise); ``examples``: to train and to test on, where they
@@ -63,14 +98,24 @@ def register(name: str, build: Any, summary: str, text: str, shape: tuple[int, .
 
 
 def _builder(spec: ImageSet) -> Any:
-    def build(root: str | None = None, download: bool = False, variant: str | None = None) -> Dataset:
+    def build(
+        root: str | None = None, download: bool = False, variant: str | None = None
+    ) -> Dataset:
         return find(spec, root, download, variant)
 
     return build
 
 
 for _spec in SETS:
-    register(_spec.name, _builder(_spec), _spec.summary, _spec.source, _spec.shape, _spec.classes, _spec.examples)
+    register(
+        _spec.name,
+        _builder(_spec),
+        _spec.summary,
+        _spec.source,
+        _spec.shape,
+        _spec.classes,
+        _spec.examples,
+    )
 
 
 def folder(root: str | os.PathLike[str] | None) -> Path | None:
@@ -83,51 +128,81 @@ def need_folder(name: str, root: str | os.PathLike[str] | None, holds: str) -> P
     """The data folder. Raises FldiagError, telling what it should hold, where none is set."""
     at = folder(root)
     if at is None:
-        raise FldiagError(f"data set {name!r} needs a data folder, and none is set",
-                          f"set FLDIAG_DATA (or data.root) to a folder that holds {holds}", usage=True)
+        raise FldiagError(
+            f"data set {name!r} needs a data folder, and none is set",
+            f"set FLDIAG_DATA (or data.root) to a folder that holds {holds}",
+            usage=True,
+        )
     return at
 
 
-def find(spec: ImageSet, root: str | os.PathLike[str] | None, download: bool,
-         variant: str | None = None) -> Dataset:
+def find(
+    spec: ImageSet, root: str | os.PathLike[str] | None, download: bool, variant: str | None = None
+) -> Dataset:
     """The data set ``spec`` from ``<root>/<name>.npz``, torchvision's layout under root, or a download.
 
     Raises FldiagError for an unknown variant, and one that lists every place looked at and how to get the
     data, or says what is wrong with a file that is there.
     """
     choose(spec.name, variant)
-    at = need_folder(spec.name, root, f"{spec.name}.npz or torchvision's {spec.torchvision} files, "
-                     "or to an empty one and pass --download")
+    at = need_folder(
+        spec.name,
+        root,
+        f"{spec.name}.npz or torchvision's {spec.torchvision} files, "
+        "or to an empty one and pass --download",
+    )
     npz = at / f"{spec.name}.npz"
     if npz.exists():
         return build(spec.name, spec.shape, spec.classes, read_npz(npz), str(npz), variant)
     arrays, why = _torchvision(spec, at, download)
     if arrays is None:
         tried = " and its download failed" if download else ""
-        raise FldiagError(f"data set {spec.name!r} was not found{tried}: looked for {npz} and for "
-                          f"torchvision's {spec.torchvision} files under {at} ({why})",
-                          f"put {spec.name}.npz there (uint8 arrays train_images, train_labels, test_images, "
-                          "test_labels), set FLDIAG_DATA to the folder that has it, or pass --download "
-                          f"(the official files are at {spec.url})")
-    return build(spec.name, spec.shape, spec.classes, arrays, f"torchvision's {spec.torchvision} under {at}",
-                 variant)
+        raise FldiagError(
+            f"data set {spec.name!r} was not found{tried}: looked for {npz} and for "
+            f"torchvision's {spec.torchvision} files under {at} ({why})",
+            f"put {spec.name}.npz there (uint8 arrays train_images, train_labels, test_images, "
+            "test_labels), set FLDIAG_DATA to the folder that has it, or pass --download "
+            f"(the official files are at {spec.url})",
+        )
+    return build(
+        spec.name,
+        spec.shape,
+        spec.classes,
+        arrays,
+        f"torchvision's {spec.torchvision} under {at}",
+        variant,
+    )
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, arrays: Arrays, where: str,
-          variant: str | None) -> Dataset:
+def build(
+    name: str, shape: tuple[int, ...], classes: int, arrays: Arrays, where: str, variant: str | None
+) -> Dataset:
     """The arrays as data set ``name``. Raises FldiagError where they are not uint8 of that shape and labels."""
     for split, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
         found = (str(x.dtype).removeprefix("torch."), tuple(x.shape[1:]))
         if found != ("uint8", shape):
-            raise FldiagError(f"{where}: {split} images are {found[0]} {found[1]} (channels first), and "
-                              f"{name} has uint8 {shape}",
-                              "store the original pixels, or load the file as npz:PATH")
+            raise FldiagError(
+                f"{where}: {split} images are {found[0]} {found[1]} (channels first), and "
+                f"{name} has uint8 {shape}",
+                "store the original pixels, or load the file as npz:PATH",
+            )
         if int(y.max()) >= classes:
-            raise FldiagError(f"{where}: {split} labels go up to {int(y.max())}, and {name} has "
-                              f"{classes} classes", "store labels from 0, or load the file as npz:PATH")
+            raise FldiagError(
+                f"{where}: {split} labels go up to {int(y.max())}, and {name} has "
+                f"{classes} classes",
+                "store labels from 0, or load the file as npz:PATH",
+            )
     _, preprocessing = choose(name, variant)
-    return Dataset(name, *arrays, classes=classes, mean=preprocessing.mean, std=preprocessing.std, augment=preprocessing.augment,
-                   repeat=preprocessing.repeat, side=preprocessing.side)
+    return Dataset(
+        name,
+        *arrays,
+        classes=classes,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        augment=preprocessing.augment,
+        repeat=preprocessing.repeat,
+        side=preprocessing.side,
+    )
 
 
 def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | None, str]:
@@ -139,11 +214,16 @@ def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | Non
 
     out: list[Tensor] = []
     for train in (True, False):
-        split: dict[str, Any] = {"split": "train" if train else "test"} if spec.torchvision == "SVHN" \
+        split: dict[str, Any] = (
+            {"split": "train" if train else "test"}
+            if spec.torchvision == "SVHN"
             else {"train": train}
+        )
         try:
             source = getattr(datasets, spec.torchvision)(str(at), download=download, **split)
-        except Exception as error:  # whatever stops it, the user needs the list of places and this reason
+        except (
+            Exception
+        ) as error:  # whatever stops it, the user needs the list of places and this reason
             return None, first_line(error).strip()
         images = np.asarray(source.data)
         if images.ndim == 3:

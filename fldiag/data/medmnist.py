@@ -32,32 +32,50 @@ SETS: dict[str, tuple[str, int, tuple[int, int]]] = {
 WHERE = "medmnist.com (Zenodo record 10519652)"
 
 
-def find(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
-         variant: str | None = None) -> Dataset:
+def find(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    variant: str | None = None,
+) -> Dataset:
     """The set ``name`` from ``<root>/<name>.npz``. Raises FldiagError for a missing or foreign file."""
     choose(name, variant)
     at = need_folder(name, root, f"{name}.npz from {WHERE}")
     path = at / f"{name}.npz"
     if not path.exists():
         asked = " (fldiag does not download it)" if download else ""
-        raise FldiagError(f"data set {name!r} was not found{asked}: looked for {path}",
-                          f"get {name}.npz (28x28) from {WHERE} and put it there, or set FLDIAG_DATA to the "
-                          "folder that has it")
+        raise FldiagError(
+            f"data set {name!r} was not found{asked}: looked for {path}",
+            f"get {name}.npz (28x28) from {WHERE} and put it there, or set FLDIAG_DATA to the "
+            "folder that has it",
+        )
     channels = len(PREPROCESSING[name][choose(name, variant)[0]].mean)
-    return build(name, (channels, 28, 28), SETS[name][1], read_npz(path, join_val=True), str(path), variant)
+    return build(
+        name, (channels, 28, 28), SETS[name][1], read_npz(path, join_val=True), str(path), variant
+    )
 
 
 def _builder(name: str) -> Any:
-    def made(root: str | None = None, download: bool = False, variant: str | None = None) -> Dataset:
+    def made(
+        root: str | None = None, download: bool = False, variant: str | None = None
+    ) -> Dataset:
         return find(name, root, download, variant)
 
     return made
 
 
 for _name, (_what, _classes, _sizes) in SETS.items():
-    _kind = "colour" if len(PREPROCESSING[_name]["fedsol"].mean) == 3 else "gray (shown as 3 channels)"
+    _kind = (
+        "colour" if len(PREPROCESSING[_name]["fedsol"].mean) == 3 else "gray (shown as 3 channels)"
+    )
     _about = "about " if _name.startswith("organ") else ""  # their releases differ by a few
-    register(_name, _builder(_name), f"{_what}, 28x28 {_kind}, {_classes} classes, {_about}{_sizes[0]:,} train / "
-             f"{_sizes[1]:,} test (MedMNIST).",
-             "J. Yang et al., MedMNIST v2, 2023. Training is the official training and validation split.",
-             (len(PREPROCESSING[_name]["fedsol"].mean), 28, 28), _classes, _sizes)
+    register(
+        _name,
+        _builder(_name),
+        f"{_what}, 28x28 {_kind}, {_classes} classes, {_about}{_sizes[0]:,} train / "
+        f"{_sizes[1]:,} test (MedMNIST).",
+        "J. Yang et al., MedMNIST v2, 2023. Training is the official training and validation split.",
+        (len(PREPROCESSING[_name]["fedsol"].mean), 28, 28),
+        _classes,
+        _sizes,
+    )

@@ -16,7 +16,9 @@ FEDSOL_SEED = 19940817
 MAX_TRIES = 2_000
 
 
-def deal(by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_size: int) -> list[np.ndarray]:
+def deal(
+    by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_size: int
+) -> list[np.ndarray]:
     """The examples of every client, shuffled.
 
     Every class in turn is shuffled and cut by a Dirichlet draw without the clients that hold ``n // clients`` examples already,
@@ -27,8 +29,11 @@ def deal(by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_
     Raises FldiagError for a seed that the generator does not take, and where no draw reaches ``min_size``.
     """
     if not 0 <= seed < 2**32:
-        raise FldiagError(f"partition.seed = {seed}, and lda_fedsol draws from a generator with seeds of 32 bits",
-                          "use one from 0 to 4294967295", usage=True)
+        raise FldiagError(
+            f"partition.seed = {seed}, and lda_fedsol draws from a generator with seeds of 32 bits",
+            "use one from 0 to 4294967295",
+            usage=True,
+        )
     rng = np.random.RandomState(seed)
     by_class, share = [members.copy() for members in by_class], sum(map(len, by_class)) // clients
     for _ in range(MAX_TRIES):
@@ -36,7 +41,9 @@ def deal(by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_
         for members in by_class:
             rng.shuffle(members)
             weight = rng.dirichlet(np.repeat(alpha, clients)) * (held < share)
-            if not weight.sum() > 0:  # with a tiny alpha all can underflow: such a draw splits nothing
+            if (
+                not weight.sum() > 0
+            ):  # with a tiny alpha all can underflow: such a draw splits nothing
                 break
             cuts = (np.cumsum(weight / weight.sum()) * len(members)).astype(np.int64)[:-1]
             pieces.append(np.split(members, cuts))
@@ -47,5 +54,8 @@ def deal(by_class: list[np.ndarray], clients: int, seed: int, alpha: float, min_
                 rng.shuffle(mine)
             if held.min() >= min_size:
                 return dealt
-    raise FldiagError(f"lda_fedsol with alpha {alpha:g} and {clients} clients: none of {MAX_TRIES} draws gave every client "
-                      f"{min_size} examples", "use a larger alpha, fewer clients or a smaller min_size")
+    raise FldiagError(
+        f"lda_fedsol with alpha {alpha:g} and {clients} clients: none of {MAX_TRIES} draws gave every client "
+        f"{min_size} examples",
+        "use a larger alpha, fewer clients or a smaller min_size",
+    )

@@ -20,8 +20,18 @@ from fldiag.errors import FldiagError
 #: Under what an npz file of rows says how they are laid out; an empty text where they are tokens.
 FORM = "form"
 #: What a tensor of examples may hold.
-KINDS = {str(kind).removeprefix("torch."): kind
-         for kind in (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}
+KINDS = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (
+        torch.float32,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
 #: So many dicts and tuples may lie in each other.
 DEEP = 50
 #: Keys of dicts and places in tuples that lead to a tensor.
@@ -47,7 +57,11 @@ class Packed:
     def rows(self, inputs: Any) -> Tensor:
         """Inputs of n examples as int64 [n, size]. Raises FldiagError for others than it was made of."""
         if Packed.of(inputs) != self:
-            raise FldiagError(f"inputs of another form: {Packed.of(inputs)}, not {self}", "give all examples alike", usage=True)
+            raise FldiagError(
+                f"inputs of another form: {Packed.of(inputs)}, not {self}",
+                "give all examples alike",
+                usage=True,
+            )
         return torch.cat([_numbers(t).reshape(len(t), -1) for _, t in _leaves(inputs)], 1)
 
     def inputs(self, rows: Tensor, dtype: torch.dtype) -> Any:
@@ -55,7 +69,11 @@ class Packed:
         made: Any = {}
         pieces = rows.long().split([math.prod(shape) for _, shape, _ in self.fields], 1)
         for (place, shape, kind), piece in zip(self.fields, pieces, strict=True):
-            t = piece.to(torch.int32).view(torch.float32).to(dtype) if kind == "float32" else piece.to(KINDS[kind])
+            t = (
+                piece.to(torch.int32).view(torch.float32).to(dtype)
+                if kind == "float32"
+                else piece.to(KINDS[kind])
+            )
             path, at = ("", *place), made  # one name above all: a tensor alone has no place
             for key in path[:-1]:
                 at = at.setdefault(key, {})
@@ -63,7 +81,10 @@ class Packed:
         return _tuples(made[""])
 
     def __str__(self) -> str:
-        return ", ".join(f"{'.'.join(map(str, place)) or 'inputs'} {kind} {list(shape)}" for place, shape, kind in self.fields)
+        return ", ".join(
+            f"{'.'.join(map(str, place)) or 'inputs'} {kind} {list(shape)}"
+            for place, shape, kind in self.fields
+        )
 
     def text(self) -> str:
         """As JSON."""
@@ -73,18 +94,30 @@ class Packed:
     def read(cls, text: str, size: int) -> Packed:
         """From JSON. Raises FldiagError where it does not describe rows of ``size`` numbers."""
         try:
-            found = cls(tuple((tuple(place), tuple(map(int, shape)), str(kind)) for place, shape, kind in json.loads(text)))
+            found = cls(
+                tuple(
+                    (tuple(place), tuple(map(int, shape)), str(kind))
+                    for place, shape, kind in json.loads(text)
+                )
+            )
             fits = found.size == size and all(
-                kind in KINDS and min(shape, default=0) >= 0 and all(isinstance(key, (str, int)) for key in place)
-                for place, shape, kind in found.fields)
+                kind in KINDS
+                and min(shape, default=0) >= 0
+                and all(isinstance(key, (str, int)) for key in place)
+                for place, shape, kind in found.fields
+            )
             places = {place for place, *_ in found.fields}
             fits &= len(places) == len(found.fields) and all(
-                len(place) <= DEEP and not any(place[:n] in places for n in range(len(place))) for place in places)
+                len(place) <= DEEP and not any(place[:n] in places for n in range(len(place)))
+                for place in places
+            )
         except (ValueError, TypeError):
             fits = False
         if not fits:
-            raise FldiagError(f"the form of the inputs does not describe rows of {size} numbers",
-                              "the file was edited; use the original")
+            raise FldiagError(
+                f"the form of the inputs does not describe rows of {size} numbers",
+                "the file was edited; use the original",
+            )
         return found
 
 
@@ -102,7 +135,9 @@ def _kind(t: Tensor) -> str:
 
 def _numbers(t: Tensor) -> Tensor:
     t = t.detach().cpu()
-    return (t.to(torch.float32).contiguous().view(torch.int32) if t.is_floating_point() else t).long()
+    return (
+        t.to(torch.float32).contiguous().view(torch.int32) if t.is_floating_point() else t
+    ).long()
 
 
 def _tuples(part: Any) -> Any:

@@ -56,8 +56,11 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
     _whole("clients", clients)
     _whole("seed", seed, low=None)
     if clients > len(labels):
-        raise FldiagError(f"{clients} clients cannot share {len(labels)} examples", "use fewer clients",
-                          usage=True)
+        raise FldiagError(
+            f"{clients} clients cannot share {len(labels)} examples",
+            "use fewer clients",
+            usage=True,
+        )
     options = {key: value for key, value in options.items() if value is not None}
     signature = inspect.signature(build).parameters.values()
     known = {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
@@ -67,12 +70,23 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
             raise FldiagError(f"partition kind {kind!r} has no option {key!r}", tail, usage=True)
     for key, default in known.items():
         if default is inspect.Parameter.empty and key not in options:
-            raise FldiagError(f"partition kind {kind!r} needs {key}", f"set partition.{key}", usage=True)
-    parts = build(labels, int(clients), seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}"), **options)
+            raise FldiagError(
+                f"partition kind {kind!r} needs {key}", f"set partition.{key}", usage=True
+            )
+    parts = build(
+        labels,
+        int(clients),
+        seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}"),
+        **options,
+    )
     empty = [k for k, part in enumerate(parts) if len(part) == 0]
     if empty:
-        raise FldiagError(f"partition {kind!r} leaves {len(empty)} of {clients} clients without examples "
-                          f"(client {empty[0]} is the first)", "use fewer clients", usage=True)
+        raise FldiagError(
+            f"partition {kind!r} leaves {len(empty)} of {clients} clients without examples "
+            f"(client {empty[0]} is the first)",
+            "use fewer clients",
+            usage=True,
+        )
     return [np.sort(part).astype(np.int64, copy=False) for part in parts]
 
 
@@ -85,17 +99,25 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
     by_class = _by_class(labels)
     each = shards * clients // len(by_class)
     if each == 0:
-        raise FldiagError(f"{clients} clients with {shards} shards leave some of {len(by_class)} classes out",
-                          "use more clients or more shards", usage=True)
+        raise FldiagError(
+            f"{clients} clients with {shards} shards leave some of {len(by_class)} classes out",
+            "use more clients or more shards",
+            usage=True,
+        )
     pools: list[Parts] = []
     for members in by_class:
         size = len(members) // each
         if size == 0:
-            raise FldiagError(f"class {labels[members[0]]} has {len(members)} examples for its {each} shards "
-                              f"({clients} clients, {shards} shards each)",
-                              "use fewer clients or fewer shards", usage=True)
-        cut, left = members[:size * each].reshape(each, size), members[size * each:]
-        pool = [np.append(shard, left[j]) if j < len(left) else shard for j, shard in enumerate(cut)]
+            raise FldiagError(
+                f"class {labels[members[0]]} has {len(members)} examples for its {each} shards "
+                f"({clients} clients, {shards} shards each)",
+                "use fewer clients or fewer shards",
+                usage=True,
+            )
+        cut, left = members[: size * each].reshape(each, size), members[size * each :]
+        pool = [
+            np.append(shard, left[j]) if j < len(left) else shard for j, shard in enumerate(cut)
+        ]
         pools.append([pool[j] for j in rng.permutation(each)])
     dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
     missing = shards * clients - len(dealt)
@@ -104,24 +126,39 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
         holds[-1 - k % clients] -= 1
     if missing:
         short = np.flatnonzero(holds < shards)
-        warnings.warn(f"{shards * clients} shards do not divide over {len(by_class)} classes: clients "
-                      f"{short[0]} to {short[-1]} hold fewer than {shards} shards ({missing} fewer together)",
-                      stacklevel=3)
+        warnings.warn(
+            f"{shards * clients} shards do not divide over {len(by_class)} classes: clients "
+            f"{short[0]} to {short[-1]} hold fewer than {shards} shards ({missing} fewer together)",
+            stacklevel=3,
+        )
     groups = np.split(dealt, np.cumsum(holds)[:-1])
-    return [np.concatenate([pools[c].pop() for c in group]) if len(group) else group for group in groups]
+    return [
+        np.concatenate([pools[c].pop() for c in group]) if len(group) else group for group in groups
+    ]
 
 
-def _lda(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_size: int = 10) -> Parts:
+def _lda(
+    labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_size: int = 10
+) -> Parts:
     by_class = _lda_classes(labels, clients, alpha, min_size)
-    cuts = _lda_cuts([len(members) for members in by_class], clients, rng, float(alpha), int(min_size))
+    cuts = _lda_cuts(
+        [len(members) for members in by_class], clients, rng, float(alpha), int(min_size)
+    )
     taken = np.diff(cuts, axis=1, prepend=0)
     owner = np.concatenate([np.repeat(np.arange(clients), row) for row in taken])
     order = np.argsort(owner, kind="stable")
-    return np.split(np.concatenate([rng.permutation(members) for members in by_class])[order], np.cumsum(taken.sum(0))[:-1])
+    return np.split(
+        np.concatenate([rng.permutation(members) for members in by_class])[order],
+        np.cumsum(taken.sum(0))[:-1],
+    )
 
 
-def _lda_fedsol(labels: np.ndarray, clients: int, seed: int, *, alpha: float, min_size: int = 10) -> Parts:
-    return numpy_lda.deal(_lda_classes(labels, clients, alpha, min_size), clients, seed, float(alpha), int(min_size))
+def _lda_fedsol(
+    labels: np.ndarray, clients: int, seed: int, *, alpha: float, min_size: int = 10
+) -> Parts:
+    return numpy_lda.deal(
+        _lda_classes(labels, clients, alpha, min_size), clients, seed, float(alpha), int(min_size)
+    )
 
 
 def _lda_classes(labels: np.ndarray, clients: int, alpha: float, min_size: int) -> Parts:
@@ -129,12 +166,18 @@ def _lda_classes(labels: np.ndarray, clients: int, alpha: float, min_size: int) 
     _alpha(alpha)
     _whole("partition.min_size", min_size)
     if clients * min_size > len(labels):
-        raise FldiagError(f"{clients} clients with at least {min_size} examples each need more than the "
-                          f"{len(labels)} there are", "use fewer clients or a smaller min_size", usage=True)
+        raise FldiagError(
+            f"{clients} clients with at least {min_size} examples each need more than the "
+            f"{len(labels)} there are",
+            "use fewer clients or a smaller min_size",
+            usage=True,
+        )
     return _by_class(labels)
 
 
-def _lda_cuts(sizes: list[int], clients: int, rng: Generator, alpha: float, min_size: int) -> np.ndarray:
+def _lda_cuts(
+    sizes: list[int], clients: int, rng: Generator, alpha: float, min_size: int
+) -> np.ndarray:
     """Where every shuffled class is cut, [classes, clients]: the first draw to give all clients ``min_size``.
 
     Only the sizes decide whether a draw is kept, so many draws are made at once and nothing is shuffled until
@@ -164,10 +207,12 @@ def _lda_cuts(sizes: list[int], clients: int, rng: Generator, alpha: float, min_
         best = max(best, int(smallest.max()))
         if best >= min_size:
             return cuts[np.argmax(smallest >= min_size)]
-    raise FldiagError(f"lda with alpha {alpha:g}, {clients} clients and {sum(sizes)} examples: none of "
-                      f"{tries} draws gave every client {min_size} examples "
-                      f"(the best left its smallest client {best})",
-                      "use a larger alpha, fewer clients or a smaller min_size")
+    raise FldiagError(
+        f"lda with alpha {alpha:g}, {clients} clients and {sum(sizes)} examples: none of "
+        f"{tries} draws gave every client {min_size} examples "
+        f"(the best left its smallest client {best})",
+        "use a larger alpha, fewer clients or a smaller min_size",
+    )
 
 
 def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float) -> Parts:
@@ -188,12 +233,18 @@ def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: 
     _whole("partition.classes", classes)
     by_class = _by_class(labels)
     if classes > len(by_class):
-        raise FldiagError(f"partition.classes = {classes}, and the data have {len(by_class)} classes",
-                          f"use at most {len(by_class)}", usage=True)
+        raise FldiagError(
+            f"partition.classes = {classes}, and the data have {len(by_class)} classes",
+            f"use at most {len(by_class)}",
+            usage=True,
+        )
     size = len(labels) // clients
     if size < classes:
-        raise FldiagError(f"{clients} clients hold {size} examples each, too few for {classes} classes",
-                          "use fewer clients or fewer classes", usage=True)
+        raise FldiagError(
+            f"{clients} clients hold {size} examples each, too few for {classes} classes",
+            "use fewer clients or fewer classes",
+            usage=True,
+        )
     wanted = np.empty((clients, size), dtype=np.int64)
     for row in wanted:
         mine = rng.choice(len(by_class), size=classes, replace=False)
@@ -236,7 +287,11 @@ def _fill(by_class: Parts, wanted: np.ndarray, rng: Generator) -> Parts:
 
 
 _KINDS: dict[str, Callable[..., Parts]] = {
-    "iid": _iid, "sharding": _sharding, "lda": _lda, "lda_fedsol": _lda_fedsol, "dirichlet": _dirichlet,
+    "iid": _iid,
+    "sharding": _sharding,
+    "lda": _lda,
+    "lda_fedsol": _lda_fedsol,
+    "dirichlet": _dirichlet,
     "pathological": _pathological,
 }
 
@@ -247,7 +302,9 @@ def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
     classes = CLASSES if isinstance(labels, Made) else int(labels.max()) + 1
     everything = np.asarray(labels[np.concatenate(parts)])
     owner = np.repeat(np.arange(len(parts)), sizes(parts))
-    counts = np.bincount(owner * classes + everything, minlength=len(parts) * classes).reshape(len(parts), classes)
+    counts = np.bincount(owner * classes + everything, minlength=len(parts) * classes).reshape(
+        len(parts), classes
+    )
     client, label = np.indices(counts.shape)
     return pd.DataFrame({"client": client.ravel(), "class": label.ravel(), "count": counts.ravel()})
 
@@ -276,7 +333,9 @@ def load_parts(path: str | os.PathLike[str]) -> Clients:
         raise FldiagError(f"{path} is not a partition ({error})", remedy) from None
     flat = all(a.dtype == np.int64 and a.ndim == 1 for a in (indices, offsets)) and len(offsets) > 1
     if not flat or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
-        raise FldiagError(f"{path} is not a partition (its offsets do not match its indices)", remedy)
+        raise FldiagError(
+            f"{path} is not a partition (its offsets do not match its indices)", remedy
+        )
     return np.split(indices, offsets[1:-1])
 
 
@@ -297,9 +356,11 @@ def _labels(labels: Any, kind: str) -> np.ndarray:
     if kind == "iid" and labels.ndim:
         return labels
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
-        raise FldiagError(f"{kind!r} needs class labels, and these are {labels.dtype} {list(labels.shape)}",
-                          "give non-negative integers [n]; regression targets can only be split iid",
-                          usage=True)
+        raise FldiagError(
+            f"{kind!r} needs class labels, and these are {labels.dtype} {list(labels.shape)}",
+            "give non-negative integers [n]; regression targets can only be split iid",
+            usage=True,
+        )
     return labels
 
 
@@ -319,4 +380,6 @@ def _whole(name: str, value: Any, low: int | None = 1) -> None:
 def _alpha(value: Any) -> None:
     good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not good or not math.isfinite(value) or value <= 0:
-        raise FldiagError(f"partition.alpha = {value!r}", "use a number above 0, such as 0.1", usage=True)
+        raise FldiagError(
+            f"partition.alpha = {value!r}", "use a number above 0, such as 0.1", usage=True
+        )

@@ -31,8 +31,11 @@ class Preprocessing:
 #: Zero padding after normalisation, each step for half of the images.
 _FEDTOGA = ("normalise", "hflip", "crop4@0.5")
 _CIFAR10 = ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768))
-_CINIC10 = Preprocessing((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835),
-                ("reflectcrop4", "hflip"))
+_CINIC10 = Preprocessing(
+    (0.47889522, 0.47227842, 0.43047404),
+    (0.24205776, 0.23828046, 0.25874835),
+    ("reflectcrop4", "hflip"),
+)
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _MEDICAL_GRAY = {"fedsol": Preprocessing((0.5,), (0.5,), ("hflip",), repeat=3)}
 _MEDICAL_COLOUR = {"fedsol": Preprocessing((0.5,) * 3, (0.5,) * 3, ("hflip",))}
@@ -50,22 +53,33 @@ PREPROCESSING: dict[str, dict[str, Preprocessing]] = {
         "fedalign": Preprocessing(*_CIFAR10, ("crop4", "hflip")),
     },
     "cifar100": {
-        "fedalign": Preprocessing((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("crop4", "hflip")),
+        "fedalign": Preprocessing(
+            (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("crop4", "hflip")
+        ),
         "fedtoga": Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), _FEDTOGA),
         "fedproj": Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     },
     "svhn": {
-        "fedsol": Preprocessing((0.4376821, 0.4437697, 0.47280442), (0.19803012, 0.20101562, 0.19703614),
-                       ("crop4", "hflip")),
+        "fedsol": Preprocessing(
+            (0.4376821, 0.4437697, 0.47280442),
+            (0.19803012, 0.20101562, 0.19703614),
+            ("crop4", "hflip"),
+        ),
     },
     "cinic10": {"fedsol": _CINIC10, "fedproj": _CINIC10, "enlarged": _CINIC10},
     "imagenet200": {
-        "fedalign": Preprocessing(*_IMAGENET, ("resizedcrop224", "jitter0.4", "hflip"), stored=256, side=224),
-        "small": Preprocessing(*_IMAGENET, ("resizedcrop64", "jitter0.4", "hflip"), stored=72, side=64),
+        "fedalign": Preprocessing(
+            *_IMAGENET, ("resizedcrop224", "jitter0.4", "hflip"), stored=256, side=224
+        ),
+        "small": Preprocessing(
+            *_IMAGENET, ("resizedcrop64", "jitter0.4", "hflip"), stored=72, side=64
+        ),
     },
     **{f"{name}mnist": _MEDICAL_COLOUR for name in ("path", "derma", "retina", "blood")},
-    **{f"{name}mnist": _MEDICAL_GRAY for name in ("oct", "pneumonia", "breast", "tissue",
-                                                  "organa", "organc", "organs")},
+    **{
+        f"{name}mnist": _MEDICAL_GRAY
+        for name in ("oct", "pneumonia", "breast", "tissue", "organa", "organc", "organs")
+    },
 }
 
 
@@ -81,7 +95,11 @@ def choose(name: str, variant: str | None) -> tuple[str, Preprocessing]:
 def sentence(name: str) -> str:
     """The variants of set ``name`` for its description."""
     first, *others = PREPROCESSING[name]
-    return f"Variants: {', '.join([f'{first} (default)', *others])}." if others else f"Variant: {first}."
+    return (
+        f"Variants: {', '.join([f'{first} (default)', *others])}."
+        if others
+        else f"Variant: {first}."
+    )
 
 
 #: The means and deviations of so many channels are named one by one.
@@ -108,5 +126,8 @@ def describe_inputs(kind: str, mean: Sequence[float] = (), std: Sequence[float] 
 
 
 def no_variants(name: str, variant: str) -> FldiagError:
-    return FldiagError(f"data set {name!r} has no variants, so {variant!r} cannot be chosen",
-                       "remove data.variant", usage=True)
+    return FldiagError(
+        f"data set {name!r} has no variants, so {variant!r} cannot be chosen",
+        "remove data.variant",
+        usage=True,
+    )

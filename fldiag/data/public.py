@@ -23,9 +23,16 @@ from fldiag.seeding import numpy_rng
 _HOLDOUT = re.compile(r"holdout:(\d+)")
 
 
-def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None = None, download: bool = False,
-                size: int | None = None, seed: int = 0, normalise: Normalise | None = None,
-                find: Callable[..., Dataset] = load) -> tuple[Tensor, Sequence[int] | np.ndarray]:
+def load_public(
+    spec: str,
+    private: Dataset,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    size: int | None = None,
+    seed: int = 0,
+    normalise: Normalise | None = None,
+    find: Callable[..., Dataset] = load,
+) -> tuple[Tensor, Sequence[int] | np.ndarray]:
     """Public inputs [M, *private.shape], and the training examples that stay private: indices int64 [n].
 
     ``spec`` is the name of a data set (as ``load`` takes it): its training and test inputs, in that order,
@@ -40,8 +47,11 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
     out of range.
     """
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise FldiagError(f"public data: size = {size!r}", "use a whole number of at least 1, or leave it out",
-                          usage=True)
+        raise FldiagError(
+            f"public data: size = {size!r}",
+            "use a whole number of at least 1, or leave it out",
+            usage=True,
+        )
     if isinstance(spec, str) and spec.startswith("holdout"):
         out = _hold_out(spec, private, seed)
         taken, kept = (mask.nonzero()[:, 0] for mask in (out, ~out))
@@ -49,46 +59,77 @@ def load_public(spec: str, private: Dataset, root: str | os.PathLike[str] | None
         return private.normalise(private.train_x[some.to(private.train_x.device)]), kept.numpy()
     other = find(spec, root, download, normalise=None if spec in registry.dataset else normalise)
     if other.made:
-        raise FldiagError(f"public data {spec!r} are made client by client", "use other data, or holdout:N", usage=True)
+        raise FldiagError(
+            f"public data {spec!r} are made client by client",
+            "use other data, or holdout:N",
+            usage=True,
+        )
     if other.words is not None and private.words is not None and other.name != private.name:
         sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
         chosen = [sentences[int(i)] for i in _chosen(len(sentences), size, seed)]
         return private.normalise(private.words.numbers(chosen)), range(len(private.train_y))
     if other.shape != private.shape or (other.words is None) != (private.words is None):
-        raise FldiagError(f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
-                          f"{private.name!r} {private.shape}",
-                          "use public data of that shape (npz:PATH for resized ones), or holdout:N", usage=True)
+        raise FldiagError(
+            f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
+            f"{private.name!r} {private.shape}",
+            "use public data of that shape (npz:PATH for resized ones), or holdout:N",
+            usage=True,
+        )
     if other.name == private.name:
-        raise FldiagError(f"public data {spec!r} are the private data themselves, test inputs included",
-                          "use other data, or holdout:N for a part of the training split", usage=True)
+        raise FldiagError(
+            f"public data {spec!r} are the private data themselves, test inputs included",
+            "use other data, or holdout:N for a part of the training split",
+            usage=True,
+        )
     train = len(other.train_x)
     keep = _chosen(train + len(other.test_x), size, seed)
     picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]
     return torch.cat([other.normalise(x) for x in picked]), range(len(private.train_y))
 
 
-def deal(dataset: Dataset, spec: Partition, clients: int, public: str | None = None) -> Sequence[np.ndarray]:
+def deal(
+    dataset: Dataset, spec: Partition, clients: int, public: str | None = None
+) -> Sequence[np.ndarray]:
     """The clients' training examples: indices of each into the training split, without those that are held out as
     ``public``. Raises FldiagError when there are more clients than examples."""
     held = isinstance(public, str) and public.startswith("holdout")
     if dataset.made and not held:
         return Dealt(spec.kind, spec.options.get(KINDS.get(spec.kind) or ""), clients, spec.seed)
-    private = np.flatnonzero(~_hold_out(str(public), dataset, spec.seed).numpy()) if held else np.arange(len(dataset.train_y))
+    private = (
+        np.flatnonzero(~_hold_out(str(public), dataset, spec.seed).numpy())
+        if held
+        else np.arange(len(dataset.train_y))
+    )
     if clients > len(private):
-        raise FldiagError(f"clients.total = {clients} is more than the {len(private)} training examples",
-                          "lower clients.total", usage=True)
-    return [private[part] for part in partition.make(spec.kind, dataset.train_y[private], clients, spec.seed, **spec.options)]
+        raise FldiagError(
+            f"clients.total = {clients} is more than the {len(private)} training examples",
+            "lower clients.total",
+            usage=True,
+        )
+    return [
+        private[part]
+        for part in partition.make(
+            spec.kind, dataset.train_y[private], clients, spec.seed, **spec.options
+        )
+    ]
 
 
 def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:
     """Which training examples become public: bool [n]."""
     if private.made:
-        raise FldiagError(f"public data {spec!r}: the data of {private.name!r} are made client by client",
-                          "name another data set, such as data.public=digits", usage=True)
+        raise FldiagError(
+            f"public data {spec!r}: the data of {private.name!r} are made client by client",
+            "name another data set, such as data.public=digits",
+            usage=True,
+        )
     match, n = _HOLDOUT.fullmatch(spec), len(private.train_y)
     if match is None or not 1 <= int(match[1]) < n:
-        raise FldiagError(f"public data {spec!r}", f"write holdout:N with N from 1 to {n - 1}, the private "
-                          f"data {private.name!r} having {n} training examples", usage=True)
+        raise FldiagError(
+            f"public data {spec!r}",
+            f"write holdout:N with N from 1 to {n - 1}, the private "
+            f"data {private.name!r} having {n} training examples",
+            usage=True,
+        )
     order = torch.from_numpy(numpy_rng(seed, "public holdout").permutation(n))
     out = torch.zeros(n, dtype=torch.bool)
     out[order[spread(private.train_y.cpu()[order], int(match[1]))]] = True
@@ -100,4 +141,3 @@ def _chosen(n: int, size: int | None, seed: int) -> Tensor:
     if size is None or size >= n:
         return torch.arange(n)
     return torch.from_numpy(numpy_rng(seed, "public subset").permutation(n)[:size]).sort().values
-

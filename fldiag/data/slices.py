@@ -44,8 +44,12 @@ class Slice:
         return self.batch(0, self.n)
 
 
-def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = None,
-         samples: int | None = None) -> Slice:
+def take(
+    dataset: Dataset,
+    spec: str,
+    partition: Sequence[np.ndarray] | None = None,
+    samples: int | None = None,
+) -> Slice:
     """The slice ``spec`` of a data set: ``train``, ``test``, ``client:7`` (the training examples of client 7,
     in full ``client:7/train``), ``client:7/test`` (``personal_test`` of that client) or ``client:7/own`` (all
     test examples of the classes the client has), in data set order.
@@ -58,19 +62,27 @@ def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = N
     """
     whole = isinstance(samples, (int, np.integer)) and not isinstance(samples, bool)
     if samples is not None and not (whole and samples >= 1):
-        raise FldiagError(f"samples = {samples!r}", "use a whole number of at least 1, or leave it out",
-                          usage=True)
+        raise FldiagError(
+            f"samples = {samples!r}",
+            "use a whole number of at least 1, or leave it out",
+            usage=True,
+        )
     name, split, index = _select(dataset, spec, partition)
-    x, y = (dataset.train_x, dataset.train_y) if split == "train" else (dataset.test_x, dataset.test_y)
+    x, y = (
+        (dataset.train_x, dataset.train_y) if split == "train" else (dataset.test_x, dataset.test_y)
+    )
     at = None if index is None else torch.as_tensor(index, dtype=torch.int64, device=x.device)
     y = y if at is None else y.index_select(0, at)
     if split == "test" and not dataset.tested:
-        raise FldiagError(f"data set {dataset.name!r} has no test examples",
-                          "give them: test= of fldiag.Recorder, or --data with a test split; or choose the slice train",
-                          usage=True)
+        raise FldiagError(
+            f"data set {dataset.name!r} has no test examples",
+            "give them: test= of fldiag.Recorder, or --data with a test split; or choose the slice train",
+            usage=True,
+        )
     if len(y) == 0:
-        raise FldiagError(f"slice {name} of data set {dataset.name!r} is empty",
-                          "choose another client or slice")
+        raise FldiagError(
+            f"slice {name} of data set {dataset.name!r} is empty", "choose another client or slice"
+        )
     if samples is not None and samples < len(y):
         some = spread(y, int(samples))
         y, at = y.index_select(0, some), some if at is None else at[some]
@@ -78,13 +90,17 @@ def take(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None = N
     return Slice(name, len(y), x, y, dataset)
 
 
-def personal_test(train_labels: Any, test_labels: Any, client: int, examples: int = 1000) -> np.ndarray:
+def personal_test(
+    train_labels: Any, test_labels: Any, client: int, examples: int = 1000
+) -> np.ndarray:
     """Test examples with a client's own class mixture, sorted indices into the test split.
 
     Of class c, min(available, floor(examples * q_c)) without replacement, q the shares of the classes in the
     client's ``train_labels`` [n_k]. The draw is fixed by the client's number.
     """
-    mine, pool = (np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels))
+    mine, pool = (
+        np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels)
+    )
     rng = numpy_rng(0, "personal test set", client)
     chosen = []
     for c in np.unique(mine):
@@ -98,16 +114,23 @@ def personal_test(train_labels: Any, test_labels: Any, client: int, examples: in
 def own_classes(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
     """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted
     indices into the test split; nothing is drawn, so ``client`` does not matter."""
-    mine, pool = (np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels))
+    mine, pool = (
+        np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels)
+    )
     return np.flatnonzero(np.isin(pool, mine))
 
 
-def _select(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None) -> tuple[str, str, Any]:
+def _select(
+    dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None
+) -> tuple[str, str, Any]:
     """The slice's full name, its split, and its indices there (None: all)."""
     if spec == "train" and dataset.made:
         if partition is None:
-            raise FldiagError(f"slice train of data set {dataset.name!r}, which is made client by client",
-                              "diagnose a run (its partition says which clients there are), or use test", usage=True)
+            raise FldiagError(
+                f"slice train of data set {dataset.name!r}, which is made client by client",
+                "diagnose a run (its partition says which clients there are), or use test",
+                usage=True,
+            )
         return spec, spec, np.concatenate(list(partition))
     if spec in ("train", "test"):
         return spec, spec, None
@@ -117,22 +140,37 @@ def _select(dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None)
     client, split = int(match[1]), match[2] or "train"
     name = f"client:{client}/{split}"
     if partition is None:
-        raise FldiagError(f"slice {name} needs a partition, and there is none",
-                          "diagnose a run (its partition is saved with it), or use train or test", usage=True)
+        raise FldiagError(
+            f"slice {name} needs a partition, and there is none",
+            "diagnose a run (its partition is saved with it), or use train or test",
+            usage=True,
+        )
     if client >= len(partition):
-        raise FldiagError(f"slice {name}: the partition has {len(partition)} clients",
-                          f"use client:0 to client:{len(partition) - 1}", usage=True)
+        raise FldiagError(
+            f"slice {name}: the partition has {len(partition)} clients",
+            f"use client:0 to client:{len(partition) - 1}",
+            usage=True,
+        )
     index = np.asarray(partition[client], dtype=np.int64)
     total = len(dataset.train_y)
     outside = index[(index < 0) | (index >= total)]
     if len(outside):
-        raise FldiagError(f"slice {name}: the partition refers to example {outside[0]}, and data set "
-                          f"{dataset.name!r} has {total} training examples",
-                          "use the data set and the partition of the same run")
+        raise FldiagError(
+            f"slice {name}: the partition refers to example {outside[0]}, and data set "
+            f"{dataset.name!r} has {total} training examples",
+            "use the data set and the partition of the same run",
+        )
     if split == "train" or len(index) == 0:
         return name, split, index
     if dataset.regression:
-        raise FldiagError(f"slice {name}: data set {dataset.name!r} has no classes to mix",
-                          f"use client:{client}/train or test", usage=True)
+        raise FldiagError(
+            f"slice {name}: data set {dataset.name!r} has no classes to mix",
+            f"use client:{client}/train or test",
+            usage=True,
+        )
     mine = dataset.train_y[torch.from_numpy(index)]
-    return name, split, (personal_test if split == "test" else own_classes)(mine, dataset.test_y, client)
+    return (
+        name,
+        split,
+        (personal_test if split == "test" else own_classes)(mine, dataset.test_y, client),
+    )

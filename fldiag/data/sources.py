@@ -23,10 +23,16 @@ from fldiag.sections import Normalise, moments_of, read_normalisation
 MOST_CLASSES = 10_000
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = False,
-         variant: str | None = None, progress: Callable[[int, int, str], None] | None = None,
-         normalise: Normalise | tuple[Any, Any] | None = None, reading: Reading | None = None,
-         allow_code: Collection[str] = ()) -> Dataset:
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    variant: str | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    normalise: Normalise | tuple[Any, Any] | None = None,
+    reading: Reading | None = None,
+    allow_code: Collection[str] = (),
+) -> Dataset:
     """The data set called ``name``:
 
     - a registered one (``digits``, ``iris``, ``mnist``, ``cifar10``, ...; ``registry.dataset.names()``);
@@ -55,16 +61,29 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
     code that is not allowed.
     """
     if not isinstance(name, str) or not name:
-        raise FldiagError(f"data set name {name!r}", "give a name, npz:PATH, csv:PATH or pkg.mod:factory", usage=True)
+        raise FldiagError(
+            f"data set name {name!r}",
+            "give a name, npz:PATH, csv:PATH or pkg.mod:factory",
+            usage=True,
+        )
     normalise = None if normalise is None else read_normalisation(normalise)
     name, variant = _name_and_variant(name, variant)
-    return _normalised(_load(name, root, download, variant, progress, reading, allow_code), normalise)
+    return _normalised(
+        _load(name, root, download, variant, progress, reading, allow_code), normalise
+    )
 
 
 def of(section: sections.Data, download: bool = False, allow_code: Collection[str] = ()) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
-    return load(section.name, section.root, download, section.variant, normalise=section.normalise,
-                reading=Reading.of(section.model_dump()), allow_code=allow_code)
+    return load(
+        section.name,
+        section.root,
+        download,
+        section.variant,
+        normalise=section.normalise,
+        reading=Reading.of(section.model_dump()),
+        allow_code=allow_code,
+    )
 
 
 def blank(name: str, variant: str | None = None) -> Dataset | None:
@@ -83,8 +102,19 @@ def blank(name: str, variant: str | None = None) -> Dataset | None:
     examples = meta["examples"][chosen] if isinstance(meta["examples"], dict) else meta["examples"]
     train, test = (torch.zeros(1, *shape, dtype=torch.uint8).expand(n, *shape) for n in examples)
     train_y, test_y = (torch.arange(n) % meta["classes"] for n in examples)
-    return Dataset(name, train, train_y, test, test_y, classes=meta["classes"], mean=look.mean, std=look.std,
-                   augment=look.augment, repeat=look.repeat, side=look.side)
+    return Dataset(
+        name,
+        train,
+        train_y,
+        test,
+        test_y,
+        classes=meta["classes"],
+        mean=look.mean,
+        std=look.std,
+        augment=look.augment,
+        repeat=look.repeat,
+        side=look.side,
+    )
 
 
 def remarks(dataset: Dataset) -> list[str]:
@@ -92,17 +122,29 @@ def remarks(dataset: Dataset) -> list[str]:
     known = dataset.name.partition("@")[0] in registry.dataset
     if known or dataset.tokens:
         return [*dataset.remarks]
-    return [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)", *dataset.remarks]
+    return [
+        f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)",
+        *dataset.remarks,
+    ]
 
 
-def _load(name: str, root: str | os.PathLike[str] | None, download: bool, variant: str | None,
-          progress: Callable[[int, int, str], None] | None, reading: Reading | None, allow_code: Collection[str]) -> Dataset:
+def _load(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    download: bool,
+    variant: str | None,
+    progress: Callable[[int, int, str], None] | None,
+    reading: Reading | None,
+    allow_code: Collection[str],
+) -> Dataset:
     if name.startswith("npz:"):
         return _npz(name, name.removeprefix("npz:"))
     if name.startswith("csv:"):
         return table(name.removeprefix("csv:"), reading or Reading())
     if ":" in name:
-        return _dataset(call_loader(name, allow_code), f"data set {name!r}: {name.rpartition(':')[2]}()", name)
+        return _dataset(
+            call_loader(name, allow_code), f"data set {name!r}: {name.rpartition(':')[2]}()", name
+        )
     if name not in registry.dataset:
         return _file_of_that_name(name, root)
     build = registry.dataset.get(name).build
@@ -119,7 +161,9 @@ def _name_and_variant(name: str, variant: str | None) -> tuple[str, str | None]:
     base, at_sign, suffix = name.rpartition("@")
     if at_sign and base in registry.dataset:
         if variant not in (None, suffix):
-            raise FldiagError(f"data set {name!r} and variant {variant!r}", "name one variant", usage=True)
+            raise FldiagError(
+                f"data set {name!r} and variant {variant!r}", "name one variant", usage=True
+            )
         name, variant = base, suffix
     if variant is not None and (":" in name or name not in registry.dataset):
         raise no_variants(name, variant)
@@ -132,8 +176,11 @@ def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Datase
     if own and own.is_file():
         return _npz(name, str(own))
     looked = f" and there is no {own}" if own else ""
-    raise FldiagError(f"unknown data set {name!r}{looked}",
-                      f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory", usage=True)
+    raise FldiagError(
+        f"unknown data set {name!r}{looked}",
+        f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory",
+        usage=True,
+    )
 
 
 def _npz(name: str, path: str) -> Dataset:
@@ -141,7 +188,12 @@ def _npz(name: str, path: str) -> Dataset:
         raise FldiagError("npz: without a path", "write npz:PATH", usage=True)
     path = os.path.expanduser(path)
     arrays = read_npz(path)
-    return Dataset(name, *arrays, classes=_classes(path, arrays[1], arrays[3]), packed=form_of(path, arrays[0][0].numel()))
+    return Dataset(
+        name,
+        *arrays,
+        classes=_classes(path, arrays[1], arrays[3]),
+        packed=form_of(path, arrays[0][0].numel()),
+    )
 
 
 def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
@@ -149,11 +201,18 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
     if dataset.made or dataset.tokens:
-        raise FldiagError(f"data set {dataset.name!r} cannot be normalised in another way", "leave out data.normalise",
-                          usage=True)
+        raise FldiagError(
+            f"data set {dataset.name!r} cannot be normalised in another way",
+            "leave out data.normalise",
+            usage=True,
+        )
     if how == "unit" and not pixels:
-        raise FldiagError(f"data set {dataset.name!r}: normalise = 'unit' divides pixels of 0 to 255 (uint8) by 255, and these "
-                          "inputs are floats", "use none or standard", usage=True)
+        raise FldiagError(
+            f"data set {dataset.name!r}: normalise = 'unit' divides pixels of 0 to 255 (uint8) by 255, and these "
+            "inputs are floats",
+            "use none or standard",
+            usage=True,
+        )
     mean, std = moments(dataset.train_x) if how == "standard" else _of_channels(dataset, how)
     if how == "none" and pixels:
         dataset = replace(dataset, train_x=dataset.train_x.float(), test_x=dataset.test_x.float())
@@ -169,14 +228,23 @@ def _of_channels(dataset: Dataset, how: str) -> tuple[tuple[float, ...], tuple[f
     remedy = f"give {channels} of each, or one pair for all such as 0.5/0.25"
     if channels <= MOST_LISTED:
         remedy += ", or those of the training split: --normalise " + "/".join(
-            ",".join(f"{v:.4g}" for v in numbers) for numbers in moments(dataset.train_x))
+            ",".join(f"{v:.4g}" for v in numbers) for numbers in moments(dataset.train_x)
+        )
     if len(mean) not in (0, 1, channels):
-        raise FldiagError(f"data set {dataset.name!r}: normalise = {how!r} has {len(mean)} means and deviations, and the inputs "
-                          f"have {counted(channels, kind)}", remedy, usage=True)
+        raise FldiagError(
+            f"data set {dataset.name!r}: normalise = {how!r} has {len(mean)} means and deviations, and the inputs "
+            f"have {counted(channels, kind)}",
+            remedy,
+            usage=True,
+        )
     if dataset.train_x.dtype == torch.uint8 and any(not 0 <= m <= 1 for m in mean):
-        raise FldiagError(f"data set {dataset.name!r}: normalise = {how!r} has means outside 0..1, and pixels are divided by 255 "
-                          "before the mean is subtracted", "give mean and deviation of pixels / 255: --normalise " + "/".join(
-                              ",".join(f"{v / 255:.4g}" for v in numbers) for numbers in (mean, std)), usage=True)
+        raise FldiagError(
+            f"data set {dataset.name!r}: normalise = {how!r} has means outside 0..1, and pixels are divided by 255 "
+            "before the mean is subtracted",
+            "give mean and deviation of pixels / 255: --normalise "
+            + "/".join(",".join(f"{v / 255:.4g}" for v in numbers) for numbers in (mean, std)),
+            usage=True,
+        )
     return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
 
 
@@ -189,8 +257,10 @@ def call_loader(name: str, allow_code: Collection[str]) -> Any:
         except FldiagError:
             raise
         except Exception as error:
-            raise FldiagError(f"data set {name!r}: {function}() failed ({error_text(error)})",
-                              "the factory is called without arguments; fix it") from error
+            raise FldiagError(
+                f"data set {name!r}: {function}() failed ({error_text(error)})",
+                "the factory is called without arguments; fix it",
+            ) from error
 
 
 def _dataset(found: Any, where: str, name: str = "") -> Dataset:
@@ -200,8 +270,9 @@ def _dataset(found: Any, where: str, name: str = "") -> Dataset:
     if not name or not isinstance(found, (tuple, list)) or len(found) != 4:
         size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
         also = ", or (train_x, train_y, test_x, test_y)" if name else ""
-        raise FldiagError(f"{where} returned a {type(found).__name__}{size}",
-                          f"return fldiag.data.Dataset{also}")
+        raise FldiagError(
+            f"{where} returned a {type(found).__name__}{size}", f"return fldiag.data.Dataset{also}"
+        )
     parts = []
     for value, label in zip(found, ("train_x", "train_y", "test_x", "test_y"), strict=True):
         if label.endswith("x"):
@@ -209,7 +280,9 @@ def _dataset(found: Any, where: str, name: str = "") -> Dataset:
             parts.append(x[:, None] if x.ndim == 3 else x)
         else:
             floating = "float" in str(getattr(value, "dtype", ""))
-            parts.append(inputs(value, f"{where} {label}") if floating else labels(value, f"{where} {label}"))
+            parts.append(
+                inputs(value, f"{where} {label}") if floating else labels(value, f"{where} {label}")
+            )
     train_x, train_y, test_x, test_y = parts
     if train_y.is_floating_point():
         train_y, test_y = (y[:, None] if y.ndim == 1 else y for y in (train_y, test_y))
@@ -224,5 +297,8 @@ def _classes(where: str, *ys: torch.Tensor) -> int:
     column for each."""
     largest, examples = max((int(y.max()) for y in ys if len(y)), default=0), sum(map(len, ys))
     if largest >= max(MOST_CLASSES, examples):
-        raise FldiagError(f"{where}: label {largest:,} among {examples:,} examples", "number the classes 0, 1, 2, ...")
+        raise FldiagError(
+            f"{where}: label {largest:,} among {examples:,} examples",
+            "number the classes 0, 1, 2, ...",
+        )
     return largest + 1

@@ -41,8 +41,16 @@ def synthetic(root: str | None = None, download: bool = False) -> Dataset:
     x = Made(partial(_pictures, purpose="synthetic client"), (n, 1, SIDE, SIDE), torch.uint8)
     y = Made(_labels, (n,), torch.int64)
     test = np.arange(TEST) * CLASSES + np.arange(TEST) % CLASSES
-    return Dataset("synthetic", cast(Tensor, x), cast(Tensor, y), _pictures(test, "synthetic test"), _labels(test),
-                   classes=CLASSES, mean=(0.5,), std=(0.25,))
+    return Dataset(
+        "synthetic",
+        cast(Tensor, x),
+        cast(Tensor, y),
+        _pictures(test, "synthetic test"),
+        _labels(test),
+        classes=CLASSES,
+        mean=(0.5,),
+        std=(0.25,),
+    )
 
 
 def _labels(index: np.ndarray) -> Tensor:
@@ -59,7 +67,9 @@ def _pictures(index: np.ndarray, purpose: str) -> Tensor:
         noise = rng.standard_normal((EXAMPLES, SIDE, SIDE), dtype=np.float32)
         down, right = rng.integers(3, size=(2, EXAMPLES))
         at = slot[here]
-        x[here] = _patterns()[index[here] % CLASSES, down[at], right[at]] + np.float32(NOISE) * noise[at]
+        x[here] = (
+            _patterns()[index[here] % CLASSES, down[at], right[at]] + np.float32(NOISE) * noise[at]
+        )
     pixels = np.clip(np.rint(128 + np.float32(CONTRAST) * x), 0, 255).astype(np.uint8)
     return torch.from_numpy(pixels[:, None])
 
@@ -86,13 +96,24 @@ class Dealt(Sequence[np.ndarray]):
 
     def __init__(self, kind: str, option: float | None, clients: int, seed: int):
         if kind not in KINDS:
-            raise FldiagError(f"partition.kind = {kind!r} looks at all examples at once, and those of 'synthetic' are made "
-                              "client by client", f"use one of {', '.join(KINDS)}: --set partition.kind=dirichlet", usage=True)
+            raise FldiagError(
+                f"partition.kind = {kind!r} looks at all examples at once, and those of 'synthetic' are made "
+                "client by client",
+                f"use one of {', '.join(KINDS)}: --set partition.kind=dirichlet",
+                usage=True,
+            )
         if clients > MOST_CLIENTS:
-            raise FldiagError(f"clients.total = {clients:,}", f"'synthetic' has at most {MOST_CLIENTS:,}", usage=True)
+            raise FldiagError(
+                f"clients.total = {clients:,}",
+                f"'synthetic' has at most {MOST_CLIENTS:,}",
+                usage=True,
+            )
         if kind == "pathological" and not 1 <= (option or 0) <= CLASSES:
-            raise FldiagError(f"partition.classes = {option}, and the data have {CLASSES} classes", f"use at most {CLASSES}",
-                              usage=True)
+            raise FldiagError(
+                f"partition.classes = {option}, and the data have {CLASSES} classes",
+                f"use at most {CLASSES}",
+                usage=True,
+            )
         self.kind, self.option, self.clients, self.seed = kind, option, int(clients), int(seed)
 
     def __len__(self) -> int:
@@ -114,7 +135,9 @@ class Dealt(Sequence[np.ndarray]):
         elif self.kind == "pathological":
             p = np.zeros(CLASSES)
             p[rng.choice(CLASSES, int(self.option or 0), replace=False)] = 1 / int(self.option or 1)
-        return (client * EXAMPLES + np.arange(EXAMPLES)) * CLASSES + rng.choice(CLASSES, EXAMPLES, p=p)
+        return (client * EXAMPLES + np.arange(EXAMPLES)) * CLASSES + rng.choice(
+            CLASSES, EXAMPLES, p=p
+        )
 
     @property
     def sizes(self) -> np.ndarray:
@@ -124,12 +147,22 @@ class Dealt(Sequence[np.ndarray]):
     @property
     def recipe(self) -> dict[str, Any]:
         """What ``partition.save`` writes of it."""
-        return {"kind": self.kind, "option": float(self.option or 0), "clients": self.clients,
-                "seed": self.seed, "examples": EXAMPLES}
+        return {
+            "kind": self.kind,
+            "option": float(self.option or 0),
+            "clients": self.clients,
+            "seed": self.seed,
+            "examples": EXAMPLES,
+        }
 
     @staticmethod
     def of(recipe: dict[str, Any]) -> Dealt:
         """Raises ValueError for what is no recipe of this version."""
         if int(recipe["examples"]) != EXAMPLES:
             raise ValueError(f"its clients have {recipe['examples']} examples, here {EXAMPLES}")
-        return Dealt(str(recipe["kind"]), float(recipe["option"]), int(recipe["clients"]), int(recipe["seed"]))
+        return Dealt(
+            str(recipe["kind"]),
+            float(recipe["option"]),
+            int(recipe["clients"]),
+            int(recipe["seed"]),
+        )

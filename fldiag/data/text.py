@@ -55,17 +55,51 @@ class TextSet:
 
 
 SETS = (
-    TextSet("sst2", 2, ("train",), "SST-2 film reviews, sentences and phrases, 2 classes (negative, positive).",
-            "R. Socher et al., EMNLP 2013, as in GLUE; its dev split is the test split."),
-    TextSet("snli", 3, ("train", "dev"), "SNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
-            "S. Bowman et al., EMNLP 2015; without a train file the dev file is trained on."),
-    TextSet("agnews", 4, ("train", "train_sample_10k"), "AG News descriptions, 4 classes (World, Sports, Business, Sci/Tech).",
-            "A. Gulli's AG corpus, as arranged by X. Zhang et al., NIPS 2015."),
-    TextSet("mnli", 3, ("train",), "MultiNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
-            "A. Williams et al., NAACL 2018; its matched dev part is meant as the test part."),
-    TextSet("sent140", 2, ("train",), "Sentiment140 tweets, 2 classes (negative, positive).", "A. Go et al., 2009."),
-    TextSet("marc", 5, ("train",), "Amazon reviews in English, 5 classes (stars).", "P. Keung et al., EMNLP 2020 (MARC)."),
-    TextSet("yelp", 5, ("train",), "Yelp reviews, 5 classes (stars).", "X. Zhang et al., NIPS 2015."),
+    TextSet(
+        "sst2",
+        2,
+        ("train",),
+        "SST-2 film reviews, sentences and phrases, 2 classes (negative, positive).",
+        "R. Socher et al., EMNLP 2013, as in GLUE; its dev split is the test split.",
+    ),
+    TextSet(
+        "snli",
+        3,
+        ("train", "dev"),
+        "SNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
+        "S. Bowman et al., EMNLP 2015; without a train file the dev file is trained on.",
+    ),
+    TextSet(
+        "agnews",
+        4,
+        ("train", "train_sample_10k"),
+        "AG News descriptions, 4 classes (World, Sports, Business, Sci/Tech).",
+        "A. Gulli's AG corpus, as arranged by X. Zhang et al., NIPS 2015.",
+    ),
+    TextSet(
+        "mnli",
+        3,
+        ("train",),
+        "MultiNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
+        "A. Williams et al., NAACL 2018; its matched dev part is meant as the test part.",
+    ),
+    TextSet(
+        "sent140",
+        2,
+        ("train",),
+        "Sentiment140 tweets, 2 classes (negative, positive).",
+        "A. Go et al., 2009.",
+    ),
+    TextSet(
+        "marc",
+        5,
+        ("train",),
+        "Amazon reviews in English, 5 classes (stars).",
+        "P. Keung et al., EMNLP 2020 (MARC).",
+    ),
+    TextSet(
+        "yelp", 5, ("train",), "Yelp reviews, 5 classes (stars).", "X. Zhang et al., NIPS 2015."
+    ),
 )
 
 
@@ -85,15 +119,24 @@ def table(path: str | os.PathLike[str], reading: Reading) -> Dataset:
     else:
         frame = _read(path)
         if "split" not in frame:
-            frame["split"] = ["test" if _tested(text) else "train" for text in _columns(frame, str(path))[0]]
+            frame["split"] = [
+                "test" if _tested(text) else "train" for text in _columns(frame, str(path))[0]
+            ]
             if frame["split"].nunique() < 2:
-                raise FldiagError(f"{path} has too few texts ({len(frame)}) for a fifth of them to be for testing",
-                                  "give it a column 'split' with train and test, or more texts")
-            warnings.warn(f"{path} has no column 'split': {sum(frame['split'] == 'test')} of its {len(frame)} texts, chosen by a "
-                          "hash of the text, are for testing", stacklevel=2)
+                raise FldiagError(
+                    f"{path} has too few texts ({len(frame)}) for a fifth of them to be for testing",
+                    "give it a column 'split' with train and test, or more texts",
+                )
+            warnings.warn(
+                f"{path} has no column 'split': {sum(frame['split'] == 'test')} of its {len(frame)} texts, chosen by a "
+                "hash of the text, are for testing",
+                stacklevel=2,
+            )
         elif not {"train", "test"} <= set(frame["split"]):
-            raise FldiagError(f"{path} does not say which texts are for training and which for testing",
-                              "give it a column 'split' with train and test, or name a folder with train.csv and test.csv")
+            raise FldiagError(
+                f"{path} does not say which texts are for training and which for testing",
+                "give it a column 'split' with train and test, or name a folder with train.csv and test.csv",
+            )
         both = [frame[frame["split"] == split] for split in ("train", "test")]
     return _dataset(f"csv:{path}", both, reading, str(path))
 
@@ -102,7 +145,13 @@ def _tested(text: Text) -> bool:
     return hashlib.sha256("\0".join(text).encode()).digest()[0] % 5 == 0
 
 
-def _dataset(name: str, both: Sequence[pd.DataFrame], reading: Reading, where: str, classes: int | None = None) -> Dataset:
+def _dataset(
+    name: str,
+    both: Sequence[pd.DataFrame],
+    reading: Reading,
+    where: str,
+    classes: int | None = None,
+) -> Dataset:
     (train, train_y), (test, test_y) = (_columns(frame, where) for frame in both)
     names = sorted({*train_y, *test_y})
     numbered = all(n.isdecimal() for n in names)
@@ -111,9 +160,21 @@ def _dataset(name: str, both: Sequence[pd.DataFrame], reading: Reading, where: s
     if reading.examples is not None and reading.examples < len(labels):
         kept = spread(labels, reading.examples)
         train, labels = [train[int(i)] for i in kept], labels[kept]
-    words = Words.packaged(reading.length) if reading.tokenizer else Words.learnt(train, reading.vocabulary, reading.length)
-    return Dataset(name, words.numbers(train), labels, words.numbers(test), _labels(test_y, numbers),
-                   classes=classes or max(numbers.values()) + 1, words=words, texts=(*train, *test))
+    words = (
+        Words.packaged(reading.length)
+        if reading.tokenizer
+        else Words.learnt(train, reading.vocabulary, reading.length)
+    )
+    return Dataset(
+        name,
+        words.numbers(train),
+        labels,
+        words.numbers(test),
+        _labels(test_y, numbers),
+        classes=classes or max(numbers.values()) + 1,
+        words=words,
+        texts=(*train, *test),
+    )
 
 
 def _labels(names: list[str], numbers: dict[str, int]) -> Tensor:
@@ -123,29 +184,47 @@ def _labels(names: list[str], numbers: dict[str, int]) -> Tensor:
 def _read(path: Path) -> pd.DataFrame:
     tabs = ".tsv" in path.suffixes
     try:
-        return pd.read_csv(path, sep="\t" if tabs else ",", quoting=3 if tabs else 0, dtype=str, keep_default_na=False,
-                           encoding="utf-8", lineterminator="\n" if tabs else None)
+        return pd.read_csv(
+            path,
+            sep="\t" if tabs else ",",
+            quoting=3 if tabs else 0,
+            dtype=str,
+            keep_default_na=False,
+            encoding="utf-8",
+            lineterminator="\n" if tabs else None,
+        )
     except FileNotFoundError:
         raise FldiagError(f"no file {path}", "check the path after csv:") from None
     except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
-        raise FldiagError(f"{path} is not a readable table ({first_line(error)})",
-                          "write it in UTF-8 with the columns label and text") from None
+        raise FldiagError(
+            f"{path} is not a readable table ({first_line(error)})",
+            "write it in UTF-8 with the columns label and text",
+        ) from None
 
 
 def _columns(frame: pd.DataFrame, where: str) -> tuple[list[Text], list[str]]:
     found = [next((c for c in names if c in frame), None) for names in (LABELS, TEXTS, SECONDS)]
     if found[0] is None or found[1] is None:
-        raise FldiagError(f"{where} has the columns {', '.join(map(str, frame.columns))}",
-                          "name them label and text (and text_b for pairs)")
+        raise FldiagError(
+            f"{where} has the columns {', '.join(map(str, frame.columns))}",
+            "name them label and text (and text_b for pairs)",
+        )
     if not len(frame):
-        raise FldiagError(f"{where} has no text to train or to test on", "give both splits at least one")
+        raise FldiagError(
+            f"{where} has no text to train or to test on", "give both splits at least one"
+        )
     return [*zip(*(frame[c] for c in found[1:] if c is not None), strict=True)], [*frame[found[0]]]
 
 
 def _file(folder: Path, stem: str) -> Path:
-    there = [folder / f"{stem}{ending}" for ending in TABLES if (folder / f"{stem}{ending}").is_file()]
+    there = [
+        folder / f"{stem}{ending}" for ending in TABLES if (folder / f"{stem}{ending}").is_file()
+    ]
     if not there:
-        raise FldiagError(f"{folder} has no {stem}.csv", f"it needs a train and a test table ({', '.join(TABLES)})")
+        raise FldiagError(
+            f"{folder} has no {stem}.csv",
+            f"it needs a train and a test table ({', '.join(TABLES)})",
+        )
     return there[0]
 
 
@@ -154,18 +233,24 @@ def _named(spec: TextSet, root: str | os.PathLike[str] | None, reading: Reading)
     train = [folder / f"{spec.name}_{part}{ending}" for part in spec.train for ending in TABLES]
     there = [path for path in train if path.is_file()]
     if not there:
-        raise FldiagError(f"data set {spec.name!r} was not found: looked for {train[0]} and {len(train) - 1} other names",
-                          f"write its texts as {spec.name}_train.tsv and {spec.name}_test.tsv (columns label and text) there")
+        raise FldiagError(
+            f"data set {spec.name!r} was not found: looked for {train[0]} and {len(train) - 1} other names",
+            f"write its texts as {spec.name}_train.tsv and {spec.name}_test.tsv (columns label and text) there",
+        )
     both = [_read(there[0]), _read(_file(folder, f"{spec.name}_test"))]
     return _dataset(spec.name, both, reading, str(there[0]), spec.classes)
 
 
 def _register(spec: TextSet) -> None:
-    def build(root: str | None = None, download: bool = False, reading: Reading | None = None) -> Dataset:
+    def build(
+        root: str | None = None, download: bool = False, reading: Reading | None = None
+    ) -> Dataset:
         return _named(spec, root, reading or Reading())
 
-    build.__doc__ = (f"{spec.summary}\n\nFrom {spec.name}_train.tsv and {spec.name}_test.tsv under data.root or $FLDIAG_DATA "
-                     f"(columns label and text; .csv and .gz too). Word pieces are learnt from the training texts. {spec.source}")
+    build.__doc__ = (
+        f"{spec.summary}\n\nFrom {spec.name}_train.tsv and {spec.name}_test.tsv under data.root or $FLDIAG_DATA "
+        f"(columns label and text; .csv and .gz too). Word pieces are learnt from the training texts. {spec.source}"
+    )
     build.__name__ = spec.name
     registry.dataset(spec.name)(build)
 

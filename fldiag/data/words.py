@@ -46,11 +46,20 @@ class Words:
         letters = sorted({letter for word in words for letter in word})
         vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
         if len(vocabulary) > pieces:
-            raise FldiagError(f"data.vocabulary = {pieces}, and the characters of the texts alone need {len(vocabulary)}",
-                              f"set data.vocabulary to {len(vocabulary)} or more", usage=True)
+            raise FldiagError(
+                f"data.vocabulary = {pieces}, and the characters of the texts alone need {len(vocabulary)}",
+                f"set data.vocabulary to {len(vocabulary)} or more",
+                usage=True,
+            )
         known = set(vocabulary)
-        often = (word for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0])) if word not in known)
-        vocabulary += [word for word, _ in zip(often, range(pieces - len(vocabulary)), strict=False)]
+        often = (
+            word
+            for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0]))
+            if word not in known
+        )
+        vocabulary += [
+            word for word, _ in zip(often, range(pieces - len(vocabulary)), strict=False)
+        ]
         return cls.of(vocabulary, length)
 
     @classmethod
@@ -62,14 +71,23 @@ class Words:
     def of(cls, vocabulary: Sequence[str], length: int) -> Words:
         """Word pieces in lower case, ``SPECIAL`` first; the longest that fits is taken."""
         library = _library()
-        made = library.Tokenizer(library.models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token=SPECIAL[1]))
+        made = library.Tokenizer(
+            library.models.WordPiece(
+                {word: i for i, word in enumerate(vocabulary)}, unk_token=SPECIAL[1]
+            )
+        )
         made.normalizer, made.pre_tokenizer = _reading()
         made.post_processor = library.processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", START), ("[SEP]", END)])
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", START), ("[SEP]", END)],
+        )
         made.decoder = library.decoders.WordPiece(cleanup=False)
         made.enable_truncation(length)
         made.enable_padding(length=length, pad_id=PAD, pad_token=SPECIAL[0])
-        return cls(json.dumps(json.loads(made.to_str()), sort_keys=True, ensure_ascii=False), length)
+        return cls(
+            json.dumps(json.loads(made.to_str()), sort_keys=True, ensure_ascii=False), length
+        )
 
     @cached_property
     def size(self) -> int:
@@ -79,14 +97,20 @@ class Words:
     def numbers(self, texts: Sequence[Text]) -> Tensor:
         """Token numbers of texts (or pairs), int32 [n, length]: [CLS] text [SEP], and of a pair the second text and [SEP]."""
         found = np.empty((len(texts), self.length), dtype=np.int32)
-        for start in range(0, len(texts), 1000):  # the library's answers take a hundred times the memory of the numbers
-            some = [text if len(text) == 2 else text[0] for text in texts[start:start + 1000]]
-            found[start:start + len(some)] = [encoded.ids for encoded in self._tokenizer.encode_batch(some)]
+        for start in range(
+            0, len(texts), 1000
+        ):  # the library's answers take a hundred times the memory of the numbers
+            some = [text if len(text) == 2 else text[0] for text in texts[start : start + 1000]]
+            found[start : start + len(some)] = [
+                encoded.ids for encoded in self._tokenizer.encode_batch(some)
+            ]
         return torch.from_numpy(found)
 
     def text(self, numbers: Tensor) -> str:
         """A row of token numbers in words, without padding and ends."""
-        return str(self._tokenizer.decode([int(i) for i in numbers if int(i) not in (PAD, START, END)]))
+        return str(
+            self._tokenizer.decode([int(i) for i in numbers if int(i) not in (PAD, START, END)])
+        )
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -99,7 +123,9 @@ class Words:
 def _reading() -> tuple[Any, Any]:
     """How a text becomes words: lower case, cut at spaces and punctuation."""
     library = _library()
-    return library.normalizers.BertNormalizer(lowercase=True), library.pre_tokenizers.BertPreTokenizer()
+    return library.normalizers.BertNormalizer(
+        lowercase=True
+    ), library.pre_tokenizers.BertPreTokenizer()
 
 
 def _library() -> Any:
@@ -111,5 +137,7 @@ def _library() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.processors
     except ImportError:
-        raise FldiagError("texts need the package tokenizers", "pip install 'fldiag[text]'", usage=True) from None
+        raise FldiagError(
+            "texts need the package tokenizers", "pip install 'fldiag[text]'", usage=True
+        ) from None
     return tokenizers

@@ -37,19 +37,41 @@ class Answer:
 
     def summary(self) -> list[Item]:
         """What a person reads first."""
-        items = [plainly(self.table)] if self.entry.summary is None else list(self.entry.summary(self.table, self.options))
-        return [*items, *(Say(text) for text in standing.sentences(self.table)),
-                *(Note(text, {"warnings": text}) for text in standing.doubts(self.table))]
+        items = (
+            [plainly(self.table)]
+            if self.entry.summary is None
+            else list(self.entry.summary(self.table, self.options))
+        )
+        return [
+            *items,
+            *(Say(text) for text in standing.sentences(self.table)),
+            *(Note(text, {"warnings": text}) for text in standing.doubts(self.table)),
+        ]
 
 
 def plainly(table: pd.DataFrame, most: int = 40) -> Small:
     """The first rows of a table, without the columns in which nothing stands, and those of which sentences speak."""
-    shown = table.head(most).drop(columns=["guess", "inputs"], errors="ignore").dropna(axis=1, how="all")
-    return Small(shown.astype(object).where(shown.notna(), None).to_dict("records"), {c: c for c in shown.columns})
+    shown = (
+        table.head(most)
+        .drop(columns=["guess", "inputs"], errors="ignore")
+        .dropna(axis=1, how="all")
+    )
+    return Small(
+        shown.astype(object).where(shown.notna(), None).to_dict("records"),
+        {c: c for c in shown.columns},
+    )
 
 
-def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, out: Path | None = None, stem: str = "",
-           bar: Bar, tell: Callable[[str], None]) -> list[Answer]:
+def answer(
+    name: str,
+    targets: Sequence[Target],
+    options: Mapping[str, Any],
+    *,
+    out: Path | None = None,
+    stem: str = "",
+    bar: Bar,
+    tell: Callable[[str], None],
+) -> list[Answer]:
     """Ask, measure, write and draw: the diagnostic's own answer first, then those of its flags.
 
     Args:
@@ -77,19 +99,43 @@ def answer(name: str, targets: Sequence[Target], options: Mapping[str, Any], *, 
     asked = question(name, targets, options)
     asked.stem = stem or asked.stem
     folder = places.prepare(folder)
-    flags = {flag: True for flag, also in asked.entry.also.items() if also.name in {e.name for e in asked.more}}
+    flags = {
+        flag: True
+        for flag, also in asked.entry.also.items()
+        if also.name in {e.name for e in asked.more}
+    }
     answers = []
     for entry, table in tables(asked, bar=bar, tell=tell, cache=folder / "cache").items():
         own = {**asked.asked[0][2], **flags} if entry is asked.entry else asked.more[entry]
-        stem = asked.stem if entry is asked.entry else entry.name + asked.stem.removeprefix(asked.entry.name)
-        about = {**origin(asked.asked[0][1], own), "diagnostic": entry.name,
-                 **{k: v for k, v in asked.about.items() if k != "where"},
-                 "options": {**asked.about.get("where", {}), **plain(own)}, **standing.about(table)}
+        stem = (
+            asked.stem
+            if entry is asked.entry
+            else entry.name + asked.stem.removeprefix(asked.entry.name)
+        )
+        about = {
+            **origin(asked.asked[0][1], own),
+            "diagnostic": entry.name,
+            **{k: v for k, v in asked.about.items() if k != "where"},
+            "options": {**asked.about.get("where", {}), **plain(own)},
+            **standing.about(table),
+        }
         path = folder / stem
-        answers.append(Answer(entry, table, own, [*files.write_table(table, path, about), *pictures(entry, table, path)]))
+        answers.append(
+            Answer(
+                entry,
+                table,
+                own,
+                [*files.write_table(table, path, about), *pictures(entry, table, path)],
+            )
+        )
     if known:
-        recalled.remember(folder, name, known, [recalled.Given(a.entry.name, a.table, a.options, a.files) for a in answers],
-                          asked.notes)
+        recalled.remember(
+            folder,
+            name,
+            known,
+            [recalled.Given(a.entry.name, a.table, a.options, a.files) for a in answers],
+            asked.notes,
+        )
     return answers
 
 

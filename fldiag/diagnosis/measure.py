@@ -38,8 +38,16 @@ LONG = 60.0
 NEVER = 10 * 365 * 86400.0
 
 
-def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, cache: str | Path | None = None,
-            progress: Progress | None = None, tell: Callable[[str], None] | None = None, whole: bool = True) -> pd.DataFrame:
+def measure(
+    entry: Diagnostic,
+    subject: Subject,
+    options: Mapping[str, Any],
+    *,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+    whole: bool = True,
+) -> pd.DataFrame:
     """The table of a diagnostic; ``options`` are checked and complete (``divide``). ``whole``: it is all that is asked, so
     that its parts can be done elsewhere.
 
@@ -73,7 +81,11 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
     given = options if options.get("store", ...) is not None else {**options, "store": spare()}
     with _keeping(subject, options, lambda: (spare(), key)):
         frame = _build(entry, subject, given, progress, said, whole)
-    about = {"diagnostic": entry.name, "subject": digest(identity(subject)), "options": plain(options)}
+    about = {
+        "diagnostic": entry.name,
+        "subject": digest(identity(subject)),
+        "options": plain(options),
+    }
     try:
         entries.put(entry.name, key, frame, {**origin(subject, options), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
@@ -82,7 +94,9 @@ def measure(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], *, 
 
 
 @contextmanager
-def _keeping(subject: Subject, options: Mapping[str, Any], where: Callable[[], tuple[SpareStore | None, str]]) -> Iterator[None]:
+def _keeping(
+    subject: Subject, options: Mapping[str, Any], where: Callable[[], tuple[SpareStore | None, str]]
+) -> Iterator[None]:
     """Finished rounds of a run are kept, so that what is interrupted goes on; options with a ``store`` of their own see to it."""
     if not isinstance(subject, History) or "store" in options:
         yield
@@ -94,15 +108,23 @@ def _keeping(subject: Subject, options: Mapping[str, Any], where: Callable[[], t
         subject.store = None
 
 
-def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], progress: Progress | None,
-           tell: Callable[[str], None], whole: bool) -> pd.DataFrame:
+def _build(
+    entry: Diagnostic,
+    subject: Subject,
+    options: Mapping[str, Any],
+    progress: Progress | None,
+    tell: Callable[[str], None],
+    whole: bool,
+) -> pd.DataFrame:
     if entry.check is not None:
         entry.check(subject, options)
     if (seconds := forecast(entry, subject, options)) > LONG:
         if seconds > NEVER:
-            raise FldiagError(f"{entry.name} would take about {seconds / (365 * 86400):,.0f} years on this machine",
-                              f"reduce the work, for example with fewer points or draws (fldiag explain {entry.name})",
-                              usage=True)
+            raise FldiagError(
+                f"{entry.name} would take about {seconds / (365 * 86400):,.0f} years on this machine",
+                f"reduce the work, for example with fewer points or draws (fldiag explain {entry.name})",
+                usage=True,
+            )
         for text in _announced(entry, subject, options, seconds, whole):
             tell(text)
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
@@ -111,7 +133,9 @@ def _build(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], prog
         return check(entry.build(subject, progress, **options))
 
 
-def _announced(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], seconds: float, whole: bool) -> Iterator[str]:
+def _announced(
+    entry: Diagnostic, subject: Subject, options: Mapping[str, Any], seconds: float, whole: bool
+) -> Iterator[str]:
     """How long it takes where its parts are done, and where that would be clearly less: as if it had nothing but equal parts."""
     first = subject if isinstance(subject, (Problem, History)) else next(iter(subject))
     choice = chosen(getattr(first, "executor", "serial") if entry.parts else "serial")
@@ -121,7 +145,11 @@ def _announced(entry: Diagnostic, subject: Subject, options: Mapping[str, Any], 
         return [[of / count] * count]
 
     now = total(parts(seconds, at_a_time or 1), at_a_time)
-    where = f"of work for {choice}, by the speed of this machine" if at_a_time is None else "on this machine"
+    where = (
+        f"of work for {choice}, by the speed of this machine"
+        if at_a_time is None
+        else "on this machine"
+    )
     yield f"about {duration(now)} {where}; Ctrl-C keeps finished parts in the cache"
     if entry.parts and whole and at_a_time == 1:
         better = faster(parts(seconds, cores()), now)
@@ -149,7 +177,11 @@ def foreign(entry: Diagnostic) -> list[Any]:
     module = entry.build.__module__
     if module.split(".")[0] == "fldiag":
         return []
-    packages = [f"{p.dist.name} {p.dist.version}" for p in registry.diagnostic.plugins() if p.name == entry.name and p.dist]
+    packages = [
+        f"{p.dist.name} {p.dist.version}"
+        for p in registry.diagnostic.plugins()
+        if p.name == entry.name and p.dist
+    ]
     source = getattr(sys.modules.get(module), "__file__", None)
     return [module, packages, Path(source).read_bytes() if source else code_of(entry.build)]
 
@@ -174,7 +206,12 @@ def forecast(entry: Diagnostic, subject: Subject, options: Mapping[str, Any]) ->
     if problem is None or not count:
         return 0.0
     try:
-        return float(count * problem.recall(("seconds of a gradient", torch.get_num_threads()), lambda: _timed(problem)))
+        return float(
+            count
+            * problem.recall(
+                ("seconds of a gradient", torch.get_num_threads()), lambda: _timed(problem)
+            )
+        )
     except (FldiagError, RuntimeError):  # what is wrong will be said by the diagnostic itself
         return 0.0
 

@@ -29,46 +29,146 @@ class Shared:
 
 WEIGHTS = ("problem", "checkpoints")
 SHARED = (
-    Shared("rounds", "str", None, "Rounds to use, such as 5, 1,5,20-30, every:10 or last.", ("run",), any=True),
-    Shared("slice", "str", "train", "Examples to use: train, test, client:7, client:7/test (test examples in its class mixture) "
-                                    "or client:7/own (all of its classes).",
-           WEIGHTS),
-    Shared("samples", "int", None, "Maximum number of examples; class proportions are kept.", least=1),
-    Shared("client", "int", None, "Use the trained weights of this client instead of the global ones.", WEIGHTS, least=0),
+    Shared(
+        "rounds",
+        "str",
+        None,
+        "Rounds to use, such as 5, 1,5,20-30, every:10 or last.",
+        ("run",),
+        any=True,
+    ),
+    Shared(
+        "slice",
+        "str",
+        "train",
+        "Examples to use: train, test, client:7, client:7/test (test examples in its class mixture) "
+        "or client:7/own (all of its classes).",
+        WEIGHTS,
+    ),
+    Shared(
+        "samples", "int", None, "Maximum number of examples; class proportions are kept.", least=1
+    ),
+    Shared(
+        "client",
+        "int",
+        None,
+        "Use the trained weights of this client instead of the global ones.",
+        WEIGHTS,
+        least=0,
+    ),
     Shared("precision", "str", "fp32", "Precision of the computation: fp32 or fp64."),
-    Shared("memory", "str", None, "Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); model, "
-                                  "data and single vectors are not counted.", any=True),
+    Shared(
+        "memory",
+        "str",
+        None,
+        "Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); model, "
+        "data and single vectors are not counted.",
+        any=True,
+    ),
     Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
-    Shared("data", "str", None, "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
-                                "arrays, or (x, y), a dict, a Dataset or a DataLoader).", any=True),
-    Shared("key", "str", None, "Set of weights to use of a file that holds several, such as model_ema (default: the plain one).",
-           WEIGHTS),
-    Shared("normalise", "str", None, "How data given with --data are normalised: none (as stored), unit (pixels / 255), "
-                                     "standard (subtract the mean, divide by the standard deviation of the training split), or "
-                                     "with these given: MEAN/DEVIATION such as 0.1307/0.3081 or "
-                                     "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255). Default: unit for uint8 pixels, "
-                                     "else none.", any=True),
-    Shared("loss", "str", None, "Loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's own loss) or "
-                                "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
-                                "are dicts.",
-           WEIGHTS, any=True),
-    Shared("reduction", "str", None, "What the given loss returns for a batch: mean (the default), sum, or batch where it "
-                                     "couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
-           WEIGHTS),
-    Shared("trainable", "bool", False, "Treat only parameters with requires_grad as weights; frozen parameters "
-                                       "are constants.", WEIGHTS),
-    Shared("differences", "bool", False, "Compute Hessian-vector products by finite differences of the gradient, for models "
-                                         "that cannot be differentiated twice.", WEIGHTS),
-    Shared("weight_decay", "float", None, "Add the term L/2 |w|^2 to the loss, with this L (default: 0).", WEIGHTS, least=0),
-    Shared("allow", "str", None, "stop_gradient: accept a gradient that is not the derivative of the loss (detach(), "
-                                 "straight-through estimators)."),
+    Shared(
+        "data",
+        "str",
+        None,
+        "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
+        "arrays, or (x, y), a dict, a Dataset or a DataLoader).",
+        any=True,
+    ),
+    Shared(
+        "key",
+        "str",
+        None,
+        "Set of weights to use of a file that holds several, such as model_ema (default: the plain one).",
+        WEIGHTS,
+    ),
+    Shared(
+        "normalise",
+        "str",
+        None,
+        "How data given with --data are normalised: none (as stored), unit (pixels / 255), "
+        "standard (subtract the mean, divide by the standard deviation of the training split), or "
+        "with these given: MEAN/DEVIATION such as 0.1307/0.3081 or "
+        "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255). Default: unit for uint8 pixels, "
+        "else none.",
+        any=True,
+    ),
+    Shared(
+        "loss",
+        "str",
+        None,
+        "Loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's own loss) or "
+        "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
+        "are dicts.",
+        WEIGHTS,
+        any=True,
+    ),
+    Shared(
+        "reduction",
+        "str",
+        None,
+        "What the given loss returns for a batch: mean (the default), sum, or batch where it "
+        "couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
+        WEIGHTS,
+    ),
+    Shared(
+        "trainable",
+        "bool",
+        False,
+        "Treat only parameters with requires_grad as weights; frozen parameters are constants.",
+        WEIGHTS,
+    ),
+    Shared(
+        "differences",
+        "bool",
+        False,
+        "Compute Hessian-vector products by finite differences of the gradient, for models "
+        "that cannot be differentiated twice.",
+        WEIGHTS,
+    ),
+    Shared(
+        "weight_decay",
+        "float",
+        None,
+        "Add the term L/2 |w|^2 to the loss, with this L (default: 0).",
+        WEIGHTS,
+        least=0,
+    ),
+    Shared(
+        "allow",
+        "str",
+        None,
+        "stop_gradient: accept a gradient that is not the derivative of the loss (detach(), "
+        "straight-through estimators).",
+    ),
     Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
     Shared("download", "bool", False, "Download a missing public data set."),
-    Shared("executor", "str", "serial", "Where work runs: serial, processes[:N] or dask[:ADDRESS].", any=True),
-    Shared("device", "str", "auto", "Device: auto, cpu, cuda, cuda:N or mps.", any=True, typed=False),
-    Shared("round", "int", None, "For a run: use the checkpoint of this round instead of "
-                                 "the last one.", WEIGHTS, least=0, typed=False),
-    Shared("stack", "str", "auto", "Evaluate clients' models side by side: auto, on or off.", ("run",), typed=False),
+    Shared(
+        "executor",
+        "str",
+        "serial",
+        "Where work runs: serial, processes[:N] or dask[:ADDRESS].",
+        any=True,
+    ),
+    Shared(
+        "device", "str", "auto", "Device: auto, cpu, cuda, cuda:N or mps.", any=True, typed=False
+    ),
+    Shared(
+        "round",
+        "int",
+        None,
+        "For a run: use the checkpoint of this round instead of the last one.",
+        WEIGHTS,
+        least=0,
+        typed=False,
+    ),
+    Shared(
+        "stack",
+        "str",
+        "auto",
+        "Evaluate clients' models side by side: auto, on or off.",
+        ("run",),
+        typed=False,
+    ),
     Shared("name", "str", None, "Name of the subject in the table.", typed=False),
 )
 #: Bytes of memory below which a unit was forgotten.
@@ -89,8 +189,14 @@ def size(memory: str | int) -> int:
     except ValueError:
         found = 0
     if found < (LEAST if isinstance(memory, str) else 1):
-        what = f"is {found:,} bytes, which is too little for any computation" if found else "is not a size"
-        raise FldiagError(f"memory = {memory!r} {what}", "give such as 500M or 2G, or at least 1k", usage=True)
+        what = (
+            f"is {found:,} bytes, which is too little for any computation"
+            if found
+            else "is not a size"
+        )
+        raise FldiagError(
+            f"memory = {memory!r} {what}", "give such as 500M or 2G, or at least 1k", usage=True
+        )
     return found
 
 
@@ -105,7 +211,9 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
         return list(there[-1:])
     try:
         if not isinstance(text, str):
-            return sorted({operator.index(r) for r in (text if isinstance(text, Iterable) else [text])})
+            return sorted(
+                {operator.index(r) for r in (text if isinstance(text, Iterable) else [text])}
+            )
         if text.startswith("every:"):
             step = int(text.removeprefix("every:"))
             found = [r for r in there if r % step == 0]
@@ -113,13 +221,21 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
             found = []
             for part in text.split(","):
                 first, dash, last = part.partition("-")
-                found += [r for r in there if int(first) <= r <= int(last)] if dash else [int(first)]
+                found += (
+                    [r for r in there if int(first) <= r <= int(last)] if dash else [int(first)]
+                )
     except (ValueError, TypeError, ZeroDivisionError):
-        raise FldiagError(f"--rounds {text!r} is not valid", "write for example 5, 1,5,20-30, every:10 or last",
-                          usage=True) from None
+        raise FldiagError(
+            f"--rounds {text!r} is not valid",
+            "write for example 5, 1,5,20-30, every:10 or last",
+            usage=True,
+        ) from None
     if not found:
-        raise FldiagError(f"--rounds {text}: no such round is stored",
-                          f"stored are {there[0]} to {there[-1]}" if there else "train first", usage=True)
+        raise FldiagError(
+            f"--rounds {text}: no such round is stored",
+            f"stored are {there[0]} to {there[-1]}" if there else "train first",
+            usage=True,
+        )
     return sorted(set(found))
 
 
@@ -127,5 +243,9 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a file can say; weight sets and stores cannot. Where it was computed is not said: it changes nothing."""
     options = {k: v for k, v in options.items() if k != "executor"}
     kinds = (str, int, float, bool, type(None))
-    lists = {k: list(v) for k, v in options.items() if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)}
+    lists = {
+        k: list(v)
+        for k, v in options.items()
+        if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)
+    }
     return {k: lists.get(k, v) for k, v in options.items() if isinstance(v, kinds) or k in lists}

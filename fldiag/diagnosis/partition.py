@@ -31,8 +31,13 @@ class Partition:
     title: str = ""
 
 
-def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download: bool = False,
-                 allow_code: str | Iterable[str] = ()) -> Partition:
+def partition_of(
+    source: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    download: bool = False,
+    allow_code: str | Iterable[str] = (),
+) -> Partition:
     """The partition of a run folder, or the one that a preset or TOML file would deal.
 
     Args:
@@ -50,7 +55,13 @@ def partition_of(source: str | Path, overrides: Iterable[str] = (), *, download:
         user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
         dataset = data.of(config.data, download, config.allowed_code)
         parts = partition.load_parts(run.verified("partition.npz"))
-        return Partition(partition.summary(parts, dataset.train_y), parts, run.path / "diagnostics", "partition", title(config))
+        return Partition(
+            partition.summary(parts, dataset.train_y),
+            parts,
+            run.path / "diagnostics",
+            "partition",
+            title(config),
+        )
     return dealt(configs.load(source, overrides), download=download)
 
 
@@ -59,13 +70,25 @@ def dealt(config: configs.Config, *, download: bool = False) -> Partition:
     spec = config.partition
     dataset = data.of(config.data, download, config.allowed_code)
     parts = deal(dataset, spec, config.clients.total, config.data.public)
-    name = "-".join(["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind,
-                     *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size")])
-    return Partition(partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name, title(config))
+    name = "-".join(
+        [
+            "partition",
+            config.data.name.replace(":", "-").replace("/", "-"),
+            spec.kind,
+            *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size"),
+        ]
+    )
+    return Partition(
+        partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name, title(config)
+    )
 
 
 def title(config: configs.Config) -> str:
     """Data, partition and number of clients, as a picture says them."""
-    options = [f"{words.symbol(k)} = {v}" for k, v in config.partition.options.items() if k != "min_size"]
+    options = [
+        f"{words.symbol(k)} = {v}" for k, v in config.partition.options.items() if k != "min_size"
+    ]
     kind = words.PARTITIONS.get(config.partition.kind, config.partition.kind)
-    return ", ".join([words.data(config.data.name), kind, *options, f"{config.clients.total:,} clients"])
+    return ", ".join(
+        [words.data(config.data.name), kind, *options, f"{config.clients.total:,} clients"]
+    )

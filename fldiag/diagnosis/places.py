@@ -18,9 +18,15 @@ FALLBACK = Path("fldiag-out")
 
 def folder(found: Sequence[Run | Checkpoint]) -> Path:
     """The ``diagnostics`` folder of the one run that is asked about, or ``fldiag-out`` here."""
-    runs = {t.path if isinstance(t, Run) else t.path.parent.parent for t in found
-            if isinstance(t, Run) or (t.path.parent.name == "rounds" and (t.path.parent.parent / "run.json").is_file())}
-    inside = len(runs) == 1 and all(isinstance(t, Run) or t.path.parent.name == "rounds" for t in found)
+    runs = {
+        t.path if isinstance(t, Run) else t.path.parent.parent
+        for t in found
+        if isinstance(t, Run)
+        or (t.path.parent.name == "rounds" and (t.path.parent.parent / "run.json").is_file())
+    }
+    inside = len(runs) == 1 and all(
+        isinstance(t, Run) or t.path.parent.name == "rounds" for t in found
+    )
     run = next(iter(runs), FALLBACK)
     return run / "diagnostics" if inside and os.access(run, os.W_OK) else FALLBACK
 
@@ -52,5 +58,7 @@ def prepare(path: Path) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another folder with --out") from None
+        raise FldiagError(
+            f"cannot write to {path}: {error.strerror}", "choose another folder with --out"
+        ) from None
     return path

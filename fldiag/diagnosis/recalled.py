@@ -33,7 +33,13 @@ from fldiag.results.provenance import digest
 NAME = "asked-"
 LIBRARIES = ("torch", "numpy", "pandas", "scipy", "scikit-learn", "matplotlib")
 #: What decides how many threads and which instructions and devices are used.
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 @dataclass
@@ -60,25 +66,43 @@ def key(entry: Diagnostic, targets: Sequence[Any], options: Mapping[str, Any]) -
         return ""
     runs = zip(places.distinct([t.path for t in targets]), targets, strict=True)
     devices = sorted(str(p) for p in Path("/dev").glob("nvidia[0-9]*"))
-    return digest(entry.name, dict(options), vars(sheet.current()),
-                  [[name, t.index, t.metrics_digest] for name, t in runs], _code(), [version(name) for name in LIBRARIES],
-                  [os.environ.get(name) for name in VARIABLES], machine(), devices)
+    return digest(
+        entry.name,
+        dict(options),
+        vars(sheet.current()),
+        [[name, t.index, t.metrics_digest] for name, t in runs],
+        _code(),
+        [version(name) for name in LIBRARIES],
+        [os.environ.get(name) for name in VARIABLES],
+        machine(),
+        devices,
+    )
 
 
 def _usual(run: Run) -> bool:
     """Whether data, model and method are fldiag's own, and the data come with scikit-learn."""
     config = run.index["config"]
-    names = {kind: config.get(section, {}).get("name") for kind, section in
-             {"datasets": "data", "models": "model", "methods": "method"}.items()}
+    names = {
+        kind: config.get(section, {}).get("name")
+        for kind, section in {"datasets": "data", "models": "model", "methods": "method"}.items()
+    }
     found = {kind: known.built_in()[kind].get(str(name)) for kind, name in names.items()}
     data = found["datasets"]
-    return run.model is None and run.data is None and all(found.values()) and bool(data and data["meta"].get("embedded"))
+    return (
+        run.model is None
+        and run.data is None
+        and all(found.values())
+        and bool(data and data["meta"].get("embedded"))
+    )
 
 
 def _code() -> list[Any]:
     """What tells versions of fldiag's own files apart."""
     root = Path(__file__).parents[1]
-    return [[str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns] for p in sorted(root.rglob("*.py"))]
+    return [
+        [str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns]
+        for p in sorted(root.rglob("*.py"))
+    ]
 
 
 def recall(folder: Path, name: str, key: str, tell: Callable[[str], None]) -> list[Given]:
@@ -88,7 +112,9 @@ def recall(folder: Path, name: str, key: str, tell: Callable[[str], None]) -> li
     for one in notes.get("answers", []):
         table, about = cache.get(NAME + one, key, on_damage=tell), cache.about(NAME + one, key)
         paths = {folder / file: digest for file, digest in about.get("files", {}).items()}
-        if table is None or any(not path.is_file() or sha256(path) != digest for path, digest in paths.items()):
+        if table is None or any(
+            not path.is_file() or sha256(path) != digest for path, digest in paths.items()
+        ):
             return []
         table.attrs = {"diagnostic": one, "options": about["options"]}
         found.append(Given(one, table, about["options"], list(paths)))
@@ -97,11 +123,21 @@ def recall(folder: Path, name: str, key: str, tell: Callable[[str], None]) -> li
     return found
 
 
-def remember(folder: Path, name: str, key: str, answers: Sequence[Given], notes: Sequence[str]) -> None:
+def remember(
+    folder: Path, name: str, key: str, answers: Sequence[Given], notes: Sequence[str]
+) -> None:
     """Keep the answers, those of flags first: the one that was asked for names them all."""
     for one in reversed(answers):
         if (one is answers[0] and one.name != name) or any(p.parent != folder for p in one.files):
             return  # another diagnostic answered
-        Cache(folder / "cache").put(NAME + one.name, key, one.table, {
-            "options": plain(one.options), "files": {p.name: sha256(p) for p in one.files},
-            "answers": [a.name for a in answers], "notes": list(notes)})
+        Cache(folder / "cache").put(
+            NAME + one.name,
+            key,
+            one.table,
+            {
+                "options": plain(one.options),
+                "files": {p.name: sha256(p) for p in one.files},
+                "answers": [a.name for a in answers],
+                "notes": list(notes),
+            },
+        )

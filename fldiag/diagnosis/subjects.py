@@ -35,8 +35,14 @@ Target = Run | Checkpoint | Problem | History
 OPEN = (Problem, History)
 
 
-def load(path: str | Path, *, model: Any = None, data: Any = None, key: str | None = None,
-         allow_code: str | Iterable[str] = ()) -> Run | Checkpoint:
+def load(
+    path: str | Path,
+    *,
+    model: Any = None,
+    data: Any = None,
+    key: str | None = None,
+    allow_code: str | Iterable[str] = (),
+) -> Run | Checkpoint:
     """A run folder as Run; a ``.pt`` or ``.safetensors`` file, or a model's folder of transformers, as Checkpoint.
 
     Args:
@@ -53,7 +59,11 @@ def load(path: str | Path, *, model: Any = None, data: Any = None, key: str | No
         FldiagError: the file is damaged, foreign or unsafe.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise FldiagError(f"a {type(path).__name__} is not a path", "give a run folder or a checkpoint file", usage=True)
+        raise FldiagError(
+            f"a {type(path).__name__} is not a path",
+            "give a run folder or a checkpoint file",
+            usage=True,
+        )
     path = Path(path)
     if pretrained.is_folder(path):
         return given(pretrained.read(path), model, data, key).allow(allow_code)
@@ -63,11 +73,16 @@ def load(path: str | Path, *, model: Any = None, data: Any = None, key: str | No
     return replace(schema.read(path, key), model=model, data=data).allow(allow_code)
 
 
-def given(target: Run | Checkpoint, model: Any = None, data: Any = None, key: str | None = None) -> Run | Checkpoint:
+def given(
+    target: Run | Checkpoint, model: Any = None, data: Any = None, key: str | None = None
+) -> Run | Checkpoint:
     """The target with another model, other data, or another of its file's sets of weights."""
     if key is not None and isinstance(target, Run):
-        raise FldiagError(f"key = {key!r} chooses among the sets of weights of a file, and {target.path} is a run",
-                          "leave it out", usage=True)
+        raise FldiagError(
+            f"key = {key!r} chooses among the sets of weights of a file, and {target.path} is a run",
+            "leave it out",
+            usage=True,
+        )
     if key is not None and isinstance(target, Checkpoint) and key != target.key:
         target = replace(schema.read(target.path, key), model=target.model, data=target.data)
     model, data = target.model if model is None else model, target.data if data is None else data
@@ -81,13 +96,24 @@ def given(target: Run | Checkpoint, model: Any = None, data: Any = None, key: st
 def known(targets: Sequence[Any]) -> None:
     """Raises FldiagError for what no diagnostic can be asked of."""
     if not targets:
-        raise FldiagError("there is nothing to diagnose", "give a run, a checkpoint, a Problem or a History", usage=True)
+        raise FldiagError(
+            "there is nothing to diagnose",
+            "give a run, a checkpoint, a Problem or a History",
+            usage=True,
+        )
     for target in targets:
         if isinstance(target, torch.nn.Module):
-            raise FldiagError("a module alone has no loss and no data", "give fldiag.Problem(net, loss, (x, y))", usage=True)
+            raise FldiagError(
+                "a module alone has no loss and no data",
+                "give fldiag.Problem(net, loss, (x, y))",
+                usage=True,
+            )
         if not isinstance(target, Target):
-            raise FldiagError(f"a {type(target).__name__} cannot be diagnosed", "give a run, a checkpoint, their path, a Problem "
-                              "or a History", usage=True)
+            raise FldiagError(
+                f"a {type(target).__name__} cannot be diagnosed",
+                "give a run, a checkpoint, their path, a Problem or a History",
+                usage=True,
+            )
 
 
 def labels(found: Sequence[Checkpoint]) -> list[str]:
@@ -96,8 +122,10 @@ def labels(found: Sequence[Checkpoint]) -> list[str]:
     if not names:
         return []
     if max(Counter(names).values()) > 1:
-        names = [f"{n} ({c.path.parent.parent.name if c.path.parent.name == 'rounds' else c.path.stem})"
-                 for n, c in zip(names, found, strict=True)]
+        names = [
+            f"{n} ({c.path.parent.parent.name if c.path.parent.name == 'rounds' else c.path.stem})"
+            for n, c in zip(names, found, strict=True)
+        ]
     if max(Counter(names).values()) > 1:
         names = [f"{n} #{i}" for i, n in enumerate(names, start=1)]
     return names
@@ -109,8 +137,12 @@ def problems(found: Sequence[Checkpoint | Problem], where: Mapping[str, Any]) ->
     suffix = "" if client is None else f" client {client}"
     names = iter(labels([c for c in found if isinstance(c, Checkpoint)]))
     with importable():
-        return [c if isinstance(c, Problem) else from_checkpoint.problem(c, **{"name": next(names) + suffix, **where})
-                for c in found]
+        return [
+            c
+            if isinstance(c, Problem)
+            else from_checkpoint.problem(c, **{"name": next(names) + suffix, **where})
+            for c in found
+        ]
 
 
 def history(run: Run, where: Mapping[str, Any]) -> History:
@@ -141,8 +173,11 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
     schema = _schema(entry)
     for name in given:
         if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
-            raise FldiagError(f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
-                              f"leave it out; fldiag explain {entry.name} lists its options", usage=True)
+            raise FldiagError(
+                f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
+                f"leave it out; fldiag explain {entry.name} lists its options",
+                usage=True,
+            )
     try:
         checked = dict(schema(**given))
     except pydantic.ValidationError as error:
@@ -151,7 +186,12 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
         checked["device"] = device_of(checked["device"], DTYPES.get(str(checked.get("precision"))))
     where = {k: checked[k] for k, v in given.items() if k not in own and v is not None}
     more = {also.name: _theirs(also, set(own), options) for also in asked}
-    return Divided(where, {k: checked[k] for k in own}, more, [flag for flag in entry.also if options.get(flag)])
+    return Divided(
+        where,
+        {k: checked[k] for k in own},
+        more,
+        [flag for flag in entry.also if options.get(flag)],
+    )
 
 
 @cache
@@ -160,13 +200,19 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
     own, kinds = entry.options.model_fields, {"str": str, "int": int, "float": float, "bool": bool}
     fields: dict[str, Any] = {}
     for option in shared.shared_by(entry.on, own):
-        kind: Any = Annotated[kinds[option.kind], pydantic.Field(ge=option.least)] if option.least is not None else \
-            kinds[option.kind]
+        kind: Any = (
+            Annotated[kinds[option.kind], pydantic.Field(ge=option.least)]
+            if option.least is not None
+            else kinds[option.kind]
+        )
         fields[option.name] = (Any if option.any else kind | None, option.default)
     if "precision" in fields:
         fields["precision"] = (Literal["fp32", "fp64"], "fp32")
     if "memory" in fields:
-        fields["memory"] = (Annotated[Any, pydantic.AfterValidator(lambda v: v if v is None else shared.size(v))], None)
+        fields["memory"] = (
+            Annotated[Any, pydantic.AfterValidator(lambda v: v if v is None else shared.size(v))],
+            None,
+        )
     if "normalise" in fields:
         read = pydantic.AfterValidator(lambda v: v if v is None else read_normalisation(v))
         fields["normalise"] = (Annotated[Any, read], None)
@@ -182,12 +228,18 @@ def settled(where: Mapping[str, Any]) -> dict[str, Any]:
 def refuse(where: Mapping[str, Any], made: Problem | History) -> None:
     """Raises FldiagError for an option that would change nothing: the subject is made already."""
     for name, value in where.items():
-        same = (name == "precision" and DTYPES[value] == made.dtype) or \
-            (name == "device" and torch.device(value).type == made.device.type) or value is False
+        same = (
+            (name == "precision" and DTYPES[value] == made.dtype)
+            or (name == "device" and torch.device(value).type == made.device.type)
+            or value is False
+        )
         if not same:
             kind = type(made).__name__
-            raise FldiagError(f"option {name} = {value!r} has no effect on a {kind}, which already has its weights and data",
-                              f"leave it out, or set it when the {kind} is created", usage=True)
+            raise FldiagError(
+                f"option {name} = {value!r} has no effect on a {kind}, which already has its weights and data",
+                f"leave it out, or set it when the {kind} is created",
+                usage=True,
+            )
 
 
 def _theirs(also: Also, own: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,18 +20,31 @@ from fldiag.registry import Diagnostic, Progress
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
 
-def tables(asked: Question, *, bar: Bar, tell: Callable[[str], None], cache: Path | None = None,
-           ) -> dict[Diagnostic, pd.DataFrame]:
+def tables(
+    asked: Question,
+    *,
+    bar: Bar,
+    tell: Callable[[str], None],
+    cache: Path | None = None,
+) -> dict[Diagnostic, pd.DataFrame]:
     """The table of the diagnostic, and those of the further ones that flags ask for."""
     for note in asked.notes:
         tell(note)
     found: dict[Diagnostic, list[pd.DataFrame]] = {}
-    units = [(entry.name, title, subject, dict(given)) for title, subject, options in asked.asked
-             for entry, given in [(asked.entry, options), *asked.more.items()]]
+    units = [
+        (entry.name, title, subject, dict(given))
+        for title, subject, options in asked.asked
+        for entry, given in [(asked.entry, options), *asked.more.items()]
+    ]
     several = len(asked.asked) > 1 and chosen(asked.executor).kind != "serial"
     if several:  # each subject elsewhere, rather than parts of one after the other
-        with bar(asked.entry.name) as progress, started(asked.executor, _measured, cache, name=_title, most=len(units)) as pool:
-            for done, ((name, title, *_), (table, said)) in enumerate(zip(units, pool.map(units), strict=True), start=1):
+        with (
+            bar(asked.entry.name) as progress,
+            started(asked.executor, _measured, cache, name=_title, most=len(units)) as pool,
+        ):
+            for done, ((name, title, *_), (table, said)) in enumerate(
+                zip(units, pool.map(units), strict=True), start=1
+            ):
                 for text in said:
                     tell(text)
                 progress(done, len(units), title)
@@ -40,7 +53,9 @@ def tables(asked: Question, *, bar: Bar, tell: Callable[[str], None], cache: Pat
     for name, title, subject, given in units:
         entry = registry.diagnostic.get(name)
         with bar(f"{title} {entry.name}") as progress:
-            found.setdefault(entry, []).append(measure(entry, subject, given, cache=cache, progress=progress, tell=tell))
+            found.setdefault(entry, []).append(
+                measure(entry, subject, given, cache=cache, progress=progress, tell=tell)
+            )
     return {entry: joined(made) for entry, made in found.items()}
 
 
@@ -51,7 +66,9 @@ def _measured(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
     """A table, and what was said of it."""
     name, _, subject, options = unit
     said: list[str] = []
-    return measure(registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append, whole=False), said
+    return measure(
+        registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append, whole=False
+    ), said
 
 
 def _title(unit: Unit) -> str:

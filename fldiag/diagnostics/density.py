@@ -39,7 +39,9 @@ SMALL = 16 * 2**20
 MOST_POINTS = 100_000
 
 
-def quadrature(operator: Callable[[Tensor], Tensor], start: Tensor, steps: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
+def quadrature(
+    operator: Callable[[Tensor], Tensor], start: Tensor, steps: int, noise: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights (sum 1) of the Gauss rule for the operator's spectral measure at ``start``."""
     import torch
 
@@ -67,9 +69,13 @@ def affordable(problem: Problem, steps: int = STEPS) -> None:
     each, room = 8 * problem.layout.size, problem.memory // 2
     if steps * each > max(room, SMALL):
         fit = room // each
-        raise FldiagError(f"{steps} steps of the density keep {steps} vectors of {each / 2**20:,.1f} MiB, more than half of the "
-                          f"{problem.memory / 2**20:,.0f} MiB of memory", f"allow {-(-2 * steps * each // 2**20):,} MiB"
-                          + (f", or take steps = {fit}" if fit > 1 else ""), usage=True)
+        raise FldiagError(
+            f"{steps} steps of the density keep {steps} vectors of {each / 2**20:,.1f} MiB, more than half of the "
+            f"{problem.memory / 2**20:,.0f} MiB of memory",
+            f"allow {-(-2 * steps * each // 2**20):,} MiB"
+            + (f", or take steps = {fit}" if fit > 1 else ""),
+            usage=True,
+        )
 
 
 def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
@@ -90,7 +96,9 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
         raise FldiagError("the spectral density has no positive value", "compute it again")
     width = style.wide(style.ONE_COLUMN)
     texts = [style.wrap(r, width - 0.6)[0] for r in runs]
-    known = [run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()]
+    known = [
+        run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()
+    ]
     handles = [Line2D([], [], color=looks[r].color, linestyle=looks[r].dash) for r in runs]
     if known:
         handles.append(Line2D([], [], color="#555555", marker="|", linestyle="none"))
@@ -101,13 +109,30 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
             x, middle = floats(part["x"]), floats(part["value"])
             if "stderr" in part.columns:
                 error = np.nan_to_num(floats(part["stderr"]))
-                ax.fill_between(x, np.maximum(middle - error, 1e-300), middle + error, color=look.color, alpha=0.2, linewidth=0)
+                ax.fill_between(
+                    x,
+                    np.maximum(middle - error, 1e-300),
+                    middle + error,
+                    color=look.color,
+                    alpha=0.2,
+                    linewidth=0,
+                )
             ax.plot(x, middle, color=look.color, linestyle=look.dash)
             if run in known:
-                tops = floats(table.loc[(table["metric"] == "eigenvalue") & (table["run"] == run), "value"])
+                tops = floats(
+                    table.loc[(table["metric"] == "eigenvalue") & (table["run"] == run), "value"]
+                )
                 # rows of ticks at the foot of the panel, one a run
-                ax.plot(tops, np.full(len(tops), 0.03 + 0.04 * place), linestyle="none", marker="|", markersize=5,
-                        color=look.color, transform=ax.get_xaxis_transform(), label="eigenvalues")
+                ax.plot(
+                    tops,
+                    np.full(len(tops), 0.03 + 0.04 * place),
+                    linestyle="none",
+                    marker="|",
+                    markersize=5,
+                    color=look.color,
+                    transform=ax.get_xaxis_transform(),
+                    label="eigenvalues",
+                )
         ax.set_yscale("log", nonpositive="clip")
         ax.set_ylim(high * 10.0**-DECADES, high * 3)
         ax.set(xlabel="eigenvalue of the Hessian", ylabel="density")
@@ -126,21 +151,52 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
     affordable(problem, options["steps"])
 
 
-@diagnostic("density", draw=draw, summary=lambda table, options: [], cost=cost, check=check,
-            example="checkpoints/example/fedsol-digits.pt")
-def density(problem: Problem, progress: Progress | None = None, *,
-            k: Annotated[int, Field(ge=0, description="Number of eigenvalues that are computed one by one and shown "
-                                                      "separately.")] = 5,
-            steps: Annotated[int, Field(ge=2, description="Number of Lanczos steps from each random vector.")] = STEPS,
-            probes: Annotated[int, Field(ge=1, description="Number of random vectors.")] = 4,
-            points: Annotated[int, Field(ge=3, description="Number of points at which the density is evaluated.")] = 501,
-            smoothing: Annotated[float | None, Field(gt=0, description="Standard deviation of the Gaussian smoothing (default: "
-                                                                       "a hundredth of the range).")] = None,
-            tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-            max_products: Annotated[int | None, Field(ge=1, description="Maximum number of Hessian-vector products for the "
-                                                                        "eigenvalues.")] = None,
-            matrix: Annotated[Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")] = "hessian",
-            seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+@diagnostic(
+    "density",
+    draw=draw,
+    summary=lambda table, options: [],
+    cost=cost,
+    check=check,
+    example="checkpoints/example/fedsol-digits.pt",
+)
+def density(
+    problem: Problem,
+    progress: Progress | None = None,
+    *,
+    k: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Number of eigenvalues that are computed one by one and shown separately.",
+        ),
+    ] = 5,
+    steps: Annotated[
+        int, Field(ge=2, description="Number of Lanczos steps from each random vector.")
+    ] = STEPS,
+    probes: Annotated[int, Field(ge=1, description="Number of random vectors.")] = 4,
+    points: Annotated[
+        int, Field(ge=3, description="Number of points at which the density is evaluated.")
+    ] = 501,
+    smoothing: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="Standard deviation of the Gaussian smoothing (default: "
+            "a hundredth of the range).",
+        ),
+    ] = None,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    max_products: Annotated[
+        int | None,
+        Field(ge=1, description="Maximum number of Hessian-vector products for the eigenvalues."),
+    ] = None,
+    matrix: Annotated[
+        Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
+    ] = "hessian",
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
     """Estimate the spectral density of the Hessian: how its eigenvalues are distributed.
 
     The share of eigenvalues per unit, smoothed, over the whole range of the spectrum.
@@ -170,9 +226,22 @@ def density(problem: Problem, progress: Progress | None = None, *,
 
     found: EigenPairs | None = None
     if k:
-        found = strict_pairs(problem, k, tol=tol, matrix=matrix, max_products=budget, seed=seed, operator=h, progress=tell)
+        found = strict_pairs(
+            problem,
+            k,
+            tol=tol,
+            matrix=matrix,
+            max_products=budget,
+            seed=seed,
+            operator=h,
+            progress=tell,
+        )
     known = np.zeros(0) if found is None else found.values
-    vectors = torch.zeros(0, size, dtype=torch.float64, device=problem.device) if found is None else found.vectors
+    vectors = (
+        torch.zeros(0, size, dtype=torch.float64, device=problem.device)
+        if found is None
+        else found.vectors
+    )
 
     def project(v: Tensor) -> Tensor:
         for _ in range(2):
@@ -181,7 +250,9 @@ def density(problem: Problem, progress: Progress | None = None, *,
 
     rules, before = [], total - probes * steps
     for i in range(probes if size > len(known) else 0):
-        z = torch.randn(size, dtype=torch.float64, generator=torch_rng(seed, "density probe", i)).to(problem.device)
+        z = torch.randn(
+            size, dtype=torch.float64, generator=torch_rng(seed, "density probe", i)
+        ).to(problem.device)
         rules.append(quadrature(lambda v: project(h(v)), project(z), steps, noise))
         tell((i + 1) * steps, total, "spectral density")
 
@@ -191,18 +262,41 @@ def density(problem: Problem, progress: Progress | None = None, *,
     smoothing = smoothing or float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
     first, last = round(low / smoothing) - 5, round(high / smoothing) + 5
     if last - first > MOST_POINTS / 2:
-        raise FldiagError(f"smoothing = {smoothing:g} is too narrow for a spectrum from {low:.3g} to {high:.3g}",
-                          f"use a smoothing of at least {2.1 * (high - low) / MOST_POINTS:.2g}", usage=True)
+        raise FldiagError(
+            f"smoothing = {smoothing:g} is too narrow for a spectrum from {low:.3g} to {high:.3g}",
+            f"use a smoothing of at least {2.1 * (high - low) / MOST_POINTS:.2g}",
+            usage=True,
+        )
     grid = smoothing * np.linspace(first, last, max(points, 2 * (last - first) + 1))
     peaks = _smooth(grid, known, np.full(len(known), 1 / size), smoothing)
     rest = (size - len(known)) / size
-    curves = np.array([peaks + rest * _smooth(grid, nodes, weights, smoothing) for nodes, weights in rules] or [peaks])
+    curves = np.array(
+        [peaks + rest * _smooth(grid, nodes, weights, smoothing) for nodes, weights in rules]
+        or [peaks]
+    )
     error = curves.std(0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros(len(grid))
-    rows: list[Row] = [{"metric": "density", "x": float(x), "value": float(v), "estimator": "lanczos quadrature",
-                        "stderr": float(e) if len(curves) > 1 or not rules else None}
-                       for x, v, e in zip(grid, curves.mean(0), error, strict=True)]
+    rows: list[Row] = [
+        {
+            "metric": "density",
+            "x": float(x),
+            "value": float(v),
+            "estimator": "lanczos quadrature",
+            "stderr": float(e) if len(curves) > 1 or not rules else None,
+        }
+        for x, v, e in zip(grid, curves.mean(0), error, strict=True)
+    ]
     if found is not None:
-        rows += [{"metric": "eigenvalue", "index": i + 1, "value": float(v), "residual": float(r),
-                  "converged": bool(c), "estimator": "lanczos"}
-                 for i, (v, r, c) in enumerate(zip(found.values, found.residuals, found.converged, strict=True))]
+        rows += [
+            {
+                "metric": "eigenvalue",
+                "index": i + 1,
+                "value": float(v),
+                "residual": float(r),
+                "converged": bool(c),
+                "estimator": "lanczos",
+            }
+            for i, (v, r, c) in enumerate(
+                zip(found.values, found.residuals, found.converged, strict=True)
+            )
+        ]
     return table([*rows, *scored], **problem.common)

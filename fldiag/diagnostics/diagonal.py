@@ -24,10 +24,21 @@ def cost(problem: Problem, options: Mapping[str, Any]) -> float:
     """Gradients that it takes where it is exact: as much as four to five Hessian-vector products."""
     return 10.0
 
-@diagnostic("diagonal", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")
-def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
-             rtol: Rtol = 0.02, max_products: Products = 200, deflate: Deflated = 20,
-             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+
+@diagnostic(
+    "diagonal", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt"
+)
+def diagonal(
+    problem: Problem,
+    progress: Progress | None = None,
+    *,
+    per: Per = "layer",
+    estimate: Estimate = "auto",
+    rtol: Rtol = 0.02,
+    max_products: Products = 200,
+    deflate: Deflated = 20,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
     """Summarise the Hessian's diagonal: its norm, largest and smallest entry, whole and by layer.
 
     Exact where the network is piecewise linear in each layer's weights.
@@ -46,19 +57,39 @@ def diagonal(problem: Problem, progress: Progress | None = None, *, per: Per = "
     from fldiag.problem.diagonal import diagonal_of, norm, parts, trace_rows
     from fldiag.problem.eigenpairs import loss_rows
 
-    d = diagonal_of(problem, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate, seed=seed,
-                    progress=progress)
+    d = diagonal_of(
+        problem,
+        estimate=estimate,
+        rtol=rtol,
+        max_products=max_products,
+        deflate=deflate,
+        seed=seed,
+        progress=progress,
+    )
     assert d.values is not None  # entries were asked for
     slices = problem.layout.slices()
     rows: list[Row] = []
     for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
         values = torch.cat([d.values[slices[n]] for n in names])
         how = d.how(names)
-        stderr = None if d.stderr is None or how == "exact" else torch.cat([d.stderr[slices[n]] for n in names])
+        stderr = (
+            None
+            if d.stderr is None or how == "exact"
+            else torch.cat([d.stderr[slices[n]] for n in names])
+        )
         size, error = norm(values, stderr)
         common: Row = {"layer": label, "estimator": how, "converged": how == "exact" or d.converged}
         rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
-        for metric, at in (("diagonal_max", int(values.argmax())), ("diagonal_min", int(values.argmin()))):
-            rows.append({**common, "metric": metric, "value": float(values[at]),
-                         "stderr": None if stderr is None else float(stderr[at])})
+        for metric, at in (
+            ("diagonal_max", int(values.argmax())),
+            ("diagonal_min", int(values.argmin())),
+        ):
+            rows.append(
+                {
+                    **common,
+                    "metric": metric,
+                    "value": float(values[at]),
+                    "stderr": None if stderr is None else float(stderr[at]),
+                }
+            )
     return table([*rows, *trace_rows(problem, d, per), *loss_rows(problem)], **problem.common)

@@ -19,10 +19,21 @@ from fldiag.results.table import table
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
-@diagnostic("trace", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt")
-def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "layer", estimate: Estimate = "auto",
-          rtol: Rtol = 0.02, max_products: Products = 200, deflate: Deflated = 20,
-          seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+
+@diagnostic(
+    "trace", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt"
+)
+def trace(
+    problem: Problem,
+    progress: Progress | None = None,
+    *,
+    per: Per = "layer",
+    estimate: Estimate = "auto",
+    rtol: Rtol = 0.02,
+    max_products: Products = 200,
+    deflate: Deflated = 20,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
     """Compute the trace of the Hessian, whole and by layer; exact where the network is piecewise linear in each layer's weights.
 
     Rows ``trace`` for the whole and ``per`` layer (weight and bias together) or tensor. ``estimator``: ``exact``
@@ -37,6 +48,14 @@ def trace(problem: Problem, progress: Progress | None = None, *, per: Per = "lay
     from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import loss_rows
 
-    d = diagonal_of(problem, entries=False, estimate=estimate, rtol=rtol, max_products=max_products, deflate=deflate,
-                    seed=seed, progress=progress)
+    d = diagonal_of(
+        problem,
+        entries=False,
+        estimate=estimate,
+        rtol=rtol,
+        max_products=max_products,
+        deflate=deflate,
+        seed=seed,
+        progress=progress,
+    )
     return table([*trace_rows(problem, d, per), *loss_rows(problem)], **problem.common)

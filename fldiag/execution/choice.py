@@ -33,7 +33,9 @@ def cores(threads: int | None = None) -> int:
     import joblib  # only here: what an executor is called is known without them
     import torch
 
-    return max(1, joblib.cpu_count() // (threads or torch.get_num_threads()))  # those that this process may use
+    return max(
+        1, joblib.cpu_count() // (threads or torch.get_num_threads())
+    )  # those that this process may use
 
 
 def chosen(executor: Any) -> Choice:
@@ -49,21 +51,30 @@ def chosen(executor: Any) -> Choice:
         return executor
     if not isinstance(executor, str):
         if not callable(getattr(executor, "submit", None)):
-            raise FldiagError(f"executor {executor!r}", "give serial, processes:4, dask:ADDRESS, or an executor of "
-                              "concurrent.futures", usage=True)
+            raise FldiagError(
+                f"executor {executor!r}",
+                "give serial, processes:4, dask:ADDRESS, or an executor of concurrent.futures",
+                usage=True,
+            )
         return Choice("given", given=executor)
     kind, colon, rest = executor.partition(":")
     if kind not in KINDS:
         raise unknown("executor", kind, KINDS)
     if kind == "processes":
         if colon and (not rest.isdecimal() or int(rest) < 1):
-            raise FldiagError(f"executor {executor!r}: the number of workers is not valid", "write for example processes:4",
-                              usage=True)
+            raise FldiagError(
+                f"executor {executor!r}: the number of workers is not valid",
+                "write for example processes:4",
+                usage=True,
+            )
         return Choice(kind, int(rest) if rest else None)
     if kind == "dask":
         if colon and ":" not in rest:
-            raise FldiagError(f"executor {executor!r}: the scheduler's address is not valid", "write for example "
-                              "dask:tcp://HOST:8786, or dask for a cluster on this machine", usage=True)
+            raise FldiagError(
+                f"executor {executor!r}: the scheduler's address is not valid",
+                "write for example dask:tcp://HOST:8786, or dask for a cluster on this machine",
+                usage=True,
+            )
         return Choice(kind, address=rest)
     if colon:
         raise FldiagError(f"executor {executor!r}", "write serial", usage=True)

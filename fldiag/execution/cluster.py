@@ -23,7 +23,9 @@ PATIENCE = 10.0
 #: Looks in a row that find all workers paused before that is an error: Dask frees their memory meanwhile, and most go on.
 LOOKS = 6
 #: What helps workers that lack memory.
-ROOM = "give each worker more memory (dask worker --memory-limit), or start fewer of them on a machine"
+ROOM = (
+    "give each worker more memory (dask worker --memory-limit), or start fewer of them on a machine"
+)
 
 
 class Cluster(Pool):
@@ -36,25 +38,38 @@ class Cluster(Pool):
             import dask
             import distributed
         except ImportError:
-            raise FldiagError("executor dask needs the package distributed", "pip install 'fldiag[dask]'", usage=True) from None
+            raise FldiagError(
+                "executor dask needs the package distributed",
+                "pip install 'fldiag[dask]'",
+                usage=True,
+            ) from None
         self._distributed, self.key = distributed, uuid.uuid4().hex
         self._local: Any = None
         self.where = choice.address or "this machine"
         if not choice.address:
-            dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1})  # a unit is moved so often
+            dask.config.set(
+                {"distributed.scheduler.allowed-failures": TRIES - 1}
+            )  # a unit is moved so often
             self._local = distributed.LocalCluster(
-                n_workers=choice.workers or cores(work.threads), threads_per_worker=1, processes=True,
+                n_workers=choice.workers or cores(work.threads),
+                threads_per_worker=1,
+                processes=True,
                 dashboard_address="127.0.0.1:0",  # any port that is free
                 memory_limit=None,  # a share of the memory would stop a worker that holds a large model, for ever
-                silence_logs="CRITICAL")
+                silence_logs="CRITICAL",
+            )
         try:
-            self.client = distributed.Client(self._local or choice.address, timeout=PATIENCE, set_as_default=False)
+            self.client = distributed.Client(
+                self._local or choice.address, timeout=PATIENCE, set_as_default=False
+            )
             self._look()
             self._send(_state(distributed, self.key, work, ours=self._local is not None))
         except (OSError, TimeoutError) as error:
             self.close()
-            raise FldiagError(f"no Dask scheduler answers at {self.where} ({type(error).__name__})",
-                              "start one with: dask scheduler; and give the address that it prints") from None
+            raise FldiagError(
+                f"no Dask scheduler answers at {self.where} ({type(error).__name__})",
+                "start one with: dask scheduler; and give the address that it prints",
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -65,8 +80,10 @@ class Cluster(Pool):
         try:
             self.client.wait_for_workers(1, timeout=PATIENCE)
         except TimeoutError:
-            raise FldiagError(f"the Dask scheduler at {self.where} has no workers",
-                              "start some with: dask worker ADDRESS --nthreads 1") from None
+            raise FldiagError(
+                f"the Dask scheduler at {self.where} has no workers",
+                "start some with: dask worker ADDRESS --nthreads 1",
+            ) from None
         mine = version(), torch.__version__
         found: dict[str, Any] = {}
         try:
@@ -75,16 +92,24 @@ class Cluster(Pool):
             raise
         except Exception as error:  # whatever an import there can raise
             found["scheduler"] = error
-        found |= {f"worker {address}": theirs for address, theirs in self.client.run(versions, on_error="return").items()}
+        found |= {
+            f"worker {address}": theirs
+            for address, theirs in self.client.run(versions, on_error="return").items()
+        }
         for who, theirs in found.items():
             if isinstance(theirs, OSError):  # the worker died meanwhile; Dask starts another
                 continue
             if isinstance(theirs, Exception):
-                raise FldiagError(f"the Dask {who} cannot import fldiag ({type(theirs).__name__}: {theirs})",
-                                  "install the same fldiag in its environment")
+                raise FldiagError(
+                    f"the Dask {who} cannot import fldiag ({type(theirs).__name__}: {theirs})",
+                    "install the same fldiag in its environment",
+                )
             if tuple(theirs) != mine:
-                raise FldiagError(f"the Dask {who} has fldiag {theirs[0]} with PyTorch {theirs[1]}, and here are "
-                                  f"{mine[0]} and {mine[1]}", "install the same versions in its environment")
+                raise FldiagError(
+                    f"the Dask {who} has fldiag {theirs[0]} with PyTorch {theirs[1]}, and here are "
+                    f"{mine[0]} and {mine[1]}",
+                    "install the same versions in its environment",
+                )
 
     def _send(self, plugin: Any) -> None:
         """To every worker; a worker that dies meanwhile is replaced, and gets it as it starts."""
@@ -95,12 +120,21 @@ class Cluster(Pool):
                 if tried == TRIES:
                     raise
 
-    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
         distributed, waiting = self._distributed, {}
         units = list(units)
         for number, unit in enumerate(units):
-            waiting[self.client.submit(perform, self.key, unit, pure=False, key=f"fldiag-{self.key[:8]}-{number}-"
-                                       f"{uuid.uuid4().hex[:8]}")] = number
+            waiting[
+                self.client.submit(
+                    perform,
+                    self.key,
+                    unit,
+                    pure=False,
+                    key=f"fldiag-{self.key[:8]}-{number}-{uuid.uuid4().hex[:8]}",
+                )
+            ] = number
         looked, stuck = time.monotonic(), 0
         try:
             while waiting:
@@ -133,16 +167,23 @@ class Cluster(Pool):
     def _result(self, future: Any, unit: Any) -> Any:
         try:
             with self.doing(unit):
-                return future.result(timeout=6 * PATIENCE)  # a large one on a slow network takes a while
+                return future.result(
+                    timeout=6 * PATIENCE
+                )  # a large one on a slow network takes a while
         except self._distributed.KilledWorker as error:
             if self._local is not None:
                 raise died(self.name(unit), TRIES) from None
-            raise FldiagError(f"{self.name(unit)}: its worker of {self.where} died {error.allowed_failures + 1} times (out of "
-                              "memory?)", f"{ROOM}, and {GO_ON}") from None
+            raise FldiagError(
+                f"{self.name(unit)}: its worker of {self.where} died {error.allowed_failures + 1} times (out of "
+                "memory?)",
+                f"{ROOM}, and {GO_ON}",
+            ) from None
         except FldiagError as error:
             if self._local is not None:
                 raise
-            raise FldiagError(f"on a worker of {self.where}: {error.what}", error.remedy, usage=error.usage) from None
+            raise FldiagError(
+                f"on a worker of {self.where}: {error.what}", error.remedy, usage=error.usage
+            ) from None
         except self._gone:
             raise self._lost() from None
 
@@ -154,8 +195,10 @@ class Cluster(Pool):
         except Exception:  # the scheduler is gone, which the caller will notice
             return 0
         if now and before + 1 >= LOOKS:
-            raise FldiagError(f"all workers of {self.where} are paused: they use most of the memory that Dask lets them use",
-                              f"{ROOM}, and {GO_ON}")
+            raise FldiagError(
+                f"all workers of {self.where} are paused: they use most of the memory that Dask lets them use",
+                f"{ROOM}, and {GO_ON}",
+            )
         return before + 1 if now else 0
 
     def _revived(self, before: int) -> int:
@@ -168,7 +211,10 @@ class Cluster(Pool):
         if there:
             return 0
         if before == TRIES:
-            raise FldiagError("the Dask workers of this machine do not start", f"use --executor processes, and {GO_ON}")
+            raise FldiagError(
+                "the Dask workers of this machine do not start",
+                f"use --executor processes, and {GO_ON}",
+            )
         for nanny in list(self._local.workers.values()):
             with contextlib.suppress(Exception):  # the next look will tell
                 self._local.sync(nanny.instantiate, callback_timeout=6 * PATIENCE)
@@ -180,7 +226,9 @@ class Cluster(Pool):
         return self._distributed.CancelledError, self._distributed.comm.CommClosedError
 
     def _lost(self) -> FldiagError:
-        return FldiagError(f"the Dask scheduler at {self.where} is gone", f"start it again, and {GO_ON}")
+        return FldiagError(
+            f"the Dask scheduler at {self.where} is gone", f"start it again, and {GO_ON}"
+        )
 
     def _cancel(self, futures: list[Any]) -> None:
         if futures and self.client.status == "running":
@@ -194,8 +242,10 @@ class Cluster(Pool):
             if owned is not None:
                 _patiently(lambda owned=owned: owned.close(timeout=PATIENCE))  # type: ignore[misc]
 
+
 def _patiently(ask: Callable[[], Any]) -> None:
     """For no longer than it takes: a cluster that goes away may never answer, and takes what is asked for with it."""
+
     def quietly() -> None:
         with contextlib.suppress(Exception):
             ask()
@@ -207,10 +257,13 @@ def _patiently(ask: Callable[[], Any]) -> None:
 
 def _state(distributed: Any, key: str, work: Work, ours: bool) -> Any:
     """Brings the work to every worker of the cluster, also to those that start later."""
+
     class State(distributed.WorkerPlugin):  # type: ignore[misc, name-defined]
         def setup(self, worker: Any) -> None:
             keep(key, work)
-            if ours:  # Ctrl-C reaches the whole group of processes, and is the main process's to handle
+            if (
+                ours
+            ):  # Ctrl-C reaches the whole group of processes, and is the main process's to handle
                 with contextlib.suppress(ValueError):
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

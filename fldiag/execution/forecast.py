@@ -57,11 +57,17 @@ class Faster(NamedTuple):
         """For the terminal; ``now``: the seconds without it."""
         import torch  # only here: an executor is looked at without it
 
-        with_ = "" if self.threads == torch.get_num_threads() else f"with OMP_NUM_THREADS={self.threads} in the environment, "
+        with_ = (
+            ""
+            if self.threads == torch.get_num_threads()
+            else f"with OMP_NUM_THREADS={self.threads} in the environment, "
+        )
         return f"{with_}--executor {self.executor}: {duration(self.seconds)} instead of {duration(now)}"
 
 
-def faster(phases: Sequence[Sequence[float]], now: float, threads: int | None = None) -> Faster | None:
+def faster(
+    phases: Sequence[Sequence[float]], now: float, threads: int | None = None
+) -> Faster | None:
     """Where one of this machine is clearly faster than ``now``. ``phases``: see ``total``, with so many threads (by default as
     many as here)."""
     import torch

@@ -6,7 +6,14 @@ import itertools
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
 from typing import Any
 
 from fldiag.errors import FldiagError, first_line
@@ -20,11 +27,15 @@ class Given(Pool):
     def __init__(self, work: Work, name: Callable[[Any], str], executor: Executor):
         super().__init__(work, name)
         self.executor, self.key = executor, uuid.uuid4().hex
-        workers = getattr(executor, "_max_workers", None) or getattr(executor, "num_workers", None)  # the latter is MPI's name
+        workers = getattr(executor, "_max_workers", None) or getattr(
+            executor, "num_workers", None
+        )  # the latter is MPI's name
         #: Units under way at a time; all of them where nobody says how many workers there are.
         self.window = 2 * workers if isinstance(workers, int) else sys.maxsize
 
-    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
         waiting, busy = enumerate(units), {}  # type: ignore[var-annotated]
         try:
             while True:
@@ -58,5 +69,7 @@ class Given(Pool):
             raise self._broken(error) from None
 
     def _broken(self, error: Exception) -> FldiagError:
-        return FldiagError(f"the executor {type(self.executor).__name__} is broken ({first_line(error)})",
-                           f"mend it, or use another one, and {GO_ON}")
+        return FldiagError(
+            f"the executor {type(self.executor).__name__} is broken ({first_line(error)})",
+            f"mend it, or use another one, and {GO_ON}",
+        )

@@ -25,7 +25,9 @@ class Pool(ABC):
         self.work, self.name = work, name
 
     @abstractmethod
-    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """(number of the unit, result) as they are done; the units' own exceptions are raised. ``beat`` is called about five
         times a second while the main process waits."""
 
@@ -48,8 +50,10 @@ class Pool(ABC):
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            raise FldiagError(f"{self.name(unit)}: out of memory", "use fewer workers, fewer examples (--samples) or a smaller "
-                              f"--memory, and {GO_ON}") from error
+            raise FldiagError(
+                f"{self.name(unit)}: out of memory",
+                f"use fewer workers, fewer examples (--samples) or a smaller --memory, and {GO_ON}",
+            ) from error
 
     def close(self) -> None:  # noqa: B027
         """Cancel what waits, and end the workers that are ours."""
@@ -64,7 +68,9 @@ class Pool(ABC):
 class Serial(Pool):
     """This process, one unit after the other."""
 
-    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
         for number, unit in enumerate(units):
             with self.doing(unit):
                 result = self.work.function(self.work.shared, unit)
@@ -75,8 +81,11 @@ class Serial(Pool):
 
 def died(unit: str, tries: int) -> FldiagError:
     """A unit that ended its worker every time."""
-    return FldiagError(f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
-                       "without if __name__ == '__main__')", f"use fewer workers or executor 'serial', and {GO_ON}")
+    return FldiagError(
+        f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
+        "without if __name__ == '__main__')",
+        f"use fewer workers or executor 'serial', and {GO_ON}",
+    )
 
 
 def can_be_sent(work: Work) -> None:
@@ -84,6 +93,8 @@ def can_be_sent(work: Work) -> None:
     try:
         pickle.dumps(work)
     except Exception as error:  # whatever somebody's own object raises
-        raise FldiagError(f"what the work needs cannot be sent to worker processes ({type(error).__name__}: {error})",
-                          "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
-                          usage=True) from None
+        raise FldiagError(
+            f"what the work needs cannot be sent to worker processes ({type(error).__name__}: {error})",
+            "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
+            usage=True,
+        ) from None

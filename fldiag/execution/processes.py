@@ -25,18 +25,28 @@ class Processes(Pool):
         can_be_sent(work)
 
     def _one(self) -> ProcessPoolExecutor:
-        pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=start,
-                                   initargs=(self.key, self.work))
+        pool = ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=start,
+            initargs=(self.key, self.work),
+        )
         self._all.append(pool)
         return pool
 
-    def completed(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[tuple[int, Any]]:
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
         fresh, again = enumerate(units), deque[tuple[int, Any, int]]()
         busy: dict[Future[Any], tuple[ProcessPoolExecutor, int, Any, int]] = {}
         try:
             while True:
                 while len(busy) < self.workers:
-                    following = again.popleft() if again else next(((n, unit, 1) for n, unit in fresh), None)
+                    following = (
+                        again.popleft()
+                        if again
+                        else next(((n, unit, 1) for n, unit in fresh), None)
+                    )
                     if following is None:
                         break
                     pool = self._free.pop() if self._free else self._one()
@@ -67,7 +77,10 @@ class Processes(Pool):
                 if beat is not None:
                     beat()
         finally:
-            for future, (pool, *_) in busy.items():  # left early: what is being done is of no use to anybody
+            for future, (
+                pool,
+                *_,
+            ) in busy.items():  # left early: what is being done is of no use to anybody
                 if not future.cancel():
                     self._end(pool)
 
@@ -78,6 +91,8 @@ class Processes(Pool):
         pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        for pool in list(self._all):  # idle: ended rather than waited for, PyTorch takes a second to leave
+        for pool in list(
+            self._all
+        ):  # idle: ended rather than waited for, PyTorch takes a second to leave
             self._end(pool)
         self._free.clear()

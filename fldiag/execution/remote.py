@@ -60,7 +60,9 @@ def perform(key: str, unit: Any, work: Work | None = None) -> Any:
 def start(key: str, work: Work) -> None:
     """At the start of a process of our own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
-    warnings.filterwarnings("ignore", module="fldiag")  # about data that it has read, too, and has spoken of
+    warnings.filterwarnings(
+        "ignore", module="fldiag"
+    )  # about data that it has read, too, and has spoken of
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     keep(key, work)
 
@@ -82,4 +84,6 @@ def versions() -> tuple[str, str]:
 def paused(dask_scheduler: Any) -> bool:
     """On a Dask scheduler: whether it has workers, and all of them take no work and have none under way."""
     workers = dask_scheduler.workers.values()
-    return bool(workers) and all(worker.status.name == "paused" and not worker.executing for worker in workers)
+    return bool(workers) and all(
+        worker.status.name == "paused" and not worker.executing for worker in workers
+    )

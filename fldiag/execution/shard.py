@@ -27,7 +27,11 @@ class Shard:
             return None
         number, _, of = text.partition("/")
         if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-            raise FldiagError(f"--shard {text}", "give the part and the number of parts: --shard 1/4 to --shard 4/4", usage=True)
+            raise FldiagError(
+                f"--shard {text}",
+                "give the part and the number of parts: --shard 1/4 to --shard 4/4",
+                usage=True,
+            )
         return cls(int(number), int(of))
 
     def part(self, items: Sequence[T]) -> list[T]:

@@ -12,8 +12,15 @@ from fldiag.execution.processes import Processes
 from fldiag.execution.remote import Work
 
 
-def started(executor: Any, function: Callable[[Any, Any], Any], shared: Any, *, threads: int | None = None,
-            name: Callable[[Any], str] = str, most: int | None = None) -> Pool:
+def started(
+    executor: Any,
+    function: Callable[[Any, Any], Any],
+    shared: Any,
+    *,
+    threads: int | None = None,
+    name: Callable[[Any], str] = str,
+    most: int | None = None,
+) -> Pool:
     """The place where units of this work are done.
 
     Args:
@@ -37,7 +44,10 @@ def started(executor: Any, function: Callable[[Any, Any], Any], shared: Any, *, 
         workers = choice.workers or cores(work.threads)
         return Processes(work, name, min(workers, most or workers))
     if choice.kind == "dask":
-        from fldiag.execution.cluster import Cluster  # distributed is an extra, and takes a second to import
+        from fldiag.execution.cluster import (
+            Cluster,
+        )  # distributed is an extra, and takes a second to import
+
         return Cluster(work, name, choice)
     assert choice.given is not None
     return Given(work, name, choice.given)

@@ -18,10 +18,25 @@ from fldiag.results import files
 Moment = Literal["aggregated", "received"]
 
 
-def convert(source: str | Path, out: str | Path, *, pattern: str | None = None, global_pattern: str | None = None,
-            global_is: Moment = "aggregated", initial: str | Path | None = None, partition: str | Path | None = None,
-            model: str | None = None, data: str | None = None, method: str = "foreign", seed: int = 0, evaluate: bool = True,
-            key: str | None = None, root: str | None = None, download: bool = False, on_event: Event | None = None) -> Run | Path:
+def convert(
+    source: str | Path,
+    out: str | Path,
+    *,
+    pattern: str | None = None,
+    global_pattern: str | None = None,
+    global_is: Moment = "aggregated",
+    initial: str | Path | None = None,
+    partition: str | Path | None = None,
+    model: str | None = None,
+    data: str | None = None,
+    method: str = "foreign",
+    seed: int = 0,
+    evaluate: bool = True,
+    key: str | None = None,
+    root: str | None = None,
+    download: bool = False,
+    on_event: Event | None = None,
+) -> Run | Path:
     """A checkpoint file in the other format, or another program's folder of clients' files as a run.
 
     Args:
@@ -57,14 +72,42 @@ def convert(source: str | Path, out: str | Path, *, pattern: str | None = None, 
     """
     source, out, told = Path(source), Path(out), on_event or (lambda event: None)
     if os.path.isdir(source):
-        return folder_to_run(source, out, told, clients=pattern, globals_=global_pattern, moment=global_is,
-                             initial=None if initial is None else Path(initial),
-                             partition=None if partition is None else Path(partition), model=model, data=data, data_root=root,
-                             download=download, method=method, seed=seed, scores=evaluate, key=key)
-    given = [name for name, value in (("pattern", pattern), ("global-pattern", global_pattern), ("partition", partition),
-                                      ("initial", initial), ("model", model), ("data", data)) if value is not None]
+        return folder_to_run(
+            source,
+            out,
+            told,
+            clients=pattern,
+            globals_=global_pattern,
+            moment=global_is,
+            initial=None if initial is None else Path(initial),
+            partition=None if partition is None else Path(partition),
+            model=model,
+            data=data,
+            data_root=root,
+            download=download,
+            method=method,
+            seed=seed,
+            scores=evaluate,
+            key=key,
+        )
+    given = [
+        name
+        for name, value in (
+            ("pattern", pattern),
+            ("global-pattern", global_pattern),
+            ("partition", partition),
+            ("initial", initial),
+            ("model", model),
+            ("data", data),
+        )
+        if value is not None
+    ]
     if given and os.path.isfile(source):
-        raise FldiagError(f"--{given[0]} is for a folder, and {source} is a file", "leave it out, or give the folder", usage=True)
+        raise FldiagError(
+            f"--{given[0]} is for a folder, and {source} is a file",
+            "leave it out, or give the folder",
+            usage=True,
+        )
     for text in convert_file(source, out, key):
         told({"event": "note", "text": text})
     return out
@@ -76,13 +119,24 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
     Returns what is to be said of the entries of a training program's container that were left out. Raises FldiagError
     when the names do not say two formats, ``out`` is there already, or ``source`` cannot be read.
     """
-    kinds = [".safetensors" if p.suffix == ".safetensors" else ".pt" if p.suffix in folder.SUFFIXES else None
-             for p in (source, out)]
+    kinds = [
+        ".safetensors"
+        if p.suffix == ".safetensors"
+        else ".pt"
+        if p.suffix in folder.SUFFIXES
+        else None
+        for p in (source, out)
+    ]
     if None in kinds or kinds[0] == kinds[1]:
-        raise FldiagError(f"{source.name} to {out.name} is not a conversion that fldiag knows",
-                          "convert .pt to .safetensors or back; or a folder, with --pattern", usage=True)
+        raise FldiagError(
+            f"{source.name} to {out.name} is not a conversion that fldiag knows",
+            "convert .pt to .safetensors or back; or a folder, with --pattern",
+            usage=True,
+        )
     if os.path.exists(out):
-        raise FldiagError(f"{out} is already there", "choose another name, or remove it first", usage=True)
+        raise FldiagError(
+            f"{out} is already there", "choose another name, or remove it first", usage=True
+        )
     verify(source)
     content, notes = read_tensors(source), list[str]()
     if isinstance(content, dict) and isinstance(content.get("manifest"), str):
@@ -94,7 +148,9 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
             notes.append(f"{source.name}: {foreign.several(weights.key, weights.alternatives)}")
         if weights.left:
             ellipsis = " ..." if len(weights.left) > 8 else ""
-            notes.append(f"left out, because they are not weights: {', '.join(weights.left[:8])}{ellipsis}")
+            notes.append(
+                f"left out, because they are not weights: {', '.join(weights.left[:8])}{ellipsis}"
+            )
     if kinds[1] == ".pt":
         files.write_atomic(out, lambda f: torch.save(content, f))
         return notes

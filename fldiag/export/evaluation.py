@@ -21,7 +21,13 @@ class Evaluation:
     ``note``: gets how, where that is not plain. ``fail``: gets why a state cannot be evaluated, every reason once.
     """
 
-    def __init__(self, module: nn.Module, dataset: Dataset, note: Callable[[str], None], fail: Callable[[str], None]):
+    def __init__(
+        self,
+        module: nn.Module,
+        dataset: Dataset,
+        note: Callable[[str], None],
+        fail: Callable[[str], None],
+    ):
         self.dataset, self.fail = dataset, fail
         self.network: Network | None = None
         self.reasons: set[str] = set()
@@ -42,7 +48,9 @@ class Evaluation:
             return []
         try:
             return tested(self.network, state, self.dataset)
-        except Exception as error:  # the user's model may raise anything, and what is recorded must not end for it
+        except (
+            Exception
+        ) as error:  # the user's model may raise anything, and what is recorded must not end for it
             self._fail(error)
             return []
 

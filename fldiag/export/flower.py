@@ -33,8 +33,17 @@ from fldiag.export.recorder import Recorder
 Parts = Sequence[Any] | Mapping[Any, Any] | str | Path
 
 
-def record(strategy: Any, out: str | Path, model: nn.Module | str, *, data: Dataset | str | None = None,
-           partition: Parts | None = None, client: str = "partition-id", seed: int = 0, evaluate: bool = True) -> Any:
+def record(
+    strategy: Any,
+    out: str | Path,
+    model: nn.Module | str,
+    *,
+    data: Dataset | str | None = None,
+    partition: Parts | None = None,
+    client: str = "partition-id",
+    seed: int = 0,
+    evaluate: bool = True,
+) -> Any:
     """The strategy itself, whose rounds are now also written to the run folder ``out``.
 
     Of every round: the weights that were sent to the clients, those that each client returned, those that the strategy
@@ -50,16 +59,37 @@ def record(strategy: Any, out: str | Path, model: nn.Module | str, *, data: Data
     not fit the model. What fails later is left out with a warning, and training goes on.
     """
     if not any(hasattr(strategy, name) for name in ("configure_train", "configure_fit")):
-        raise FldiagError(f"a {type(strategy).__name__} is not a Flower strategy: it has no configure_train",
-                          "give one such as flwr.serverapp.strategy.FedAvg()", usage=True)
+        raise FldiagError(
+            f"a {type(strategy).__name__} is not a Flower strategy: it has no configure_train",
+            "give one such as flwr.serverapp.strategy.FedAvg()",
+            usage=True,
+        )
     kind, now = type(strategy).__name__, datetime.datetime.now().astimezone().isoformat()
-    kept = Recorder(out, model, data, partition, method=kind.lower(), seed=seed, evaluate=evaluate,
-                    origin={"kind": "flower", "strategy": kind, "began": now})
+    kept = Recorder(
+        out,
+        model,
+        data,
+        partition,
+        method=kind.lower(),
+        seed=seed,
+        evaluate=evaluate,
+        origin={"kind": "flower", "strategy": kind, "began": now},
+    )
     recorder = _Rounds(strategy, kept, client)
-    wrapped = {"configure_train": recorder.configure, "aggregate_train": recorder.aggregate,
-               "aggregate_evaluate": recorder.aggregate_evaluate, "start": recorder.start} if hasattr(
-        strategy, "configure_train") else {"configure_fit": recorder.configure, "aggregate_fit": recorder.aggregate_fit,
-                                           "evaluate": recorder.evaluate}
+    wrapped = (
+        {
+            "configure_train": recorder.configure,
+            "aggregate_train": recorder.aggregate,
+            "aggregate_evaluate": recorder.aggregate_evaluate,
+            "start": recorder.start,
+        }
+        if hasattr(strategy, "configure_train")
+        else {
+            "configure_fit": recorder.configure,
+            "aggregate_fit": recorder.aggregate_fit,
+            "evaluate": recorder.evaluate,
+        }
+    )
     for method, wrapper in wrapped.items():
         setattr(strategy, method, _around(getattr(strategy, method), wrapper))
     return strategy
@@ -109,11 +139,15 @@ class _Rounds:
             self.current = self.state(arrays)
             if t == 1:
                 self.kept.begin(self.current)
-            outgoing = [self._weights(m.content) if hasattr(m, "content") else m[1].parameters for m in sent]
+            outgoing = [
+                self._weights(m.content) if hasattr(m, "content") else m[1].parameters for m in sent
+            ]
             same = all(o is outgoing[0] or _equal(o, outgoing[0]) for o in outgoing[1:])
             self.received = self.state(outgoing[0]) if outgoing and same else None
             if not same:
-                self.recording.note(f"round {t}: the strategy sent clients different weights, so no received model is recorded")
+                self.recording.note(
+                    f"round {t}: the strategy sent clients different weights, so no received model is recorded"
+                )
         return sent
 
     def aggregate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
@@ -137,8 +171,14 @@ class _Rounds:
         with _Guard(self, t):
             for failure in bound.arguments.get("failures") or ():
                 self.recording.note(f"round {t}: a client failed: {failure!r}")
-            self._round(t, [(str(proxy.cid), reply.parameters, dict(reply.metrics), reply.num_examples)
-                            for proxy, reply in bound.arguments["results"]], *result)
+            self._round(
+                t,
+                [
+                    (str(proxy.cid), reply.parameters, dict(reply.metrics), reply.num_examples)
+                    for proxy, reply in bound.arguments["results"]
+                ],
+                *result,
+            )
         if self.recording.run.done:  # nothing says which round of the older interface is the last
             self.recording.finish()
         return result
@@ -147,17 +187,26 @@ class _Rounds:
         replies = bound.arguments["replies"] = list(bound.arguments["replies"])
         metrics, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
         with _Guard(self, t):
-            rows = rows_of(metrics, moment="aggregated", scope="global", source="clients' evaluation")
+            rows = rows_of(
+                metrics, moment="aggregated", scope="global", source="clients' evaluation"
+            )
             key = getattr(self.strategy, "weighted_by_key", "num-examples")
             for reply in (r for r in replies if not r.has_error()):
                 numbers = _metrics(reply)
                 node = str(reply.metadata.src_node_id)
                 if self.key not in numbers and node not in self.nodes:
-                    self.recording.note(f"round {t}: node {node} evaluated, and nothing says which client it is: left out")
+                    self.recording.note(
+                        f"round {t}: node {node} evaluated, and nothing says which client it is: left out"
+                    )
                     continue
-                rows += rows_of(numbers, moment="aggregated", scope="client", source="clients' evaluation",
-                                 client=self._client(node, numbers, t),
-                                 n_examples=int(numbers[key]) if key in numbers else None)
+                rows += rows_of(
+                    numbers,
+                    moment="aggregated",
+                    scope="client",
+                    source="clients' evaluation",
+                    client=self._client(node, numbers, t),
+                    n_examples=int(numbers[key]) if key in numbers else None,
+                )
             self.recording.add_rows(t, rows)
         return metrics
 
@@ -170,23 +219,36 @@ class _Rounds:
 
     def evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         found = inner(*bound.args, **bound.kwargs)
-        self._scored(int(bound.arguments["server_round"]), None if found is None else {"loss": found[0], **found[1]})
+        self._scored(
+            int(bound.arguments["server_round"]),
+            None if found is None else {"loss": found[0], **found[1]},
+        )
         return found
 
     def _scored(self, t: int, numbers: Mapping[str, Any] | None) -> Any:
         with _Guard(self, t):
-            self.recording.add_rows(t, rows_of(numbers, moment="aggregated", scope="global", source="evaluate_fn"))
+            self.recording.add_rows(
+                t, rows_of(numbers, moment="aggregated", scope="global", source="evaluate_fn")
+            )
         return numbers
 
     # -- what is written
 
-    def _round(self, t: int, replies: Sequence[tuple[str, Any, Mapping[str, Any], Any]], arrays: Any, metrics: Any) -> None:
+    def _round(
+        self,
+        t: int,
+        replies: Sequence[tuple[str, Any, Mapping[str, Any], Any]],
+        arrays: Any,
+        metrics: Any,
+    ) -> None:
         clients: dict[int, State] = {}
         rows = rows_of(metrics, moment="trained", scope="global", source="clients' training")
         for node, weights, numbers, n in replies:
             k = self._client(node, numbers, t)
             if k in clients:
-                self.recording.note(f"round {t}: client {k} replied twice; the first reply is recorded")
+                self.recording.note(
+                    f"round {t}: client {k} replied twice; the first reply is recorded"
+                )
                 continue
             try:
                 clients[k] = self.state(weights)
@@ -195,12 +257,22 @@ class _Rounds:
                     raise
                 self.recording.note(f"round {t}: the reply of client {k} is left out: {error.what}")
                 continue
-            rows += rows_of(numbers, moment="trained", scope="client", client=k, source="clients' training")
+            rows += rows_of(
+                numbers, moment="trained", scope="client", client=k, source="clients' training"
+            )
             if n is not None:
                 self.recording.know(examples={k: int(n)})
         if arrays is None:
-            self.recording.note(f"round {t}: the strategy made no new model of {len(replies)} replies, so the old one stays")
-        self.kept.store(t, self.state(arrays) if arrays is not None else self.current, clients, self.received, rows)
+            self.recording.note(
+                f"round {t}: the strategy made no new model of {len(replies)} replies, so the old one stays"
+            )
+        self.kept.store(
+            t,
+            self.state(arrays) if arrays is not None else self.current,
+            clients,
+            self.received,
+            rows,
+        )
         self.kept.flush()  # so that this round's failure is said with its number
 
     def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
@@ -210,8 +282,10 @@ class _Rounds:
             self.nodes[node] = max(self.nodes.values(), default=-1) + 1
         if node not in self.nodes:
             there = ", ".join(map(str, numbers)) or "no metrics"
-            raise FldiagError(f"round {t}: the reply of node {node} does not say which client of the partition it is ({there})",
-                              f"put it into the reply's metrics: metrics[{self.key!r}] = context.node_config[\"partition-id\"]")
+            raise FldiagError(
+                f"round {t}: the reply of node {node} does not say which client of the partition it is ({there})",
+                f'put it into the reply\'s metrics: metrics[{self.key!r}] = context.node_config["partition-id"]',
+            )
         self.recording.know(names={self.nodes[node]: f"node {node}"})
         return self.nodes[node]
 
@@ -219,7 +293,9 @@ class _Rounds:
         """The model among the arrays of a message."""
         records = content.array_records
         if not records:
-            raise FldiagError("a message holds no arrays", "put the model's weights into an ArrayRecord")
+            raise FldiagError(
+                "a message holds no arrays", "put the model's weights into an ArrayRecord"
+            )
         wanted = getattr(self.strategy, "arrayrecord_key", "arrays")
         return records[wanted] if wanted in records else next(iter(records.values()))
 

@@ -44,24 +44,53 @@ class _Globals:
         return self.held[1]
 
 
-def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, globals_: str | None, moment: str,
-                  initial: Path | None, partition: Path | None, model: str | None, data: str | None, data_root: str | None,
-                  download: bool, method: str, seed: int, scores: bool, key: str | None = None) -> Run:
+def folder_to_run(
+    root: Path,
+    out: Path,
+    told: Event,
+    *,
+    clients: str | None,
+    globals_: str | None,
+    moment: str,
+    initial: Path | None,
+    partition: Path | None,
+    model: str | None,
+    data: str | None,
+    data_root: str | None,
+    download: bool,
+    method: str,
+    seed: int,
+    scores: bool,
+    key: str | None = None,
+) -> Run:
     """Every round as it is read: what is missing or damaged is said and left out."""
     if (root / "run.json").is_file():
-        raise FldiagError(f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True)
+        raise FldiagError(
+            f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True
+        )
     found = folder.known(folder.files(root)) if clients is None else None
     if found is not None:
         program, clients, theirs = found
         globals_ = globals_ or theirs
-        told({"event": "note", "text": f"the files are named as {program} names them: --pattern '{clients}'"
-              + (f" --global-pattern '{globals_}'" if globals_ else "")})
+        told(
+            {
+                "event": "note",
+                "text": f"the files are named as {program} names them: --pattern '{clients}'"
+                + (f" --global-pattern '{globals_}'" if globals_ else ""),
+            }
+        )
     if clients is None:
-        raise FldiagError(f"{root} is a folder, and which of its files are whose is not known", folder.advice(folder.files(root)),
-                          usage=True)
+        raise FldiagError(
+            f"{root} is a folder, and which of its files are whose is not known",
+            folder.advice(folder.files(root)),
+            usage=True,
+        )
     if moment not in ("aggregated", "received"):
-        raise FldiagError(f"--global-is {moment!r} is not one of aggregated, received", "aggregated: saved after the round; "
-                          "received: before it, as the clients got it", usage=True)
+        raise FldiagError(
+            f"--global-is {moment!r} is not one of aggregated, received",
+            "aggregated: saved after the round; received: before it, as the clients got it",
+            usage=True,
+        )
     layout = folder.scan(root, clients, globals_)
     numbers, parts = _people(layout.names, partition)
     refused: FldiagError | None = None
@@ -78,32 +107,65 @@ def folder_to_run(root: Path, out: Path, told: Event, *, clients: str | None, gl
     after = {r + shift - (moment == "received"): path for r, path in layout.globals.items()}
     if initial is not None:
         after[start + shift - 1] = initial
-    recipe = {"kind": "folder", "clients": clients, "globals": globals_, "global_is": moment, "model": model, "data": data,
-              "partition": digest({str(k): v for k, v in parts.items()}) if parts is not None else None,
-              "initial": initial.name if initial else None, "method": method, "seed": seed, "scores": scores,
-              **({"key": key} if key else {})}
+    recipe = {
+        "kind": "folder",
+        "clients": clients,
+        "globals": globals_,
+        "global_is": moment,
+        "model": model,
+        "data": data,
+        "partition": digest({str(k): v for k, v in parts.items()}) if parts is not None else None,
+        "initial": initial.name if initial else None,
+        "method": method,
+        "seed": seed,
+        "scores": scores,
+        **({"key": key} if key else {}),
+    }
     with owner.hold(out):
-        recording = Recording(out, module, origin=recipe, model=model, data=data, root=data_root, dataset=dataset, parts=parts,
-                              method=method, seed=seed)
+        recording = Recording(
+            out,
+            module,
+            origin=recipe,
+            model=model,
+            data=data,
+            root=data_root,
+            dataset=dataset,
+            parts=parts,
+            method=method,
+            seed=seed,
+        )
         work = _Work(told, layout, module, recording, numbers, parts, shift, key)
         if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
             recording.know(names={k: name for name, k in numbers.items()})
-            work.say("clients are numbered " + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
-                     + (" ..." if len(numbers) > 6 else ""), keep=False)
+            work.say(
+                "clients are numbered "
+                + ", ".join(f"{k} = {name}" for name, k in list(numbers.items())[:6])
+                + (" ..." if len(numbers) > 6 else ""),
+                keep=False,
+            )
         if shift:
             work.say("rounds start at 0 there and at 1 here", keep=False)
         work.gaps()
         if refused is not None:
             work.say(f"the partition is left out: {refused.what}")
-        score = Evaluation(module, dataset, work.say, work.say).rows if scores and dataset is not None else None
+        score = (
+            Evaluation(module, dataset, work.say, work.say).rows
+            if scores and dataset is not None
+            else None
+        )
         run = work.run(after, bool(globals_), score)
     if refused is not None:
-        raise FldiagError(f"{out} is made without the partition: {refused.what}",
-                          f"{refused.remedy}; then convert into another folder", usage=True)
+        raise FldiagError(
+            f"{out} is made without the partition: {refused.what}",
+            f"{refused.remedy}; then convert into another folder",
+            usage=True,
+        )
     return run
 
 
-def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], dict[int, Any] | None]:
+def _people(
+    names: list[str], partition: Path | None
+) -> tuple[dict[str, int], dict[int, Any] | None]:
     """Numbers of the clients by name, and their examples by number."""
     if partition is None:
         return folder.numbers(names), None
@@ -112,26 +174,45 @@ def _people(names: list[str], partition: Path | None) -> tuple[dict[str, int], d
     return numbers, {numbers[name]: index for name, index in found.items()}
 
 
-def _problem(model: str | None, data: str | None, root: str | None, download: bool) -> tuple[Dataset | None, nn.Module]:
+def _problem(
+    model: str | None, data: str | None, root: str | None, download: bool
+) -> tuple[Dataset | None, nn.Module]:
     if model is None:
-        raise FldiagError("which model the files belong to is not known",
-                          "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
+        raise FldiagError(
+            "which model the files belong to is not known",
+            "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
+            usage=True,
+        )
     with importable():
         allowed = {name for name in (model, data) if name is not None}  # typed by the user
-        dataset = datasets.load(data, root, download, allow_code=allowed) if data is not None else None
+        dataset = (
+            datasets.load(data, root, download, allow_code=allowed) if data is not None else None
+        )
         if dataset is not None:
             return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
         if ":" not in model and model in registered:
-            raise FldiagError(f"model {model!r} has the sizes of its data, and no data are given", "give them: --data NAME",
-                              usage=True)
+            raise FldiagError(
+                f"model {model!r} has the sizes of its data, and no data are given",
+                "give them: --data NAME",
+                usage=True,
+            )
         return None, models.build(model, (), 0, allow_code=allowed)
 
 
 class _Work:
     """The conversion at work: reads, says what is missing, writes."""
 
-    def __init__(self, told: Event, layout: folder.Layout, module: nn.Module, recording: Recording,
-                 numbers: Mapping[str, int], parts: Mapping[int, Any] | None, shift: int, key: str | None = None):
+    def __init__(
+        self,
+        told: Event,
+        layout: folder.Layout,
+        module: nn.Module,
+        recording: Recording,
+        numbers: Mapping[str, int],
+        parts: Mapping[int, Any] | None,
+        shift: int,
+        key: str | None = None,
+    ):
         self.told, self.layout, self.module, self.recording = told, layout, module, recording
         self.numbers, self.parts, self.shift, self.key = numbers, parts, shift, key
         self.prefixes: set[str] = set()
@@ -150,11 +231,16 @@ class _Work:
         if lost:
             self.say(f"no client files of round {ranges(lost)}")
         names = self.layout.names
-        short = {r + self.shift: [n for n in names if n not in held] for r, held in sorted(self.layout.clients.items())
-                 if len(held) < len(names)}
+        short = {
+            r + self.shift: [n for n in names if n not in held]
+            for r, held in sorted(self.layout.clients.items())
+            if len(held) < len(names)
+        }
         if 2 * len(short) < len(here):  # else clients are sampled, and their absence says nothing
             for r, absent in list(short.items())[:8]:
-                self.say(f"round {r} has no file of client {', '.join(absent[:6])}{' ...' if len(absent) > 6 else ''}")
+                self.say(
+                    f"round {r} has no file of client {', '.join(absent[:6])}{' ...' if len(absent) > 6 else ''}"
+                )
         if self.parts is not None:
             without = [n for n in names if self.numbers[n] not in self.parts]
             self.recording.know(outside=[self.numbers[n] for n in without])
@@ -175,9 +261,10 @@ class _Work:
         try:
             state, prefix = foreign.fit(state, self.module)
         except FldiagError as error:
-            raise FldiagError(f"{whose} ({name}) does not fit the model: {error.what}",
-                              "a run has one architecture: give the --model of these files, or a --pattern that leaves others out"
-                              ) from None
+            raise FldiagError(
+                f"{whose} ({name}) does not fit the model: {error.what}",
+                "a run has one architecture: give the --model of these files, or a --pattern that leaves others out",
+            ) from None
         if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
             self.sets.add((checkpoint.key, *checkpoint.alternatives))
             self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.alternatives)}")
@@ -194,28 +281,50 @@ class _Work:
         if before is not None and 0 not in done and first == 1:
             recording.initial(before)
         if before is None:
-            self.say(f"what the clients received in round {first} is not there, so local training cannot be compared with it"
-                     + ("" if given else " (--global-pattern or --initial would say it)"))
+            self.say(
+                f"what the clients received in round {first} is not there, so local training cannot be compared with it"
+                + ("" if given else " (--global-pattern or --initial would say it)")
+            )
         if not given:
-            self.say("no global models are given: they are taken to be the mean of the clients' weights"
-                     + ("" if self.parts is not None else ", each counted alike as no partition is given"))
+            self.say(
+                "no global models are given: they are taken to be the mean of the clients' weights"
+                + (
+                    ""
+                    if self.parts is not None
+                    else ", each counted alike as no partition is given"
+                )
+            )
         for i, r in enumerate(rounds):
             t = r + self.shift
-            received = globals_(t - 1) or (before if not given and i and rounds[i - 1] == r - 1 else None)
+            received = globals_(t - 1) or (
+                before if not given and i and rounds[i - 1] == r - 1 else None
+            )
             if t in done:
                 before = recording.run.checkpoint(t).state
                 continue
-            row, before = self._round(t, self.layout.clients[r], globals_, received, given, score, bool(i))
+            row, before = self._round(
+                t, self.layout.clients[r], globals_, received, given, score, bool(i)
+            )
             if row:
                 self.told({"event": "round", "done": i + 1, "total": len(rounds), **row})
         if not recording.run.rounds:
             raise FldiagError(f"none of the files in {self.layout.root} can be read", self.remedy)
         return recording.finish()
 
-    def _round(self, t: int, files: Mapping[str, Path], globals_: _Globals, received: State | None, given: bool,
-               score: Score | None, later: bool) -> tuple[dict[str, Any] | None, State | None]:
+    def _round(
+        self,
+        t: int,
+        files: Mapping[str, Path],
+        globals_: _Globals,
+        received: State | None,
+        given: bool,
+        score: Score | None,
+        later: bool,
+    ) -> tuple[dict[str, Any] | None, State | None]:
         if received is None and later:
-            self.say(f"round {t}: what the clients received, the global model of round {t - 1}, is not there")
+            self.say(
+                f"round {t}: what the clients received, the global model of round {t - 1}, is not there"
+            )
         clients: dict[int, State] = {}
         for name in sorted(files, key=lambda n: self.numbers[n]):
             state = self.read(files[name], f"round {t}, client {name}")
@@ -227,10 +336,17 @@ class _Work:
                 self.say(f"round {t} is left out: none of its files can be read")
                 return None, None
             if given:
-                self.say(f"round {t}: its global model is not there and taken to be the mean of the clients' weights")
+                self.say(
+                    f"round {t}: its global model is not there and taken to be the mean of the clients' weights"
+                )
             sizes = [len(self.parts.get(k, ())) if self.parts is not None else 1 for k in clients]
             aggregated, whence = mean(list(clients.values()), [float(n) for n in sizes]), "mean"
         rows = score(aggregated) if score is not None else []
         self.recording.add(t, aggregated, clients, received, rows=rows)
-        return {"round": t, "clients": len(clients), "received": received is not None, "global": whence,
-                **{row["metric"]: row["value"] for row in rows}}, aggregated
+        return {
+            "round": t,
+            "clients": len(clients),
+            "received": received is not None,
+            "global": whence,
+            **{row["metric"]: row["value"] for row in rows},
+        }, aggregated

@@ -30,7 +30,9 @@ from fldiag.results.table import Row
 KEPT = 256 * 2**20
 
 
-def examples_of(data: Any, test: Any = None, model: Any = None) -> tuple[Dataset | None, dict[str, np.ndarray] | None]:
+def examples_of(
+    data: Any, test: Any = None, model: Any = None
+) -> tuple[Dataset | None, dict[str, np.ndarray] | None]:
     """The data set, and what to keep of it (None: it is known by its name, too large, or of a kind that an npz does not hold).
 
     ``data``: a name, a ``Dataset`` of fldiag, or what ``dataset_of`` takes. None for none, and for targets of another kind (of
@@ -41,9 +43,16 @@ def examples_of(data: Any, test: Any = None, model: Any = None) -> tuple[Dataset
     """
     split = is_split(data)
     if test is not None and (data is None or isinstance(data, (Dataset, str)) or split):
-        kind = "there are no training examples" if data is None else "the data have a split of their own"
-        raise FldiagError(f"test examples were given, and {kind}",
-                          "leave test out, or give the training examples alone as data: data=(x, y)", usage=True)
+        kind = (
+            "there are no training examples"
+            if data is None
+            else "the data have a split of their own"
+        )
+        raise FldiagError(
+            f"test examples were given, and {kind}",
+            "leave test out, or give the training examples alone as data: data=(x, y)",
+            usage=True,
+        )
     if data is None or isinstance(data, Dataset):
         return data, None
     if isinstance(data, str):
@@ -61,7 +70,11 @@ def examples_of(data: Any, test: Any = None, model: Any = None) -> tuple[Dataset
         return made, None
     form = {FORM: np.array([made.packed.text() if made.packed else ""])} if made.tokens else {}
     untested = {} if made.tested else {NO_TEST: np.array(True)}
-    return made, {**{key: _array(t) for key, t in zip(KEYS, parts, strict=True)}, **form, **untested}
+    return made, {
+        **{key: _array(t) for key, t in zip(KEYS, parts, strict=True)},
+        **form,
+        **untested,
+    }
 
 
 def _two_classes(dataset: Dataset) -> Dataset:
@@ -69,7 +82,9 @@ def _two_classes(dataset: Dataset) -> Dataset:
     y = torch.cat([dataset.train_y, dataset.test_y])
     if not dataset.regression or y.shape[1] != 1 or set(y.unique().tolist()) != {0.0, 1.0}:
         return dataset
-    return replace(dataset, train_y=dataset.train_y[:, 0].long(), test_y=dataset.test_y[:, 0].long(), classes=2)
+    return replace(
+        dataset, train_y=dataset.train_y[:, 0].long(), test_y=dataset.test_y[:, 0].long(), classes=2
+    )
 
 
 def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
@@ -77,10 +92,15 @@ def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
     return None if keep is None else "unit" if keep["train_images"].dtype == np.uint8 else "none"
 
 
-def read_clients(clients: Any, model: Any = None) -> tuple[Any, dict[int, np.ndarray] | None, list[str]]:
+def read_clients(
+    clients: Any, model: Any = None
+) -> tuple[Any, dict[int, np.ndarray] | None, list[str]]:
     """Examples of each client -> those of all, whose is which, and remarks; indices alone say nothing about the examples."""
     pairs = dict(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
-    if all(isinstance(v, (range, np.ndarray, list, tuple, Tensor)) and not _is_pair(v) for v in pairs.values()):
+    if all(
+        isinstance(v, (range, np.ndarray, list, tuple, Tensor)) and not _is_pair(v)
+        for v in pairs.values()
+    ):
         return None, clients, []
     held = {k: pair(v, f"the data of client {k}", forward_of(model)) for k, v in pairs.items()}
     parts, at = {}, 0
@@ -89,16 +109,27 @@ def read_clients(clients: Any, model: Any = None) -> tuple[Any, dict[int, np.nda
         at += count(y)
     try:
         joined = join([x for x, _, _ in held.values()]), join([y for _, y, _ in held.values()])
-        return joined, parts, list(dict.fromkeys(text for _, _, remarks in held.values() for text in remarks))
+        return (
+            joined,
+            parts,
+            list(dict.fromkeys(text for _, _, remarks in held.values() for text in remarks)),
+        )
     except (RuntimeError, ValueError, TypeError) as error:
-        raise FldiagError(f"the clients' examples do not go together: {first_line(error)}", "give all the same form",
-                          usage=True) from None
+        raise FldiagError(
+            f"the clients' examples do not go together: {first_line(error)}",
+            "give all the same form",
+            usage=True,
+        ) from None
 
 
 def _is_pair(v: Any) -> bool:
     """Inputs and targets, not two indices."""
-    return isinstance(v, (list, tuple)) and len(v) == 2 and isinstance(v[0], (Tensor, np.ndarray, Mapping, list, tuple)) and \
-        isinstance(v[1], (Tensor, np.ndarray))
+    return (
+        isinstance(v, (list, tuple))
+        and len(v) == 2
+        and isinstance(v[0], (Tensor, np.ndarray, Mapping, list, tuple))
+        and isinstance(v[1], (Tensor, np.ndarray))
+    )
 
 
 def _array(x: Tensor) -> np.ndarray:
@@ -113,11 +144,17 @@ def rows_of(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
     for name, value in (record or {}).items():
         if isinstance(value, Mapping):
             for k, v in value.items():
-                found += rows_of({name: v}, **{**about, "moment": "trained", "scope": "client", "client": number_of(k)})
+                found += rows_of(
+                    {name: v},
+                    **{**about, "moment": "trained", "scope": "client", "client": number_of(k)},
+                )
             continue
         entries = enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]
-        found += [{**about, "metric": str(name), "value": float(v), **({} if i is None else {"index": i})} for i, v in entries
-                  if isinstance(v, numbers.Real) and not isinstance(v, bool)]
+        found += [
+            {**about, "metric": str(name), "value": float(v), **({} if i is None else {"index": i})}
+            for i, v in entries
+            if isinstance(v, numbers.Real) and not isinstance(v, bool)
+        ]
     return found
 
 
@@ -127,10 +164,19 @@ def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[
     Raises FldiagError when they do not fit, or say nothing as the data come in no fixed order.
     """
     if isinstance(data, DataLoader):
-        sampler = data.sampler if data.batch_sampler is None else getattr(data.batch_sampler, "sampler", None)
-        if not isinstance(data.dataset, IterableDataset) and not isinstance(sampler, SequentialSampler):
-            raise FldiagError("data is a DataLoader with an order of its own, so numbers do not say which examples clients have",
-                              "give its data set instead, or shuffle=False", usage=True)
+        sampler = (
+            data.sampler
+            if data.batch_sampler is None
+            else getattr(data.batch_sampler, "sampler", None)
+        )
+        if not isinstance(data.dataset, IterableDataset) and not isinstance(
+            sampler, SequentialSampler
+        ):
+            raise FldiagError(
+                "data is a DataLoader with an order of its own, so numbers do not say which examples clients have",
+                "give its data set instead, or shuffle=False",
+                usage=True,
+            )
         data = data.dataset
     if isinstance(given, (str, Path)):
         given = folder.read_partition(Path(given))
@@ -138,8 +184,11 @@ def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[
     total = None if dataset is None else len(dataset.train_y)
     named = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}
     if not named or not all(k.isdigit() for k in named):
-        raise FldiagError(f"the partition is of clients {', '.join(list(named)[:4]) or 'none'}",
-                          "number them 0, 1, 2, ..., as partition-id does", usage=True)
+        raise FldiagError(
+            f"the partition is of clients {', '.join(list(named)[:4]) or 'none'}",
+            "number them 0, 1, 2, ..., as partition-id does",
+            usage=True,
+        )
     if dataset is not None:
         folder.check(named, len(dataset.train_y), dataset.name)
     return {int(k): v for k, v in named.items()}
@@ -159,19 +208,30 @@ def _indices(given: Any, client: Any, total: int | None, data: Any) -> np.ndarra
         index = np.empty(0, dtype=object)
     if index.dtype == bool and index.shape == (total,):
         return np.flatnonzero(index)
-    fits = index.ndim == 1 and (index.dtype.kind in "iu" or (not index.size and index.dtype.kind == "f"))
+    fits = index.ndim == 1 and (
+        index.dtype.kind in "iu" or (not index.size and index.dtype.kind == "f")
+    )
     # another object may be the same examples, but a Subset that was given has an order that its data set does not have
-    other = within is not None and part is not data and (isinstance(data, Subset) or (total is not None and len(part) != total))
+    other = (
+        within is not None
+        and part is not data
+        and (isinstance(data, Subset) or (total is not None and len(part) != total))
+    )
     if not fits or other:
-        raise FldiagError(f"client {client} has a {type(given).__name__} that does not say which of the examples it has",
-                          "give the numbers of its examples in data, or a Subset of data; or leave data out and give every "
-                          "client its examples", usage=True)
+        raise FldiagError(
+            f"client {client} has a {type(given).__name__} that does not say which of the examples it has",
+            "give the numbers of its examples in data, or a Subset of data; or leave data out and give every "
+            "client its examples",
+            usage=True,
+        )
     return index.astype(np.int64)
 
 
 def number_of(client: Any) -> int:
     if isinstance(client, bool) or not str(client).isdecimal():
-        raise FldiagError(f"client {client!r} is not a number", "number the clients 0, 1, 2, ...", usage=True)
+        raise FldiagError(
+            f"client {client!r} is not a number", "number the clients 0, 1, 2, ...", usage=True
+        )
     return int(client)
 
 
@@ -182,8 +242,11 @@ def natural(number: Any, label: str, most: int = 2**62) -> int:
     except TypeError:
         n = -1
     if not 0 <= n <= most:
-        raise FldiagError(f"{label} {number!r} is not an integer from 0 to {most:,}", "count 1, 2, 3, ..., or leave it out",
-                          usage=True)
+        raise FldiagError(
+            f"{label} {number!r} is not an integer from 0 to {most:,}",
+            "count 1, 2, 3, ..., or leave it out",
+            usage=True,
+        )
     return n
 
 
@@ -195,7 +258,10 @@ def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
     shift = {0: 1, 1: -1}.get(first)
     if not lacking or shift is None or not {k - shift for k in ids} <= parts.keys():
         return
-    raise FldiagError(f"client {lacking[0]} is not in the partition, which numbers its clients from {first}: the clients' "
-                      f"numbers seem to be {abs(shift)} {'higher' if shift > 0 else 'lower'} than the partition's",
-                      "give the partition as a dict, client -> indices, with the clients' own numbers: "
-                      f"{first + shift} in place of {first}, {first + 1 + shift} in place of {first + 1}, and so on", usage=True)
+    raise FldiagError(
+        f"client {lacking[0]} is not in the partition, which numbers its clients from {first}: the clients' "
+        f"numbers seem to be {abs(shift)} {'higher' if shift > 0 else 'lower'} than the partition's",
+        "give the partition as a dict, client -> indices, with the clients' own numbers: "
+        f"{first + shift} in place of {first}, {first + 1 + shift} in place of {first + 1}, and so on",
+        usage=True,
+    )

@@ -27,18 +27,26 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
     try:
         from transformers import TrainerCallback
     except ImportError:
-        raise FldiagError("transformers is not installed", "pip install 'fldiag[transformers]'") from None
+        raise FldiagError(
+            "transformers is not installed", "pip install 'fldiag[transformers]'"
+        ) from None
 
     class Recording(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any
+        ) -> None:
             if state.is_world_process_zero:
                 recorder.received(model)
 
-        def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        def on_epoch_end(
+            self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any
+        ) -> None:
             if client is None and state.is_world_process_zero:
                 recorder.round(aggregated=model, metrics=_logged(state))
 
-        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        def on_train_end(
+            self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any
+        ) -> None:
             if client is not None and state.is_world_process_zero:
                 recorder.client(client, model, metrics=_logged(state))
 
@@ -47,4 +55,9 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
 
 def _logged(state: Any) -> dict[str, Any]:
     """The last value of every number that the Trainer logged."""
-    return {name: value for entry in state.log_history for name, value in entry.items() if name not in ("step", "epoch")}
+    return {
+        name: value
+        for entry in state.log_history
+        for name, value in entry.items()
+        if name not in ("step", "epoch")
+    }

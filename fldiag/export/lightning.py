@@ -30,7 +30,9 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
         try:
             from pytorch_lightning import Callback
         except ImportError:
-            raise FldiagError("Lightning is not installed", "pip install 'fldiag[lightning]'") from None
+            raise FldiagError(
+                "Lightning is not installed", "pip install 'fldiag[lightning]'"
+            ) from None
 
     class Recording(Callback):  # type: ignore[misc]
         def on_fit_start(self, trainer: Any, module: Any) -> None:

@@ -87,9 +87,21 @@ class Recorder:
     [1]
     """
 
-    def __init__(self, out: str | Path, model: nn.Module | str, data: Any = None, clients: Any = None, *, test: Any = None,
-                 method: str = "own", seed: int = 0, evaluate: bool = True, resume: bool = False,
-                 origin: Mapping[str, Any] | None = None, trainable: bool = False):
+    def __init__(
+        self,
+        out: str | Path,
+        model: nn.Module | str,
+        data: Any = None,
+        clients: Any = None,
+        *,
+        test: Any = None,
+        method: str = "own",
+        seed: int = 0,
+        evaluate: bool = True,
+        resume: bool = False,
+        origin: Mapping[str, Any] | None = None,
+        trainable: bool = False,
+    ):
         path, remarks = Path(out), list[str]()
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
             data, clients, remarks = read_clients(clients, model)
@@ -111,7 +123,10 @@ class Recorder:
         self._rows: list[Row] = []
         self._examples: dict[int, int] = {}
         own = dict([*module.named_parameters(), *module.named_buffers()])
-        self._kinds, self._shapes = {n: t.dtype for n, t in own.items()}, {n: t.shape for n, t in own.items()}
+        self._kinds, self._shapes = (
+            {n: t.dtype for n, t in own.items()},
+            {n: t.shape for n, t in own.items()},
+        )
         self._last: State | None = None
         self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
@@ -120,7 +135,11 @@ class Recorder:
         self._process, self._folder = os.getpid(), os.path.realpath(path)
         continued = (path / "run.json").is_file()
         if continued and not resume:
-            raise FldiagError(f"{path} already holds a run", "choose another folder, or go on with it: resume=True", usage=True)
+            raise FldiagError(
+                f"{path} already holds a run",
+                "choose another folder, or go on with it: resume=True",
+                usage=True,
+            )
         about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
         if continued:  # also before an earlier recorder of the folder is closed for it
             confirm_same(Run.open(path), about, module, self.dataset, self.parts)
@@ -128,8 +147,19 @@ class Recorder:
         self._owner = self._stack.enter_context(owner.hold(path))
         atexit.register(self._release)
         try:
-            self.recording = Recording(path, module, model=name, data=_name(data, keep), dataset=self.dataset, origin=about,
-                                       parts=self.parts, method=method, seed=seed, normalise=seen_as(keep), resume=resume)
+            self.recording = Recording(
+                path,
+                module,
+                model=name,
+                data=_name(data, keep),
+                dataset=self.dataset,
+                origin=about,
+                parts=self.parts,
+                method=method,
+                seed=seed,
+                normalise=seen_as(keep),
+                resume=resume,
+            )
             self._counts()
             if self._done:
                 self._last = self.state(self.run.checkpoint().state)
@@ -145,15 +175,19 @@ class Recorder:
         for text in [*remarks, *(() if self.dataset is None else self.dataset.remarks)]:
             self.note(text)
         if data is not None and self.dataset is None:
-            self.note("not every example has one label: the run holds weights alone, and its data are given with a question")
+            self.note(
+                "not every example has one label: the run holds weights alone, and its data are given with a question"
+            )
         if continued and lost is not None:
             self.note(f"the recorder before this one could not write all its rounds: {lost}")
         if evaluate and self.dataset is not None:
             self._evaluation = Evaluation(module, self.dataset, self.note, self._warn)
 
     def __repr__(self) -> str:
-        return f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, " \
-               f"{self.recording.layout.size:,} parameters)"
+        return (
+            f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, "
+            f"{self.recording.layout.size:,} parameters)"
+        )
 
     def __enter__(self) -> Recorder:
         return self
@@ -173,8 +207,14 @@ class Recorder:
 
     # -- what a loop says
 
-    def client(self, number: int, weights: Weights, *, metrics: Mapping[str, Any] | None = None,
-               examples: int | None = None) -> None:
+    def client(
+        self,
+        number: int,
+        weights: Weights,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        examples: int | None = None,
+    ) -> None:
         """Record a client's trained weights for the current round.
 
         Args:
@@ -205,8 +245,15 @@ class Recorder:
         """
         self._received = self.state(weights, "the received model")
 
-    def round(self, *, aggregated: Weights, received: Weights | None = None, clients: Mapping[int, Weights] | None = None,
-              metrics: Mapping[str, Any] | None = None, number: int | None = None) -> None:
+    def round(
+        self,
+        *,
+        aggregated: Weights,
+        received: Weights | None = None,
+        clients: Mapping[int, Weights] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        number: int | None = None,
+    ) -> None:
         """Write a round.
 
         Args:
@@ -227,9 +274,21 @@ class Recorder:
             for k, weights in (clients or {}).items():
                 self.client(k, weights)
             t, shift = (self._done + 1, self._shift) if number is None else self._numbered(number)
-            rows = [*self._rows, *rows_of(metrics, moment="aggregated", scope="global", source="the loop")]
-            before = self._last if t == self._done + 1 else None  # over a gap nobody knows what the clients started from
-            self.store(t, aggregated, self._staged, before if self._received is None else self._received, rows, shift=shift)
+            rows = [
+                *self._rows,
+                *rows_of(metrics, moment="aggregated", scope="global", source="the loop"),
+            ]
+            before = (
+                self._last if t == self._done + 1 else None
+            )  # over a gap nobody knows what the clients started from
+            self.store(
+                t,
+                aggregated,
+                self._staged,
+                before if self._received is None else self._received,
+                rows,
+                shift=shift,
+            )
         finally:
             self._clear()
 
@@ -270,8 +329,16 @@ class Recorder:
 
     # -- what recorders of other programs use
 
-    def store(self, t: int, aggregated: Weights, clients: Mapping[int, State], received: State | None,
-              rows: Sequence[Row], *, shift: int = 0) -> None:
+    def store(
+        self,
+        t: int,
+        aggregated: Weights,
+        clients: Mapping[int, State],
+        received: State | None,
+        rows: Sequence[Row],
+        *,
+        shift: int = 0,
+    ) -> None:
         """Write round t with the global model's scores; ``flush`` waits for the disk.
 
         Args:
@@ -287,14 +354,27 @@ class Recorder:
         """
         if self._begun and t <= self._done:
             last = self._done - shift
-            raise FldiagError(f"round {t - shift} is not after round {last}, the last that was recorded",
-                              f"give a number above {last}, or leave it out: the next is taken", usage=True)
+            raise FldiagError(
+                f"round {t - shift} is not after round {last}, the last that was recorded",
+                f"give a number above {last}, or leave it out: the next is taken",
+                usage=True,
+            )
         if self.parts is not None:
             confirm_numbers(clients, self.parts)
         state = self.state(aggregated, "the aggregated model")
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
         scores = [] if self._evaluation is None else self._evaluation.rows(state)
-        self._put(self._write, t, state, clients, received, [*rows, *scores], self._examples, shift, outside)
+        self._put(
+            self._write,
+            t,
+            state,
+            clients,
+            received,
+            [*rows, *scores],
+            self._examples,
+            shift,
+            outside,
+        )
         self._last, self._begun, self._done, self._shift = state, True, t, shift
 
     def begin(self, state: State) -> None:
@@ -332,28 +412,51 @@ class Recorder:
         tensors = named(weights, self.module, self.recording.layout)
         if base := frozen.weights(self.module):
             tensors = foreign.without_prefix(tensors, self.module)[0]
-            moved = next((n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None)
+            moved = next(
+                (n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None
+            )
             if moved is not None:
-                raise FldiagError(f"frozen weights of {label} differ from those of the recorder's model: {moved}",
-                                  "keep them as they are in training; or store all weights: record into another folder with "
-                                  "trainable=False", usage=True)
+                raise FldiagError(
+                    f"frozen weights of {label} differ from those of the recorder's model: {moved}",
+                    "keep them as they are in training; or store all weights: record into another folder with "
+                    "trainable=False",
+                    usage=True,
+                )
             tensors = {n: t for n, t in tensors.items() if n not in base}
-        if {n: v.shape for n, v in tensors.items()} == self._shapes:  # as a rule; walking the module takes as long as the disk
+        if {
+            n: v.shape for n, v in tensors.items()
+        } == self._shapes:  # as a rule; walking the module takes as long as the disk
             state = {n: tensors[n] for n in self._kinds}
         else:
             state, _ = foreign.fit(foreign.with_first_names(tensors, self.module), self.module)
         # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
-        return {n: (v if self._kinds[n].is_floating_point else v.round()).to("cpu", self._kinds[n], copy=True)
-                for n, v in state.items()}
+        return {
+            n: (v if self._kinds[n].is_floating_point else v.round()).to(
+                "cpu", self._kinds[n], copy=True
+            )
+            for n, v in state.items()
+        }
 
     def _warn(self, text: str) -> None:
         self.note(text)
         if not self._failed:
-            warnings.warn(f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)", stacklevel=2)
+            warnings.warn(
+                f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)",
+                stacklevel=2,
+            )
         self._failed = True
 
-    def _write(self, t: int, state: State, clients: Mapping[int, State], received: State | None, rows: Sequence[Row],
-               examples: Mapping[int, int], shift: int, outside: Sequence[int]) -> None:
+    def _write(
+        self,
+        t: int,
+        state: State,
+        clients: Mapping[int, State],
+        received: State | None,
+        rows: Sequence[Row],
+        examples: Mapping[int, int],
+        shift: int,
+        outside: Sequence[int],
+    ) -> None:
         self._owner.confirm()
         if t == 0:
             self.recording.initial(state)
@@ -366,8 +469,11 @@ class Recorder:
 
     def _put(self, job: Callable[..., Any], *args: Any) -> None:
         if self._closed:
-            raise FldiagError(f"the recorder of {self.recording.run.path} is closed",
-                              "continue the run with a new one: fldiag.Recorder(..., resume=True)", usage=True)
+            raise FldiagError(
+                f"the recorder of {self.recording.run.path} is closed",
+                "continue the run with a new one: fldiag.Recorder(..., resume=True)",
+                usage=True,
+            )
         with self._told():
             self._writing.put(job, *args)
 
@@ -419,7 +525,15 @@ def _equal(tensor: Tensor, base: Tensor) -> bool:
         return True
     digits = max((torch.finfo(t.dtype).eps for t in (a, b) if t.is_floating_point()), default=0.0)
     a, b = a.double(), b.double()
-    return bool(torch.allclose(a, b, rtol=0, atol=digits ** 0.5 * float(b.abs().max()) if b.numel() else 0, equal_nan=True))
+    return bool(
+        torch.allclose(
+            a,
+            b,
+            rtol=0,
+            atol=digits**0.5 * float(b.abs().max()) if b.numel() else 0,
+            equal_nan=True,
+        )
+    )
 
 
 def _name(data: Any, keep: Mapping[str, np.ndarray] | None) -> str | None:

@@ -26,8 +26,18 @@ NAMES = ("moment", "slice", "layer", "estimator", "client", "client_b", "index")
 #: Those of them that a tag always spells; the others only where they are needed.
 _ALWAYS = ("moment", "slice", "layer", "client", "client_b", "index")
 #: Further numbers about a number: they tell nothing apart.
-_BESIDE = set(COLUMNS) - {"metric", *NAMES} | {"n_clients", "n_steps", "masked", "note", "predicted", "eigenvalue", "scaled",
-                                               "low", "high", "products"}
+_BESIDE = set(COLUMNS) - {"metric", *NAMES} | {
+    "n_clients",
+    "n_steps",
+    "masked",
+    "note",
+    "predicted",
+    "eigenvalue",
+    "scaled",
+    "low",
+    "high",
+    "products",
+}
 
 
 @dataclass(frozen=True)
@@ -52,20 +62,36 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
     """
     there = [*sorted((run.path / "diagnostics").glob("*.csv")), *tables]
     short = [re.sub(r"-[0-9a-f]{8}$", "", path.stem) for path in there]
-    names = [name if short.count(name) == 1 else path.stem for name, path in zip(short, there, strict=True)]
+    names = [
+        name if short.count(name) == 1 else path.stem
+        for name, path in zip(short, there, strict=True)
+    ]
     found = [series(run.metrics, "run", per_client)] if run.has_metrics else []
     for name, path in zip(names, there, strict=True):
         frame = _read(path)
         if {"metric", "value"} <= set(frame.columns):
             found.append(series(frame, name, per_client))
         elif path in tables:
-            raise FldiagError(f"{path} is not a table of fldiag: it has no metric and value", "give a table that fldiag wrote",
-                              usage=True)
-    whole = pd.concat(found, ignore_index=True) if found else pd.DataFrame({"tag": [], "step": [], "value": []})
+            raise FldiagError(
+                f"{path} is not a table of fldiag: it has no metric and value",
+                "give a table that fldiag wrote",
+                usage=True,
+            )
+    whole = (
+        pd.concat(found, ignore_index=True)
+        if found
+        else pd.DataFrame({"tag": [], "step": [], "value": []})
+    )
     if whole.empty:
-        raise FldiagError(f"run {run.path} has no numbers to export", "train it, or diagnose it first", usage=True)
+        raise FldiagError(
+            f"run {run.path} has no numbers to export", "train it, or diagnose it first", usage=True
+        )
     name = run.path.resolve().name
-    return Scalars(name, dict(_flat(run.index["config"])), whole.sort_values(["step", "tag"], ignore_index=True))
+    return Scalars(
+        name,
+        dict(_flat(run.index["config"])),
+        whole.sort_values(["step", "tag"], ignore_index=True),
+    )
 
 
 def series(frame: pd.DataFrame, name: str, per_client: bool = False) -> pd.DataFrame:
@@ -77,15 +103,27 @@ def series(frame: pd.DataFrame, name: str, per_client: bool = False) -> pd.DataF
     value = pd.to_numeric(frame["value"], errors="coerce").astype(float)
     keep = np.isfinite(value) & _exportable(frame, per_client)
     frame, value = frame[keep].reset_index(drop=True), value[keep].reset_index(drop=True)
-    step = pd.to_numeric(frame["round"], errors="coerce").fillna(0).astype(int) if "round" in frame.columns else 0
-    made = pd.DataFrame({"tag": f"{name}/" + frame["metric"].astype(str), "step": step, "value": value})
+    step = (
+        pd.to_numeric(frame["round"], errors="coerce").fillna(0).astype(int)
+        if "round" in frame.columns
+        else 0
+    )
+    made = pd.DataFrame(
+        {"tag": f"{name}/" + frame["metric"].astype(str), "step": step, "value": value}
+    )
     for column in _telling(frame):
         title = "" if column in ("moment", "slice", "layer", "estimator", "run") else f"{column} "
         said = _spell(frame[column], title)
         made["tag"] += said if column in _ALWAYS else said.where(_ambiguous(made, said), "")
-    made["tag"] = made["tag"].str.replace("*", "all", regex=False).str.replace(r"[^\w\-./ :]", "_", regex=True)
+    made["tag"] = (
+        made["tag"]
+        .str.replace("*", "all", regex=False)
+        .str.replace(r"[^\w\-./ :]", "_", regex=True)
+    )
     again = made.groupby(["tag", "step"]).cumcount()
-    made["tag"] += pd.Series(np.where(again > 0, " (" + (again + 1).astype(str) + ")", ""), index=made.index)
+    made["tag"] += pd.Series(
+        np.where(again > 0, " (" + (again + 1).astype(str) + ")", ""), index=made.index
+    )
     return made
 
 
@@ -98,7 +136,9 @@ def _exportable(frame: pd.DataFrame, per_client: bool) -> pd.Series:
         for column in {"client", "client_b"} & set(frame.columns):
             keep = keep & frame[column].isna()
         if "slice" in frame.columns:
-            keep = keep & ~frame["slice"].astype("string").str.match(r"client:\d").fillna(False).astype(bool)
+            keep = keep & ~frame["slice"].astype("string").str.match(r"client:\d").fillna(
+                False
+            ).astype(bool)
     return keep
 
 
@@ -107,13 +147,17 @@ def _telling(frame: pd.DataFrame) -> list[str]:
     columns = [c for c in NAMES if c in frame.columns]
     if "run" in frame.columns and frame["run"].nunique() > 1:
         columns.append("run")
-    return columns + sorted(c for c in frame.columns if c not in _BESIDE and c not in NAMES and c != "metric")
+    return columns + sorted(
+        c for c in frame.columns if c not in _BESIDE and c not in NAMES and c != "metric"
+    )
 
 
 def _ambiguous(made: pd.DataFrame, said: pd.Series) -> pd.Series:
     """Rows whose tag stands twice in some round, with different words in ``said``."""
     group = made.groupby(["tag", "step"])["tag"]
-    differs = (group.transform("size") > 1) & (said.groupby([made["tag"], made["step"]]).transform("nunique") > 1)
+    differs = (group.transform("size") > 1) & (
+        said.groupby([made["tag"], made["step"]]).transform("nunique") > 1
+    )
     return made["tag"].isin(made["tag"][differs])
 
 
@@ -133,7 +177,9 @@ def _read(path: Path) -> pd.DataFrame:
             return pd.read_parquet(path)
         return pd.read_csv(io.BytesIO(read_csv_bytes(path, provenance_beside(path))))
     except (OSError, ValueError, pd.errors.ParserError) as error:
-        raise FldiagError(f"{path} cannot be read: {first_line(error)}", "give a csv or parquet table") from None
+        raise FldiagError(
+            f"{path} cannot be read: {first_line(error)}", "give a csv or parquet table"
+        ) from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -141,7 +187,10 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value if isinstance(value, (str, int, float, bool)) else json.dumps(value)
+            yield (
+                prefix + key,
+                value if isinstance(value, (str, int, float, bool)) else json.dumps(value),
+            )
 
 
 @contextlib.contextmanager
@@ -161,4 +210,6 @@ def need(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise FldiagError(f"{extra} is not installed", f"pip install 'fldiag[{extra}]'", usage=True) from None
+        raise FldiagError(
+            f"{extra} is not installed", f"pip install 'fldiag[{extra}]'", usage=True
+        ) from None

@@ -27,22 +27,34 @@ def named(weights: Any, module: nn.Module, layout: Layout) -> dict[str, Tensor]:
     flat = _tensor(weights) if isinstance(weights, (Tensor, np.ndarray)) else None
     if flat is not None and flat.ndim == 1:
         if flat.numel() != layout.size:
-            raise FldiagError(f"a vector of {flat.numel():,} numbers, and the model has {layout.size:,} parameters",
-                              "give the parameters in the order of model.parameters()")
-        return {**{n: b for n, b in module.state_dict().items() if n not in layout.names}, **layout.views(flat)}
+            raise FldiagError(
+                f"a vector of {flat.numel():,} numbers, and the model has {layout.size:,} parameters",
+                "give the parameters in the order of model.parameters()",
+            )
+        return {
+            **{n: b for n, b in module.state_dict().items() if n not in layout.names},
+            **layout.views(flat),
+        }
     if flat is None and isinstance(weights, Iterable) and not isinstance(weights, (str, bytes)):
         arrays, whole = [_tensor(a) for a in weights], list(module.state_dict())
         names = whole if len(arrays) == len(whole) else list(layout.names)
         if len(arrays) != len(names):
-            raise FldiagError(f"{len(arrays)} arrays, and the model's state_dict has {len(whole)}",
-                              "give the arrays of the model's state_dict() in its order")
+            raise FldiagError(
+                f"{len(arrays)} arrays, and the model's state_dict has {len(whole)}",
+                "give the arrays of the model's state_dict() in its order",
+            )
         return {**module.state_dict(), **dict(zip(names, arrays, strict=True))}
-    raise FldiagError(f"a {type(weights).__name__} holds no weights",
-                      "give a state_dict, a module, a flat vector or a list of arrays", usage=True)
+    raise FldiagError(
+        f"a {type(weights).__name__} holds no weights",
+        "give a state_dict, a module, a flat vector or a list of arrays",
+        usage=True,
+    )
 
 
 def _tensor(value: Any) -> Tensor:
     try:
         return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError):
-        raise FldiagError(f"a {type(value).__name__} is not an array", "give tensors or arrays", usage=True) from None
+        raise FldiagError(
+            f"a {type(value).__name__} is not an array", "give tensors or arrays", usage=True
+        ) from None

@@ -16,10 +16,17 @@ from fldiag.results.uncertainty import LEVEL
 #: Runs behind a paper's number, where its text says so (FedSOL, FedAlign); taken for the others too.
 PAPER_SEEDS = 3
 #: Metrics that are counted, of a step of a method and of a data set: no seed changes them.
-COSTS, EXAMPLES = ("MFLOPs", "GFLOPs", "params_M", "flops_relative"), ("train_examples", "test_examples")
+COSTS, EXAMPLES = (
+    ("MFLOPs", "GFLOPs", "params_M", "flops_relative"),
+    ("train_examples", "test_examples"),
+)
 #: What numbers that were measured like for like rest on -> how the page says it.
-BASES = {"trained": "trained under the paper's protocol", "cost": "costs, counted", "data": "sizes of data sets, counted",
-         "arithmetic": "arithmetic: worked out again from other numbers that the paper prints"}
+BASES = {
+    "trained": "trained under the paper's protocol",
+    "cost": "costs, counted",
+    "data": "sizes of data sets, counted",
+    "arithmetic": "arithmetic: worked out again from other numbers that the paper prints",
+}
 #: What ``agrees`` says of numbers that were not measured like for like.
 UNLIKE = ("other data", "other model", "other machine", "reduced", "protocol unknown")
 #: What it says where the paper's number is what profilers of layers count.
@@ -45,13 +52,23 @@ def verdict(row: Reported, line: Row, difference: float, about: dict[str, Any]) 
         return "bound"
     if about.get("reduction"):
         return "reduced"
-    return _within(row.std, line["measured_std"], int(line["seeds"]), difference, last_rounds(row, line["runs"].split(), about))
+    return _within(
+        row.std,
+        line["measured_std"],
+        int(line["seeds"]),
+        difference,
+        last_rounds(row, line["runs"].split(), about),
+    )
 
 
 def last_rounds(row: Reported, runs: list[str], about: dict[str, Any]) -> dict[str, Any]:
     """Mean ``accuracy`` and deviation ``std`` over the last ``rounds`` of the one run behind an accuracy: the last round is one
     of many. Empty for other numbers, for several runs and for short ones."""
-    found = [run["last_rounds"] for run in about["runs"].values() if run["hash"] in runs and "last_rounds" in run]
+    found = [
+        run["last_rounds"]
+        for run in about["runs"].values()
+        if run["hash"] in runs and "last_rounds" in run
+    ]
     return dict(found[0]) if row.metric == "accuracy" and len(runs) == 1 and found else {}
 
 
@@ -60,21 +77,28 @@ def printed(row: Reported, difference: float) -> str:
     return "yes" if abs(difference) <= row.rounding + 1e-12 else "no"
 
 
-def _within(theirs: float | None, ours: float | None, seeds: int, difference: float, late: Mapping[str, Any]) -> str:
+def _within(
+    theirs: float | None, ours: float | None, seeds: int, difference: float, late: Mapping[str, Any]
+) -> str:
     """Whether 0 lies in the 95 % t-interval of the difference of the two means: Welch's, or with the one deviation that is
     known taken for both. Of one seed's run that is the deviation over its last rounds, where it is larger than the paper's."""
-    known = [(std, n) for std, n in ((theirs, PAPER_SEEDS), (ours, seeds)) if std is not None and n > 1]
+    known = [
+        (std, n) for std, n in ((theirs, PAPER_SEEDS), (ours, seeds)) if std is not None and n > 1
+    ]
     if late and late["std"] > max((std for std, _ in known), default=0.0):
         known = [(late["std"], late["rounds"])]
     if not known:
         return "no spread"
     if len(known) == 1:
-        (std, n), = known
+        ((std, n),) = known
         freedom, error = n - 1.0, std * (1 / PAPER_SEEDS + 1 / max(1, seeds)) ** 0.5
     else:
         parts = [(std * std / n, n) for std, n in known]
         total = sum(v for v, _ in parts)
-        error, freedom = total ** 0.5, total ** 2 / sum(v * v / (n - 1) for v, n in parts) if total else 1.0
+        error, freedom = (
+            total**0.5,
+            total**2 / sum(v * v / (n - 1) for v, n in parts) if total else 1.0,
+        )
     if abs(difference) > stats.t.ppf((1 + LEVEL) / 2, freedom) * error:
         return "no"
     return "yes" if len(known) == 2 else "one spread"
@@ -84,15 +108,23 @@ def _other_public_data(runs: list[str], about: dict[str, Any]) -> bool:
     """Whether another set stood in for the public data of a paper's protocol."""
     for run in about["runs"].values():
         data = run.get("config", {}).get("data", {})
-        if run["hash"] in runs and data.get("public") and data["public"] != configs.load(run["config"]["name"]).data.public:
+        if (
+            run["hash"] in runs
+            and data.get("public")
+            and data["public"] != configs.load(run["config"]["name"]).data.public
+        ):
             return True
     return False
 
 
 def trained(found: pd.DataFrame) -> pd.DataFrame:
     """The numbers of a ledger that were trained under their paper's protocol."""
-    return found[(found["basis"] == "trained") & found["reported"].notna() & found["measured"].notna()
-                 & ~found["agrees"].isin(UNLIKE)]
+    return found[
+        (found["basis"] == "trained")
+        & found["reported"].notna()
+        & found["measured"].notna()
+        & ~found["agrees"].isin(UNLIKE)
+    ]
 
 
 def counts(found: pd.DataFrame) -> pd.DataFrame:
@@ -100,13 +132,21 @@ def counts(found: pd.DataFrame) -> pd.DataFrame:
     with ``numbers``, ``yes``, :data:`AS_PROFILED`, ``no`` and ``undecided``. ``attrs``: how many there are (``printed``),
     measured like for like (``like``), and measured otherwise alone (``otherwise``). Derived numbers are nobody's report."""
     cell = ["paper", "id", "setting", "method", "model", "data", "metric"]
-    printed = found[(found["kind"] == "number") & found["reported"].notna() & ~found["note"].fillna("").str.contains("derived")]
+    printed = found[
+        (found["kind"] == "number")
+        & found["reported"].notna()
+        & ~found["note"].fillna("").str.contains("derived")
+    ]
     there = printed[printed["measured"].notna()]
     like = there[~there["agrees"].isin(UNLIKE)].drop_duplicates([*cell, "basis"])
     decided = like["agrees"].where(like["agrees"].isin(["yes", AS_PROFILED, "no"]), "undecided")
-    table = pd.crosstab(like["basis"], decided).reindex(index=list(BASES), columns=["yes", AS_PROFILED, "no", "undecided"],
-                                                        fill_value=0)
+    table = pd.crosstab(like["basis"], decided).reindex(
+        index=list(BASES), columns=["yes", AS_PROFILED, "no", "undecided"], fill_value=0
+    )
     table.insert(0, "numbers", table.sum(axis=1))
-    each, alike, measured = (set(part[cell].fillna("").itertuples(index=False, name=None)) for part in (printed, like, there))
+    each, alike, measured = (
+        set(part[cell].fillna("").itertuples(index=False, name=None))
+        for part in (printed, like, there)
+    )
     table.attrs = {"printed": len(each), "like": len(alike), "otherwise": len(measured - alike)}
     return table

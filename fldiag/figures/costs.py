@@ -34,7 +34,15 @@ POOLING, LAYERS = "mean", (nn.Conv2d, nn.Linear)
 #: Widths between the smallest and 1 that stand for all of them.
 WIDTHS = 4096
 #: Models that are in memory during training, as the FedAlign paper counts them.
-STORED = {"fedavg": 1, "fedprox": 2, "moon": 3, "mixup": 1, "stochdepth": 1, "gradaug": 1, "fedalign": 1}
+STORED = {
+    "fedavg": 1,
+    "fedprox": 2,
+    "moon": 3,
+    "mixup": 1,
+    "stochdepth": 1,
+    "gradaug": 1,
+    "fedalign": 1,
+}
 
 
 def flops(config: Config) -> pd.DataFrame:
@@ -53,12 +61,20 @@ def flops(config: Config) -> pd.DataFrame:
     count = (long - short) / (2 * STEPS * BATCH)
     if name in DRAWN:
         count = count + DRAWN[name](_federation(config, images, 1).setup, images.train_x[:1])
-    rows = [{"metric": metric + end, "value": value / unit} for metric, unit in (("MFLOPs", 1e6), ("GFLOPs", 1e9))
-            for end, value in zip(("", PROFILED), count, strict=True)]
+    rows = [
+        {"metric": metric + end, "value": value / unit}
+        for metric, unit in (("MFLOPs", 1e6), ("GFLOPs", 1e9))
+        for end, value in zip(("", PROFILED), count, strict=True)
+    ]
     if name in STORED:
         layers = [m for m in module.modules() if isinstance(m, LAYERS)]
-        rows += [{"metric": f"params_M{end}", "value": STORED[name] * sum(p.numel() for m in found for p in m.parameters()) / 1e6}
-                 for end, found in (("", [module]), (PROFILED, layers))]
+        rows += [
+            {
+                "metric": f"params_M{end}",
+                "value": STORED[name] * sum(p.numel() for m in found for p in m.parameters()) / 1e6,
+            }
+            for end, found in (("", [module]), (PROFILED, layers))
+        ]
     return table(rows, method=name, seed=config.seed, scope="global")
 
 
@@ -69,12 +85,25 @@ def traffic(config: Config) -> pd.DataFrame:
     execute = partial(map, federation.setup.train)
     federation.round(execute)
     seen, trained = federation.round(execute)
-    bytes_of = {row["metric"]: row["value"] for row in round_rows(2, {"n": 0}, seen, trained, isolated=False)}
+    bytes_of = {
+        row["metric"]: row["value"]
+        for row in round_rows(2, {"n": 0}, seen, trained, isolated=False)
+    }
     kept = sum(rows[0].numel() * rows.element_size() for rows in trained.state.values())
     size = seen.w_g.numel() * seen.w_g.element_size()
-    return table([{"metric": name, "value": value / size, "unit": "x"} for name, value in (
-        ("uplink", bytes_of["uplink"]), ("downlink", bytes_of["downlink"]), ("client_state", kept))],
-        method=config.method.name, seed=config.seed, scope="client")
+    return table(
+        [
+            {"metric": name, "value": value / size, "unit": "x"}
+            for name, value in (
+                ("uplink", bytes_of["uplink"]),
+                ("downlink", bytes_of["downlink"]),
+                ("client_state", kept),
+            )
+        ],
+        method=config.method.name,
+        seed=config.seed,
+        scope="client",
+    )
 
 
 def relative(config: Config) -> float:
@@ -89,10 +118,14 @@ def blank(name: str, augment: bool) -> data.Dataset:
     """Black images as the data set has them, of different classes. Raises FldiagError where their size is not known."""
     found = shapes.known(name)
     if found is None:
-        raise FldiagError(f"the size of the images of {name} is not known", "add it to fldiag/figures/shapes.py")
+        raise FldiagError(
+            f"the size of the images of {name} is not known", "add it to fldiag/figures/shapes.py"
+        )
     shape, classes = found
     x, y = torch.zeros(BATCH * STEPS, *shape), torch.arange(BATCH * STEPS) % classes
-    return data.Dataset("blank", x, y, x, y, classes, augment=("hflip",) if augment and len(shape) == 3 else ())
+    return data.Dataset(
+        "blank", x, y, x, y, classes, augment=("hflip",) if augment and len(shape) == 3 else ()
+    )
 
 
 # ---- what is drawn at random
@@ -109,7 +142,9 @@ def _dropped(setup: Setup, x: Tensor) -> np.ndarray:
         return _count(module, x)
 
     every = without(None)
-    return np.asarray(np.sum([(1 - p) * (without(b) - every) for b, p in zip(blocks, keep, strict=True)], axis=0))
+    return np.asarray(
+        np.sum([(1 - p) * (without(b) - every) for b, p in zip(blocks, keep, strict=True)], axis=0)
+    )
 
 
 def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
@@ -123,19 +158,31 @@ def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
         alike: dict[tuple[int, ...], list[float]] = {}
         for width in widths:
             alike.setdefault(tuple(channels(size, width) for size in sizes), []).append(width)
-        sized = [x.new_zeros(*x.shape[:2], *(max(1, round(side * s)) for s in x.shape[-2:])) for side in part.sides]
-        each = [len(same) * _count(module.sub, image, same[0]) for same in alike.values() for image in sized]
+        sized = [
+            x.new_zeros(*x.shape[:2], *(max(1, round(side * s)) for s in x.shape[-2:]))
+            for side in part.sides
+        ]
+        each = [
+            len(same) * _count(module.sub, image, same[0])
+            for same in alike.values()
+            for image in sized
+        ]
         return np.asarray(np.sum(each, axis=0) / (sum(map(len, alike.values())) * len(part.sides)))
 
     fixed = part.widths == "code"  # the first alone
     total = average([part.smallest]) if fixed else np.zeros(2)
     if part.n > fixed:
-        total = total + (part.n - fixed) * average(part.smallest + (1 - part.smallest) * (np.arange(WIDTHS) + 0.5) / WIDTHS)
+        total = total + (part.n - fixed) * average(
+            part.smallest + (1 - part.smallest) * (np.arange(WIDTHS) + 0.5) / WIDTHS
+        )
     return np.asarray(total)
 
 
 #: Method -> what its draws add to the forward passes of its neutral setting, an image.
-DRAWN: dict[str, Callable[[Setup, Tensor], np.ndarray]] = {"stochdepth": _dropped, "gradaug": _subnetworks}
+DRAWN: dict[str, Callable[[Setup, Tensor], np.ndarray]] = {
+    "stochdepth": _dropped,
+    "gradaug": _subnetworks,
+}
 
 
 # ---- counting
@@ -150,12 +197,20 @@ def _count(forward: Callable[..., Any], *inputs: Any) -> np.ndarray:
 
 def _counter() -> FlopCounterMode:
     """Counts pooling too: as two operations an entry of the map, as a multiply-add is counted."""
-    return FlopCounterMode(display=False, custom_mapping={
-        torch.ops.aten.mean: lambda shape, *_, **__: 2 * int(np.prod(shape)) if len(shape) == 4 else 0})
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            torch.ops.aten.mean: lambda shape, *_, **__: (
+                2 * int(np.prod(shape)) if len(shape) == 4 else 0
+            )
+        },
+    )
 
 
 def _names(seen: FlopCounterMode) -> Counter[str]:
-    return Counter({str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()})
+    return Counter(
+        {str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()}
+    )
 
 
 def _of_forward(operations: Counter[str]) -> np.ndarray:
@@ -178,10 +233,22 @@ def _forward(config: Config, images: data.Dataset, epochs: int) -> tuple[np.ndar
 def _federation(config: Config, images: data.Dataset, epochs: int) -> Federation:
     """One client that has all images."""
     made = config.replace(
-        clients__total=1, clients__per_round=1, train__epochs=epochs, train__batch_size=BATCH, train__drop_last=False,
-        train__aggregate="n", train__stack="off", train__precision="fp32", data__public=None, data__public_size=None, metrics={})
+        clients__total=1,
+        clients__per_round=1,
+        train__epochs=epochs,
+        train__batch_size=BATCH,
+        train__drop_last=False,
+        train__aggregate="n",
+        train__stack="off",
+        train__precision="fp32",
+        data__public=None,
+        data__public_size=None,
+        metrics={},
+    )
     every = torch.arange(len(images.train_y))
-    return Federation(Setup(made, dataset=images, parts=[np.arange(len(every))], public=images.batch(every, None)))
+    return Federation(
+        Setup(made, dataset=images, parts=[np.arange(len(every))], public=images.batch(every, None))
+    )
 
 
 def operations(federation: Federation) -> Counter[str]:

@@ -27,7 +27,9 @@ NEAR = 3.0
 ACCURACIES = ("accuracy", "personal_accuracy")
 
 
-def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, Any]) -> dict[str, Any]:
+def known(
+    table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, Any]
+) -> dict[str, Any]:
     """What is known of the accuracies in ``rows`` (nothing where they are other numbers).
 
     Returns:
@@ -39,7 +41,11 @@ def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, 
     if not set(rows["metric"]) <= {*ACCURACIES}:
         return {}
     units = set(rows["unit"].dropna()) if "unit" in rows else set()
-    counts = pd.to_numeric(rows["n_examples"]).dropna() if "n_examples" in rows else pd.Series(dtype=float)
+    counts = (
+        pd.to_numeric(rows["n_examples"]).dropna()
+        if "n_examples" in rows
+        else pd.Series(dtype=float)
+    )
     stds: dict[Any, float] = {}
     if "std" in table:
         there = {k: v for k, v in where.items() if k in ("metric", "setting", "data", "model")}
@@ -49,9 +55,15 @@ def known(table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, 
     for name, swing in swings.items():
         stds[name] = max(stds.get(name, REPEAT), swing)
     names = rows["trained_on"].dropna().unique() if "trained_on" in rows else ()
-    return {"percent": 1.0 if "%" in units or rows["value"].max() > 1 else 100.0, "stds": stds,
-            "repeat": max([REPEAT, *swings.values()]), "examples": int(counts.min()) if len(counts) else None,
-            "floor": max((limit for name in names if (limit := floor(str(name))) is not None), default=None)}
+    return {
+        "percent": 1.0 if "%" in units or rows["value"].max() > 1 else 100.0,
+        "stds": stds,
+        "repeat": max([REPEAT, *swings.values()]),
+        "examples": int(counts.min()) if len(counts) else None,
+        "floor": max(
+            (limit for name in names if (limit := floor(str(name))) is not None), default=None
+        ),
+    }
 
 
 def floor(name: str) -> float | None:
@@ -66,8 +78,15 @@ def floor(name: str) -> float | None:
     return None if found is None else 100 * min(2, found - 1) / found + NEAR
 
 
-def step(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mapping[str, Any], *, equal: bool = False,
-         ceiling: bool = True) -> tuple[Outcome, str]:
+def step(
+    low: np.ndarray,
+    high: np.ndarray,
+    labels: Sequence[Any],
+    about: Mapping[str, Any],
+    *,
+    equal: bool = False,
+    ceiling: bool = True,
+) -> tuple[Outcome, str]:
     """Whether ``low`` lies below ``high`` (``equal``: or at it), value by value of the same seeds.
 
     ``about``: as of :func:`known`, for accuracies; ``ceiling``: whether untrained models among them leave it undecided.
@@ -78,15 +97,22 @@ def step(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mappin
     if len(differences) < SEEDS:
         return _few(low, high, labels, about)
     found = paired_t(differences)
-    least, most = (found.value if end is None else end for end in (found.low, found.high))  # all alike: no spread
+    least, most = (
+        found.value if end is None else end for end in (found.low, found.high)
+    )  # all alike: no spread
     if least > 0 or (equal and least >= -1e-9):
         return "holds", ""
     if most < 0:
         return "does not hold", ""
-    return "undecided", f"{_pair(labels)}: difference {found.value:.2g} ± {most - found.value:.2g} (95 %, paired t)"
+    return (
+        "undecided",
+        f"{_pair(labels)}: difference {found.value:.2g} ± {most - found.value:.2g} (95 %, paired t)",
+    )
 
 
-def _few(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mapping[str, Any]) -> tuple[Outcome, str]:
+def _few(
+    low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mapping[str, Any]
+) -> tuple[Outcome, str]:
     seeds = f"{len(low)} seed{'s' * (len(low) > 1)}"
     if not about:
         return "undecided", f"{seeds}, and no deviation is known"
@@ -101,11 +127,16 @@ def _few(low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mappin
     return "undecided", f"{_pair(labels)}: {seeds}, difference {difference:.2g}, noise {noise:.2g}"
 
 
-def _untrained(values: Sequence[np.ndarray], labels: Sequence[Any], about: Mapping[str, Any]) -> str:
+def _untrained(
+    values: Sequence[np.ndarray], labels: Sequence[Any], about: Mapping[str, Any]
+) -> str:
     if not about or about["floor"] is None:
         return ""
-    low = [f"{label} {found:.3g} %" for label, v in zip(labels, values, strict=True)
-           if (found := abs(float(v.mean())) * about["percent"]) <= about["floor"]]
+    low = [
+        f"{label} {found:.3g} %"
+        for label, v in zip(labels, values, strict=True)
+        if (found := abs(float(v.mean())) * about["percent"]) <= about["floor"]
+    ]
     return f"not trained far enough: {', '.join(low)}" if low else ""
 
 

@@ -53,11 +53,20 @@ class Forecast:
         return sum(wall(phase, at_a_time) for phase in self.phases)
 
 
-def forecast(plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None) -> Forecast:
+def forecast(
+    plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None
+) -> Forecast:
     """The forecast of what ``make`` would train; runs that are there count nothing."""
     todo = [t for t in plan.tasks.values() if not t.done(t.where(plan.store))]
     kinds: dict[tuple[Any, ...], Timed] = {}
-    found = Forecast(len(plan.tasks), len(plan.tasks) - len(todo), sum(_rounds(t, plan) for t in todo), [], 0.0, {})
+    found = Forecast(
+        len(plan.tasks),
+        len(plan.tasks) - len(todo),
+        sum(_rounds(t, plan) for t in todo),
+        [],
+        0.0,
+        {},
+    )
     for i, task in enumerate(todo):
         c = task.config
         kind = (c.data.name, c.model.name, c.method.name, c.train.batch_size, c.data.public)
@@ -121,8 +130,14 @@ def _step(task: Task, download: bool) -> Timed:
     began = time.process_time()
     federation.round(execute)
     server = time.process_time() - began - sum(local)
-    return Timed(sum(local) / max(1, steps), server * max(1.0, every / PUBLIC) if every else 0.0, setup.network.layout,
-                 sum(map(len, setup.parts)), len(setup.dataset.test_y), STACK if setup.stack else 1)
+    return Timed(
+        sum(local) / max(1, steps),
+        server * max(1.0, every / PUBLIC) if every else 0.0,
+        setup.network.layout,
+        sum(map(len, setup.parts)),
+        len(setup.dataset.test_y),
+        STACK if setup.stack else 1,
+    )
 
 
 def _training(task: Task, plan: Plan, timed: Timed) -> float:
@@ -141,7 +156,13 @@ def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
             total += max(options["epochs"]) * timed.train * example
         elif ask.name not in OWN:
             n = min(options.get("samples") or timed.train, timed.train)
-            total += gradients(ask.name, options, Expected.of(task, timed, n, over=ask.needs == "rounds")) * n * example
+            total += (
+                gradients(
+                    ask.name, options, Expected.of(task, timed, n, over=ask.needs == "rounds")
+                )
+                * n
+                * example
+            )
     return total
 
 
@@ -173,8 +194,13 @@ class Expected:
         """``n``: training examples that are looked at; ``over``: in all rounds that are kept, not only in the last."""
         test = round(timed.test * n / timed.train)
         clients = task.config.clients
-        return Expected(task.rounds if over else (task.config.rounds,), clients.per_round, range(clients.total), timed.layout,
-                        Stretch(test + n, slice(test, test + n)))
+        return Expected(
+            task.rounds if over else (task.config.rounds,),
+            clients.per_round,
+            range(clients.total),
+            timed.layout,
+            Stretch(test + n, slice(test, test + n)),
+        )
 
 
 def gradients(name: str, options: Mapping[str, Any], expected: Expected) -> float:
@@ -183,9 +209,16 @@ def gradients(name: str, options: Mapping[str, Any], expected: Expected) -> floa
     if entry.cost is None:
         return 0.0
     try:
-        return float(entry.cost([expected] if entry.on in ("runs", "checkpoints") else expected, divide(entry, options).own))
+        return float(
+            entry.cost(
+                [expected] if entry.on in ("runs", "checkpoints") else expected,
+                divide(entry, options).own,
+            )
+        )
     except AttributeError as error:  # of another package
-        raise FldiagError(f"the cost of {name} cannot be said of a run that is still to be trained ({error})") from None
+        raise FldiagError(
+            f"the cost of {name} cannot be said of a run that is still to be trained ({error})"
+        ) from None
 
 
 def machine_words() -> str:

@@ -39,10 +39,22 @@ class Made:
     absent: bool = False
 
 
-def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path = STORE, executor: Any = "serial",
-         device: str = "cpu", download: bool = False, progress: Progress | None = None,
-         on_done: Callable[[str, int, int], None] | None = None, strict: bool = False,
-         only: Callable[[Config], bool] = lambda config: True, draw: bool = True, records: Path | None = None) -> list[Made]:
+def make(
+    studies: Sequence[Study],
+    scale: Scale,
+    *,
+    out: Path = OUT,
+    store: Path = STORE,
+    executor: Any = "serial",
+    device: str = "cpu",
+    download: bool = False,
+    progress: Progress | None = None,
+    on_done: Callable[[str, int, int], None] | None = None,
+    strict: bool = False,
+    only: Callable[[Config], bool] = lambda config: True,
+    draw: bool = True,
+    records: Path | None = None,
+) -> list[Made]:
     """Make the figures and tables. ``progress``: rounds done of all runs; ``on_done``: a sentence about every run that was
     trained or failed, how many are done, and of how many. ``strict``: the first failure is raised. ``only``: which runs are
     trained and asked; what there is of the others is drawn. ``draw``: False where others train the rest.
@@ -60,9 +72,29 @@ def make(studies: Sequence[Study], scale: Scale, *, out: Path = OUT, store: Path
     def ready(name: str, paths: Mapping[str, Path], errors: Mapping[str, str]) -> None:
         if not draw:
             return
-        written[name] = _write(next(s for s in studies if s.name == name), the_plan, out, paths, errors, download, strict)
+        written[name] = _write(
+            next(s for s in studies if s.name == name),
+            the_plan,
+            out,
+            paths,
+            errors,
+            download,
+            strict,
+        )
 
-    _run(the_plan, {s.name for s in studies}, executor, device, download, failures, progress, on_done, ready, strict, only)
+    _run(
+        the_plan,
+        {s.name for s in studies},
+        executor,
+        device,
+        download,
+        failures,
+        progress,
+        on_done,
+        ready,
+        strict,
+        only,
+    )
     return [written[s.name] for s in studies if s.name in written]
 
 
@@ -71,8 +103,10 @@ def _writable(*folders: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FldiagError(f"cannot write to {folder}: {error.strerror}",
-                              "choose others with --out, --runs and --records") from None
+            raise FldiagError(
+                f"cannot write to {folder}: {error.strerror}",
+                "choose others with --out, --runs and --records",
+            ) from None
 
 
 def prepare(the_plan: Plan, download: bool) -> dict[str, str]:
@@ -109,18 +143,36 @@ def reduce(whole: Any, scale: Scale, file: Any) -> None:
 
     train = first(whole.train_y, scale.images or len(whole.train_y))
     test = first(whole.test_y, scale.test_images or len(whole.test_y))
-    np.savez_compressed(file, train_images=pixels(whole.train_x, train), train_labels=whole.train_y[train].numpy(),
-                        test_images=pixels(whole.test_x, test), test_labels=whole.test_y[test].numpy())
+    np.savez_compressed(
+        file,
+        train_images=pixels(whole.train_x, train),
+        train_labels=whole.train_y[train].numpy(),
+        test_images=pixels(whole.test_x, test),
+        test_labels=whole.test_y[test].numpy(),
+    )
 
 
-def _run(the_plan: Plan, names: set[str], executor: Any, device: str, download: bool, failures: Mapping[str, str],
-         progress: Progress | None, on_done: Callable[[str, int, int], None] | None,
-         ready: Callable[[str, Mapping[str, Path], Mapping[str, str]], None], strict: bool,
-         only: Callable[[Config], bool]) -> None:
+def _run(
+    the_plan: Plan,
+    names: set[str],
+    executor: Any,
+    device: str,
+    download: bool,
+    failures: Mapping[str, str],
+    progress: Progress | None,
+    on_done: Callable[[str, int, int], None] | None,
+    ready: Callable[[str, Mapping[str, Path], Mapping[str, str]], None],
+    strict: bool,
+    only: Callable[[Config], bool],
+) -> None:
     """The chosen runs trained and asked. ``ready`` is told of each study that waits for no further run, and of the runs so far:
     hash -> folder, hash -> what is wrong."""
     paths, errors, missing = _sorted(the_plan, failures, only)
-    total, at, count = sum(t.config.rounds for t in missing), dict.fromkeys((t.core for t in missing), 0), 0
+    total, at, count = (
+        sum(t.config.rounds for t in missing),
+        dict.fromkeys((t.core for t in missing), 0),
+        0,
+    )
     records.keep_ended(the_plan, paths.values())
     awaited: dict[str, set[str]] = {name: set() for name in sorted(names)}
     for task in missing:
@@ -147,7 +199,11 @@ def _run(the_plan: Plan, names: set[str], executor: Any, device: str, download: 
             return
         records.keep_ended(the_plan, [outcome.path])
         if on_done:
-            on_done("; ".join([f"{task.text}: {outcome.error or 'done'}", *outcome.notes]), count, len(missing))
+            on_done(
+                "; ".join([f"{task.text}: {outcome.error or 'done'}", *outcome.notes]),
+                count,
+                len(missing),
+            )
         for name in task.users:
             awaited[name].discard(outcome.core)
             if not awaited[name]:
@@ -157,8 +213,9 @@ def _run(the_plan: Plan, names: set[str], executor: Any, device: str, download: 
     workers.perform_all(missing, bench, executor, tell, finished)
 
 
-def _sorted(the_plan: Plan, failures: Mapping[str, str],
-            only: Callable[[Config], bool]) -> tuple[dict[str, Path], dict[str, str], list[Task]]:
+def _sorted(
+    the_plan: Plan, failures: Mapping[str, str], only: Callable[[Config], bool]
+) -> tuple[dict[str, Path], dict[str, str], list[Task]]:
     """Folders of runs by hash, why runs are not complete by hash, and the runs to be trained or asked."""
     paths: dict[str, Path] = {}
     errors: dict[str, str] = {}
@@ -190,27 +247,53 @@ def target(out: Path, study: Study, scale: Scale, whole: bool = True) -> Path:
         before = made["scale"]
     except (OSError, ValueError, KeyError, TypeError):
         before = None
-    stays = before in SCALES and (order.index(before) > order.index(scale.name) or
-                                  (not whole and (before != scale.name or not unfinished(made))))
+    stays = before in SCALES and (
+        order.index(before) > order.index(scale.name)
+        or (not whole and (before != scale.name or not unfinished(made)))
+    )
     return (out / scale.name if stays else out) / study.paper / study.id
 
 
-def _write(study: Study, the_plan: Plan, out: Path, paths: Mapping[str, Path], errors: Mapping[str, str],
-           download: bool, strict: bool = False) -> Made:
+def _write(
+    study: Study,
+    the_plan: Plan,
+    out: Path,
+    paths: Mapping[str, Path],
+    errors: Mapping[str, str],
+    download: bool,
+    strict: bool = False,
+) -> Made:
     mine = {core for (name, _, _), core in the_plan.cells.items() if name == study.name}
-    if mine and {errors.get(core) for core in mine} == {NOT_YET} and all(t.train for t in study.trials) and not (
-            study.alone or gather.answered(study, the_plan, paths)):
+    if (
+        mine
+        and {errors.get(core) for core in mine} == {NOT_YET}
+        and all(t.train for t in study.trials)
+        and not (study.alone or gather.answered(study, the_plan, paths))
+    ):
         return Made(study, error="none of its runs is finished", absent=True)
     try:
         found = gather.table_of(study, the_plan, paths, download)
         lost = {name for name, _ in the_plan.failed}
-        path = target(out, study, the_plan.scale, whole=not mine & errors.keys() and study.name not in lost)
+        path = target(
+            out, study, the_plan.scale, whole=not mine & errors.keys() and study.name not in lost
+        )
         again = read(files.csv_text(found))  # what is drawn is what the csv holds, to the digit
         said = about(study, the_plan, again, paths, errors)
-        page = "" if study.layout is None else f"{said['caption']}\n\n{markdown(study.layout(again))}"
-        pictures = style.write(study.draw(again), path)  # numbers are not written where anything fails
+        page = (
+            "" if study.layout is None else f"{said['caption']}\n\n{markdown(study.layout(again))}"
+        )
+        pictures = style.write(
+            study.draw(again), path
+        )  # numbers are not written where anything fails
         written = files.write_table(found, path, said)
-        return Made(study, [*written, *([files.write_text(files.beside(path, ".md"), page)] if page else []), *pictures])
+        return Made(
+            study,
+            [
+                *written,
+                *([files.write_text(files.beside(path, ".md"), page)] if page else []),
+                *pictures,
+            ],
+        )
     except FldiagError as error:
         if strict:
             raise
@@ -225,7 +308,11 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
     """Draw again from the csv files in ``out`` and in its folders of scales: pictures and pages anew, numbers and provenance as
     they are. The json notes under ``drawn`` what drew. What is not there, or does not fit its json, is left as it is."""
     found, drawn = [], provenance()  # before files under version control change
-    places = [(s, folder / s.paper / s.id) for s in studies for folder in (out, *(out / name for name in SCALES))]
+    places = [
+        (s, folder / s.paper / s.id)
+        for s in studies
+        for folder in (out, *(out / name for name in SCALES))
+    ]
     for study, path in places:
         if path.parents[1] != out and not files.beside(path, ".json").is_file():
             continue  # most have nothing beside the whole
@@ -242,7 +329,9 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
         if study.layout is not None:
             page = f"{said['caption']}\n\n{markdown(study.layout(table))}"
             written.insert(0, files.write_text(files.beside(path, ".md"), page))
-        note = files.write_text(files.beside(path, ".json"), files.json_text({**said, "drawn": drawn}))
+        note = files.write_text(
+            files.beside(path, ".json"), files.json_text({**said, "drawn": drawn})
+        )
         found.append(Made(study, [note, *written]))
     return found
 
@@ -251,5 +340,7 @@ def read(text: str) -> pd.DataFrame:
     """A study's table from its csv."""
     table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=[""], low_memory=False)
     for column in gather.KEYS:
-        table[column] = table[column].astype(object).fillna("").astype(str) if column in table else ""
+        table[column] = (
+            table[column].astype(object).fillna("").astype(str) if column in table else ""
+        )
     return table

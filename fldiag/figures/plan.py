@@ -52,8 +52,14 @@ class Task:
     @property
     def text(self) -> str:
         c = self.config
-        split = "".join(f"{v}" for k, v in c.partition.options.items() if k != "min_size" and v is not None)
-        return f"{c.method.name} on {c.data.name}, {c.partition.kind} {split}, seed {c.seed}".replace(" ,", ",")
+        split = "".join(
+            f"{v}" for k, v in c.partition.options.items() if k != "min_size" and v is not None
+        )
+        return (
+            f"{c.method.name} on {c.data.name}, {c.partition.kind} {split}, seed {c.seed}".replace(
+                " ,", ","
+            )
+        )
 
     def where(self, store: Path) -> Path:
         """The run's folder: one that is there and has what is asked, or the one to train in."""
@@ -65,7 +71,9 @@ class Task:
 
     def ended(self, store: Path) -> Path | None:
         """Where a run lies that ended, whether it has what is asked or not."""
-        return next((path for path in [self.where(store), *self._there(store)] if finished(path)), None)
+        return next(
+            (path for path in [self.where(store), *self._there(store)] if finished(path)), None
+        )
 
     def is_record(self, path: Path) -> bool:
         """Whether a run there is without weights: what it has no answer to is asked of its metrics."""
@@ -76,7 +84,12 @@ class Task:
 
     def _there(self, store: Path) -> list[Path]:
         """The run's folders, those with weights first."""
-        return [path for folder in (store, self.records) if folder for path in sorted(folder.glob(f"{self.stem}-*"))]
+        return [
+            path
+            for folder in (store, self.records)
+            if folder
+            for path in sorted(folder.glob(f"{self.stem}-*"))
+        ]
 
     def fits(self, path: Path) -> bool:
         try:
@@ -99,7 +112,11 @@ class Task:
     def _has(self, run: Run, kept: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
         if ask.needs not in ("nothing", "metrics") and run.is_record:
             return False
-        if ask.needs == "rounds" and run.status == "finished" and not set(self.rounds) <= set(run.rounds):
+        if (
+            ask.needs == "rounds"
+            and run.status == "finished"
+            and not set(self.rounds) <= set(run.rounds)
+        ):
             return False
         if ask.needs in ("clients", "rounds") and kept["checkpoint"]["clients"] == "none":
             return False
@@ -168,7 +185,13 @@ class Plan:
     records: Path | None = None
 
 
-def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], store: Path, records: Path | None = None) -> Plan:
+def made(
+    scale: Scale,
+    studies: Iterable[Study],
+    everything: Iterable[Study],
+    store: Path,
+    records: Path | None = None,
+) -> Plan:
     """The plan of ``studies``. What a run keeps is what any of ``everything`` wants, so that it does not depend on which
     figures are asked for first. Raises FldiagError for trials that are no valid configs."""
     plan, names = Plan(scale, store, records=records), {s.name for s in studies}
@@ -197,8 +220,14 @@ def made(scale: Scale, studies: Iterable[Study], everything: Iterable[Study], st
     return plan
 
 
-def _config(scale: Scale, trial: Trial, seed: int, store: Path, cache: dict[tuple[object, ...], Config | LeftOut],
-            study: Study) -> Config | LeftOut:
+def _config(
+    scale: Scale,
+    trial: Trial,
+    seed: int,
+    store: Path,
+    cache: dict[tuple[object, ...], Config | LeftOut],
+    study: Study,
+) -> Config | LeftOut:
     key = (trial.preset, trial.method, repr(sorted(trial.over.items())), trial.train, seed)
     if key not in cache:
         try:
@@ -206,8 +235,10 @@ def _config(scale: Scale, trial: Trial, seed: int, store: Path, cache: dict[tupl
         except LeftOut as reason:
             cache[key] = reason
         except FldiagError as error:
-            raise FldiagError(f"{study.name}, trial {trial.label or trial.method or trial.preset}: {error.what}",
-                              error.remedy) from error
+            raise FldiagError(
+                f"{study.name}, trial {trial.label or trial.method or trial.preset}: {error.what}",
+                error.remedy,
+            ) from error
     return cache[key]
 
 
@@ -216,15 +247,22 @@ def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
     rounds, every = task.config.rounds, min(scale.every, task.config.rounds)
     needs, steps = {a.needs for a in wants}, {a.steps for a in wants if a.steps}
     if len(steps) > 1:
-        raise FldiagError(f"studies want different proximal losses of the steps of {task.text}: {', '.join(sorted(steps))}",
-                          "agree on one (drift(steps=...))")
+        raise FldiagError(
+            f"studies want different proximal losses of the steps of {task.text}: {', '.join(sorted(steps))}",
+            "agree on one (drift(steps=...))",
+        )
     stored = [*range(every, rounds, every), rounds]
     if "rounds" in needs:
         count = min(len(stored), scale.history)
-        task.rounds = tuple(sorted({stored[round((i + 1) * len(stored) / count) - 1] for i in range(count)}))
+        task.rounds = tuple(
+            sorted({stored[round((i + 1) * len(stored) / count) - 1] for i in range(count)})
+        )
     task.state = "state" in needs
     task.timed = any(a.name == "seconds" for a in wants)
-    keep = {"checkpoint__every": every, "checkpoint__clients": "sampled" if needs & {"clients", "rounds"} else "none"}
+    keep = {
+        "checkpoint__every": every,
+        "checkpoint__clients": "sampled" if needs & {"clients", "rounds"} else "none",
+    }
     if steps:
         keep |= {"metrics__steps": True, "metrics__every": every, "metrics__proximal": steps.pop()}
     task.config = task.config.replace(**keep)
@@ -239,13 +277,21 @@ def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], 
     for text in texts:
         key, _, choice = text.partition("=")
         if not key or not choice:
-            raise FldiagError(f"--only {text}", "give KEY=VALUE, such as --only method.name=fedavg or --only seed=0", usage=True)
-        wanted.setdefault(key, []).extend(parse_override(f"{key}={value}")[1] for value in choice.split(","))
+            raise FldiagError(
+                f"--only {text}",
+                "give KEY=VALUE, such as --only method.name=fedavg or --only seed=0",
+                usage=True,
+            )
+        wanted.setdefault(key, []).extend(
+            parse_override(f"{key}={value}")[1] for value in choice.split(",")
+        )
     every = [flat(c) for c in configs]
     for key, values in wanted.items() if every else ():
         there = [f[key] for f in every if f.get(key) is not None]
         if not there:
-            raise unknown("key of --only", key, {k for f in every for k, v in f.items() if v is not None})
+            raise unknown(
+                "key of --only", key, {k for f in every for k, v in f.items() if v is not None}
+            )
         for value in values:
             if value not in there:
                 raise unknown(f"{key} of --only", str(value), set(map(str, there)))

@@ -51,10 +51,24 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
     if name in OWN:
         return OWN[name](subject, **options)
     run = subject.trained
-    where: dict[str, Any] = {"device": subject.device, "download": subject.download, "executor": subject.executor}
+    where: dict[str, Any] = {
+        "device": subject.device,
+        "download": subject.download,
+        "executor": subject.executor,
+    }
     if registry.diagnostic.get(name).on == "run":
-        where["rounds"] = subject.rounds if known.over_rounds(known.item("diagnostics", name) or {}) else run.rounds[-1:]
-    return api.diagnose(run, name, cache=run.path / "diagnostics" / "cache", progress=subject.progress, **{**where, **options})
+        where["rounds"] = (
+            subject.rounds
+            if known.over_rounds(known.item("diagnostics", name) or {})
+            else run.rounds[-1:]
+        )
+    return api.diagnose(
+        run,
+        name,
+        cache=run.path / "diagnostics" / "cache",
+        progress=subject.progress,
+        **{**where, **options},
+    )
 
 
 def _global(run: Run, metrics: tuple[str, ...]) -> pd.DataFrame:
@@ -83,17 +97,33 @@ def _final(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
 def _best(s: Subject) -> pd.DataFrame:
     """Also of a run that diverged later, which ``converged`` says; one without any accuracy has a row without a value."""
     found = _global(s.trained, ("accuracy",))
-    first = found.loc[found["value"].idxmax():].iloc[:1] if found["value"].notna().any() else found.iloc[:1]
-    return first.assign(converged=False).astype(found.dtypes) if s.trained.status == "diverged" else first
+    first = (
+        found.loc[found["value"].idxmax() :].iloc[:1]
+        if found["value"].notna().any()
+        else found.iloc[:1]
+    )
+    return (
+        first.assign(converged=False).astype(found.dtypes)
+        if s.trained.status == "diverged"
+        else first
+    )
 
 
 def _seconds(s: Subject) -> pd.DataFrame:
     file = s.trained.path / CLOCK
     clock = json.loads(file.read_text("utf-8"))["seconds"] if file.is_file() else []
-    if len(clock) < s.trained.done:  # of a run that was gone on with elsewhere, the first rounds only
-        raise FldiagError(f"{s.trained.path.name}: not all of its rounds were timed", "remove the folder to train it again")
+    if (
+        len(clock) < s.trained.done
+    ):  # of a run that was gone on with elsewhere, the first rounds only
+        raise FldiagError(
+            f"{s.trained.path.name}: not all of its rounds were timed",
+            "remove the folder to train it again",
+        )
     value = statistics.median(clock[1:] or clock) if clock else None
-    return table([{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}], **s.trained.common)
+    return table(
+        [{"metric": "seconds_per_round", "value": value, "unit": "s", "scope": "global"}],
+        **s.trained.common,
+    )
 
 
 def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
@@ -101,14 +131,30 @@ def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
     rows = []
     for level in levels:
         there = found.loc[found["value"] >= level, "round"]
-        rows.append({"metric": f"rounds_to_{level:g}", "value": int(there.min()) if len(there) else None, "unit": "rounds",
-                     "scope": "global", "converged": bool(len(there)), "index": s.trained.config.rounds})
+        rows.append(
+            {
+                "metric": f"rounds_to_{level:g}",
+                "value": int(there.min()) if len(there) else None,
+                "unit": "rounds",
+                "scope": "global",
+                "converged": bool(len(there)),
+                "index": s.trained.config.rounds,
+            }
+        )
     return table(rows, **s.trained.common)
 
 
 def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFrame:
-    found = api.diagnose(s.trained, "personalise", epochs=epochs, device=s.device, download=s.download, progress=s.progress,
-                         executor=s.executor, **options)
+    found = api.diagnose(
+        s.trained,
+        "personalise",
+        epochs=epochs,
+        device=s.device,
+        download=s.download,
+        progress=s.progress,
+        executor=s.executor,
+        **options,
+    )
     found = only(found, scope="global", metric=[PERSONAL, f"{PERSONAL}_std"]).copy()
     return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
 
@@ -117,15 +163,29 @@ def _cost(s: Subject) -> pd.DataFrame:
     from fldiag.figures.costs import relative
 
     assert s.config is not None
-    return table([{"metric": "flops_relative", "value": relative(s.config), "unit": "x", "scope": "global"}],
-                 method=s.config.method.name, seed=s.config.seed)
+    return table(
+        [{"metric": "flops_relative", "value": relative(s.config), "unit": "x", "scope": "global"}],
+        method=s.config.method.name,
+        seed=s.config.seed,
+    )
 
 
 def _partition(s: Subject) -> pd.DataFrame:
     assert s.config is not None
     counts = dealt(s.config, download=s.download).counts
-    return table([{"metric": "count", "client": int(k), "index": int(c), "value": int(n), "scope": "client"}
-                  for k, c, n in counts[["client", "class", "count"]].itertuples(index=False)], method=s.config.method.name)
+    return table(
+        [
+            {
+                "metric": "count",
+                "client": int(k),
+                "index": int(c),
+                "value": int(n),
+                "scope": "client",
+            }
+            for k, c, n in counts[["client", "class", "count"]].itertuples(index=False)
+        ],
+        method=s.config.method.name,
+    )
 
 
 def _flops(s: Subject) -> pd.DataFrame:
@@ -157,18 +217,33 @@ def _plane(s: Subject, **options: Any) -> pd.DataFrame:
     return pd.concat([found, table(ends)], ignore_index=True).drop(columns="run")
 
 
-def _iris(s: Subject, methods: tuple[str, ...] = ("fedavg", "feddf", "fedproj"), **protocol: Any) -> pd.DataFrame:
+def _iris(
+    s: Subject, methods: tuple[str, ...] = ("fedavg", "feddf", "fedproj"), **protocol: Any
+) -> pd.DataFrame:
     from fldiag.toys import iris
 
     return iris.run([iris.Protocol(**protocol)], methods, s.seeds, keep=s.keep, progress=s.progress)
 
 
 OWN: dict[str, Callable[..., pd.DataFrame]] = {
-    "best": _best, "curve": _curve, "final": _final, "seconds": _seconds, "reach": _reach, "personal": _personal,
-    "partition": _partition, "cost": _cost, "flops": _flops, "traffic": _traffic, "examples": _examples,
-    "plane": _plane, "iris": _iris}
+    "best": _best,
+    "curve": _curve,
+    "final": _final,
+    "seconds": _seconds,
+    "reach": _reach,
+    "personal": _personal,
+    "partition": _partition,
+    "cost": _cost,
+    "flops": _flops,
+    "traffic": _traffic,
+    "examples": _examples,
+    "plane": _plane,
+    "iris": _iris,
+}
 
 
 def finite(frame: pd.DataFrame) -> pd.DataFrame:
     """Infinities as missing: a csv that every reader takes."""
-    return frame.assign(value=pd.to_numeric(frame["value"]).astype(float).replace([np.inf, -np.inf], np.nan))
+    return frame.assign(
+        value=pd.to_numeric(frame["value"]).astype(float).replace([np.inf, -np.inf], np.nan)
+    )

@@ -50,13 +50,19 @@ def keep(run: Run, folder: Path) -> Path:
         FldiagError: the run is not finished, its metrics were changed, or the folder cannot be written.
     """
     if run.status not in ("finished", "diverged"):
-        raise FldiagError(f"{run.path} is {run.status}", "finish it first: the same command with --resume", usage=True)
+        raise FldiagError(
+            f"{run.path} is {run.status}",
+            "finish it first: the same command with --resume",
+            usage=True,
+        )
     there = folder / run.name
     if there.resolve() == run.path.resolve():
         return there
     owner.refuse_links(there)
     if not (finished(there) and Run.open(there).metrics_digest == run.metrics_digest):
-        shutil.rmtree(there / ANSWERS, ignore_errors=True)  # first: without run.json nobody would know whose they are
+        shutil.rmtree(
+            there / ANSWERS, ignore_errors=True
+        )  # first: without run.json nobody would know whose they are
         if finished(there):
             remove(there)
     metrics = run.index.get("metrics")
@@ -65,11 +71,22 @@ def keep(run: Run, folder: Path) -> Path:
     if (run.path / CLOCK).is_file():
         write_bytes(there / CLOCK, (run.path / CLOCK).read_bytes())
     given = run.path / ANSWERS
-    for file in sorted(given.glob("*.parquet")) + sorted(given.glob("*.json")):  # a json vouches for what is there before it
+    for file in sorted(given.glob("*.parquet")) + sorted(
+        given.glob("*.json")
+    ):  # a json vouches for what is there before it
         write_bytes(there / ANSWERS / file.name, file.read_bytes())
-    index = {**run.index, "record": True, "state": {}, "thinned": {"rounds": [], "state": True},
-             "files": {name: digest for name, digest in run.index["files"].items() if name == metrics},
-             "gone": {name: digest for name, digest in run.index["files"].items() if name.startswith("rounds/")}}
+    index = {
+        **run.index,
+        "record": True,
+        "state": {},
+        "thinned": {"rounds": [], "state": True},
+        "files": {name: digest for name, digest in run.index["files"].items() if name == metrics},
+        "gone": {
+            name: digest
+            for name, digest in run.index["files"].items()
+            if name.startswith("rounds/")
+        },
+    }
     data = {**index["config"]["data"], "root": None}  # where data lay is nobody's business
     index["config"] = {**index["config"], "data": data}
     write_index(there, index)

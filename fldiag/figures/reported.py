@@ -15,7 +15,18 @@ from fldiag.errors import FldiagError, nearest
 from fldiag.figures.study import Study
 
 #: Keys of a setting that describe the federation; those that only tell rows apart; all others are options of the method.
-FEDERATION = ("partition", "alpha", "shards", "classes", "clients", "ratio", "rounds", "epochs", "lr", "public")
+FEDERATION = (
+    "partition",
+    "alpha",
+    "shards",
+    "classes",
+    "clients",
+    "ratio",
+    "rounds",
+    "epochs",
+    "lr",
+    "public",
+)
 MARKS = ("over", "printed", "column", "survivor", "group")
 #: The file of a paper's folder that is no study: what the paper says in words.
 CLAIMS = "claims.py"
@@ -61,7 +72,10 @@ def folder() -> Path:
     for found in (package.parent / "analyses", package / "_analyses"):
         if (found / "fedsol" / "reported.csv").is_file():
             return found
-    raise FldiagError("the figures' descriptions (analyses/) are not part of this installation", "use a clone of the repository")
+    raise FldiagError(
+        "the figures' descriptions (analyses/) are not part of this installation",
+        "use a clone of the repository",
+    )
 
 
 def papers() -> list[str]:
@@ -74,9 +88,16 @@ def rows(paper: str) -> tuple[Reported, ...]:
     if paper not in papers():
         raise FldiagError(f"unknown paper {paper!r}", nearest(paper, papers()), usage=True)
     with open(folder() / paper / "reported.csv", newline="", encoding="utf-8") as file:
-        return tuple(Reported(paper, **{k: v for k, v in row.items() if k not in ("value", "std")},
-                              value=float(row["value"]) if row["value"] else None, rounding=_rounding(row["value"]),
-                              std=float(row["std"]) if row["std"] else None) for row in csv.DictReader(file))
+        return tuple(
+            Reported(
+                paper,
+                **{k: v for k, v in row.items() if k not in ("value", "std")},
+                value=float(row["value"]) if row["value"] else None,
+                rounding=_rounding(row["value"]),
+                std=float(row["std"]) if row["std"] else None,
+            )
+            for row in csv.DictReader(file)
+        )
 
 
 def _rounding(printed: str) -> float:
@@ -96,7 +117,9 @@ def module(path: Path) -> ModuleType:
     except FldiagError:
         raise
     except Exception as error:
-        raise FldiagError(f"{path.parent.name}/{path.name}: {type(error).__name__}: {error}", "correct the file") from error
+        raise FldiagError(
+            f"{path.parent.name}/{path.name}: {type(error).__name__}: {error}", "correct the file"
+        ) from error
     return made
 
 
@@ -105,18 +128,26 @@ def studies() -> dict[str, Study]:
     """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
     found = {}
     for paper in papers():
-        for path in sorted((p for p in (folder() / paper).glob("*.py") if p.name != CLAIMS), key=_order):
+        for path in sorted(
+            (p for p in (folder() / paper).glob("*.py") if p.name != CLAIMS), key=_order
+        ):
             study = getattr(module(path), "STUDY", None)
             if not isinstance(study, Study):
-                raise FldiagError(f"{paper}/{path.name} has no variable STUDY", "see fldiag/figures/study.py")
+                raise FldiagError(
+                    f"{paper}/{path.name} has no variable STUDY", "see fldiag/figures/study.py"
+                )
             found[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
     return found
 
 
 def _order(path: Path) -> tuple[str, int, str]:
     word = path.stem.rstrip("0123456789")
-    digits = path.stem[len(word):]
-    return "zyx"[["table", "fig"].index(word)] if word in ("table", "fig") else "x", int(digits or 0), path.stem
+    digits = path.stem[len(word) :]
+    return (
+        "zyx"[["table", "fig"].index(word)] if word in ("table", "fig") else "x",
+        int(digits or 0),
+        path.stem,
+    )
 
 
 def chosen(ids: list[str]) -> list[Study]:
@@ -128,11 +159,17 @@ def chosen(ids: list[str]) -> list[Study]:
         return list(known.values())
     found: dict[str, Study] = {}
     for id in ids:
-        hits = [n for n in known if n == id or n.split("/")[0] == id] or [n for n in known if n.split("/")[1] == id]
+        hits = [n for n in known if n == id or n.split("/")[0] == id] or [
+            n for n in known if n.split("/")[1] == id
+        ]
         if len(hits) > 1 and id not in papers():
-            raise FldiagError(f"{id!r} is in several papers", f"say which: {', '.join(hits)}", usage=True)
+            raise FldiagError(
+                f"{id!r} is in several papers", f"say which: {', '.join(hits)}", usage=True
+            )
         if not hits:
-            raise FldiagError(f"unknown figure {id!r}", nearest(id, [*known, *papers()]) + _silent(id), usage=True)
+            raise FldiagError(
+                f"unknown figure {id!r}", nearest(id, [*known, *papers()]) + _silent(id), usage=True
+            )
         found |= {n: known[n] for n in hits}
     return list(found.values())
 

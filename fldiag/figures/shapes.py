@@ -8,8 +8,13 @@ from fldiag.data.images import SETS
 #: Name -> shape that a model sees (channels first), number of classes.
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     **{s.name: ((3, *s.shape[1:]), s.classes) for s in SETS},
-    "cinic10": ((3, 32, 32), 10), "imagenet200": ((3, 224, 224), 200), "pathmnist": ((3, 28, 28), 9),
-    "tissuemnist": ((3, 28, 28), 8), "digits": ((1, 8, 8), 10), "iris": ((4,), 3)}
+    "cinic10": ((3, 32, 32), 10),
+    "imagenet200": ((3, 224, 224), 200),
+    "pathmnist": ((3, 28, 28), 9),
+    "tissuemnist": ((3, 28, 28), 8),
+    "digits": ((1, 8, 8), 10),
+    "iris": ((4,), 3),
+}
 
 
 def known(name: str) -> tuple[tuple[int, ...], int] | None:

@@ -103,15 +103,22 @@ class Trial:
     def protocol(self) -> Config:
         """The paper's config. Raises FldiagError for unknown presets, methods and options."""
         name, _, id = self.method.partition(":")
-        given = {**({"method.name": name} if name else {}), **({"method.id": id} if id else {}), **self.over}
+        given = {
+            **({"method.name": name} if name else {}),
+            **({"method.id": id} if id else {}),
+            **self.over,
+        }
         return configs.build(configs.load(self.preset).model_dump(), given)
 
     def key(self) -> dict[str, str]:
         """What its numbers are called in reported.csv."""
         made = self.protocol()
-        return {"setting": self.setting, "method": self.method or made.method.name,
-                "model": made.model.name if self.model is None else self.model,
-                "data": made.data.name if self.data is None else self.data}
+        return {
+            "setting": self.setting,
+            "method": self.method or made.method.name,
+            "model": made.model.name if self.model is None else self.model,
+            "data": made.data.name if self.data is None else self.data,
+        }
 
     @property
     def name(self) -> str:
@@ -194,7 +201,9 @@ def cost() -> Ask:
     return Ask("cost", needs="nothing", seeds=1)
 
 
-def diagnostic(name: str, *, seeds: int | None = None, steps: str | None = None, **options: Any) -> Ask:
+def diagnostic(
+    name: str, *, seeds: int | None = None, steps: str | None = None, **options: Any
+) -> Ask:
     """The table of any diagnostic, also of another package: of the last global model, of the last round with its clients'
     weights, or of all rounds, whichever it looks at. ``steps``: own, kl or l2: also recorded at every local step.
 
@@ -202,7 +211,9 @@ def diagnostic(name: str, *, seeds: int | None = None, steps: str | None = None,
     item = known.item("diagnostics", name)
     if item is None:
         raise unknown("diagnostic", name, known.names("diagnostics"))
-    needs: Literal["last", "clients", "rounds"] = "clients" if item["needs"] == "clients" else "last"
+    needs: Literal["last", "clients", "rounds"] = (
+        "clients" if item["needs"] == "clients" else "last"
+    )
     needs = "rounds" if known.over_rounds(item) else needs
     return Ask(name, options, needs, steps, seeds)
 

@@ -57,7 +57,11 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     try:
         with threads(1):  # the same bits however many run at a time
             run = Run.open(path) if task.is_record(path) else _train(task, path, bench, tell)
-            errors = [e for key, ask in task.asks.items() if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))]
+            errors = [
+                e
+                for key, ask in task.asks.items()
+                if (e := _answer(task, run, key, ask, bench, tell, outcome.notes))
+            ]
             outcome.error = "; ".join(errors)
             if not errors:
                 thin(run, task)
@@ -81,25 +85,38 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
         file.unlink(missing_ok=True)
     clock: list[float] = json.loads(file.read_text("utf-8"))["seconds"] if file.is_file() else []
 
-    now = time.process_time if bench.device == "cpu" else time.perf_counter  # whatever else the machine is doing
+    now = (
+        time.process_time if bench.device == "cpu" else time.perf_counter
+    )  # whatever else the machine is doing
     last = now()
 
     def on_event(event: dict[str, Any]) -> None:
         nonlocal last
         if event["event"] == "round":
             if here:
-                del clock[event["round"] - 1:]  # of rounds that were not stored when it was stopped, and are trained again
+                del clock[
+                    event["round"] - 1 :
+                ]  # of rounds that were not stored when it was stopped, and are trained again
                 clock.append(now() - last)
                 last = now()
                 text = json.dumps({"machine": machine(), "seconds": clock, "round": event["round"]})
                 files.write_atomic(file, lambda f: f.write(text.encode()))
             tell(task.core, event["round"], event["rounds"], f"{task.text}: round {event['round']}")
 
-    return rounds.train(task.config, out=path, resume=True, on_event=on_event, device=bench.device, download=bench.download,
-                        executor="serial" if here else bench.executor)
+    return rounds.train(
+        task.config,
+        out=path,
+        resume=True,
+        on_event=on_event,
+        device=bench.device,
+        download=bench.download,
+        executor="serial" if here else bench.executor,
+    )
 
 
-def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, notes: list[str]) -> str:
+def _answer(
+    task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, notes: list[str]
+) -> str:
     """Answer one question, unless it was. Returns what was wrong."""
     kept = answers(run.path)
     said: list[str] = []
@@ -111,13 +128,24 @@ def _answer(task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, 
         tell(task.core, task.config.rounds, task.config.rounds, f"{task.text}: {ask.name}")
 
     there = set(run.rounds)
-    subject = questions.Subject(task.config, run, tuple(r for r in task.rounds if r in there), device=bench.device,
-                                download=bench.download, progress=progress, executor=bench.executor)
+    subject = questions.Subject(
+        task.config,
+        run,
+        tuple(r for r in task.rounds if r in there),
+        device=bench.device,
+        download=bench.download,
+        progress=progress,
+        executor=bench.executor,
+    )
     try:
         found = questions.answer(subject, ask.name, bench.scale.options(ask))
     except FldiagError as error:
         return f"{ask.name}: {error.what}"
-    kept.put(key, questions.finite(found), {"run": run.path.name, "question": ask.name, "options": bench.scale.options(ask)})
+    kept.put(
+        key,
+        questions.finite(found),
+        {"run": run.path.name, "question": ask.name, "options": bench.scale.options(ask)},
+    )
     return ""
 
 
@@ -148,7 +176,9 @@ class Clocks:
         self.looked = 0.0
 
     def look(self) -> None:
-        if time.monotonic() - self.looked < 1:  # a paper's figures are hundreds of files, perhaps on another machine
+        if (
+            time.monotonic() - self.looked < 1
+        ):  # a paper's figures are hundreds of files, perhaps on another machine
             return
         self.looked = time.monotonic()
         for task, file in self.tasks:
@@ -159,14 +189,20 @@ class Clocks:
                     self.tell(task.core, done, task.config.rounds, f"{task.text}: round {done}")
 
 
-def perform_all(tasks: list[Task], bench: Bench, executor: Any, tell: Tell, finished: Callable[[Outcome], None]) -> None:
+def perform_all(
+    tasks: list[Task], bench: Bench, executor: Any, tell: Tell, finished: Callable[[Outcome], None]
+) -> None:
     """All tasks, where ``executor`` says; the parts of a single one, if that is processes. ``finished`` is told of each.
     On Ctrl-C the rounds that were stored are kept.
 
     Raises KeyboardInterrupt, and FldiagError when a worker dies again and again."""
     choice = chosen(executor)
     if choice.kind == "serial" or len(tasks) <= 1:
-        if choice.kind == "processes" and bench.device == "cpu" and (workers(choice, threads=1) or 1) > 1:
+        if (
+            choice.kind == "processes"
+            and bench.device == "cpu"
+            and (workers(choice, threads=1) or 1) > 1
+        ):
             bench = replace(bench, executor=choice)
         for task in tasks:
             outcome = perform(task, bench, tell)

@@ -5,8 +5,12 @@ from fldiag.parts.server import LookAhead
 from fldiag.sections import NonNegative, Unit
 
 
-@method("fedacg", source="Kim et al., CVPR 2024, Algorithm 1",
-        neutral={"beta": 0.0, "mu": 0.0}, equals="fedavg")
+@method(
+    "fedacg",
+    source="Kim et al., CVPR 2024, Algorithm 1",
+    neutral={"beta": 0.0, "mu": 0.0},
+    equals="fedavg",
+)
 def fedacg(beta: Unit = 0.85, mu: NonNegative = 0.001) -> Method:
     """Accelerated client gradient: clients start at the look-ahead point of the server's momentum.
 

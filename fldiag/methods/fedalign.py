@@ -9,10 +9,19 @@ from fldiag.parts.alignment import Clip, LipschitzAlignment
 from fldiag.sections import NonNegative
 
 
-@method("fedalign", source="Mendieta et al., CVPR 2022 (local learning matters)", neutral={"mu": 0.0, "clip": 0.0},
-        equals="fedavg", needs=("stages",))
-def fedalign(mu: NonNegative = 0.45, omega_s: Annotated[float, Field(gt=0, le=1)] = 0.25,
-             lip_scale: Literal["ce", "raw"] = "ce", clip: NonNegative = 10.0) -> Method:
+@method(
+    "fedalign",
+    source="Mendieta et al., CVPR 2022 (local learning matters)",
+    neutral={"mu": 0.0, "clip": 0.0},
+    equals="fedavg",
+    needs=("stages",),
+)
+def fedalign(
+    mu: NonNegative = 0.45,
+    omega_s: Annotated[float, Field(gt=0, le=1)] = 0.25,
+    lip_scale: Literal["ce", "raw"] = "ce",
+    clip: NonNegative = 10.0,
+) -> Method:
     """Distillation of the last stage's Lipschitz constant into a slim copy of that stage.
 
     Objective:   CE + mu L_Lip (lip_scale = raw), or CE + mu (CE / L_Lip) L_Lip with the bracket constant (ce)

@@ -5,8 +5,12 @@ from fldiag.parts.perturbation import Sharpness
 from fldiag.sections import NonNegative
 
 
-@method("fedasam", source="Caldarola et al., ECCV 2022; ASAM: Kwon et al., ICML 2021, Eq. 8", neutral={"rho": 0.0},
-        equals="fedavg")
+@method(
+    "fedasam",
+    source="Caldarola et al., ECCV 2022; ASAM: Kwon et al., ICML 2021, Eq. 8",
+    neutral={"rho": 0.0},
+    equals="fedavg",
+)
 def fedasam(rho: NonNegative = 1.0) -> Method:
     """Adaptive sharpness-aware local steps: the ball follows the size of each weight.
 

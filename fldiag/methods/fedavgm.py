@@ -5,8 +5,9 @@ from fldiag.parts.server import ServerMomentum
 from fldiag.sections import Positive, Unit
 
 
-@method("fedavgm", source="Hsu et al., arXiv 1909.06335 (2019)",
-        neutral={"beta": 0.0}, equals="fedavg")
+@method(
+    "fedavgm", source="Hsu et al., arXiv 1909.06335 (2019)", neutral={"beta": 0.0}, equals="fedavg"
+)
 def fedavgm(beta: Unit = 0.9, server_lr: Positive = 1.0) -> Method:
     """Server momentum on the averaged update.
 

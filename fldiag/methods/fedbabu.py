@@ -6,9 +6,17 @@ from fldiag.method import Method, method
 from fldiag.parts.personal import Epochs, FineTune, FrozenHead
 
 
-@method("fedbabu", source="Oh et al., ICLR 2022, Algorithm 1", neutral={"frozen": "none"}, equals="fedavg")
-def fedbabu(frozen: Literal["head", "none"] = "head", tune_epochs: Epochs = (0, 1, 5),
-            tune_lr: Literal["decayed", "initial"] = "decayed") -> Method:
+@method(
+    "fedbabu",
+    source="Oh et al., ICLR 2022, Algorithm 1",
+    neutral={"frozen": "none"},
+    equals="fedavg",
+)
+def fedbabu(
+    frozen: Literal["head", "none"] = "head",
+    tune_epochs: Epochs = (0, 1, 5),
+    tune_lr: Literal["decayed", "initial"] = "decayed",
+) -> Method:
     """The head stays at its random initialisation: only the body is trained and averaged.
 
     Local step:  body := body - lr g_l on the body; the head is frozen (frozen = "head") or not ("none")

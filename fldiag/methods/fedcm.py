@@ -9,8 +9,12 @@ from fldiag.parts.momentum import ClientMomentum, GlobalUpdate
 from fldiag.sections import Positive
 
 
-@method("fedcm", source="Xu et al., arXiv 2106.10874 (2021), Algorithm 1",
-        neutral={"alpha_cm": 1.0}, equals="fedavg")
+@method(
+    "fedcm",
+    source="Xu et al., arXiv 2106.10874 (2021), Algorithm 1",
+    neutral={"alpha_cm": 1.0},
+    equals="fedavg",
+)
 def fedcm(alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1, server_lr: Positive = 1.0) -> Method:
     """Client-level momentum: every local gradient is mixed with the last global update.
 

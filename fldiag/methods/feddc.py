@@ -8,8 +8,11 @@ from fldiag.sections import NonNegative
 
 
 @method("feddc", source="Gao et al., CVPR 2022, Algorithm 1")
-def feddc(lam: NonNegative = 0.01, omega: Literal["equal", "n"] = "equal",
-          rate: Literal["decayed", "initial"] = "decayed") -> Method:
+def feddc(
+    lam: NonNegative = 0.01,
+    omega: Literal["equal", "n"] = "equal",
+    rate: Literal["decayed", "initial"] = "decayed",
+) -> Method:
     """Local drift decoupling and correction: FedDyn's drift variable with SCAFFOLD's gradient correction.
 
     Local step:  g_u = g_l + lam (w_k - w_g + h_k) + g - g_k

@@ -10,10 +10,22 @@ from fldiag.parts.ensemble import Ensemble, mean
 from fldiag.sections import Count, NonNegative, Positive
 
 
-@method("feddf", source="Lin et al., NeurIPS 2020, Algorithm 1", neutral={"epochs": 0}, equals="fedavg", needs=("public",))
-def feddf(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_size: Count = 128,
-          optimizer: Literal["adam", "sgd"] = "adam", schedule: Literal["constant", "cosine"] = "constant",
-          weight_decay: NonNegative = 0.0) -> Method:
+@method(
+    "feddf",
+    source="Lin et al., NeurIPS 2020, Algorithm 1",
+    neutral={"epochs": 0},
+    equals="fedavg",
+    needs=("public",),
+)
+def feddf(
+    epochs: Annotated[int, Field(ge=0)] = 1,
+    tau: Positive = 3.0,
+    lr: Positive = 1e-5,
+    batch_size: Count = 128,
+    optimizer: Literal["adam", "sgd"] = "adam",
+    schedule: Literal["constant", "cosine"] = "constant",
+    weight_decay: NonNegative = 0.0,
+) -> Method:
     """Ensemble distillation: the averaged model learns from the clients' mean logits on public data.
 
     Clients:     as FedAvg
@@ -29,5 +41,15 @@ def feddf(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Posi
     clients with Adam and lowers their lr to a tenth after E // 2 of E local epochs, in every round anew
     (train.optimizer = "adam", train.local_decay = 0.1); the paper speaks of Adam alone.
     """
-    return Method(ServerDistillation(Ensemble(mean), epochs, tau, lr, batch_size, optimizer=optimizer, schedule=schedule,
-                                     weight_decay=weight_decay))
+    return Method(
+        ServerDistillation(
+            Ensemble(mean),
+            epochs,
+            tau,
+            lr,
+            batch_size,
+            optimizer=optimizer,
+            schedule=schedule,
+            weight_decay=weight_decay,
+        )
+    )

@@ -10,10 +10,23 @@ from fldiag.parts.ensemble import Ensemble, confident, confident_official
 from fldiag.sections import Count, NonNegative, Positive
 
 
-@method("fedet", source="Cho et al., IJCAI 2022 (Fed-ET)", neutral={"epochs": 0}, equals="fedavg", needs=("public",))
-def fedet(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_size: Count = 128,
-          optimizer: Literal["adam", "sgd"] = "adam", schedule: Literal["constant", "cosine"] = "constant",
-          weight_decay: NonNegative | None = None, official_p3: bool = False) -> Method:
+@method(
+    "fedet",
+    source="Cho et al., IJCAI 2022 (Fed-ET)",
+    neutral={"epochs": 0},
+    equals="fedavg",
+    needs=("public",),
+)
+def fedet(
+    epochs: Annotated[int, Field(ge=0)] = 1,
+    tau: Positive = 3.0,
+    lr: Positive = 1e-5,
+    batch_size: Count = 128,
+    optimizer: Literal["adam", "sgd"] = "adam",
+    schedule: Literal["constant", "cosine"] = "constant",
+    weight_decay: NonNegative | None = None,
+    official_p3: bool = False,
+) -> Method:
     """Ensemble distillation in which confident clients count more, here with equal architectures.
 
     Clients:     as FedAvg
@@ -31,5 +44,15 @@ def fedet(epochs: Annotated[int, Field(ge=0)] = 1, tau: Positive = 3.0, lr: Posi
     """
     teacher = Ensemble(confident_official, whole=True) if official_p3 else Ensemble(confident)
     decay = weight_decay if weight_decay is not None else 5e-5 if official_p3 else 0.0
-    return Method(ServerDistillation(teacher, epochs, tau, lr, batch_size, optimizer=optimizer, schedule=schedule,
-                                     weight_decay=decay))
+    return Method(
+        ServerDistillation(
+            teacher,
+            epochs,
+            tau,
+            lr,
+            batch_size,
+            optimizer=optimizer,
+            schedule=schedule,
+            weight_decay=decay,
+        )
+    )

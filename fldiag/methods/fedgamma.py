@@ -6,8 +6,12 @@ from fldiag.parts.perturbation import Sharpness
 from fldiag.sections import NonNegative, Positive
 
 
-@method("fedgamma", source="Dai et al., IEEE TNNLS 2023, Algorithm 1",
-        neutral={"rho": 0.0}, equals="scaffold")
+@method(
+    "fedgamma",
+    source="Dai et al., IEEE TNNLS 2023, Algorithm 1",
+    neutral={"rho": 0.0},
+    equals="scaffold",
+)
 def fedgamma(rho: NonNegative = 0.1, server_lr: Positive = 1.0) -> Method:
     """SCAFFOLD with sharpness-aware gradients.
 

@@ -7,8 +7,9 @@ from fldiag.parts.memory import GlobalDrift
 from fldiag.sections import NonNegative
 
 
-@method("fedlesam", source="Fan et al., ICML 2024, Algorithm 1",
-        neutral={"rho": 0.0}, equals="fedavg")
+@method(
+    "fedlesam", source="Fan et al., ICML 2024, Algorithm 1", neutral={"rho": 0.0}, equals="fedavg"
+)
 def fedlesam(rho: NonNegative = 0.01, estimate: Literal["client", "server"] = "client") -> Method:
     """Locally estimated global perturbation: one gradient a step, at a point fixed for the round.
 

@@ -8,9 +8,12 @@ from fldiag.parts.memory import GlobalDrift
 from fldiag.sections import NonNegative
 
 
-@method("fedlesam_d", source="Fan et al., ICML 2024, Algorithm 1",
-        neutral={"rho": 0.0}, equals="feddyn")
-def fedlesam_d(rho: NonNegative = 0.1, lam: NonNegative = 0.1, estimate: Literal["client", "server"] = "client") -> Method:
+@method(
+    "fedlesam_d", source="Fan et al., ICML 2024, Algorithm 1", neutral={"rho": 0.0}, equals="feddyn"
+)
+def fedlesam_d(
+    rho: NonNegative = 0.1, lam: NonNegative = 0.1, estimate: Literal["client", "server"] = "client"
+) -> Method:
     """FedLESAM with the dynamic regulariser: the perturbation fixed for the round, and FedDyn's dual variable.
 
     Local step:  g_u = grad L_l(w_k + e),  e = rho (w_old,k - w_g) / ||w_old,k - w_g||, w_old,k the model this client received

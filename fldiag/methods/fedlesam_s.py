@@ -8,8 +8,12 @@ from fldiag.parts.memory import GlobalDrift
 from fldiag.sections import NonNegative
 
 
-@method("fedlesam_s", source="Fan et al., ICML 2024, Algorithm 1",
-        neutral={"rho": 0.0}, equals="scaffold")
+@method(
+    "fedlesam_s",
+    source="Fan et al., ICML 2024, Algorithm 1",
+    neutral={"rho": 0.0},
+    equals="scaffold",
+)
 def fedlesam_s(rho: NonNegative = 0.1, estimate: Literal["client", "server"] = "client") -> Method:
     """FedLESAM with control variates: the perturbation fixed for the round, and SCAFFOLD's correction.
 

@@ -17,4 +17,6 @@ def fednova(ccvr: Literal["off", "fixed", "official"] = "off") -> Method:
     "official"); "fixed" updates it by d := (1 - q) d + sum_S (n_k / n) d_k, q the sampled share of the data. FedProj's code
     trains with Adam and keeps the formula of momentum 0.9; here a_k = K_k with Adam.
     """
-    return Method(NormalisedMean(), *([] if ccvr == "off" else [MeanGradientCorrection(ccvr == "fixed")]))
+    return Method(
+        NormalisedMean(), *([] if ccvr == "off" else [MeanGradientCorrection(ccvr == "fixed")])
+    )

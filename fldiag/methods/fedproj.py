@@ -14,16 +14,34 @@ from fldiag.sections import Count, NonNegative, Positive, Unit
 Whole = Annotated[int, Field(ge=0)]
 
 
-@method("fedproj", source="Chunduru et al., FedProj, Eq. 6-8", neutral={"proj_rate": 0.0, "gamma_wd": 0.0}, equals="feddf",
-        needs=("public",))
-def fedproj(epochs: Whole = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_size: Count = 128,
-            optimizer: Literal["adam", "sgd"] = "adam", schedule: Literal["constant", "cosine"] = "constant",
-            weight_decay: NonNegative = 0.0, gamma_wd: NonNegative = 0.3,
-            reference: Literal["avg", "prev_global", "clients"] = "avg",
-            direction: Literal["teacher_student", "student_teacher"] = "teacher_student", proj_rate: Unit = 1.0,
-            first_round: Whole = 0, last_round: Whole | None = None, memory_size: Annotated[int, Field(ge=-1)] = -1,
-            memory_batch: Count = 128, eps: NonNegative = 1e-8, min_norm_sq: NonNegative = 0.0,
-            clamp: Positive | None = None, official_trunc: bool = False) -> Method:
+@method(
+    "fedproj",
+    source="Chunduru et al., FedProj, Eq. 6-8",
+    neutral={"proj_rate": 0.0, "gamma_wd": 0.0},
+    equals="feddf",
+    needs=("public",),
+)
+def fedproj(
+    epochs: Whole = 1,
+    tau: Positive = 3.0,
+    lr: Positive = 1e-5,
+    batch_size: Count = 128,
+    optimizer: Literal["adam", "sgd"] = "adam",
+    schedule: Literal["constant", "cosine"] = "constant",
+    weight_decay: NonNegative = 0.0,
+    gamma_wd: NonNegative = 0.3,
+    reference: Literal["avg", "prev_global", "clients"] = "avg",
+    direction: Literal["teacher_student", "student_teacher"] = "teacher_student",
+    proj_rate: Unit = 1.0,
+    first_round: Whole = 0,
+    last_round: Whole | None = None,
+    memory_size: Annotated[int, Field(ge=-1)] = -1,
+    memory_batch: Count = 128,
+    eps: NonNegative = 1e-8,
+    min_norm_sq: NonNegative = 0.0,
+    clamp: Positive | None = None,
+    official_trunc: bool = False,
+) -> Method:
     """Local gradients that may not raise the loss on a public memory, and distillation on the server.
 
     Local step:  h = grad mean_{x in memory_batch} KL(softmax(zbar(x)/tau) || softmax(f(x; w)/tau)), zbar of the last round
@@ -47,12 +65,38 @@ def fedproj(epochs: Whole = 1, tau: Positive = 3.0, lr: Positive = 1e-5, batch_s
     anew (train.optimizer = "adam", train.local_decay = 0.1).
     """
     if last_round is not None and last_round < first_round:
-        raise FldiagError(f"last_round = {last_round} comes before first_round = {first_round}: nothing would be projected",
-                          "choose a later method.last_round, or method.proj_rate = 0 for no projection", usage=True)
+        raise FldiagError(
+            f"last_round = {last_round} comes before first_round = {first_round}: nothing would be projected",
+            "choose a later method.last_round, or method.proj_rate = 0 for no projection",
+            usage=True,
+        )
     teacher = Ensemble(mean)
     return Method(
-        MemoryProjection(teacher, tau, rate=proj_rate, size=memory_size, batch_size=memory_batch, first=first_round,
-                         last=last_round, eps=eps, min_norm_sq=min_norm_sq, clamp=clamp, direction=direction,
-                         truncate=official_trunc),
-        ServerDistillation(teacher, epochs, tau, lr, batch_size, optimizer=optimizer, schedule=schedule,
-                           weight_decay=weight_decay, direction=direction, gamma=gamma_wd, reference=reference))
+        MemoryProjection(
+            teacher,
+            tau,
+            rate=proj_rate,
+            size=memory_size,
+            batch_size=memory_batch,
+            first=first_round,
+            last=last_round,
+            eps=eps,
+            min_norm_sq=min_norm_sq,
+            clamp=clamp,
+            direction=direction,
+            truncate=official_trunc,
+        ),
+        ServerDistillation(
+            teacher,
+            epochs,
+            tau,
+            lr,
+            batch_size,
+            optimizer=optimizer,
+            schedule=schedule,
+            weight_decay=weight_decay,
+            direction=direction,
+            gamma=gamma_wd,
+            reference=reference,
+        ),
+    )

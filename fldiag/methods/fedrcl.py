@@ -5,10 +5,18 @@ from fldiag.parts.relaxation import RelaxedContrast
 from fldiag.sections import NonNegative, Positive
 
 
-@method("fedrcl", source="Seo et al., CVPR 2024 (relaxed contrastive learning for federated learning)",
-        neutral={"attract": 0.0, "penalty": 0.0}, equals="fedavg")
-def fedrcl(attract: NonNegative = 1.0, penalty: NonNegative = 1.0, tau: Positive = 0.05,
-           threshold: float = 0.7) -> Method:
+@method(
+    "fedrcl",
+    source="Seo et al., CVPR 2024 (relaxed contrastive learning for federated learning)",
+    neutral={"attract": 0.0, "penalty": 0.0},
+    equals="fedavg",
+)
+def fedrcl(
+    attract: NonNegative = 1.0,
+    penalty: NonNegative = 1.0,
+    tau: Positive = 0.05,
+    threshold: float = 0.7,
+) -> Method:
     """Relaxed contrastive learning: same-class representations attract, unless all of them are too close already.
 
     Objective:   CE + mean over levels of mean_x (attract A + penalty R), s = cosine similarity inside the minibatch

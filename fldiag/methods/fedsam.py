@@ -5,7 +5,12 @@ from fldiag.parts.perturbation import Sharpness
 from fldiag.sections import NonNegative
 
 
-@method("fedsam", source="Qu et al., ICML 2022; SAM: Foret et al., ICLR 2021, Eq. 2", neutral={"rho": 0.0}, equals="fedavg")
+@method(
+    "fedsam",
+    source="Qu et al., ICML 2022; SAM: Foret et al., ICLR 2021, Eq. 2",
+    neutral={"rho": 0.0},
+    equals="fedavg",
+)
 def fedsam(rho: NonNegative = 0.1) -> Method:
     """Sharpness-aware local steps.
 

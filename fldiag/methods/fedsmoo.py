@@ -6,8 +6,9 @@ from fldiag.parts.memory import ConsensusPerturbation
 from fldiag.sections import NonNegative
 
 
-@method("fedsmoo", source="Sun et al., ICML 2023, Algorithm 1",
-        neutral={"rho": 0.0}, equals="feddyn")
+@method(
+    "fedsmoo", source="Sun et al., ICML 2023, Algorithm 1", neutral={"rho": 0.0}, equals="feddyn"
+)
 def fedsmoo(rho: NonNegative = 0.1, lam: NonNegative = 0.1) -> Method:
     """Dynamic regularisation of the weights and of the perturbation: clients agree on one.
 

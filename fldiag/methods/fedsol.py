@@ -38,8 +38,15 @@ class FedSOL(Part):
     ||g_p|| is below it (None: ``losses.noise_floor``).
     """
 
-    def __init__(self, loss_p: ProximalLoss, rho: float, part: Literal["full", "body", "head"], strength: Strength,
-                 lambda_norm: Rule = "layer", floor: float | None = None):
+    def __init__(
+        self,
+        loss_p: ProximalLoss,
+        rho: float,
+        part: Literal["full", "body", "head"],
+        strength: Strength,
+        lambda_norm: Rule = "layer",
+        floor: float | None = None,
+    ):
         self.loss_p, self.rho, self.part, self.strength = loss_p, rho, part, strength
         self.lambda_norm, self.floor = lambda_norm, floor
 
@@ -52,11 +59,15 @@ class FedSOL(Part):
         if not self.rho:
             return None
         g_p = self.gradient(step)
-        return self.along(step, g_p, losses.noise_floor(g_p.dtype) if self.floor is None else self.floor)
+        return self.along(
+            step, g_p, losses.noise_floor(g_p.dtype) if self.floor is None else self.floor
+        )
 
     def along(self, step: Step, g: Tensor, floor: float = 0.0) -> Perturbation:
         """rho Lambda g / (||g|| + 1e-12) for g [k, n] on the perturbed part."""
-        return Perturbation(losses.perturbation(g, self.rho, self.strengths(step), floor), *self.span(step))
+        return Perturbation(
+            losses.perturbation(g, self.rho, self.strengths(step), floor), *self.span(step)
+        )
 
     def gradient(self, step: Step) -> Tensor:
         """g_p on the perturbed part, [k, n]."""
@@ -77,9 +88,13 @@ class FedSOL(Part):
             return None
         start, stop = self.span(step)
         layout = step.local.network.layout.part(start, stop)
-        Lambda = losses.strengths((step.w - step.local.w_g)[:, start:stop], layout, self.lambda_norm)
+        Lambda = losses.strengths(
+            (step.w - step.local.w_g)[:, start:stop], layout, self.lambda_norm
+        )
         if step.recording:
-            for layer, (mean, size) in losses.mean_strengths(Lambda, layout, self.lambda_norm).items():
+            for layer, (mean, size) in losses.mean_strengths(
+                Lambda, layout, self.lambda_norm
+            ).items():
                 scale = None if self.lambda_norm == "dim0" else size**0.5
                 step.note("lambda_mean", mean, layer=layer, where=mean > 0, scale=scale)
         return Lambda
@@ -104,11 +119,20 @@ def radius(rho: float | None, loss: str) -> float:
 Rho = Annotated[NonNegative | None, AfterValidator(default_rho)]
 
 
-@method("fedsol", source="Lee et al., CVPR 2024, Algorithm 1", neutral={"rho": 0.0}, equals="fedavg")
-def fedsol(loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = "kl", rho: Rho = None,
-           tau: Positive = 3.0, tau_moon: Positive = 0.5, part: Literal["auto", "full", "body", "head"] = "auto",
-           strength: Strength = "adaptive", lambda_norm: Rule = "layer",
-           gp_floor: NonNegative | None = None, official_eps: bool = False) -> Method:
+@method(
+    "fedsol", source="Lee et al., CVPR 2024, Algorithm 1", neutral={"rho": 0.0}, equals="fedavg"
+)
+def fedsol(
+    loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = "kl",
+    rho: Rho = None,
+    tau: Positive = 3.0,
+    tau_moon: Positive = 0.5,
+    part: Literal["auto", "full", "body", "head"] = "auto",
+    strength: Strength = "adaptive",
+    lambda_norm: Rule = "layer",
+    gp_floor: NonNegative | None = None,
+    official_eps: bool = False,
+) -> Method:
     """Stabilised orthogonal learning: the local gradient is taken at weights where the proximal loss is raised.
 
     Local step:  g_p = grad L_p(w_k; w_g),  e = rho Lambda g_p / (||g_p|| + 1e-12),  g_u = grad L_l(w_k + e)
@@ -129,9 +153,22 @@ def fedsol(loss: Literal["kl", "l2", "scaffold", "fednova", "feddyn", "moon"] = 
     (train.aggregate = "uniform"), the code by examples. g_p of the other methods is not printed; d_k, d are a reconstruction.
     """
     if loss == "moon" and part == "head":
-        raise FldiagError("part = 'head' with loss = 'moon' perturbs nothing: the contrast does not depend on the head",
-                          "set method.part to 'full' or 'body'", usage=True)
+        raise FldiagError(
+            "part = 'head' with loss = 'moon' perturbs nothing: the contrast does not depend on the head",
+            "set method.part to 'full' or 'body'",
+            usage=True,
+        )
     if part == "auto":
         part = "head" if loss == "kl" else "full"
     loss_p, its_parts = proximal_loss(loss, tau, tau_moon)
-    return Method(FedSOL(loss_p, radius(rho, loss), part, strength, lambda_norm, 0.0 if official_eps else gp_floor), *its_parts)
+    return Method(
+        FedSOL(
+            loss_p,
+            radius(rho, loss),
+            part,
+            strength,
+            lambda_norm,
+            0.0 if official_eps else gp_floor,
+        ),
+        *its_parts,
+    )

@@ -8,10 +8,21 @@ from fldiag.parts.personal import Epochs, FineTune
 from fldiag.sections import Positive
 
 
-@method("fedsol_ft", source="Lee et al., CVPR 2024, Algorithm 1 and Table 9", neutral={"rho": 0.0}, equals="fedavg_ft")
-def fedsol_ft(loss: Literal["kl", "l2"] = "kl", rho: Rho = None, tau: Positive = 3.0,
-              part: Literal["auto", "full", "body", "head"] = "auto", strength: Literal["adaptive", "fixed"] = "adaptive",
-              tune_epochs: Epochs = (0, 1, 5), tune_lr: Literal["decayed", "initial"] = "decayed") -> Method:
+@method(
+    "fedsol_ft",
+    source="Lee et al., CVPR 2024, Algorithm 1 and Table 9",
+    neutral={"rho": 0.0},
+    equals="fedavg_ft",
+)
+def fedsol_ft(
+    loss: Literal["kl", "l2"] = "kl",
+    rho: Rho = None,
+    tau: Positive = 3.0,
+    part: Literal["auto", "full", "body", "head"] = "auto",
+    strength: Literal["adaptive", "fixed"] = "adaptive",
+    tune_epochs: Epochs = (0, 1, 5),
+    tune_lr: Literal["decayed", "initial"] = "decayed",
+) -> Method:
     """FedSOL, after which every client fine-tunes the final model on its own data with plain cross entropy.
 
     Local step:  as FedSOL (loss, rho, tau, part and strength are its own)
@@ -21,4 +32,7 @@ def fedsol_ft(loss: Literal["kl", "l2"] = "kl", rho: Rho = None, tau: Positive =
     Cost:        1.33 P a step with the head, as FedSOL; uplink 1x.
     Values:      as FedSOL; e = 1 and 5.
     """
-    return Method(*fedsol(rho=rho, loss=loss, tau=tau, part=part, strength=strength), FineTune(tune_epochs, tune_lr))
+    return Method(
+        *fedsol(rho=rho, loss=loss, tau=tau, part=part, strength=strength),
+        FineTune(tune_epochs, tune_lr),
+    )

@@ -6,8 +6,9 @@ from fldiag.parts.perturbation import Sharpness
 from fldiag.sections import NonNegative
 
 
-@method("fedspeed", source="Sun et al., ICLR 2023, Algorithm 1",
-        neutral={"rho": 0.0}, equals="feddyn")
+@method(
+    "fedspeed", source="Sun et al., ICLR 2023, Algorithm 1", neutral={"rho": 0.0}, equals="feddyn"
+)
 def fedspeed(rho: NonNegative = 0.1, lam: NonNegative = 0.1) -> Method:
     """Sharpness-aware gradients with FedDyn's dynamic regulariser.
 

@@ -8,13 +8,23 @@ from fldiag.parts.momentum import DualCorrection, GlobalPerturbation, GlobalUpda
 from fldiag.sections import NonNegative
 
 
-@method("fedtoga", source="Li et al., FedTOGA; formulas reconstructed from prose, ablation and public code",
-        neutral={"kappa": 0.0, "beta_dual": 0.0}, equals="fedspeed", version=2,
-        unchanged={"train.momentum": 0.0})
-def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNegative = 0.9, lam: NonNegative = 0.1,
-            mode: Literal["global", "neighbour", "fusion"] = "global",
-            registered: Literal["gradient", "corrected"] = "gradient",
-            delta_scale: Literal["steps", "steps_lr"] = "steps") -> Method:
+@method(
+    "fedtoga",
+    source="Li et al., FedTOGA; formulas reconstructed from prose, ablation and public code",
+    neutral={"kappa": 0.0, "beta_dual": 0.0},
+    equals="fedspeed",
+    version=2,
+    unchanged={"train.momentum": 0.0},
+)
+def fedtoga(
+    rho: NonNegative = 0.1,
+    kappa: NonNegative = 1.0,
+    beta_dual: NonNegative = 0.9,
+    lam: NonNegative = 0.1,
+    mode: Literal["global", "neighbour", "fusion"] = "global",
+    registered: Literal["gradient", "corrected"] = "gradient",
+    delta_scale: Literal["steps", "steps_lr"] = "steps",
+) -> Method:
     """Global sharpness awareness: the last global update corrects the perturbation and the dual variable.
 
     Local step:  by mode, q = g_l + kappa Delta (global), gt + kappa Delta (neighbour: gt the gradient of the step
@@ -32,5 +42,11 @@ def fedtoga(rho: NonNegative = 0.1, kappa: NonNegative = 1.0, beta_dual: NonNega
     """
     register = [] if mode == "global" else [Register()]  # nothing reads it in that mode
     before, after = (register, []) if registered == "gradient" else ([], register)
-    return Method(GlobalPerturbation(rho, kappa, mode), *before, DynamicRegulariser(lam), DualCorrection(beta_dual), *after,
-                  GlobalUpdate("plain", delta_scale == "steps_lr"))
+    return Method(
+        GlobalPerturbation(rho, kappa, mode),
+        *before,
+        DynamicRegulariser(lam),
+        DualCorrection(beta_dual),
+        *after,
+        GlobalUpdate("plain", delta_scale == "steps_lr"),
+    )

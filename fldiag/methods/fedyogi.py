@@ -6,8 +6,13 @@ from fldiag.sections import NonNegative, Positive, Unit
 
 
 @method("fedyogi", source="Reddi et al., ICLR 2021, Algorithm 2")
-def fedyogi(server_lr: Positive = 0.1, beta1: Unit = 0.9, beta2: Unit = 0.99, tau: Positive = 0.01,
-            v0: NonNegative = 0.0) -> Method:
+def fedyogi(
+    server_lr: Positive = 0.1,
+    beta1: Unit = 0.9,
+    beta2: Unit = 0.99,
+    tau: Positive = 0.01,
+    v0: NonNegative = 0.0,
+) -> Method:
     """Yogi on the server, with the mean client update as its gradient.
 
     Server:      Delta = sum_k p_k (w_k - w_g),  m := beta1 m + (1 - beta1) Delta

@@ -13,11 +13,20 @@ WEIGHTS = {1: 2.0, 2: 1.75, 3: 1.5, 4: 1.25}
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-@method("gradaug", source="Yang et al., NeurIPS 2020; as a federated method in Mendieta et al., CVPR 2022",
-        neutral={"mu": 0.0}, equals="fedavg", needs=("stages",))
-def gradaug(n: Annotated[int, Field(ge=1)] = 2, mu: NonNegative | None = None, omega_b: Fraction = 0.8,
-            sides: Annotated[tuple[Fraction, ...], Field(min_length=1)] = (1.0, 0.875, 0.75, 0.625),
-            widths: Literal["code", "paper"] = "code") -> Method:
+@method(
+    "gradaug",
+    source="Yang et al., NeurIPS 2020; as a federated method in Mendieta et al., CVPR 2022",
+    neutral={"mu": 0.0},
+    equals="fedavg",
+    needs=("stages",),
+)
+def gradaug(
+    n: Annotated[int, Field(ge=1)] = 2,
+    mu: NonNegative | None = None,
+    omega_b: Fraction = 0.8,
+    sides: Annotated[tuple[Fraction, ...], Field(min_length=1)] = (1.0, 0.875, 0.75, 0.625),
+    widths: Literal["code", "paper"] = "code",
+) -> Method:
     """Gradient augmentation: sub-networks that see resized images learn from the full network.
 
     Objective:   CE(F(x), y) + mu sum_{i=1..n} mean_x KL(softmax(F(x)) || softmax(F_omega_i(T_i x))), F(x) constant in KL
@@ -32,5 +41,7 @@ def gradaug(n: Annotated[int, Field(ge=1)] = 2, mu: NonNegative | None = None, o
     Paper vs code: widths.
     """
     if mu is None and n not in WEIGHTS:
-        raise FldiagError(f"GradAug with n = {n} sub-networks has no published mu", "set method.mu", usage=True)
+        raise FldiagError(
+            f"GradAug with n = {n} sub-networks has no published mu", "set method.mu", usage=True
+        )
     return Method(SubNetworks(WEIGHTS[n] if mu is None else mu, n, omega_b, sides, widths))

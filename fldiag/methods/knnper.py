@@ -8,8 +8,15 @@ from fldiag.sections import Count, Positive, Unit
 
 
 @method("knnper", source="Marfoq et al., ICML 2022, Algorithm 1")
-def knnper(weight: Unit = 0.5, k: Count = 5, capacity: Count = 500, scale: Positive = 1.0, official_logits: bool = False,
-           tune_epochs: Epochs = (0, 1, 5), tune_lr: Literal["decayed", "initial"] = "decayed") -> Method:
+def knnper(
+    weight: Unit = 0.5,
+    k: Count = 5,
+    capacity: Count = 500,
+    scale: Positive = 1.0,
+    official_logits: bool = False,
+    tune_epochs: Epochs = (0, 1, 5),
+    tune_lr: Literal["decayed", "initial"] = "decayed",
+) -> Method:
     """FedAvg, after which each client combines the model with a vote of its nearest training examples.
 
     Local step:  w_k := w_k - lr g_l(w_k)
@@ -23,4 +30,6 @@ def knnper(weight: Unit = 0.5, k: Count = 5, capacity: Count = 500, scale: Posit
     Paper vs code: FedSOL's released code mixes p_knn with raw logits (official_logits) and fills the store with
     augmented inputs; here the inputs of the store are those of evaluation.
     """
-    return Method(FineTune(tune_epochs, tune_lr, Neighbours(weight, k, capacity, scale, official_logits)))
+    return Method(
+        FineTune(tune_epochs, tune_lr, Neighbours(weight, k, capacity, scale, official_logits))
+    )

@@ -5,8 +5,12 @@ from fldiag.parts.augmentation import MixedExamples
 from fldiag.sections import NonNegative
 
 
-@method("mixup", source="Zhang et al., ICLR 2018; as a federated method in Mendieta et al., CVPR 2022",
-        neutral={"g": 0.0}, equals="fedavg")
+@method(
+    "mixup",
+    source="Zhang et al., ICLR 2018; as a federated method in Mendieta et al., CVPR 2022",
+    neutral={"g": 0.0},
+    equals="fedavg",
+)
 def mixup(g: NonNegative = 0.1) -> Method:
     """Mixup: clients train on convex combinations of their own examples.
 

@@ -10,10 +10,14 @@ from fldiag.parts.perturbation import Sharpness
 from fldiag.sections import NonNegative, Positive
 
 
-@method("mofedsam", source="Qu et al., ICML 2022, Algorithm 2",
-        neutral={"rho": 0.0}, equals="fedcm")
-def mofedsam(rho: NonNegative = 0.1, alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1,
-             server_lr: Positive = 1.0) -> Method:
+@method(
+    "mofedsam", source="Qu et al., ICML 2022, Algorithm 2", neutral={"rho": 0.0}, equals="fedcm"
+)
+def mofedsam(
+    rho: NonNegative = 0.1,
+    alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1,
+    server_lr: Positive = 1.0,
+) -> Method:
     """FedSAM with client momentum.
 
     Local step:  g_u = alpha_cm grad L_l(w_k + e) + (1 - alpha_cm) Delta,  e = rho g_l / (||g_l|| + 1e-7)
@@ -21,4 +25,8 @@ def mofedsam(rho: NonNegative = 0.1, alpha_cm: Annotated[float, Field(gt=0, le=1
     Cost:        2 P a step, uplink 1x, downlink 2x.
     Values:      rho = 0.1 (0.01 in FedTOGA), alpha_cm = 0.1 (0.05).
     """
-    return Method(Sharpness(rho, guard=1e-7), ClientMomentum(alpha_cm), GlobalUpdate("effective", True, server_lr))
+    return Method(
+        Sharpness(rho, guard=1e-7),
+        ClientMomentum(alpha_cm),
+        GlobalUpdate("effective", True, server_lr),
+    )

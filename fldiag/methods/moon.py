@@ -5,8 +5,7 @@ from fldiag.parts.contrast import ModelContrast
 from fldiag.sections import NonNegative, Positive
 
 
-@method("moon", source="Li et al., CVPR 2021, Eq. 3",
-        neutral={"mu": 0.0}, equals="fedavg")
+@method("moon", source="Li et al., CVPR 2021, Eq. 3", neutral={"mu": 0.0}, equals="fedavg")
 def moon(mu: NonNegative = 0.1, tau: Positive = 0.5) -> Method:
     """Model-contrastive learning: representations near the received model's, away from the client's previous one.
 

@@ -8,8 +8,14 @@ from fldiag.sections import Count, NonNegative, Positive
 
 
 @method("perfedavg", source="Fallah et al., NeurIPS 2020, Algorithm 1, first-order variant")
-def perfedavg(inner_lr: NonNegative | None = None, beta_outer: Positive = 0.01, official: bool = False, tune_split: Count = 5,
-              tune_epochs: Epochs = (0, 1, 5), tune_lr: Literal["decayed", "initial"] = "decayed") -> Method:
+def perfedavg(
+    inner_lr: NonNegative | None = None,
+    beta_outer: Positive = 0.01,
+    official: bool = False,
+    tune_split: Count = 5,
+    tune_epochs: Epochs = (0, 1, 5),
+    tune_lr: Literal["decayed", "initial"] = "decayed",
+) -> Method:
     """First-order MAML: the model is trained to be good after one local step.
 
     Local step:  w' = w_k - inner_lr (grad L(w_k; b1) + wd w_k),  w_k := w_k - beta_outer (grad L(w'; b2) + wd w_k),
@@ -25,4 +31,6 @@ def perfedavg(inner_lr: NonNegative | None = None, beta_outer: Positive = 0.01, 
     Paper vs code: in the released code of FedSOL one momentum buffer sees both gradients (official); here the inner
     step has no momentum.
     """
-    return Method(Lookahead(inner_lr, beta_outer, official, Personal(tune_epochs, lr=tune_lr), tune_split))
+    return Method(
+        Lookahead(inner_lr, beta_outer, official, Personal(tune_epochs, lr=tune_lr), tune_split)
+    )

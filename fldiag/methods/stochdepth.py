@@ -7,10 +7,18 @@ from pydantic import Field
 from fldiag.method import Method, method
 
 
-@method("stochdepth", source="Huang et al., ECCV 2016, Eq. 2-5; as a federated method in Mendieta et al., CVPR 2022",
-        neutral={"keep_last": 1.0}, equals="fedavg", model=("keep_last", "keep_rule"),
-        needs=("stages",))
-def stochdepth(keep_last: Annotated[float, Field(gt=0, le=1)] = 0.9, keep_rule: Literal["code", "paper"] = "code") -> Method:
+@method(
+    "stochdepth",
+    source="Huang et al., ECCV 2016, Eq. 2-5; as a federated method in Mendieta et al., CVPR 2022",
+    neutral={"keep_last": 1.0},
+    equals="fedavg",
+    model=("keep_last", "keep_rule"),
+    needs=("stages",),
+)
+def stochdepth(
+    keep_last: Annotated[float, Field(gt=0, le=1)] = 0.9,
+    keep_rule: Literal["code", "paper"] = "code",
+) -> Method:
     """Stochastic depth: clients train residual networks that drop blocks at random.
 
     Local step:  block l of L is relu(F(x) + I(x)) with probability p_l, else relu(I(x)); one draw a minibatch and block

@@ -15,8 +15,14 @@ from fldiag.step import Step
 
 #: id -> the point of grad L_l, the point of grad L_p (None: no such term): w, w + eps_p or w + eps_c
 POINTS: dict[str, tuple[str, str | None]] = {
-    "A0": ("w", None), "A1": ("p", None), "A2": ("w", "p"), "A3": ("p", "p"), "A4": ("c", "c"), "A5": ("w", "w"),
-    "A6": ("p", "w")}
+    "A0": ("w", None),
+    "A1": ("p", None),
+    "A2": ("w", "p"),
+    "A3": ("p", "p"),
+    "A4": ("c", "c"),
+    "A5": ("w", "w"),
+    "A6": ("p", "w"),
+}
 
 
 class Strategy(FedSOL):
@@ -25,8 +31,15 @@ class Strategy(FedSOL):
     eps_p is FedSOL's e, eps_c = rho Lambda (g_p + g_l) / ||g_p + g_l|| (Eq. 13).
     """
 
-    def __init__(self, id: str, beta: float, loss_p: KL | L2, rho: float, part: Literal["full", "body", "head"],
-                 strength: Strength):
+    def __init__(
+        self,
+        id: str,
+        beta: float,
+        loss_p: KL | L2,
+        rho: float,
+        part: Literal["full", "body", "head"],
+        strength: Strength,
+    ):
         super().__init__(loss_p, rho, part, strength)
         self.local_at, self.proximal_at = POINTS[id]
         self.beta = beta if self.proximal_at else 0.0
@@ -66,14 +79,25 @@ class Strategy(FedSOL):
         centre = step.local.w_g.expand_as(step.w)  # the gradient of l2 at w + e is w - (w_g - e)
         if e is not None:
             centre = centre.clone()
-            centre[:, e.start: e.stop] -= e.value
+            centre[:, e.start : e.stop] -= e.value
         return step.pull(g, centre, self.beta)
 
 
-@method("strategy", source="Lee et al., CVPR 2024, Table 10", neutral={"beta_prox": 0.0, "rho": 0.0}, equals="fedavg")
-def strategy(id: Literal["A0", "A1", "A2", "A3", "A4", "A5", "A6"] = "A1", beta_prox: NonNegative = 1.0,
-             loss: Literal["kl", "l2"] = "kl", rho: Rho = None, tau: Positive = 3.0,
-             part: Literal["full", "body", "head"] = "head", strength: Strength = "adaptive") -> Method:
+@method(
+    "strategy",
+    source="Lee et al., CVPR 2024, Table 10",
+    neutral={"beta_prox": 0.0, "rho": 0.0},
+    equals="fedavg",
+)
+def strategy(
+    id: Literal["A0", "A1", "A2", "A3", "A4", "A5", "A6"] = "A1",
+    beta_prox: NonNegative = 1.0,
+    loss: Literal["kl", "l2"] = "kl",
+    rho: Rho = None,
+    tau: Positive = 3.0,
+    part: Literal["full", "body", "head"] = "head",
+    strength: Strength = "adaptive",
+) -> Method:
     """Ways to combine the local and the proximal loss, by the points where their gradients are taken.
 
     Local step:  by id, with eps_p = rho Lambda g_p / ||g_p||, eps_c = rho Lambda (g_p + g_l) / ||g_p + g_l||, b = beta_prox
@@ -89,4 +113,8 @@ def strategy(id: Literal["A0", "A1", "A2", "A3", "A4", "A5", "A6"] = "A1", beta_
     Cost:        1.33 P a step for A1 with the head, as FedSOL; each further gradient up to 1 P more. Uplink 1x.
     Values:      not printed for this table; beta_prox = 1 and FedSOL's rho (1.5 with kl, 2.0 with l2) are an assumption.
     """
-    return Method(Strategy(id, beta_prox, KL(tau) if loss == "kl" else L2(), radius(rho, loss), part, strength))
+    return Method(
+        Strategy(
+            id, beta_prox, KL(tau) if loss == "kl" else L2(), radius(rho, loss), part, strength
+        )
+    )

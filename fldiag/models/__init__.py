@@ -14,8 +14,16 @@ from fldiag.models import size
 from fldiag.seeding import seed_for
 
 
-def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mapping[str, Any] | None = None, *, seed: int = 0,
-          allow_code: Collection[str] = (), most: int | None = None) -> nn.Module:
+def build(
+    name: str,
+    shape: tuple[int, ...] | None,
+    classes: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    allow_code: Collection[str] = (),
+    most: int | None = None,
+) -> nn.Module:
     """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
 
     ``name`` is a registered model, or ``pkg.mod:factory`` if it is one of ``allow_code``: that is imported and called as
@@ -32,15 +40,20 @@ def build(name: str, shape: tuple[int, ...] | None, classes: int, options: Mappi
         if ":" not in name:
             entry = registry.model.get(name)
             if shape is None:
-                raise FldiagError(f"the model {name!r} takes one tensor, and the data have several",
-                                  "give pkg.mod:factory", usage=True)
+                raise FldiagError(
+                    f"the model {name!r} takes one tensor, and the data have several",
+                    "give pkg.mod:factory",
+                    usage=True,
+                )
             options = entry.validate(options)
             size.check(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
         module = _made(name, user_code.load(name, "model", allow_code), shape, classes, options)
     if not isinstance(module, nn.Module):
-        raise FldiagError(f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module")
+        raise FldiagError(
+            f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module"
+        )
     return module
 
 
@@ -54,5 +67,7 @@ def _made(name: str, factory: Any, shape: Any, classes: int, options: Mapping[st
     except FldiagError:
         raise
     except Exception as error:
-        raise FldiagError(f"model factory {name!r} failed ({type(error).__name__}: {error})",
-                          "fix it; it is called as factory(shape, classes), or as factory()") from error
+        raise FldiagError(
+            f"model factory {name!r} failed ({type(error).__name__}: {error})",
+            "fix it; it is called as factory(shape, classes), or as factory()",
+        ) from error

@@ -28,8 +28,15 @@ def _run(layer: Callable[..., Any], preserve: bool, *args: Any) -> Any:
 #: What ``checkpoint`` calls (use_reentrant=False: around a layer that it runs itself, by versions of torch), and what instead.
 INSTEAD: list[tuple[Any, str, Callable[..., Any]]] = [
     (checkpoint.CheckpointFunction, "apply", _run),
-    *((checkpoint, name, _nothing) for name in (
-        "_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl") if hasattr(checkpoint, name))]
+    *(
+        (checkpoint, name, _nothing)
+        for name in (
+            "_checkpoint_without_reentrant_generator",
+            "_checkpoint_without_reentrant_generator_impl",
+        )
+        if hasattr(checkpoint, name)
+    ),
+]
 
 
 @contextlib.contextmanager
@@ -41,7 +48,9 @@ def at_once() -> Iterator[None]:
         if _inside == 1:
             for place, name, function in INSTEAD:
                 own = vars(place).get(name)  # None: inherited
-                _before.callback(*((delattr, place, name) if own is None else (setattr, place, name, own)))
+                _before.callback(
+                    *((delattr, place, name) if own is None else (setattr, place, name, own))
+                )
                 setattr(place, name, function)
     try:
         yield

@@ -21,7 +21,11 @@ class Embeddings(nn.Module):
 
     def __init__(self, vocabulary: int, places: int, width: int):
         super().__init__()
-        self.word, self.place, self.kind = nn.Embedding(vocabulary, width), nn.Embedding(places, width), nn.Embedding(2, width)
+        self.word, self.place, self.kind = (
+            nn.Embedding(vocabulary, width),
+            nn.Embedding(places, width),
+            nn.Embedding(2, width),
+        )
         self.norm = nn.LayerNorm(width, eps=1e-12)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,9 +48,14 @@ class Block(nn.Module):
         self.out = nn.LayerNorm(width, eps=1e-12)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         # Written out: the fused kernels cannot be differentiated twice.
-        scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~seen[:, None, None, :], -torch.inf)
+        scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(
+            ~seen[:, None, None, :], -torch.inf
+        )
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
         x = self.attended(x + self.mixed(mixed))
         found: Tensor = self.out(x + self.narrow(F.gelu(self.wide(x))))
@@ -57,8 +66,18 @@ class Bert(nn.Module):
     """Encoder, pooler (affine and tanh on the first token; or, with ``mean``, the mean over the tokens) and classifier: tokens
     [B, T] -> logits [B, classes]. No dropout."""
 
-    def __init__(self, vocabulary: int, classes: int, *, layers: int, width: int, heads: int, hidden: int, places: int,
-                 mean: bool = False):
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        hidden: int,
+        places: int,
+        mean: bool = False,
+    ):
         super().__init__()
         self.embeddings = Embeddings(vocabulary, places, width)
         self.blocks = nn.ModuleList(Block(width, heads, hidden) for _ in range(layers))
@@ -85,14 +104,26 @@ class Bert(nn.Module):
 
 
 @registry.model("bert_tiny")
-def bert_tiny(shape: tuple[int, ...], classes: int, *, vocabulary: int = 30522, places: int = 512, lora_rank: Rank = 0,
-              lora_alpha: Alpha = 16.0, lora_on: On = "attention", lora_head: Head = True) -> nn.Module:
+def bert_tiny(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    vocabulary: int = 30522,
+    places: int = 512,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 16.0,
+    lora_on: On = "attention",
+    lora_head: Head = True,
+) -> nn.Module:
     """BERT of 2 blocks, 2 heads, width 128, for texts: an encoder of 4,385,920 parameters with BERT's 30,522 word pieces.
 
     ``vocabulary``: token numbers it knows, by default those of the data; ``places``: the longest text in tokens.
     """
     if len(shape) != 1 or shape[0] > places:
-        raise FldiagError(f"model 'bert_tiny' takes texts of up to {places} tokens, the data has inputs of shape {tuple(shape)}",
-                          "use text data (sst2, snli, agnews, csv:PATH), a shorter data.length or more model.places", usage=True)
+        raise FldiagError(
+            f"model 'bert_tiny' takes texts of up to {places} tokens, the data has inputs of shape {tuple(shape)}",
+            "use text data (sst2, snli, agnews, csv:PATH), a shorter data.length or more model.places",
+            usage=True,
+        )
     made = Bert(vocabulary, classes, layers=2, width=128, heads=2, hidden=512, places=places)
     return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else "")

@@ -23,14 +23,25 @@ class ByHand:
     by k, for rows that change in place and come again.
     """
 
-    def __init__(self, network: Network, w: Tensor, x: Tensor, alone: bool, named: dict[int, Views] | None = None):
+    def __init__(
+        self,
+        network: Network,
+        w: Tensor,
+        x: Tensor,
+        alone: bool,
+        named: dict[int, Views] | None = None,
+    ):
         assert network.pieces is not None
         self.network, self.w, self.alone, self.cut = network, w, alone, network.cut
         self.dtype = torch.bfloat16 if network.precision == "bf16" else w.dtype
         a = x.flatten(0, 1).to(self.dtype)
         with torch.no_grad():
             self.views = self._named(w, {} if named is None or self.dtype != w.dtype else named)
-            self.body = Pass.of(network.pieces[0], self.views, a.to(memory_format=torch.channels_last) if a.dim() == 4 else a)
+            self.body = Pass.of(
+                network.pieces[0],
+                self.views,
+                a.to(memory_format=torch.channels_last) if a.dim() == 4 else a,
+            )
 
     def _named(self, w: Tensor, kept: dict[int, Views]) -> Views:
         if len(w) not in kept:
@@ -43,7 +54,11 @@ class ByHand:
     def output(self, head: Tensor | None = None) -> Logits:
         """``head`` [k, H]: in place of the head's own weights."""
         layout = self.network.layout
-        views = self.views if head is None else layout.part(self.cut, layout.size).views(self._rows(head))
+        views = (
+            self.views
+            if head is None
+            else layout.part(self.cut, layout.size).views(self._rows(head))
+        )
         with torch.no_grad():
             return Logits(self, Pass.of(self.network.pieces[1], views, self.body.out))  # type: ignore[index]
 
@@ -75,7 +90,11 @@ class Logits:
         """The gradient [k, P] of values [k]."""
         if not values.requires_grad:
             return torch.zeros_like(self.run.w)
-        leaves = [self.leaf, self.logits] if self.features is None else [self.leaf, self.logits, self.features]
+        leaves = (
+            [self.leaf, self.logits]
+            if self.features is None
+            else [self.leaf, self.logits, self.features]
+        )
         own, *slopes = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
         g = self.back(*slopes)
         return g if own is None else g.add_(own)

@@ -25,7 +25,9 @@ def links(module: nn.Module, buffers: Views) -> list[Link | Weighted] | None:
     return found if found and any(isinstance(link, Weighted) for link in found) else None
 
 
-def links_of(chain: Sequence[tuple[str, nn.Module]], buffers: Views) -> list[Link | Weighted] | None:
+def links_of(
+    chain: Sequence[tuple[str, nn.Module]], buffers: Views
+) -> list[Link | Weighted] | None:
     """The links of these layers, None when some layer has no rule."""
     found: list[Link | Weighted] = []
     for name, m in chain:
@@ -58,7 +60,9 @@ class Pass:
                 saved.append(keep)
         return Pass(links, views, saved, a)
 
-    def back(self, g: Tensor, at: Callable[[int, Tensor], None], *, through: bool = False) -> Tensor:
+    def back(
+        self, g: Tensor, at: Callable[[int, Tensor], None], *, through: bool = False
+    ) -> Tensor:
         """Carry the cotangent g of the output back. ``at`` is told the place of every weighted link and the cotangent of
         its output. The way ends at the first of them; ``through``: at the input, whose cotangent is returned."""
         weighted = (j for j, link in enumerate(self.links) if isinstance(link, Weighted))

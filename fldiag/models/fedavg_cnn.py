@@ -10,23 +10,38 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 
 
-def two_convolutions(shape: tuple[int, ...], classes: int, *, widths: tuple[int, int], kernel: int, hidden: int) -> nn.Sequential:
+def two_convolutions(
+    shape: tuple[int, ...], classes: int, *, widths: tuple[int, int], kernel: int, hidden: int
+) -> nn.Sequential:
     """conv-ReLU-pool twice, one hidden layer (its output is the feature z), classifier."""
     channels, height, width = shape
     a, b = widths
     flat = b * (height // 4) * (width // 4)
-    return nn.Sequential(OrderedDict([
-        ("conv1", nn.Conv2d(channels, a, kernel, padding=kernel // 2)), ("relu1", nn.ReLU()), ("pool1", nn.MaxPool2d(2)),
-        ("conv2", nn.Conv2d(a, b, kernel, padding=kernel // 2)), ("relu2", nn.ReLU()), ("pool2", nn.MaxPool2d(2)),
-        ("flatten", nn.Flatten()), ("fc", nn.Linear(flat, hidden)), ("relu3", nn.ReLU()),
-        ("classifier", nn.Linear(hidden, classes)),
-    ]))
+    return nn.Sequential(
+        OrderedDict(
+            [
+                ("conv1", nn.Conv2d(channels, a, kernel, padding=kernel // 2)),
+                ("relu1", nn.ReLU()),
+                ("pool1", nn.MaxPool2d(2)),
+                ("conv2", nn.Conv2d(a, b, kernel, padding=kernel // 2)),
+                ("relu2", nn.ReLU()),
+                ("pool2", nn.MaxPool2d(2)),
+                ("flatten", nn.Flatten()),
+                ("fc", nn.Linear(flat, hidden)),
+                ("relu3", nn.ReLU()),
+                ("classifier", nn.Linear(hidden, classes)),
+            ]
+        )
+    )
 
 
 def need(shape: tuple[int, ...], expected: tuple[int, ...], name: str) -> None:
     if tuple(shape) != expected:
-        raise FldiagError(f"model {name!r} takes inputs of shape {expected}, the data has {tuple(shape)}",
-                          "choose the model that fits the data (fldiag list models), or model.name = 'mlp'", usage=True)
+        raise FldiagError(
+            f"model {name!r} takes inputs of shape {expected}, the data has {tuple(shape)}",
+            "choose the model that fits the data (fldiag list models), or model.name = 'mlp'",
+            usage=True,
+        )
 
 
 @registry.model("fedavg_cifar")
@@ -47,6 +62,9 @@ def fedavg_mnist(shape: tuple[int, ...], classes: int) -> nn.Module:
 def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """The FedAvg CNN design for small images (3x3 kernels, hidden layer of 104): 46,594 parameters on 8x8 digits."""
     if len(shape) != 3 or min(shape[1:]) < 4:
-        raise FldiagError(f"model 'small_cnn' takes images of at least 4x4, the data has shape {tuple(shape)}",
-                          "use model.name = 'mlp' for data that are not images", usage=True)
+        raise FldiagError(
+            f"model 'small_cnn' takes images of at least 4x4, the data has shape {tuple(shape)}",
+            "use model.name = 'mlp' for data that are not images",
+            usage=True,
+        )
     return two_convolutions(shape, classes, widths=(32, 64), kernel=3, hidden=104)

@@ -24,14 +24,19 @@ def freeze(module: nn.Module, names: Iterable[str]) -> None:
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """The frozen weights by name."""
-    return {name: getattr(*place(module, name)) for name in module.__dict__.get("frozen_weights", ())}
+    return {
+        name: getattr(*place(module, name)) for name in module.__dict__.get("frozen_weights", ())
+    }
 
 
 def load(module: nn.Module, given: Mapping[str, Tensor]) -> None:
     """Put other frozen weights in. Raises FldiagError for those of another model."""
     mine = weights(module)
     if {n: t.shape for n, t in given.items()} != {n: t.shape for n, t in mine.items()}:
-        raise FldiagError("the frozen weights are those of another model", "give those with which the others were trained")
+        raise FldiagError(
+            "the frozen weights are those of another model",
+            "give those with which the others were trained",
+        )
     for name, tensor in mine.items():
         setattr(*place(module, name), given[name].detach().to(tensor))
 

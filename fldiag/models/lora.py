@@ -14,10 +14,16 @@ from torch import Tensor, nn
 from fldiag.errors import FldiagError
 from fldiag.models import frozen
 
-Rank = Annotated[int, Field(ge=0, description="Rank r of adapters; 0: none, all weights are trained.")]
+Rank = Annotated[
+    int, Field(ge=0, description="Rank r of adapters; 0: none, all weights are trained.")
+]
 Alpha = Annotated[float, Field(gt=0, description="Adapters are scaled by alpha / r.")]
-On = Annotated[Literal["attention", "all"], Field(description="Which affine layers get adapters: attention (its queries and "
-                                                              "values) or all.")]
+On = Annotated[
+    Literal["attention", "all"],
+    Field(
+        description="Which affine layers get adapters: attention (its queries and values) or all."
+    ),
+]
 Head = Annotated[bool, Field(description="With adapters: train the head, too.")]
 
 
@@ -27,10 +33,16 @@ class Adapter(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, alpha: float):
         super().__init__()
         if rank > min(base.in_features, base.out_features):
-            raise FldiagError(f"adapters of rank {rank} for a layer of {base.in_features} inputs and {base.out_features} outputs",
-                              "lower model.lora_rank", usage=True)
+            raise FldiagError(
+                f"adapters of rank {rank} for a layer of {base.in_features} inputs and {base.out_features} outputs",
+                "lower model.lora_rank",
+                usage=True,
+            )
         self.base, self.scale = base, alpha / rank
-        self.A, self.B = nn.Parameter(torch.empty(rank, base.in_features)), nn.Parameter(torch.zeros(base.out_features, rank))
+        self.A, self.B = (
+            nn.Parameter(torch.empty(rank, base.in_features)),
+            nn.Parameter(torch.zeros(base.out_features, rank)),
+        )
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,18 +50,29 @@ class Adapter(nn.Module):
         return found
 
 
-def adapted(module: nn.Module, rank: int, alpha: float, patterns: tuple[str, ...], head: str) -> nn.Module:
+def adapted(
+    module: nn.Module, rank: int, alpha: float, patterns: tuple[str, ...], head: str
+) -> nn.Module:
     """The module with adapters on the affine layers whose names fit the ``patterns``, and all else frozen but the parameters of
     ``head`` ('': these too). Without ``rank``: as it is."""
     if not rank:
         return module
-    layers = {name: m for name, m in module.named_modules()
-              if isinstance(m, nn.Linear) and any(fnmatch(name, p) for p in patterns)}
+    layers = {
+        name: m
+        for name, m in module.named_modules()
+        if isinstance(m, nn.Linear) and any(fnmatch(name, p) for p in patterns)
+    }
     for name, layer in layers.items():
         setattr(*frozen.place(module, name), Adapter(layer, rank, alpha))
     trained = {f"{name}.{part}" for name in layers for part in "AB"}
-    frozen.freeze(module, [n for n, _ in module.named_parameters()
-                           if n not in trained and not (head and n.startswith(f"{head}."))])
+    frozen.freeze(
+        module,
+        [
+            n
+            for n, _ in module.named_parameters()
+            if n not in trained and not (head and n.startswith(f"{head}."))
+        ],
+    )
     return module
 
 
@@ -64,29 +87,50 @@ class Factors:
 
 def adapters(module: nn.Module) -> dict[str, Factors]:
     """Adapted layers by name: those of fldiag, and those of peft (of its first adapter)."""
-    found = {name: Factors(f"{name}.A", f"{name}.B", m.scale) for name, m in module.named_modules() if isinstance(m, Adapter)}
+    found = {
+        name: Factors(f"{name}.A", f"{name}.B", m.scale)
+        for name, m in module.named_modules()
+        if isinstance(m, Adapter)
+    }
     for name, m in module.named_modules():
         scaling = getattr(m, "scaling", None)
-        if isinstance(scaling, dict) and scaling and isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and len(m.lora_A):
+        if (
+            isinstance(scaling, dict)
+            and scaling
+            and isinstance(getattr(m, "lora_A", None), nn.ModuleDict)
+            and len(m.lora_A)
+        ):
             of = next(iter(m.lora_A))
-            found[name] = Factors(f"{name}.lora_A.{of}.weight", f"{name}.lora_B.{of}.weight", float(scaling[of]))
+            found[name] = Factors(
+                f"{name}.lora_A.{of}.weight", f"{name}.lora_B.{of}.weight", float(scaling[of])
+            )
     return found
 
 
 def merged(module: nn.Module) -> nn.Module:
     """A copy in which each adapted layer is one affine layer of the matrix W + s B A, and these matrices alone are trainable."""
     made = copy.deepcopy(module).requires_grad_(False)
-    tensors, prefixes = dict(made.named_parameters()), tuple(f"{name}." for name in adapters(module))
+    tensors, prefixes = (
+        dict(made.named_parameters()),
+        tuple(f"{name}." for name in adapters(module)),
+    )
     for name, factors in adapters(module).items():
         owner, last = frozen.place(made, name)
         layer = getattr(owner, last)
         base = layer.base if isinstance(layer, Adapter) else layer.base_layer
         if not isinstance(base, nn.Linear):
-            raise FldiagError(f"the adapted layer {name!r} is a {type(base).__name__}", "only affine layers can be merged")
+            raise FldiagError(
+                f"the adapted layer {name!r} is a {type(base).__name__}",
+                "only affine layers can be merged",
+            )
         weight = base.weight.detach() + factors.scale * tensors[factors.b] @ tensors[factors.a]
         plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
         plain.weight = nn.Parameter(weight)
-        plain.bias = None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)  # type: ignore[assignment]
+        plain.bias = (
+            None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)
+        )  # type: ignore[assignment]
         setattr(owner, last, plain)
-        made.__dict__["frozen_weights"] = tuple(n for n in frozen.weights(module) if not n.startswith(prefixes))
+        made.__dict__["frozen_weights"] = tuple(
+            n for n in frozen.weights(module) if not n.startswith(prefixes)
+        )
     return made

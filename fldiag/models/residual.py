@@ -20,7 +20,9 @@ from fldiag.models.slimmable import layer
 Norm = Callable[[int], nn.Module]
 
 
-def keep_probabilities(blocks: int, last: float, rule: Literal["code", "paper"] = "code") -> list[float]:
+def keep_probabilities(
+    blocks: int, last: float, rule: Literal["code", "paper"] = "code"
+) -> list[float]:
     """p_l of each block: linear in depth down to ``last``, from 1 at the first block (code) or at the input (paper)."""
     if rule == "paper":
         return [1 - l / blocks * (1 - last) for l in range(1, blocks + 1)]
@@ -110,22 +112,46 @@ class ResNet(nn.Module):
     ``projection``: two linear layers of the pooled width between pool and classifier (MOON, Li et al., CVPR 2021).
     """
 
-    def __init__(self, inputs: int, classes: int, block: type[Block], counts: Sequence[int], planes: Sequence[int], *,
-                 stem: Literal[3, 7] = 3, pool: bool = False, norm: Norm = nn.BatchNorm2d, kaiming: bool = True,
-                 projection: bool = False, keep_last: float = 1.0, keep_rule: Literal["code", "paper"] = "code"):
+    def __init__(
+        self,
+        inputs: int,
+        classes: int,
+        block: type[Block],
+        counts: Sequence[int],
+        planes: Sequence[int],
+        *,
+        stem: Literal[3, 7] = 3,
+        pool: bool = False,
+        norm: Norm = nn.BatchNorm2d,
+        kaiming: bool = True,
+        projection: bool = False,
+        keep_last: float = 1.0,
+        keep_rule: Literal["code", "paper"] = "code",
+    ):
         super().__init__()
         width = planes[0]
         self.conv1, self.bn1 = convolution(inputs, width, stem, 1 if stem == 3 else 2), norm(width)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if pool else nn.Identity()
         outputs = [width, *(p * block.expansion for p in planes)]
-        for i, (n, p, (before, after)) in enumerate(zip(counts, planes, pairwise(outputs), strict=True)):
+        for i, (n, p, (before, after)) in enumerate(
+            zip(counts, planes, pairwise(outputs), strict=True)
+        ):
             first = block(before, p, 1 if i == 0 else 2, norm)
-            self.add_module(f"layer{i + 1}", nn.Sequential(first, *(block(after, p, 1, norm) for _ in range(n - 1))))
+            self.add_module(
+                f"layer{i + 1}",
+                nn.Sequential(first, *(block(after, p, 1, norm) for _ in range(n - 1))),
+            )
         d = outputs[-1]
-        self.projection = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d)) if projection else nn.Sequential()
+        self.projection = (
+            nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
+            if projection
+            else nn.Sequential()
+        )
         self.fc = nn.Linear(d, classes)
         blocks = [m for m in self.modules() if isinstance(m, Block)]
-        for b, keep in zip(blocks, keep_probabilities(len(blocks), keep_last, keep_rule), strict=True):
+        for b, keep in zip(
+            blocks, keep_probabilities(len(blocks), keep_last, keep_rule), strict=True
+        ):
             b.keep = keep
         if kaiming:
             for m in self.modules():
@@ -135,7 +161,11 @@ class ResNet(nn.Module):
     @property
     def layers(self) -> list[nn.Sequential]:
         """The stages, first to last."""
-        return [m for n, m in self.named_children() if n.startswith("layer") and isinstance(m, nn.Sequential)]
+        return [
+            m
+            for n, m in self.named_children()
+            if n.startswith("layer") and isinstance(m, nn.Sequential)
+        ]
 
     def _stage(self, blocks: nn.Sequential, x: Tensor, width: float | None = None) -> Tensor:
         for block in blocks:
@@ -144,7 +174,9 @@ class ResNet(nn.Module):
 
     def _maps(self, x: Tensor, width: float | None = None) -> list[Tensor]:
         maps = [layer(self.bn1, layer(self.conv1, x, width), width)]
-        x = self.maxpool(maps[0])  # the maximum commutes with the ReLU that the first stage begins with
+        x = self.maxpool(
+            maps[0]
+        )  # the maximum commutes with the ReLU that the first stage begins with
         for blocks in self.layers:
             x = self._stage(blocks, x, width)
             maps.append(x)

@@ -18,12 +18,19 @@ def check(name: str, make: Callable[[], nn.Module], most: int | None = None) -> 
     """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``, or than fit into memory."""
     parameters = count(make)
     if most is not None and parameters > most:
-        raise FldiagError(f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds {most:,} "
-                          "numbers", "the file was edited; use the original")
+        raise FldiagError(
+            f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds {most:,} "
+            "numbers",
+            "the file was edited; use the original",
+        )
     there = memory()
     if 4 * parameters > there:
-        raise FldiagError(f"model {name!r} with these options has {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and "
-                          f"this machine has {there / 1e9:,.0f} GB of memory", "choose a smaller model", usage=True)
+        raise FldiagError(
+            f"model {name!r} with these options has {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and "
+            f"this machine has {there / 1e9:,.0f} GB of memory",
+            "choose a smaller model",
+            usage=True,
+        )
 
 
 def count(make: Callable[[], nn.Module]) -> int:

@@ -20,5 +20,7 @@ def layer(m: nn.Module, x: Tensor, width: float | None = None) -> Tensor:
         return m(x)
     slim = kin(m).slim
     if slim is None:
-        raise FldiagError(f"a layer of type {type(m).__name__} has no slim form", "use batch-norm or group-norm")
+        raise FldiagError(
+            f"a layer of type {type(m).__name__} has no slim form", "use batch-norm or group-norm"
+        )
     return slim(m, x, width)

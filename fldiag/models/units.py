@@ -45,41 +45,65 @@ class Units:
     def of(module: nn.Module) -> Units:
         """Of a sequential network of known layers, or a residual one. Raises FldiagError naming the layer that is not known."""
         found = Units()
-        last = found._residual(module) if isinstance(module, ResNet) else found._chain(module, "", None)
-        found.axes = [axis for axis in found.axes if axis.group != last]  # the outputs have their order
+        last = (
+            found._residual(module)
+            if isinstance(module, ResNet)
+            else found._chain(module, "", None)
+        )
+        found.axes = [
+            axis for axis in found.axes if axis.group != last
+        ]  # the outputs have their order
         return found
 
     def of_tensor(self, name: str) -> list[Axis]:
         return [axis for axis in self.axes if axis.tensor == name]
 
-    def reorder(self, tensor: Tensor, name: str, orders: Sequence[Tensor], but: Axis | None = None) -> Tensor:
+    def reorder(
+        self, tensor: Tensor, name: str, orders: Sequence[Tensor], but: Axis | None = None
+    ) -> Tensor:
         """A tensor with its units in these orders (one a group); the axis ``but`` stays as it is."""
         for axis in self.of_tensor(name):
             if axis != but:
-                tensor = tensor.index_select(axis.axis, axis.place(orders[axis.group]).to(tensor.device))
+                tensor = tensor.index_select(
+                    axis.axis, axis.place(orders[axis.group]).to(tensor.device)
+                )
         return tensor
 
     def _chain(self, module: nn.Module, prefix: str, group: int | None) -> int | None:
         chain = leaves(module)
         if chain is None:
-            raise FldiagError("the model shares weights between layers or has hooks, so its units cannot be put in another order",
-                              "leave out --align")
+            raise FldiagError(
+                "the model shares weights between layers or has hooks, so its units cannot be put in another order",
+                "leave out --align",
+            )
         for name, m in chain:
             group = self._layer(m, ".".join(n for n in (prefix, name) if n), group)
         return group
 
-    def _layer(self, m: nn.Module, name: str, group: int | None, out: int | None = None) -> int | None:
+    def _layer(
+        self, m: nn.Module, name: str, group: int | None, out: int | None = None
+    ) -> int | None:
         """From the group of a layer's input to that of its output; ``out``: its units are added to those of that group."""
         kind = rules(m).units(m)
         if kind is None:
             who = f"layer {name!r}" if name else "the model"
-            raise FldiagError(f"how {who} ({type(m).__name__}) treats the order of its units is not known, so models "
-                              "cannot be aligned", "leave out --align; known are sequential networks and "
-                              "fldiag's ResNets, of affine, convolutional and normalising layers")
+            raise FldiagError(
+                f"how {who} ({type(m).__name__}) treats the order of its units is not known, so models "
+                "cannot be aligned",
+                "leave out --align; known are sequential networks and "
+                "fldiag's ResNets, of affine, convolutional and normalising layers",
+            )
         if kind == "new":
             weight = m.get_parameter("weight")
             if group is not None:
-                self.axes.append(Axis(f"{name}.weight" if name else "weight", 1, group, self._positions(weight, name, group)))
+                self.axes.append(
+                    Axis(
+                        f"{name}.weight" if name else "weight",
+                        1,
+                        group,
+                        self._positions(weight, name, group),
+                    )
+                )
             if out is None:
                 out = len(self.sizes)
                 self.sizes.append(len(weight))
@@ -87,13 +111,19 @@ class Units:
             group = out
         if kind in ("new", "own") and group is not None:
             own = (*m.named_parameters(), *m.named_buffers())
-            self.axes += [Axis(f"{name}.{n}" if name else n, 0, group) for n, t in own if t.ndim and len(t) == self.sizes[group]]
+            self.axes += [
+                Axis(f"{name}.{n}" if name else n, 0, group)
+                for n, t in own
+                if t.ndim and len(t) == self.sizes[group]
+            ]
         return group
 
     def _positions(self, weight: Tensor, name: str, group: int) -> int:
         if weight.shape[1] % self.sizes[group]:
-            raise FldiagError(f"layer {name!r} takes {weight.shape[1]} numbers of the {self.sizes[group]} units before it",
-                              "leave out --align: which of them belong to which unit is not known")
+            raise FldiagError(
+                f"layer {name!r} takes {weight.shape[1]} numbers of the {self.sizes[group]} units before it",
+                "leave out --align: which of them belong to which unit is not known",
+            )
         return weight.shape[1] // self.sizes[group]
 
     def _residual(self, net: ResNet) -> int | None:
@@ -102,11 +132,19 @@ class Units:
             for place, block in enumerate(stage):
                 assert isinstance(block, Block)
                 group = self._block(block, f"layer{number}.{place}", group)
-        return self._layer(net.fc, "fc", self._chain(net.projection, "projection", group) if len(net.projection) else group)
+        return self._layer(
+            net.fc,
+            "fc",
+            self._chain(net.projection, "projection", group) if len(net.projection) else group,
+        )
 
     def _block(self, block: Block, name: str, group: int | None) -> int | None:
         """What the branch makes is added to what the shortcut makes: one group."""
-        out = group if block.downsample is None else self._chain(block.downsample, f"{name}.downsample", group)
+        out = (
+            group
+            if block.downsample is None
+            else self._chain(block.downsample, f"{name}.downsample", group)
+        )
         convolutions = [n for n, _ in block.named_children() if n.startswith("conv")]
         for n in convolutions:
             last = n == convolutions[-1]

@@ -37,8 +37,11 @@ def vgg11(shape: tuple[int, ...], classes: int) -> nn.Module:
     Images smaller than 32x32 are enlarged to that (bilinear). Convolutions start from N(0, 2 / (9 outputs)), bias 0.
     """
     if len(shape) != 3 or max(shape[1:]) > SIDE or min(shape[1:]) < 1:
-        raise FldiagError(f"model 'vgg11' takes images of at most {SIDE}x{SIDE}, the data has shape {tuple(shape)}",
-                          "use a 'resnet18' model for larger images, 'mlp' for data that are not images", usage=True)
+        raise FldiagError(
+            f"model 'vgg11' takes images of at most {SIDE}x{SIDE}, the data has shape {tuple(shape)}",
+            "use a 'resnet18' model for larger images, 'mlp' for data that are not images",
+            usage=True,
+        )
     layers: list[tuple[str, nn.Module]] = []
     before, convs, pools = shape[0], 0, 0
     for width in PLAN:
@@ -52,7 +55,13 @@ def vgg11(shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
         layers += [(f"conv{convs}", conv), (f"relu{convs}", nn.ReLU())]
         before = width
-    layers += [("flatten", nn.Flatten()), ("fc1", nn.Linear(512, 512)), ("relu9", nn.ReLU()),
-               ("fc2", nn.Linear(512, 512)), ("relu10", nn.ReLU()), ("classifier", nn.Linear(512, classes))]
+    layers += [
+        ("flatten", nn.Flatten()),
+        ("fc1", nn.Linear(512, 512)),
+        ("relu9", nn.ReLU()),
+        ("fc2", nn.Linear(512, 512)),
+        ("relu10", nn.ReLU()),
+        ("classifier", nn.Linear(512, classes)),
+    ]
     # a plain chain wherever it will do: the rules for chains are the faster ones
     return (nn.Sequential if tuple(shape[1:]) == (SIDE, SIDE) else Enlarged)(OrderedDict(layers))

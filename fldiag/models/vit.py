@@ -32,7 +32,9 @@ class ShiftedPatches(nn.Module):
     def patches(self, x: Tensor) -> Tensor:
         """Image and four shifted copies (zeros enter), cut into patches: [B, (H/p)(W/p), 5 C p^2]."""
         p = self.patch
-        shifts = [F.pad(x, pad) for pad in ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))]
+        shifts = [
+            F.pad(x, pad) for pad in ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
+        ]
         x = torch.cat([x, *shifts], dim=1).unflatten(2, (-1, p)).unflatten(4, (-1, p))
         return x.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
@@ -64,21 +66,40 @@ class LocalityAttention(nn.Module):
 class SLViT(nn.Module):
     """Tokens, a class token and learned positions, ``depth`` blocks of attention and MLP, head on the class token."""
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, *, patch: int, dim: int = 192, depth: int = 9,
-                 heads: int = 12, per_head: int = 64, hidden: int = 192):
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        *,
+        patch: int,
+        dim: int = 192,
+        depth: int = 9,
+        heads: int = 12,
+        per_head: int = 64,
+        hidden: int = 192,
+    ):
         super().__init__()
         channels, height, width = shape
         self.tokens = ShiftedPatches(channels, patch, dim)
         self.first = nn.Parameter(torch.randn(1, 1, dim))
         self.position = nn.Parameter(torch.randn(1, (height // patch) * (width // patch) + 1, dim))
-        self.attention = nn.ModuleList(LocalityAttention(dim, heads, per_head) for _ in range(depth))
-        self.mlp = nn.ModuleList(nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
-                                 for _ in range(depth))
+        self.attention = nn.ModuleList(
+            LocalityAttention(dim, heads, per_head) for _ in range(depth)
+        )
+        self.mlp = nn.ModuleList(
+            nn.Sequential(
+                nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)
+            )
+            for _ in range(depth)
+        )
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, classes))
 
     def features(self, x: Tensor) -> Tensor:
         """The class token after the last block [B, dim]."""
-        x = torch.cat([self.first.expand(x.shape[0], -1, -1), self.tokens(x)], dim=1) + self.position
+        x = (
+            torch.cat([self.first.expand(x.shape[0], -1, -1), self.tokens(x)], dim=1)
+            + self.position
+        )
         for attention, mlp in zip(self.attention, self.mlp, strict=True):
             x = x + attention(x)
             x = x + mlp(x)
@@ -90,8 +111,15 @@ class SLViT(nn.Module):
 
 
 @registry.model("sl_vit")
-def sl_vit(shape: tuple[int, ...], classes: int, *, lora_rank: Rank = 0, lora_alpha: Alpha = 16.0,
-           lora_on: On = "attention", lora_head: Head = True) -> nn.Module:
+def sl_vit(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    lora_rank: Rank = 0,
+    lora_alpha: Alpha = 16.0,
+    lora_on: On = "attention",
+    lora_head: Head = True,
+) -> nn.Module:
     """SL-ViT of 9 blocks, 12 heads of 64, width 192: 6,176,275 parameters with 32x32x3 images and 10 classes.
 
     Patches of a quarter of the side, at most 16 pixels; no dropout. The head is layer-norm and linear.
@@ -99,8 +127,11 @@ def sl_vit(shape: tuple[int, ...], classes: int, *, lora_rank: Rank = 0, lora_al
     side = shape[-1]
     patch = min(side // 4, 16)
     if len(shape) != 3 or shape[1] != side or patch < 1 or side % patch:
-        raise FldiagError("model 'sl_vit' takes square images of a side that its patches divide (a quarter of the side, "
-                          f"at most 16 pixels), the data has shape {tuple(shape)}",
-                          "resize the images, say to 32x32, or use model.name = 'mlp'", usage=True)
+        raise FldiagError(
+            "model 'sl_vit' takes square images of a side that its patches divide (a quarter of the side, "
+            f"at most 16 pixels), the data has shape {tuple(shape)}",
+            "resize the images, say to 32x32, or use model.name = 'mlp'",
+            usage=True,
+        )
     made = SLViT((shape[0], side, side), classes, patch=patch)
     return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "head" if lora_head else "")

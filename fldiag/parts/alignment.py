@@ -36,10 +36,17 @@ class LipschitzAlignment(Part):
         self.maps = bool(mu)
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if not (network.staged and network.has_split and callable(getattr(network.module, "last_stage", None))):
-            raise FldiagError(f"FedAlign compares what enters and leaves the last stage, and model {config.model.name!r} "
-                              "does not show its stages",
-                              "choose a residual network: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...", usage=True)
+        if not (
+            network.staged
+            and network.has_split
+            and callable(getattr(network.module, "last_stage", None))
+        ):
+            raise FldiagError(
+                f"FedAlign compares what enters and leaves the last stage, and model {config.model.name!r} "
+                "does not show its stages",
+                "choose a residual network: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...",
+                usage=True,
+            )
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
@@ -53,12 +60,16 @@ class LipschitzAlignment(Part):
     def gaps(self, out: Output) -> Tensor:
         """K_S - K_F of each example, [B]; the graph reaches the weights of the slim stage only."""
         if out.maps is None:
-            raise FldiagError("the model shows no stages: its output is not head(pooled(stages(x)))",
-                              "choose a residual network, model.name = 'small_resnet' or 'resnet56'")
+            raise FldiagError(
+                "the model shows no stages: its output is not head(pooled(stages(x)))",
+                "choose a residual network, model.name = 'small_resnet' or 'resnet56'",
+            )
         before, after = (F.relu(m.detach()).to(out.leaf.dtype) for m in out.maps[-2:])
         slim = before[:, : channels(before.shape[1], self.width)]
         inside = out.bound.call("last_stage", slim, width=self.width).to(out.leaf.dtype)
-        return spectral_norm(transmitting(slim, inside)) - spectral_norm(transmitting(before, after))
+        return spectral_norm(transmitting(slim, inside)) - spectral_norm(
+            transmitting(before, after)
+        )
 
 
 def transmitting(a: Tensor, b: Tensor) -> Tensor:

@@ -44,7 +44,10 @@ class MixedExamples(Part):
             share[i] = generator.beta(self.g, self.g)
             partner[i, :n] = generator.permutation(n)
         a = torch.from_numpy(share).to(step.x)
-        where = (torch.arange(step.k, device=step.x.device)[:, None], torch.from_numpy(partner).to(step.x.device))
+        where = (
+            torch.arange(step.k, device=step.x.device)[:, None],
+            torch.from_numpy(partner).to(step.x.device),
+        )
         wide = a.view(step.k, 1, *[1] * (step.x.dim() - 2))
         step.x = wide * step.x + (1 - wide) * step.x[where]
         step.targets = [(step.y, a), (step.y[where], 1 - a)]
@@ -58,23 +61,41 @@ class SubNetworks(Part):
     and 1 for the others ("code"), or uniform for all ("paper").
     """
 
-    def __init__(self, mu: float, n: int, smallest: float, sides: tuple[float, ...], widths: Literal["code", "paper"]):
+    def __init__(
+        self,
+        mu: float,
+        n: int,
+        smallest: float,
+        sides: tuple[float, ...],
+        widths: Literal["code", "paper"],
+    ):
         self.mu, self.n, self.smallest, self.sides, self.widths = mu, n, smallest, sides, widths
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         if len(dataset.shape) != 3:
-            raise FldiagError(f"GradAug resizes images, the data has inputs of shape {tuple(dataset.shape)}",
-                              "choose an image data set", usage=True)
+            raise FldiagError(
+                f"GradAug resizes images, the data has inputs of shape {tuple(dataset.shape)}",
+                "choose an image data set",
+                usage=True,
+            )
         if dataset.regression:
-            raise FldiagError("GradAug distils class probabilities, the data set has real targets",
-                              "use another method for regression", usage=True)
+            raise FldiagError(
+                "GradAug distils class probabilities, the data set has real targets",
+                "use another method for regression",
+                usage=True,
+            )
         if not callable(getattr(network.module, "sub", None)):
-            raise FldiagError(f"GradAug trains sub-networks of fewer channels, and model {config.model.name!r} has none",
-                              "choose a residual network: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...", usage=True)
+            raise FldiagError(
+                f"GradAug trains sub-networks of fewer channels, and model {config.model.name!r} has none",
+                "choose a residual network: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...",
+                usage=True,
+            )
 
     def begin(self, local: Local) -> None:
         if self.mu:
-            [local.memo["gradaug.generator"]] = local.rng("gradaug")  # models with sub-networks are not stacked
+            [local.memo["gradaug.generator"]] = local.rng(
+                "gradaug"
+            )  # models with sub-networks are not stacked
 
     def batch(self, step: Step) -> None:
         """Draw once a step: every pass of it then sees the same sub-networks."""
@@ -86,8 +107,14 @@ class SubNetworks(Part):
         drawn = []
         for i in range(self.n):
             u = float(torch.rand((), generator=generator, dtype=torch.float64))
-            width = self.smallest if i == 0 and self.widths == "code" else self.smallest + u * (1 - self.smallest)
-            drawn.append((width, self.sides[int(torch.randint(len(self.sides), (), generator=generator))]))
+            width = (
+                self.smallest
+                if i == 0 and self.widths == "code"
+                else self.smallest + u * (1 - self.smallest)
+            )
+            drawn.append(
+                (width, self.sides[int(torch.randint(len(self.sides), (), generator=generator))])
+            )
         return drawn
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
@@ -97,11 +124,17 @@ class SubNetworks(Part):
         total = torch.zeros_like(out.leaf[:, 0])
         for width, side in step.local.memo["gradaug"]:
             logits = out.bound.call("sub", resized(step.x[0], side), width=width)
-            total = total + step.mean(losses.kl(teacher, logits.to(teacher.dtype).unsqueeze(0), 1.0))
+            total = total + step.mean(
+                losses.kl(teacher, logits.to(teacher.dtype).unsqueeze(0), 1.0)
+            )
         return self.mu * total
 
 
 def resized(x: Tensor, side: float) -> Tensor:
     """Images [B, C, H, W] at a fraction of their sides (to the nearest pixel), bilinear with aligned corners."""
     size = [max(1, round(side * s)) for s in x.shape[-2:]]
-    return x if size == list(x.shape[-2:]) else F.interpolate(x, size, mode="bilinear", align_corners=True)
+    return (
+        x
+        if size == list(x.shape[-2:])
+        else F.interpolate(x, size, mode="bilinear", align_corners=True)
+    )

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from fldiag.models.network import Network
 
 
-NO_FEATURES = ("MOON contrasts the features before the head, but this model does not expose them",
-               "use an nn.Sequential, or a module with features() and a last child that is the head")
+NO_FEATURES = (
+    "MOON contrasts the features before the head, but this model does not expose them",
+    "use an nn.Sequential, or a module with features() and a last child that is the head",
+)
 
 
 class ModelContrast(Part):
@@ -40,7 +42,10 @@ class ModelContrast(Part):
         self.buffers = network.buffers
 
     def client_init(self, w0: Tensor) -> dict[str, Tensor]:
-        return {"w_prev": w0.clone(), **{f"prev.{name}": b.clone() for name, b in self.buffers.items()}}
+        return {
+            "w_prev": w0.clone(),
+            **{f"prev.{name}": b.clone() for name, b in self.buffers.items()},
+        }
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
@@ -50,7 +55,9 @@ class ModelContrast(Part):
         local = step.local
         previous = {name: local.state[f"prev.{name}"] for name in local.buffers}
         z = out.features.flatten(2)
-        to_global = F.cosine_similarity(z, frozen(step, local.w_g.expand(step.k, -1), local.received_buffers), dim=-1)
+        to_global = F.cosine_similarity(
+            z, frozen(step, local.w_g.expand(step.k, -1), local.received_buffers), dim=-1
+        )
         to_previous = F.cosine_similarity(z, frozen(step, step.state("w_prev"), previous), dim=-1)
         return self.mu * step.mean(F.softplus((to_previous - to_global) / self.tau))
 
@@ -63,4 +70,8 @@ class ModelContrast(Part):
 def frozen(step: Step, w: Tensor, buffers: dict[str, Tensor]) -> Tensor:
     """Features [k, B, d] of frozen rows w on the minibatch."""
     with torch.no_grad():
-        return step.local.network.bind(w, {n: b.clone() for n, b in buffers.items()}).features(step.x).flatten(2)
+        return (
+            step.local.network.bind(w, {n: b.clone() for n, b in buffers.items()})
+            .features(step.x)
+            .flatten(2)
+        )

@@ -39,7 +39,9 @@ class ControlVariates(Part):
         return {"delta_c": delta}
 
     def server(self, round: Round, w: Tensor) -> Tensor:
-        round.state["c"] = round.state["c"] + round.mean(round.uploads["delta_c"]) * (round.m / round.clients)
+        round.state["c"] = round.state["c"] + round.mean(round.uploads["delta_c"]) * (
+            round.m / round.clients
+        )
         return w if self.server_lr == 1 else round.w_g + self.server_lr * (w - round.w_g)
 
 
@@ -113,5 +115,7 @@ class GradientDrift(Part):
         return {"delta_g": omega * delta}
 
     def server(self, round: Round, w: Tensor) -> Tensor:
-        round.state["g"] = round.state["g"] + round.mean(round.uploads["delta_g"]) * (round.m / round.clients)
+        round.state["g"] = round.state["g"] + round.mean(round.uploads["delta_g"]) * (
+            round.m / round.clients
+        )
         return w

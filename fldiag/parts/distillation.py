@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from fldiag.data import Dataset
     from fldiag.models.network import Network
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+}
 PERIOD = 10  # epochs of half a cosine
 
 
@@ -30,11 +33,34 @@ class ServerDistillation(Part):
     the epochs of a round. The student's batch-norm statistics move with it.
     """
 
-    def __init__(self, teacher: Ensemble, epochs: int, tau: float, lr: float, batch_size: int, *, optimizer: str = "adam",
-                 schedule: str = "constant", weight_decay: float = 0.0, direction: str = "teacher_student",
-                 gamma: float = 0.0, reference: str = "avg"):
-        self.teacher, self.epochs, self.tau, self.lr, self.batch_size = teacher, epochs, tau, lr, batch_size
-        self.optimizer, self.schedule, self.weight_decay, self.direction = optimizer, schedule, weight_decay, direction
+    def __init__(
+        self,
+        teacher: Ensemble,
+        epochs: int,
+        tau: float,
+        lr: float,
+        batch_size: int,
+        *,
+        optimizer: str = "adam",
+        schedule: str = "constant",
+        weight_decay: float = 0.0,
+        direction: str = "teacher_student",
+        gamma: float = 0.0,
+        reference: str = "avg",
+    ):
+        self.teacher, self.epochs, self.tau, self.lr, self.batch_size = (
+            teacher,
+            epochs,
+            tau,
+            lr,
+            batch_size,
+        )
+        self.optimizer, self.schedule, self.weight_decay, self.direction = (
+            optimizer,
+            schedule,
+            weight_decay,
+            direction,
+        )
         self.gamma, self.reference = gamma, reference
         self.public = epochs > 0
 
@@ -48,14 +74,25 @@ class ServerDistillation(Part):
         teacher, centre = self.teacher(round), self.centre(round, w)
         buffers = {n: b.unsqueeze(0).clone() for n, b in round.mean_buffers.items()}
         student = w.clone().requires_grad_()
-        optimizer = OPTIMIZERS[self.optimizer]([student], lr=self.lr, weight_decay=self.weight_decay)  # type: ignore[call-arg]
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PERIOD) if self.schedule == "cosine" else None
+        optimizer = OPTIMIZERS[self.optimizer](
+            [student], lr=self.lr, weight_decay=self.weight_decay
+        )  # type: ignore[call-arg]
+        cosine = (
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PERIOD)
+            if self.schedule == "cosine"
+            else None
+        )
         generator = torch_rng(round.seed, "distillation", round.t)
         for _ in range(self.epochs):
             order = torch.randperm(len(public), generator=generator).to(public.device)
             for batch in minibatches(order, self.batch_size, network):
-                logits = network.bind(student.unsqueeze(0), buffers, train=True)(public[batch].unsqueeze(0))[0]
-                loss = self.tau**2 * divergence(teacher[batch], logits, self.tau, self.direction).mean()
+                logits = network.bind(student.unsqueeze(0), buffers, train=True)(
+                    public[batch].unsqueeze(0)
+                )[0]
+                loss = (
+                    self.tau**2
+                    * divergence(teacher[batch], logits, self.tau, self.direction).mean()
+                )
                 (g,) = torch.autograd.grad(loss, student)
                 if self.gamma:
                     g = g.add(student.detach() - centre, alpha=2 * self.gamma)
@@ -75,11 +112,17 @@ class ServerDistillation(Part):
 
 def refuse(network: Network, dataset: Dataset, batch_size: int) -> None:
     if dataset.regression:
-        raise FldiagError("distillation compares class probabilities, the data set has real targets",
-                          "use another method for regression", usage=True)
+        raise FldiagError(
+            "distillation compares class probabilities, the data set has real targets",
+            "use another method for regression",
+            usage=True,
+        )
     if batch_size == 1 and uses_batches(network):
-        raise FldiagError("distillation in minibatches of one example, which batch-norm cannot train on",
-                          "set the method's batch sizes and memory to 2 or more", usage=True)
+        raise FldiagError(
+            "distillation in minibatches of one example, which batch-norm cannot train on",
+            "set the method's batch sizes and memory to 2 or more",
+            usage=True,
+        )
 
 
 def uses_batches(network: Network) -> bool:
@@ -89,4 +132,8 @@ def uses_batches(network: Network) -> bool:
 def minibatches(order: Tensor, size: int, network: Network) -> tuple[Tensor, ...]:
     """``order`` in minibatches, without a last one of a single example where batch-norm cannot use it."""
     batches = order.split(size)
-    return batches[:-1] if uses_batches(network) and len(batches) > 1 and len(batches[-1]) == 1 else batches
+    return (
+        batches[:-1]
+        if uses_batches(network) and len(batches) > 1 and len(batches[-1]) == 1
+        else batches
+    )

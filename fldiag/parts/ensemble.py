@@ -27,8 +27,11 @@ class Ensemble:
         if self not in round.memo:
             with torch.no_grad():
                 blocks = client_logits(round)
-                round.memo[self] = (self.combine(torch.cat(list(blocks), 1)) if self.whole
-                                    else torch.cat([self.combine(z) for z in blocks]))
+                round.memo[self] = (
+                    self.combine(torch.cat(list(blocks), 1))
+                    if self.whole
+                    else torch.cat([self.combine(z) for z in blocks])
+                )
         return round.memo[self]
 
 
@@ -40,8 +43,12 @@ def client_logits(round: Round) -> Iterator[Tensor]:
     # on batches of this size grouped convolutions are slower than one client after another
     affine = network.stackable and all(len(shape) <= 2 for shape in network.layout.shapes)
     size = STACK if affine else 1
-    bounds = [network.bind(round.rows[j: j + size], {n: b[j: j + 1].clone() for n, b in round.buffers.items()})
-              for j in range(0, round.m, size)]
+    bounds = [
+        network.bind(
+            round.rows[j : j + size], {n: b[j : j + 1].clone() for n, b in round.buffers.items()}
+        )
+        for j in range(0, round.m, size)
+    ]
     for x in public.split(BATCH):
         yield torch.cat([bound(x.expand(bound.rows, *x.shape)) for bound in bounds])
 
@@ -70,9 +77,17 @@ def confident_official(z: Tensor) -> Tensor:
     """FedET as FedProj's released code has it: sum_k a_k z_k, a_k [C] = Var_x[z_k] / (its mean over clients and classes)."""
     variance = z.var(1, correction=0, keepdim=True)
     overall = variance.mean()
-    return (torch.where(overall > 0, variance / overall.clamp(min=torch.finfo(z.dtype).tiny), 1.0) * z).sum(0)
+    return (
+        torch.where(overall > 0, variance / overall.clamp(min=torch.finfo(z.dtype).tiny), 1.0) * z
+    ).sum(0)
 
 
-def divergence(teacher: Tensor, student: Tensor, tau: float, direction: str = "teacher_student") -> Tensor:
+def divergence(
+    teacher: Tensor, student: Tensor, tau: float, direction: str = "teacher_student"
+) -> Tensor:
     """KL(softmax(teacher/tau) || softmax(student/tau)) of each example, or the other way round: [..., C] -> [...]."""
-    return losses.kl(student, teacher, tau) if direction == "student_teacher" else losses.kl(teacher, student, tau)
+    return (
+        losses.kl(student, teacher, tau)
+        if direction == "student_teacher"
+        else losses.kl(teacher, student, tau)
+    )

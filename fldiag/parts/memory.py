@@ -58,7 +58,11 @@ class GlobalDrift(Part):
         self.sent = ("w_last",) if estimate == "server" else ()
 
     def client_init(self, w0: Tensor) -> dict[str, Tensor]:
-        return {"w_old": w0.clone(), "seen": torch.zeros_like(w0[:1])} if self.estimate == "client" else {}
+        return (
+            {"w_old": w0.clone(), "seen": torch.zeros_like(w0[:1])}
+            if self.estimate == "client"
+            else {}
+        )
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
         return {"w_last": w0.clone()} if self.estimate == "server" else {}

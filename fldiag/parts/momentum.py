@@ -46,7 +46,11 @@ class ClientMomentum(Part):
         self.alpha = alpha
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
-        return g.mul_(self.alpha).add_(step.local.sent["delta"], alpha=1 - self.alpha) if self.alpha != 1 else g
+        return (
+            g.mul_(self.alpha).add_(step.local.sent["delta"], alpha=1 - self.alpha)
+            if self.alpha != 1
+            else g
+        )
 
 
 class DualCorrection(Part):

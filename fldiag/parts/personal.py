@@ -35,11 +35,17 @@ class FineTune(Part):
         if self.plan.neighbours is None:
             return
         if dataset.regression:
-            raise FldiagError("neighbours vote with class labels, and the data set has real targets",
-                              "choose a method without neighbours", usage=True)
+            raise FldiagError(
+                "neighbours vote with class labels, and the data set has real targets",
+                "choose a method without neighbours",
+                usage=True,
+            )
         if not network.has_split:
-            raise FldiagError("neighbours are found by the features that the head sees, but this model does not expose them",
-                              "choose a model that is head(features(x)), with a method features", usage=True)
+            raise FldiagError(
+                "neighbours are found by the features that the head sees, but this model does not expose them",
+                "choose a model that is head(features(x)), with a method features",
+                usage=True,
+            )
 
     def personalise(self) -> Personal:
         return self.plan
@@ -50,8 +56,11 @@ class FrozenHead(Part):
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         if not network.layout.has_head:
-            raise FldiagError("a head that is not trained was asked for, and the model has no head apart from its body",
-                              "choose a model whose last child module is its classifier", usage=True)
+            raise FldiagError(
+                "a head that is not trained was asked for, and the model has no head apart from its body",
+                "choose a model whose last child module is its classifier",
+                usage=True,
+            )
 
     def begin(self, local: Local) -> None:
         layout = local.network.layout
@@ -59,7 +68,9 @@ class FrozenHead(Part):
 
     def server(self, round: Round, w: Tensor) -> Tensor:
         body = w.numel() - round.network.layout.head_size
-        return torch.cat([w[:body], round.w_g[body:]])  # the mean of equal numbers is off by rounding
+        return torch.cat(
+            [w[:body], round.w_g[body:]]
+        )  # the mean of equal numbers is off by rounding
 
 
 class Alone(Part):
@@ -109,16 +120,25 @@ class Lookahead(Part):
 
     cuts = 2
 
-    def __init__(self, inner_lr: float | None, beta: float, shared: bool, personal: Personal, split: int):
+    def __init__(
+        self, inner_lr: float | None, beta: float, shared: bool, personal: Personal, split: int
+    ):
         self.inner_lr, self.beta, self.shared, self.split = inner_lr, beta, shared, split
         self.plan = replace(personal, method=Method(self), steps=self.steps)
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         train = config.train
-        if self.shared and (train.optimizer != "sgd" or train.nesterov or train.keep_momentum or train.clip is not None):
-            raise FldiagError("a momentum buffer shared by the inner and the outer step is that of plain SGD, fresh each round",
-                              "set train.optimizer = 'sgd' without nesterov, keep_momentum and clip, or official = false",
-                              usage=True)
+        if self.shared and (
+            train.optimizer != "sgd"
+            or train.nesterov
+            or train.keep_momentum
+            or train.clip is not None
+        ):
+            raise FldiagError(
+                "a momentum buffer shared by the inner and the outer step is that of plain SGD, fresh each round",
+                "set train.optimizer = 'sgd' without nesterov, keep_momentum and clip, or official = false",
+                usage=True,
+            )
 
     def begin(self, local: Local) -> None:
         local.memo["inner lr"] = local.lr if self.inner_lr is None else self.inner_lr
@@ -127,7 +147,9 @@ class Lookahead(Part):
 
     def batch(self, step: Step) -> None:
         width = step.x.shape[1]
-        count = torch.full((step.k,), width) if step.weight is None else (step.weight > 0).sum(1).cpu()
+        count = (
+            torch.full((step.k,), width) if step.weight is None else (step.weight > 0).sum(1).cpu()
+        )
         second = (count // 2).clamp(min=1)
         inner = step.on(*_cut(step, torch.zeros_like(count), count - count // 2))
         step.local.memo["inner step"] = inner

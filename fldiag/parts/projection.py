@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from fldiag.models.network import Network
 
 
-def project(g: Tensor, onto: Tensor, *, eps: float = 0.0, min_norm_sq: float = 0.0, clamp: float | None = None) -> Tensor:
+def project(
+    g: Tensor,
+    onto: Tensor,
+    *,
+    eps: float = 0.0,
+    min_norm_sq: float = 0.0,
+    clamp: float | None = None,
+) -> Tensor:
     """g - (<g, h> / (||h||^2 + eps)) h where <g, h> < 0 and ||h||^2 > min_norm_sq, else g; h = ``onto``; row by row.
 
     ``clamp``: the coefficient of h is at most so large.
@@ -70,32 +77,64 @@ class MemoryProjection(Part):
 
     sent = ("teacher",)
 
-    def __init__(self, teacher: Ensemble, tau: float, *, rate: float = 1.0, size: int = -1, batch_size: int = 128,
-                 first: int = 0, last: int | None = None, eps: float = 1e-8, min_norm_sq: float = 0.0,
-                 clamp: float | None = None, direction: str = "teacher_student", truncate: bool = False):
-        self.teacher, self.tau, self.rate, self.size, self.batch_size = teacher, tau, rate, size, batch_size
+    def __init__(
+        self,
+        teacher: Ensemble,
+        tau: float,
+        *,
+        rate: float = 1.0,
+        size: int = -1,
+        batch_size: int = 128,
+        first: int = 0,
+        last: int | None = None,
+        eps: float = 1e-8,
+        min_norm_sq: float = 0.0,
+        clamp: float | None = None,
+        direction: str = "teacher_student",
+        truncate: bool = False,
+    ):
+        self.teacher, self.tau, self.rate, self.size, self.batch_size = (
+            teacher,
+            tau,
+            rate,
+            size,
+            batch_size,
+        )
         self.first, self.last, self.direction, self.truncate = first, last, direction, truncate
         self.rule = {"eps": eps, "min_norm_sq": min_norm_sq, "clamp": clamp}
         self.public = rate > 0 and size != 0
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        refuse(network, dataset, self.batch_size if self.size < 0 else min(self.batch_size, self.size))
+        refuse(
+            network, dataset, self.batch_size if self.size < 0 else min(self.batch_size, self.size)
+        )
 
     def memory(self, seed: int, t: int, n: int) -> Tensor:
         """Which of the n public inputs are the memory of round t: known to both sides by the seed."""
-        return torch.randperm(n, generator=torch_rng(seed, "memory", t))[: n if self.size < 0 else self.size]
+        return torch.randperm(n, generator=torch_rng(seed, "memory", t))[
+            : n if self.size < 0 else self.size
+        ]
 
     def refine(self, round: Round, w: Tensor) -> Tensor:
         """Keep what the clients of the next round are to be sent."""
         t, public = round.t + 1, round.public
         round.state.pop("teacher", None)
-        if self.public and public is not None and self.first <= t and (self.last is None or t <= self.last):
-            round.state["teacher"] = self.teacher(round)[self.memory(round.seed, t, len(public)).to(public.device)]
+        if (
+            self.public
+            and public is not None
+            and self.first <= t
+            and (self.last is None or t <= self.last)
+        ):
+            round.state["teacher"] = self.teacher(round)[
+                self.memory(round.seed, t, len(public)).to(public.device)
+            ]
         return w
 
     def begin(self, local: Local) -> None:
         teacher = local.sent.get("teacher")
-        on = torch.tensor([torch.rand((), generator=g).item() < self.rate for g in local.rng("projection")])
+        on = torch.tensor(
+            [torch.rand((), generator=g).item() < self.rate for g in local.rng("projection")]
+        )
         if teacher is None or local.public is None or not on.any():
             return
         memory = self.memory(local.seed, local.t, len(local.public))

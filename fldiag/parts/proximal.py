@@ -45,8 +45,11 @@ class KL:
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         if dataset.regression:
-            raise FldiagError("the kl proximal loss needs class labels, the data set has real targets",
-                              "set method.loss = 'l2'", usage=True)
+            raise FldiagError(
+                "the kl proximal loss needs class labels, the data set has real targets",
+                "set method.loss = 'l2'",
+                usage=True,
+            )
 
     def term(self, step: Step, out: Output) -> Tensor:
         return step.mean(losses.kl(step.received_logits(), out.logits, self.tau))
@@ -88,15 +91,22 @@ class NotTrueDistillation(Part):
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         if dataset.regression:
-            raise FldiagError("not-true distillation needs class labels, the data set has real targets",
-                              "use another method for regression", usage=True)
+            raise FldiagError(
+                "not-true distillation needs class labels, the data set has real targets",
+                "use another method for regression",
+                usage=True,
+            )
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
             return None
         others = not_true(out.logits.shape[-1], step.y)
         teacher = step.received_logits().gather(-1, others)
-        return self.mu * self.tau**2 * step.mean(losses.kl(teacher, out.logits.gather(-1, others), self.tau))
+        return (
+            self.mu
+            * self.tau**2
+            * step.mean(losses.kl(teacher, out.logits.gather(-1, others), self.tau))
+        )
 
 
 def not_true(classes: int, y: Tensor) -> Tensor:

@@ -37,8 +37,11 @@ class RelaxedContrast(Part):
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         if dataset.regression:
-            raise FldiagError("FedRCL contrasts classes, the data set has real targets",
-                              "use another method for regression", usage=True)
+            raise FldiagError(
+                "FedRCL contrasts classes, the data set has real targets",
+                "use another method for regression",
+                usage=True,
+            )
         if not network.has_split:
             raise unsplit()
 
@@ -48,7 +51,11 @@ class RelaxedContrast(Part):
         if out.features is None:
             raise unsplit()
         real = torch.ones_like(step.y, dtype=torch.bool) if step.weight is None else step.weight > 0
-        levels = [out.features.flatten(2)] if out.maps is None else [m.mean((2, 3)).unsqueeze(0) for m in out.maps]
+        levels = (
+            [out.features.flatten(2)]
+            if out.maps is None
+            else [m.mean((2, 3)).unsqueeze(0) for m in out.maps]
+        )
         terms = [step.mean(self.term(z.to(out.leaf.dtype), step.y, real)) for z in levels]
         return torch.stack(terms).mean(0)
 
@@ -61,8 +68,14 @@ class RelaxedContrast(Part):
         total = torch.zeros_like(s[..., 0])
         if self.attract:
             positive = s.masked_fill(~(same & seen | own), torch.inf).min(-1, keepdim=True).values
-            negative = s.masked_fill(same | ~seen, -torch.inf).topk(min(NEGATIVES, s.shape[-1]), dim=-1).values
-            total = total + self.attract * torch.logsumexp((torch.cat([positive, negative], -1) - positive) / self.tau, -1)
+            negative = (
+                s.masked_fill(same | ~seen, -torch.inf)
+                .topk(min(NEGATIVES, s.shape[-1]), dim=-1)
+                .values
+            )
+            total = total + self.attract * torch.logsumexp(
+                (torch.cat([positive, negative], -1) - positive) / self.tau, -1
+            )
         if self.penalty:
             least = s.masked_fill(~(same & seen & ~own), torch.inf).min(-1).values
             negative = torch.where(least.isfinite() & (least >= self.threshold), least, -1.0)
@@ -71,5 +84,7 @@ class RelaxedContrast(Part):
 
 
 def unsplit() -> FldiagError:
-    return FldiagError("FedRCL contrasts the features before the head, but this model does not expose them",
-                       "use an nn.Sequential, or a module with features() and a last child that is the head")
+    return FldiagError(
+        "FedRCL contrasts the features before the head, but this model does not expose them",
+        "use an nn.Sequential, or a module with features() and a last child that is the head",
+    )

@@ -34,8 +34,17 @@ class AdaptiveServer(Part):
     No bias correction (Reddi et al. 2021, Algorithm 2).
     """
 
-    def __init__(self, kind: str, server_lr: float, beta1: float, beta2: float, tau: float, v0: float):
-        self.kind, self.server_lr, self.beta1, self.beta2, self.tau, self.v0 = kind, server_lr, beta1, beta2, tau, v0
+    def __init__(
+        self, kind: str, server_lr: float, beta1: float, beta2: float, tau: float, v0: float
+    ):
+        self.kind, self.server_lr, self.beta1, self.beta2, self.tau, self.v0 = (
+            kind,
+            server_lr,
+            beta1,
+            beta2,
+            tau,
+            v0,
+        )
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
         return {"m": torch.zeros_like(w0), "v": torch.full_like(w0, self.v0)}
@@ -111,7 +120,9 @@ class MeanGradientCorrection(Part):
 
     def finish(self, local: Local) -> dict[str, Tensor]:
         a = local.effective_steps()
-        local.state["d_k"] = torch.where(a > 0, ratio(local.w_g - local.w, a * local.lr), local.state["d_k"])
+        local.state["d_k"] = torch.where(
+            a > 0, ratio(local.w_g - local.w, a * local.lr), local.state["d_k"]
+        )
         return {}
 
     def server(self, round: Round, w: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ class Withheld(Part):
         """(None, gradient [k, P]) at w: of the part's loss term and the part's correction of a zero gradient."""
         decay = step.decay
         g = self.part.correct(step, torch.zeros_like(step.w))
-        g = g + step.w * (step.decay - decay)  # what a penalty leaves to the weight decay belongs to it
+        g = g + step.w * (
+            step.decay - decay
+        )  # what a penalty leaves to the weight decay belongs to it
         step.decay = decay
         if type(self.part).loss is Part.loss:
             return None, g
@@ -84,6 +86,7 @@ def proximal_loss(loss: str, tau: float, tau_moon: float) -> tuple[ProximalLoss,
         "scaffold": (ControlVariates(server_lr=1.0),),
         "fednova": (MeanGradientCorrection(update=True), NormalisedMean()),
         "feddyn": (DynamicRegulariser(lam=1.0),),
-        "moon": (ModelContrast(mu=1.0, tau=tau_moon),)}[loss]
+        "moon": (ModelContrast(mu=1.0, tau=tau_moon),),
+    }[loss]
     withheld = Withheld(term)
     return withheld, (withheld, *others)

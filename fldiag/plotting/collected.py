@@ -98,7 +98,11 @@ class Member:
     def rounds(self) -> dict[int, str]:
         """Round -> sha256 of its checkpoint, of a record also of those that it no longer has."""
         files = {**self.run.index.get("gone", {}), **self.run.index["files"]}
-        return {int(Path(f).stem): str(sha) for f, sha in files.items() if f.startswith("rounds/") and Path(f).stem.isdigit()}
+        return {
+            int(Path(f).stem): str(sha)
+            for f, sha in files.items()
+            if f.startswith("rounds/") and Path(f).stem.isdigit()
+        }
 
     @cached_property
     def round_of(self) -> dict[str, int]:
@@ -109,7 +113,9 @@ class Member:
         """What tells the data apart: their fingerprint, or what the config says of them."""
         known = self.run.index["provenance"].get("data")
         named = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
-        if not known and not named.get("name"):  # another program's, which may not say: comparable with no other run
+        if not known and not named.get(
+            "name"
+        ):  # another program's, which may not say: comparable with no other run
             return f"unknown:{self.place}"
         return str(known) if known else json.dumps(named, sort_keys=True, default=str)
 
@@ -166,13 +172,24 @@ def pieces(found: Collected, name: str) -> list[Piece]:
                 if r is None or rows.empty:
                     continue
                 client = "" if claim.client is None else f", client {claim.client}"
-                made.append(Piece(m, source, claim, f"{m.label}, round {r}{client}", rows, kind.partition(":")[2]))
+                made.append(
+                    Piece(
+                        m,
+                        source,
+                        claim,
+                        f"{m.label}, round {r}{client}",
+                        rows,
+                        kind.partition(":")[2],
+                    )
+                )
     return made
 
 
 def own(source: Source, members: Sequence[Member]) -> pd.DataFrame:
     """The rows of a table that are of these runs' checkpoints; all of them where the table does not tell."""
-    labels = [c.label for c in source.claims if c.label and any(c.sha256 in m.round_of for m in members)]
+    labels = [
+        c.label for c in source.claims if c.label and any(c.sha256 in m.round_of for m in members)
+    ]
     rows = only(source.frame, run=labels)
     return rows if len(rows) else source.frame
 
@@ -198,8 +215,10 @@ def incomplete(section: Section, found: Collected, kind: str) -> None:
     for m, source in found.having(kind):
         last = last_round(source.frame)
         if last is not None and last < m.run.done:
-            section.notes.append(f"{m.label}: {source.name} ends with round {last}, the run has {m.run.done}; "
-                                 f"{command(kind, m)} makes it anew.")
+            section.notes.append(
+                f"{m.label}: {source.name} ends with round {last}, the run has {m.run.done}; "
+                f"{command(kind, m)} makes it anew."
+            )
 
 
 def worlds(members: Sequence[Member]) -> dict[str, str]:

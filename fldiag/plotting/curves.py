@@ -22,9 +22,17 @@ PICTURE = "learning curves"
 _MUST_AGREE = ("slice", "moment", "scope", "client", "client_b", "layer", "index", "unit")
 
 
-def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smooth: int = 1,
-         by: Literal["run", "method"] = "run", where: Mapping[str, Any] | None = None, chance: float | None = None,
-         note: str = "", width: float | None = None) -> Figure:
+def draw(
+    table: pd.DataFrame,
+    metric: str | Sequence[str] = "accuracy",
+    *,
+    smooth: int = 1,
+    by: Literal["run", "method"] = "run",
+    where: Mapping[str, Any] | None = None,
+    chance: float | None = None,
+    note: str = "",
+    width: float | None = None,
+) -> Figure:
     """Curves of one or several metrics (one panel each) over ``round``, the legend below the panels.
 
     ``table``: columns ``metric, round, value`` and ``by``. ``where`` keeps the rows whose columns have these
@@ -52,11 +60,21 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
     heading = "; ".join(filter(None, (note, counts)))
     columns = style.columns(texts, width - 0.1, 0.48)
     with style.paper():
-        fig, axes = style.panels(len(panels), 2.15, 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, width=width)
+        fig, axes = style.panels(
+            len(panels), 2.15, 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, width=width
+        )
         for ax, (name, rows, found) in zip(axes, series, strict=True):
             for place, label in enumerate(labels):
                 if label in found:
-                    _line(ax, found[label], looks[label], smooth, place, len(labels), _limits(name, rows))
+                    _line(
+                        ax,
+                        found[label],
+                        looks[label],
+                        smooth,
+                        place,
+                        len(labels),
+                        _limits(name, rows),
+                    )
                     _lost(ax, found[label], looks[label])
             _frame(ax, name, rows, smooth)
             if chance is not None:
@@ -65,8 +83,17 @@ def draw(table: pd.DataFrame, metric: str | Sequence[str] = "accuracy", *, smoot
         if any(line.get_label() == "diverged" for ax in axes for line in ax.lines):
             handles.append(style.diverged())
             texts.append("diverged")
-        style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, handlelength=2.6,
-                     columnspacing=1.2, borderpad=0.2, title=heading or None)
+        style.legend(
+            fig,
+            handles,
+            texts,
+            loc="outside lower center",
+            ncols=columns,
+            handlelength=2.6,
+            columnspacing=1.2,
+            borderpad=0.2,
+            title=heading or None,
+        )
     return fig
 
 
@@ -75,11 +102,15 @@ def _kept(table: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
     kept = table[(table[column] == value).fillna(False).astype(bool)]
     if kept.empty:
         there = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
-        raise FldiagError(f"no row of the {PICTURE} table has {column} = {value!r}", f"it has {there}", usage=True)
+        raise FldiagError(
+            f"no row of the {PICTURE} table has {column} = {value!r}", f"it has {there}", usage=True
+        )
     return kept
 
 
-def _texts(labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]) -> tuple[list[str], str]:
+def _texts(
+    labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]
+) -> tuple[list[str], str]:
     """The legend's texts, and of how many seeds the bands are: once where all lines have as many."""
     seeds = {n: max(int(found[n]["count"].max()) for found in panels if n in found) for n in labels}
     if len(set(seeds.values())) == 1:
@@ -94,7 +125,13 @@ def _limits(metric: str, rows: pd.DataFrame) -> tuple[float, float]:
     values = values[np.isfinite(values)]
     low = 0.0 if values.min() >= 0 else -1.0 if "cos" in metric and values.min() >= -1 else -np.inf
     percent = "unit" in rows.columns and (rows["unit"] == "%").any()
-    high = 100.0 if percent else 1.0 if ("accuracy" in metric or "cos" in metric) and values.max() <= 1 else np.inf
+    high = (
+        100.0
+        if percent
+        else 1.0
+        if ("accuracy" in metric or "cos" in metric) and values.max() <= 1
+        else np.inf
+    )
     return low, high
 
 
@@ -104,25 +141,38 @@ def _one(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
         values = rows[column].unique() if column in rows.columns else []
         if len(values) > 1:
             shown = ", ".join("none" if pd.isna(v) else str(v) for v in values[:6])
-            raise FldiagError(f"rows of metric {metric!r} mix {len(values)} values of {column}: {shown}",
-                              f"choose one, for instance where={{{column!r}: {str(values[0])!r}}}", usage=True)
+            raise FldiagError(
+                f"rows of metric {metric!r} mix {len(values)} values of {column}: {shown}",
+                f"choose one, for instance where={{{column!r}: {str(values[0])!r}}}",
+                usage=True,
+            )
     if rows["round"].isna().any() or not np.isfinite(floats(rows["value"])).any():
-        raise FldiagError(f"rows of metric {metric!r} lack a round, or have no finite value",
-                          "give every row its round and value", usage=True)
+        raise FldiagError(
+            f"rows of metric {metric!r} lack a round, or have no finite value",
+            "give every row its round and value",
+            usage=True,
+        )
     return rows
 
 
 def _series(rows: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
     """Line name -> table indexed by round with columns mean, std, count."""
-    flat = pd.DataFrame({"by": names(rows[by]), "round": floats(rows["round"]), "value": floats(rows["value"])})
+    flat = pd.DataFrame(
+        {"by": names(rows[by]), "round": floats(rows["round"]), "value": floats(rows["value"])}
+    )
     if "seed" in rows.columns:
         keys = [by, "round", "seed"] + (["run"] if "run" in rows.columns and by != "run" else [])
         twice = rows[rows.duplicated(keys)]
         if len(twice):
-            raise FldiagError(f"{by} {twice.iloc[0][by]!r} has two values at round {twice.iloc[0]['round']}",
-                              "give the runs different labels or seeds", usage=True)
-    return {name: part.groupby("round")["value"].agg(["mean", "std", "count"]).sort_index()
-            for name, part in flat.groupby("by", sort=False)}
+            raise FldiagError(
+                f"{by} {twice.iloc[0][by]!r} has two values at round {twice.iloc[0]['round']}",
+                "give the runs different labels or seeds",
+                usage=True,
+            )
+    return {
+        name: part.groupby("round")["value"].agg(["mean", "std", "count"]).sort_index()
+        for name, part in flat.groupby("by", sort=False)
+    }
 
 
 def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
@@ -134,8 +184,20 @@ def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
     return np.divide(total, near.sum(1), out=np.full(len(values), np.nan), where=near.any(1))
 
 
-def _line(ax, line: pd.DataFrame, look: style.Look, smooth: int, place: int, lines: int, limits: tuple[float, float]) -> None:
-    rounds, raw, spread = line.index.to_numpy(float), line["mean"].to_numpy(), line["std"].to_numpy()
+def _line(
+    ax,
+    line: pd.DataFrame,
+    look: style.Look,
+    smooth: int,
+    place: int,
+    lines: int,
+    limits: tuple[float, float],
+) -> None:
+    rounds, raw, spread = (
+        line.index.to_numpy(float),
+        line["mean"].to_numpy(),
+        line["std"].to_numpy(),
+    )
     values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
     if smooth > 1:
         ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
@@ -149,26 +211,57 @@ def _line(ax, line: pd.DataFrame, look: style.Look, smooth: int, place: int, lin
             ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
         else:  # bands on bands are mud
             at = slice(start, None, every)
-            ax.vlines(rounds[at] + 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds), low[at], high[at], color=look.color,
-                      linewidth=0.7, alpha=0.8)
-    ax.plot(rounds, values, color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6,
-            markevery=(start, every), markeredgecolor="white", markeredgewidth=0.4,
-            label="curve")
+            ax.vlines(
+                rounds[at] + 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds),
+                low[at],
+                high[at],
+                color=look.color,
+                linewidth=0.7,
+                alpha=0.8,
+            )
+    ax.plot(
+        rounds,
+        values,
+        color=look.color,
+        linestyle=look.dash,
+        marker=look.marker,
+        markersize=3.6,
+        markevery=(start, every),
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        label="curve",
+    )
 
 
 def _lost(ax, line: pd.DataFrame, look: style.Look) -> None:
     """A cross at the last finite value, where there are rounds after it without one."""
     known = line.index[np.isfinite(line["mean"])]
     if len(known) and known[-1] < line.index[-1]:
-        ax.plot(known[-1], line["mean"][known[-1]], "x", color=look.color, markersize=6, markeredgewidth=1.4, label="diverged",
-                zorder=5)
+        ax.plot(
+            known[-1],
+            line["mean"][known[-1]],
+            "x",
+            color=look.color,
+            markersize=6,
+            markeredgewidth=1.4,
+            label="diverged",
+            zorder=5,
+        )
 
 
 def _handle(look: style.Look):
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6,
-                  markeredgecolor="white", markeredgewidth=0.4)
+    return Line2D(
+        [],
+        [],
+        color=look.color,
+        linestyle=look.dash,
+        marker=look.marker,
+        markersize=3.6,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+    )
 
 
 def _frame(ax, metric: str, rows: pd.DataFrame, smooth: int) -> None:

@@ -24,8 +24,11 @@ def whole(rows: pd.DataFrame) -> np.ndarray:
 
 
 #: What may be known of every layer, and the label of its panel.
-_LAYERS = {"eigenvalue": "largest eigenvalue of the layer's block", "trace": "trace of the layer's block",
-           "diagonal_norm": "norm of the layer's diagonal"}
+_LAYERS = {
+    "eigenvalue": "largest eigenvalue of the layer's block",
+    "trace": "trace of the layer's block",
+    "diagonal_norm": "norm of the layer's diagonal",
+}
 
 
 def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -53,25 +56,47 @@ def draw(table: pd.DataFrame) -> Figure:
     parts = {metric: _by_layer(table, metric) for metric in _LAYERS}
     parts = {metric: rows for metric, rows in parts.items() if len(rows)}
     if not parts:
-        raise FldiagError("the table says nothing of single layers", "ask for the trace, or per layer", usage=True)
+        raise FldiagError(
+            "the table says nothing of single layers", "ask for the trace, or per layer", usage=True
+        )
     every = pd.concat(parts.values())
-    labels, runs = list(dict.fromkeys(map(str, every["layer"]))), list(dict.fromkeys(names(every["run"])))
+    labels, runs = (
+        list(dict.fromkeys(map(str, every["layer"]))),
+        list(dict.fromkeys(names(every["run"]))),
+    )
     looks, width = style.looks(runs), style.wide()
     with style.paper():
-        fig, axes = style.panels(len(parts), 0.75 + max(0.14 * len(labels) * max(1, len(runs) / 2), 0.9), 0.15 * len(runs),
-                                 sharey=True)
+        fig, axes = style.panels(
+            len(parts),
+            0.75 + max(0.14 * len(labels) * max(1, len(runs) / 2), 0.9),
+            0.15 * len(runs),
+            sharey=True,
+        )
         across = width / max(1, min(len(parts), int(width / 2)))
         for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
             for place, run in enumerate(runs):
                 mine = rows[[n == run for n in names(rows["run"])]]
                 if mine.empty:
                     continue
-                at = np.array([labels.index(str(v)) for v in mine["layer"]]) + 0.8 * ((place + 0.5) / len(runs) - 0.5)
+                at = np.array([labels.index(str(v)) for v in mine["layer"]]) + 0.8 * (
+                    (place + 0.5) / len(runs) - 0.5
+                )
                 column = "residual" if metric == "eigenvalue" else "stderr"
-                values, error = floats(mine["value"]), np.nan_to_num(floats(mine[column])) if column in mine.columns else 0
+                values, error = (
+                    floats(mine["value"]),
+                    np.nan_to_num(floats(mine[column])) if column in mine.columns else 0,
+                )
                 ax.barh(at, values, 0.8 / len(runs), color=looks[run].color)
                 if np.any(error > 5e-3 * np.abs(values).max()):  # smaller ones would be specks
-                    ax.errorbar(values, at, xerr=error, fmt="none", elinewidth=0.7, capsize=1.2, ecolor="#888888")
+                    ax.errorbar(
+                        values,
+                        at,
+                        xerr=error,
+                        fmt="none",
+                        elinewidth=0.7,
+                        capsize=1.2,
+                        ecolor="#888888",
+                    )
             ax.set_title("\n".join(style.wrap(_LAYERS[metric], across - 0.8, 2, 8.0)), fontsize=8)
             ax.axvline(0, color="black", linewidth=0.5)
             ax.xaxis.set_major_locator(MaxNLocator(4))
@@ -79,6 +104,13 @@ def draw(table: pd.DataFrame) -> Figure:
             ax.set_yticks(range(len(labels)), [style.plain(style.shorten(v, 24)) for v in labels])
             ax.set_ylim(len(labels) - 0.4, -0.6)
         keys = [Patch(color=looks[r].color) for r in runs]
-        style.legend(fig, keys, [style.wrap(r, width - 0.6)[0] for r in runs], loc="outside lower center",
-                     ncols=1 if max(map(len, runs)) > 40 else min(len(runs), 3), borderpad=0.2, labelspacing=0.3)
+        style.legend(
+            fig,
+            keys,
+            [style.wrap(r, width - 0.6)[0] for r in runs],
+            loc="outside lower center",
+            ncols=1 if max(map(len, runs)) > 40 else min(len(runs), 3),
+            borderpad=0.2,
+            labelspacing=0.3,
+        )
     return fig

@@ -15,10 +15,14 @@ def policy(*scripts: str) -> str:
 
     Images stand in the page itself.
     """
-    digests = (base64.b64encode(hashlib.sha256(s.encode("utf-8")).digest()).decode() for s in scripts)
+    digests = (
+        base64.b64encode(hashlib.sha256(s.encode("utf-8")).digest()).decode() for s in scripts
+    )
     allowed = " ".join(f"'sha256-{d}'" for d in digests)
-    return (f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
-            "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'")
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
 
 
 #: The letters of base 85 that HTML gives a meaning, and what stands for them.
@@ -36,7 +40,11 @@ def pack_table(raw: bytes) -> tuple[str, int]:
     is, because its lines have different numbers of commas."""
     rows = [line.split(b",") for line in raw.removesuffix(b"\n").split(b"\n")]
     columns = len(rows[0])
-    if not raw.endswith(b"\n") or raw.startswith(codecs.BOM_UTF8) or any(len(row) != columns for row in rows):
+    if (
+        not raw.endswith(b"\n")
+        or raw.startswith(codecs.BOM_UTF8)
+        or any(len(row) != columns for row in rows)
+    ):
         return pack(raw), 0
     return pack(b"\n".join(cell for column in zip(*rows, strict=True) for cell in column)), columns
 

@@ -35,37 +35,56 @@ def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
     """
     need(table, ("client", "class", "count"), PICTURE)
     runs = names(table["run"]) if "run" in table.columns else [""] * len(table)
-    table = pd.DataFrame({"run": runs, "client": table["client"].tolist(), "class": table["class"].tolist(),
-                          "count": floats(table["count"])})
+    table = pd.DataFrame(
+        {
+            "run": runs,
+            "client": table["client"].tolist(),
+            "class": table["class"].tolist(),
+            "count": floats(table["count"]),
+        }
+    )
     _check(table)
     crowd = table["client"].nunique() > CROWD
     table = _percentiles(table) if crowd else table
     clients, classes = _places(table["client"]), _places(table["class"])
     panels = list(table.groupby("run", sort=False))
     columns = len(panels) if len(clients) <= 15 and len(panels) <= 3 else 1
-    width = style.wide(style.ONE_COLUMN if columns == 1 and len(clients) <= 12 else style.TWO_COLUMNS)
+    width = style.wide(
+        style.ONE_COLUMN if columns == 1 and len(clients) <= 12 else style.TWO_COLUMNS
+    )
     columns = min(columns, max(int(width / 2), 1))
     rows = -(-len(panels) // columns)
     cell = (width - 0.6) / columns / (len(clients) + 1)  # inches a client
     tall = float(np.clip(len(classes) * min(max(cell, 0.11), 0.3), 0.7, 6.0))
     with style.paper():
-        fig = style.figure(width, rows * (tall + (0.22 if len(panels) > 1 else 0.05)) + 0.95,
-                           layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, hspace=0.02, wspace=0.02))
+        fig = style.figure(
+            width,
+            rows * (tall + (0.22 if len(panels) > 1 else 0.05)) + 0.95,
+            layout=ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04, hspace=0.02, wspace=0.02),
+        )
         axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         largest = float(table["count"].max())
         step = 72 * min((width - 0.75) / columns / len(clients), tall / len(classes))
         # The largest bubble fills its cell; where cells are tiny it may reach over its neighbours, which shine
         # through, for else the small ones could not be seen.
         reach = float(np.clip(9 / step, 0.98, 1.8))
-        area = min(reach * step, 22) ** 2 / max(largest, 1e-300)  # points^2 a count, of the bounding square
+        area = min(reach * step, 22) ** 2 / max(
+            largest, 1e-300
+        )  # points^2 a count, of the bounding square
         for ax, (run, part) in zip(axes.flat, panels, strict=False):
             held = part[part["count"] > 0]
-            ax.scatter(held["client"].map(clients), held["class"].map(classes), s=np.maximum(area * held["count"], LEAST),
-                       color=_FILL, linewidths=0, alpha=_ALPHA)
+            ax.scatter(
+                held["client"].map(clients),
+                held["class"].map(classes),
+                s=np.maximum(area * held["count"], LEAST),
+                color=_FILL,
+                linewidths=0,
+                alpha=_ALPHA,
+            )
             _axes(ax, clients, classes, int(tall * 72 / 8))
             if len(panels) > 1:
                 ax.set_title(style.plain(style.wrap(run, width / columns - 0.5, size=8.5)[0]))
-        for ax in axes.flat[len(panels):]:
+        for ax in axes.flat[len(panels) :]:
             ax.remove()
         for ax in axes[-1]:
             ax.set_xlabel("percentile of the clients, in each class" if crowd else "client")
@@ -74,7 +93,13 @@ def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
         if largest > 0:
             _sizes(fig, largest, area)
         if title:
-            fig.text(0.06, 1 - 0.05 / fig.get_figheight(), "\n".join(style.wrap(title, width - 2.0, 2, 8)), fontsize=8, va="top")
+            fig.text(
+                0.06,
+                1 - 0.05 / fig.get_figheight(),
+                "\n".join(style.wrap(title, width - 2.0, 2, 8)),
+                fontsize=8,
+                va="top",
+            )
     return fig
 
 
@@ -83,7 +108,11 @@ def _percentiles(table: pd.DataFrame) -> pd.DataFrame:
     made = []
     for run, part in table.groupby("run", sort=False):
         cells = percentiles(part.pivot(index="client", columns="class", values="count").fillna(0))
-        long = cells.rename_axis("client").reset_index().melt("client", var_name="class", value_name="count")
+        long = (
+            cells.rename_axis("client")
+            .reset_index()
+            .melt("client", var_name="class", value_name="count")
+        )
         made.append(long.assign(run=run))
     return pd.concat(made)
 
@@ -92,24 +121,38 @@ def _check(table: pd.DataFrame) -> None:
     bad = table[~(np.isfinite(table["count"]) & (table["count"] >= 0))]
     if len(bad):
         row = bad.iloc[0]
-        raise FldiagError(f"client {row['client']} has count {row['count']} of class {row['class']}",
-                          "counts are numbers of examples, at least 0", usage=True)
+        raise FldiagError(
+            f"client {row['client']} has count {row['count']} of class {row['class']}",
+            "counts are numbers of examples, at least 0",
+            usage=True,
+        )
     for column in ("client", "class"):
         if table[column].isna().any():
-            raise FldiagError(f"the table for the {PICTURE} has a row without a {column}", "fill it in", usage=True)
+            raise FldiagError(
+                f"the table for the {PICTURE} has a row without a {column}",
+                "fill it in",
+                usage=True,
+            )
     twice = table[table.duplicated(["run", "client", "class"])]
     if len(twice):
         row = twice.iloc[0]
-        raise FldiagError(f"client {row['client']} has two counts of class {row['class']}",
-                          "add them up, or tell the partitions apart in a column 'run'", usage=True)
+        raise FldiagError(
+            f"client {row['client']} has two counts of class {row['class']}",
+            "add them up, or tell the partitions apart in a column 'run'",
+            usage=True,
+        )
 
 
 def _places(column: pd.Series) -> dict[object, int]:
     """Where each client or class stands: numbers in order with the gaps between them, names as they come."""
     found = list(dict.fromkeys(column))
-    if all(isinstance(v, int | np.integer) or (isinstance(v, float) and v.is_integer()) for v in found):
+    if all(
+        isinstance(v, int | np.integer) or (isinstance(v, float) and v.is_integer()) for v in found
+    ):
         low, high = int(min(0, *found)) if len(found) > 1 else int(found[0]), int(max(found))
-        if high - low + 1 <= 2 * len(found):  # a sample of few clients out of many would be mostly gaps
+        if high - low + 1 <= 2 * len(
+            found
+        ):  # a sample of few clients out of many would be mostly gaps
             return {v: v - low for v in range(low, high + 1)}
         found = sorted(found)
     return {v: i for i, v in enumerate(found)}
@@ -117,7 +160,11 @@ def _places(column: pd.Series) -> dict[object, int]:
 
 def _axes(ax, clients: dict[object, int], classes: dict[object, int], lines: int) -> None:
     for axis, places, room in ((ax.xaxis, clients, 21), (ax.yaxis, classes, lines)):
-        stride = next(s for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 10**9) if len(places) <= s * room)
+        stride = next(
+            s
+            for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 10**9)
+            if len(places) <= s * room
+        )
         kept = [(at, value) for value, at in places.items() if at % stride == 0]
         axis.set_ticks([at for at, _ in kept], [style.plain(style.shorten(v, 14)) for _, v in kept])
         axis.set_ticks(list(places.values()), minor=True)
@@ -133,14 +180,41 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
     wanted = []
     for share in (0.1, 0.35, 1.0):
         unit = 10 ** np.floor(np.log10(largest * share))
-        value = (np.ceil(2 * largest / unit - 1e-9) * unit / 2 if share == 1 else
-                 max(d * unit for d in (1, 2, 5) if d * unit <= largest * share * (1 + 1e-9)))
+        value = (
+            np.ceil(2 * largest / unit - 1e-9) * unit / 2
+            if share == 1
+            else max(d * unit for d in (1, 2, 5) if d * unit <= largest * share * (1 + 1e-9))
+        )
         if value >= 1 and value not in wanted:
             wanted.append(float(value))
-    handles = [Line2D([], [], linestyle="none", marker="o", color=_FILL, alpha=_ALPHA, markeredgewidth=0,
-                      markersize=np.sqrt(max(area * v, LEAST))) for v in wanted or [largest]]
-    room = float(np.sqrt(area * max(wanted or [largest]))) / 5.5  # the largest bubble covers neither title nor numbers
-    style.legend(fig, handles, [f"{v:,.0f}" if v >= 1 else style.number(v) for v in wanted or [largest]],
-                 handleheight=room, handlelength=room,
-                 loc="outside upper right", ncols=len(handles), title="examples (area)", alignment="right",
-                 borderpad=0.1, borderaxespad=0.3, handletextpad=0.4, columnspacing=1.2)
+    handles = [
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker="o",
+            color=_FILL,
+            alpha=_ALPHA,
+            markeredgewidth=0,
+            markersize=np.sqrt(max(area * v, LEAST)),
+        )
+        for v in wanted or [largest]
+    ]
+    room = (
+        float(np.sqrt(area * max(wanted or [largest]))) / 5.5
+    )  # the largest bubble covers neither title nor numbers
+    style.legend(
+        fig,
+        handles,
+        [f"{v:,.0f}" if v >= 1 else style.number(v) for v in wanted or [largest]],
+        handleheight=room,
+        handlelength=room,
+        loc="outside upper right",
+        ncols=len(handles),
+        title="examples (area)",
+        alignment="right",
+        borderpad=0.1,
+        borderaxespad=0.3,
+        handletextpad=0.4,
+        columnspacing=1.2,
+    )

@@ -143,38 +143,82 @@ def plus_minus(value: Any, error: Any, share: bool = False) -> str:
     return f"{number(shown, 4)}{tail}{end}"
 
 
-def series(name: str, rows: pd.DataFrame, *, run: int | None = None, look: int | None = None, spread: str | None = None,
-           x: str = "round", **more: Any) -> dict[str, Any]:
+def series(
+    name: str,
+    rows: pd.DataFrame,
+    *,
+    run: int | None = None,
+    look: int | None = None,
+    spread: str | None = None,
+    x: str = "round",
+    **more: Any,
+) -> dict[str, Any]:
     """One line of a figure from the rows of a table; ``spread``: the column of its half band (or ``low``/``high``).
 
     Rounds that were not measured between others are gaps, where every round was measured elsewhere.
     """
     rows = rows.dropna(subset=[x]).sort_values(x)
     places, values = floats(rows[x]), floats(rows["value"])
-    made: dict[str, Any] = {"name": literal(name), "run": run, "look": run if look is None else look,
-                            "x": [int(p) if p == int(p) else short(p) for p in places], "y": shorts(values), **more}
+    made: dict[str, Any] = {
+        "name": literal(name),
+        "run": run,
+        "look": run if look is None else look,
+        "x": [int(p) if p == int(p) else short(p) for p in places],
+        "y": shorts(values),
+        **more,
+    }
     if spread in rows.columns:
         error = floats(rows[spread])
         if np.isfinite(error).any():
             made |= {"low": shorts(values - error), "high": shorts(values + error)}
-    elif spread == "interval" and {"low", "high"} <= set(rows.columns) and rows["low"].notna().any():
+    elif (
+        spread == "interval" and {"low", "high"} <= set(rows.columns) and rows["low"].notna().any()
+    ):
         made |= {"low": shorts(floats(rows["low"])), "high": shorts(floats(rows["high"]))}
     return made
 
 
-def lines(found: Sequence[Mapping[str, Any]], y: str, *, x: str = "round", share: bool = False, zero: bool = False,
-          log: bool = False, whole: bool = True) -> dict[str, Any]:
+def lines(
+    found: Sequence[Mapping[str, Any]],
+    y: str,
+    *,
+    x: str = "round",
+    share: bool = False,
+    zero: bool = False,
+    log: bool = False,
+    whole: bool = True,
+) -> dict[str, Any]:
     """A figure of lines without controls."""
-    return {"kind": "lines", "controls": [], "frames": {"": {"series": list(found)}},
-            **axes(y, x=x, share=share, zero=zero, log=log, whole=whole)}
+    return {
+        "kind": "lines",
+        "controls": [],
+        "frames": {"": {"series": list(found)}},
+        **axes(y, x=x, share=share, zero=zero, log=log, whole=whole),
+    }
 
 
-def add_lines(group: Group, caption: str, found: Sequence[Mapping[str, Any]], y: str, **more: Any) -> None:
+def add_lines(
+    group: Group, caption: str, found: Sequence[Mapping[str, Any]], y: str, **more: Any
+) -> None:
     """Add a figure of lines to the group, unless there is nothing to draw."""
     if found:
         group.figures.append(Figure(caption, lines(found, y, **more)))
 
 
-def axes(y: str, *, x: str = "round", share: bool = False, zero: bool = False, log: bool = False,
-         whole: bool = True) -> dict[str, Any]:
-    return {"xtitle": literal(x), "ytitle": literal(y), "share": share, "zero": zero, "log": log, "whole": whole}
+def axes(
+    y: str,
+    *,
+    x: str = "round",
+    share: bool = False,
+    zero: bool = False,
+    log: bool = False,
+    whole: bool = True,
+) -> dict[str, Any]:
+    return {
+        "xtitle": literal(x),
+        "ytitle": literal(y),
+        "share": share,
+        "zero": zero,
+        "log": log,
+        "whole": whole,
+    }

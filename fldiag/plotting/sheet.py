@@ -47,8 +47,12 @@ def asked(width: str | float | None = None, format: str | None = None) -> Iterat
         FldiagError: another width or format.
     """
     before = current()
-    token = _SHEET.set(Sheet(before.width if width is None else inches(width),
-                             before.formats if format is None else formats(format)))
+    token = _SHEET.set(
+        Sheet(
+            before.width if width is None else inches(width),
+            before.formats if format is None else formats(format),
+        )
+    )
     try:
         yield current()
     finally:
@@ -68,8 +72,11 @@ def inches(width: str | float) -> float:
     except ValueError:
         millimetres = float("nan")
     if not LEAST <= millimetres <= MOST:
-        raise FldiagError(f"width = {str(width)!r} is not a picture's width",
-                          f"give {', '.join(WIDTHS)} or {LEAST:g} to {MOST:g} millimetres", usage=True)
+        raise FldiagError(
+            f"width = {str(width)!r} is not a picture's width",
+            f"give {', '.join(WIDTHS)} or {LEAST:g} to {MOST:g} millimetres",
+            usage=True,
+        )
     return millimetres / INCH
 
 
@@ -80,6 +87,9 @@ def formats(text: str) -> tuple[str, ...]:
     """
     found = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     if unknown := [f for f in found if f not in PICTURES]:
-        raise FldiagError(f"format = {text!r}: {unknown[0]!r} is not a picture's format", f"choose of {', '.join(PICTURES)}",
-                          usage=True)
+        raise FldiagError(
+            f"format = {text!r}: {unknown[0]!r} is not a picture's format",
+            f"choose of {', '.join(PICTURES)}",
+            usage=True,
+        )
     return found

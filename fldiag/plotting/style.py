@@ -39,27 +39,83 @@ LETTER, CAPITAL = 0.6, 1.0
 
 _RC: dict[Any, Any] = {
     # DejaVu ships with matplotlib, so the same table gives the same bytes on every machine.
-    "font.family": ["sans-serif"], "font.sans-serif": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "font.size": 8.0,
-    "axes.titlesize": 8.5, "axes.labelsize": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0,
-    "legend.fontsize": 7.0, "legend.title_fontsize": 7.0, "legend.frameon": False,
-    "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "axes.formatter.useoffset": False, "axes.unicode_minus": True,
-    "axes.grid": False, "grid.linewidth": 0.4, "grid.color": "#dddddd",
-    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "xtick.minor.width": 0.4, "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5, "ytick.major.size": 2.5, "xtick.minor.size": 1.5, "ytick.minor.size": 1.5,
-    "lines.linewidth": 1.2, "lines.markersize": 4.0, "errorbar.capsize": 1.8,
-    "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
-    "figure.dpi": 100.0, "savefig.dpi": DPI, "savefig.bbox": None,
-    "pdf.fonttype": 42, "ps.fonttype": 42, "pdf.compression": 6, "text.usetex": False,
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "mathtext.fontset": "dejavusans",
+    "font.size": 8.0,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8.0,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.0,
+    "legend.title_fontsize": 7.0,
+    "legend.frameon": False,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.unicode_minus": True,
+    "axes.grid": False,
+    "grid.linewidth": 0.4,
+    "grid.color": "#dddddd",
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+    "errorbar.capsize": 1.8,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.dpi": 100.0,
+    "savefig.dpi": DPI,
+    "savefig.bbox": None,
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    "pdf.compression": 6,
+    "text.usetex": False,
     "svg.hashsalt": "fldiag",
 }
 
-_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#661100")
+_COLOURS = (
+    "#000000",
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+    "#661100",
+)
 _MARKERS = ("o", "D", "s", "^", "v", "P", "X", "p", "*")
-_DASHES: tuple[Any, ...] = ("-", "-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2, 1)),
-                            (0, (3, 1, 1, 1, 1, 1)), (0, (7, 1.5)), (0, (6, 1, 2, 1)))
+_DASHES: tuple[Any, ...] = (
+    "-",
+    "-",
+    (0, (4, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+    (0, (2, 1)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (7, 1.5)),
+    (0, (6, 1, 2, 1)),
+)
 #: A method looks the same in every picture in which these names meet.
-_OWN = {"fedavg": 0, "fedsol": 1, "fedprox": 2, "scaffold": 3, "fedntd": 4, "fedsam": 5, "fedasam": 6}
+_OWN = {
+    "fedavg": 0,
+    "fedsol": 1,
+    "fedprox": 2,
+    "scaffold": 3,
+    "fedntd": 4,
+    "fedsam": 5,
+    "fedasam": 6,
+}
 
 
 @dataclass(frozen=True)
@@ -75,8 +131,11 @@ def look(position: int) -> Look:
     """The look of the given position; colour and marker together repeat only after 73, and black never does."""
     turn, colour = divmod(max(position - 1, 0), len(_COLOURS) - 1)
     colour += position > 0
-    return Look(_COLOURS[colour], _MARKERS[(colour + turn) % len(_MARKERS)],
-                _DASHES[(colour + 3 * turn) % len(_DASHES)])
+    return Look(
+        _COLOURS[colour],
+        _MARKERS[(colour + turn) % len(_MARKERS)],
+        _DASHES[(colour + 3 * turn) % len(_DASHES)],
+    )
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
@@ -84,8 +143,12 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     labels = list(dict.fromkeys(labels))
     taken: dict[str, int] = {}
     for label in labels:
-        first = re.match(r"[a-z0-9]*", label.lower().replace("-", "", 1) if label.lower().startswith("fed-")
-                         else label.lower())
+        first = re.match(
+            r"[a-z0-9]*",
+            label.lower().replace("-", "", 1)
+            if label.lower().startswith("fed-")
+            else label.lower(),
+        )
         own = _OWN.get(first.group() if first else "")
         if own is not None and own not in taken.values():
             taken[label] = own
@@ -117,8 +180,16 @@ def wide(natural: float = TWO_COLUMNS) -> float:
     return sheet.current().width or natural
 
 
-def panels(count: int, row: float, foot: float = 0.0, *, across: int = 3, least: float = 2.0, width: float = TWO_COLUMNS,
-           **options: Any) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int,
+    row: float,
+    foot: float = 0.0,
+    *,
+    across: int = 3,
+    least: float = 2.0,
+    width: float = TWO_COLUMNS,
+    **options: Any,
+) -> tuple[Figure, list[Axes]]:
     """A figure with so many panels, at most ``across`` in a row and, of several, none narrower than ``least`` inches; call within
     ``paper()``.
 
@@ -135,7 +206,9 @@ def panels(count: int, row: float, foot: float = 0.0, *, across: int = 3, least:
 
 
 @contextmanager
-def panel(ax: Axes | None, width: float, height: float) -> Iterator[tuple[Axes, Axes | Figure, str]]:
+def panel(
+    ax: Axes | None, width: float, height: float
+) -> Iterator[tuple[Axes, Axes | Figure, str]]:
     """The axes of a picture that has one pair of them, what its legend belongs to, and where that stands: the axes given, in
     the style of their figure, or those of a new one (inches)."""
     if ax is not None:
@@ -157,7 +230,7 @@ def shorten(text: object, width: int) -> str:
     if len(text) <= width:
         return text
     head = max((width - 1) // 2, 1)
-    return text[:head] + "…" + text[len(text) - max(width - 1 - head, 1):]
+    return text[:head] + "…" + text[len(text) - max(width - 1 - head, 1) :]
 
 
 def text_width(text: str, size: float = 7.0) -> float:
@@ -168,7 +241,9 @@ def text_width(text: str, size: float = 7.0) -> float:
 def wrap(text: object, inches: float, lines: int = 1, size: float = 7.0) -> list[str]:
     """The text in at most ``lines`` lines of about ``inches``; what is too long loses its middle."""
     text = " ".join(str(text).split())
-    across = max(int(inches * len(text) / (text_width(text, size) or 1.0)), 1)  # of letters as wide as its own
+    across = max(
+        int(inches * len(text) / (text_width(text, size) or 1.0)), 1
+    )  # of letters as wide as its own
     for room in range(min(len(text), lines * across), 0, -1):
         rows = textwrap.wrap(shorten(text, room), across)
         if len(rows) <= lines:
@@ -207,10 +282,27 @@ def ceiling(ax: Axes, value: float) -> None:
 
 def level(ax: Axes, value: float, name: str, below: bool = False) -> None:
     """A dotted line across, with its name upon it or below."""
-    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label=f"_{name or 'level'}")
-    ax.annotate(name, (1, value), xycoords=ax.get_yaxis_transform(), xytext=(0, -1 if below else 1),
-                textcoords="offset points", ha="right", va="top" if below else "bottom", fontsize=6, color="#555555", zorder=6,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.75})
+    ax.axhline(
+        value,
+        color="#666666",
+        linewidth=0.7,
+        linestyle=(0, (1, 2)),
+        zorder=1,
+        label=f"_{name or 'level'}",
+    )
+    ax.annotate(
+        name,
+        (1, value),
+        xycoords=ax.get_yaxis_transform(),
+        xytext=(0, -1 if below else 1),
+        textcoords="offset points",
+        ha="right",
+        va="top" if below else "bottom",
+        fontsize=6,
+        color="#555555",
+        zorder=6,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3, "alpha": 0.75},
+    )
 
 
 def percents(*axes: Any) -> None:
@@ -221,7 +313,9 @@ def percents(*axes: Any) -> None:
 
 def diverged() -> Line2D:
     """What a legend shows of a run that diverged."""
-    return Line2D([], [], color="#444444", marker="x", linestyle="", markersize=5, markeredgewidth=1.2)
+    return Line2D(
+        [], [], color="#444444", marker="x", linestyle="", markersize=5, markeredgewidth=1.2
+    )
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
@@ -229,7 +323,9 @@ def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options:
     columns than fit."""
     if isinstance(owner, Figure) and "ncols" in options:
         handle = options.get("handlelength", 2.0) * 7 / 72 + 0.3
-        options["ncols"] = min(options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle))
+        options["ncols"] = min(
+            options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle)
+        )
     made = owner.legend(list(handles), ["x"] * len(labels), **options)
     for text, label in zip(made.get_texts(), labels, strict=True):
         text.set_text(plain(label))

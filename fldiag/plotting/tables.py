@@ -15,15 +15,24 @@ from fldiag.results.select import only
 def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFrame:
     """The table, or FldiagError saying that it is empty or which of the columns it lacks."""
     if not isinstance(table, pd.DataFrame):
-        raise FldiagError(f"the {picture} needs a pandas table, got {type(table).__name__}",
-                          "read the file first, for instance with pandas.read_csv", usage=True)
+        raise FldiagError(
+            f"the {picture} needs a pandas table, got {type(table).__name__}",
+            "read the file first, for instance with pandas.read_csv",
+            usage=True,
+        )
     missing = [c for c in columns if c not in table.columns]
     if missing:
-        raise FldiagError(f"the table for the {picture} lacks the columns {', '.join(missing)}",
-                          f"it has {', '.join(map(str, table.columns)) or 'no columns'}", usage=True)
+        raise FldiagError(
+            f"the table for the {picture} lacks the columns {', '.join(missing)}",
+            f"it has {', '.join(map(str, table.columns)) or 'no columns'}",
+            usage=True,
+        )
     if table.empty:
-        raise FldiagError(f"the table for the {picture} is empty", "give a table with at least one row",
-                          usage=True)
+        raise FldiagError(
+            f"the table for the {picture} is empty",
+            "give a table with at least one row",
+            usage=True,
+        )
     return table
 
 
@@ -32,8 +41,11 @@ def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
     rows = only(table, metric=metric)
     if rows.empty:
         there = ", ".join(sorted(map(str, table["metric"].dropna().unique()))) or "none"
-        raise FldiagError(f"the table for the {picture} has no rows of metric {metric!r}",
-                          f"its metrics: {there}", usage=True)
+        raise FldiagError(
+            f"the table for the {picture} has no rows of metric {metric!r}",
+            f"its metrics: {there}",
+            usage=True,
+        )
     return rows
 
 
@@ -60,9 +72,19 @@ def of_clients(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(rows) <= MANY:
         return rows
     names = {0: "smallest", 50: "median", 100: "largest"}
-    cells = percentiles(pd.DataFrame(rows).drop(columns="client").apply(pd.to_numeric, errors="coerce").astype(float))
-    return [{"client": names.get(p, f"{p} %"), **{k: None if np.isnan(v) else float(v) for k, v in row.items()}}
-            for p, row in cells.iterrows()]
+    cells = percentiles(
+        pd.DataFrame(rows)
+        .drop(columns="client")
+        .apply(pd.to_numeric, errors="coerce")
+        .astype(float)
+    )
+    return [
+        {
+            "client": names.get(p, f"{p} %"),
+            **{k: None if np.isnan(v) else float(v) for k, v in row.items()},
+        }
+        for p, row in cells.iterrows()
+    ]
 
 
 def floats(column: pd.Series) -> np.ndarray:

@@ -6,26 +6,85 @@ import re
 
 #: Registered method -> its display name; a test holds the keys equal to the registry.
 METHODS = {
-    "fedacg": "FedACG", "fedadam": "FedAdam", "fedalign": "FedAlign", "fedasam": "FedASAM", "fedavg": "FedAvg",
-    "fedavg_ft": "FedAvg + fine-tuning", "fedavgm": "FedAvgM", "fedbabu": "FedBABU", "fedcm": "FedCM", "feddc": "FedDC",
-    "feddf": "FedDF", "feddyn": "FedDyn", "fedet": "FedET", "fedgamma": "FedGAMMA", "fedlesam": "FedLESAM",
-    "fedlesam_d": "FedLESAM-D", "fedlesam_s": "FedLESAM-S", "fednova": "FedNova", "fedntd": "FedNTD", "fedproj": "FedProj",
-    "fedprox": "FedProx", "fedrcl": "FedRCL", "fedsam": "FedSAM", "fedsmoo": "FedSMOO", "fedsol": "FedSOL",
-    "fedsol_ft": "FedSOL + fine-tuning", "fedspeed": "FedSpeed", "fedtoga": "FedTOGA", "fedyogi": "FedYogi", "gradaug": "GradAug",
-    "gradient_projection": "gradient projection", "knnper": "kNN-Per", "local_only": "local only", "mixup": "Mixup",
-    "mofedsam": "MoFedSAM", "moon": "MOON", "perfedavg": "Per-FedAvg", "scaffold": "SCAFFOLD", "stochdepth": "stochastic depth",
-    "strategy": "strategy"}
+    "fedacg": "FedACG",
+    "fedadam": "FedAdam",
+    "fedalign": "FedAlign",
+    "fedasam": "FedASAM",
+    "fedavg": "FedAvg",
+    "fedavg_ft": "FedAvg + fine-tuning",
+    "fedavgm": "FedAvgM",
+    "fedbabu": "FedBABU",
+    "fedcm": "FedCM",
+    "feddc": "FedDC",
+    "feddf": "FedDF",
+    "feddyn": "FedDyn",
+    "fedet": "FedET",
+    "fedgamma": "FedGAMMA",
+    "fedlesam": "FedLESAM",
+    "fedlesam_d": "FedLESAM-D",
+    "fedlesam_s": "FedLESAM-S",
+    "fednova": "FedNova",
+    "fedntd": "FedNTD",
+    "fedproj": "FedProj",
+    "fedprox": "FedProx",
+    "fedrcl": "FedRCL",
+    "fedsam": "FedSAM",
+    "fedsmoo": "FedSMOO",
+    "fedsol": "FedSOL",
+    "fedsol_ft": "FedSOL + fine-tuning",
+    "fedspeed": "FedSpeed",
+    "fedtoga": "FedTOGA",
+    "fedyogi": "FedYogi",
+    "gradaug": "GradAug",
+    "gradient_projection": "gradient projection",
+    "knnper": "kNN-Per",
+    "local_only": "local only",
+    "mixup": "Mixup",
+    "mofedsam": "MoFedSAM",
+    "moon": "MOON",
+    "perfedavg": "Per-FedAvg",
+    "scaffold": "SCAFFOLD",
+    "stochdepth": "stochastic depth",
+    "strategy": "strategy",
+}
 #: Option or setting -> what is written for it.
-SYMBOLS = {"rho": "ρ", "lam": "λ", "beta": "β", "beta_dual": "β (dual)", "kappa": "κ", "mu": "μ", "alpha": "α", "tau": "τ",
-           "gamma": "γ", "lr": "learning rate", "lr_decay": "decay of the learning rate"}
-DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "cinic10": "CINIC-10", "svhn": "SVHN",
-        "pathmnist": "PathMNIST", "tissuemnist": "TissueMNIST", "imagenet200": "ImageNet-200", "iris": "Iris"}
+SYMBOLS = {
+    "rho": "ρ",
+    "lam": "λ",
+    "beta": "β",
+    "beta_dual": "β (dual)",
+    "kappa": "κ",
+    "mu": "μ",
+    "alpha": "α",
+    "tau": "τ",
+    "gamma": "γ",
+    "lr": "learning rate",
+    "lr_decay": "decay of the learning rate",
+}
+DATA = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cinic10": "CINIC-10",
+    "svhn": "SVHN",
+    "pathmnist": "PathMNIST",
+    "tissuemnist": "TissueMNIST",
+    "imagenet200": "ImageNet-200",
+    "iris": "Iris",
+}
 PARTITIONS = {"lda": "LDA", "lda_fedsol": "LDA", "iid": "IID", "dirichlet": "Dirichlet"}
-METRICS = {"global_local_divergence": "global–local divergence", "local_local_divergence": "local–local divergence",
-           "lambda_max": "λ₁", "lambda_mean": "mean Λ"}
+METRICS = {
+    "global_local_divergence": "global–local divergence",
+    "local_local_divergence": "local–local divergence",
+    "lambda_max": "λ₁",
+    "lambda_mean": "mean Λ",
+}
 #: Labels are other people's text: only names that mean nothing else, as whole words, are written anew in them.
-_IN_LABELS = re.compile(r"(?<![A-Za-z0-9_])(" + "|".join(sorted((n for n in METHODS if "fed" in n or n == "scaffold"), key=len,
-                                                               reverse=True)) + r")(?![A-Za-z0-9_])")
+_IN_LABELS = re.compile(
+    r"(?<![A-Za-z0-9_])("
+    + "|".join(sorted((n for n in METHODS if "fed" in n or n == "scaffold"), key=len, reverse=True))
+    + r")(?![A-Za-z0-9_])"
+)
 _SYMBOL = re.compile(r"(?<![A-Za-z0-9_])(rho|beta|kappa|mu|alpha|tau|lam)(?: ?= ?| (?=[0-9]))")
 
 
@@ -66,4 +125,6 @@ def label(text: str) -> str:
     >>> label("fedsol-1 rho=2.0"), label("FedSOL, rho 0.5"), label("my_fedavg_run")
     ('FedSOL-1 ρ = 2.0', 'FedSOL, ρ = 0.5', 'my_fedavg_run')
     """
-    return _SYMBOL.sub(lambda m: f"{SYMBOLS[m.group(1)]} = ", _IN_LABELS.sub(lambda m: METHODS[m.group()], text))
+    return _SYMBOL.sub(
+        lambda m: f"{SYMBOLS[m.group(1)]} = ", _IN_LABELS.sub(lambda m: METHODS[m.group()], text)
+    )

@@ -38,5 +38,7 @@ def kept(graph: int, batches: int, w: Tensor, memory: int) -> int:
 
     A kept graph saves 40 % of its batch's part of a product. A few of many graphs save little and fill the room: then none is.
     """
-    many = room_for_graphs(w, memory) // (graph + 2 * w.nbytes)  # it also holds its gradient, and a copy of it in pieces
+    many = room_for_graphs(w, memory) // (
+        graph + 2 * w.nbytes
+    )  # it also holds its gradient, and a copy of it in pieces
     return many if 2 * many >= batches else 0

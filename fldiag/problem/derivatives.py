@@ -52,14 +52,21 @@ class Derivatives:
     remark: str = ""
 
 
-def compare_derivatives(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -> Derivatives:
+def compare_derivatives(
+    problem: Ingredients, criterion: Criterion, x: Tree, y: Tree
+) -> Derivatives:
     """The comparisons on up to ``EXAMPLES`` of these examples. What keeps them from being made is a remark."""
-    index = torch.arange(0, count(x), max(1, count(x) // EXAMPLES), device=problem.device)[:EXAMPLES]
+    index = torch.arange(0, count(x), max(1, count(x) // EXAMPLES), device=problem.device)[
+        :EXAMPLES
+    ]
     examples = clone(cut(x, index))
     batch = examples, examples if y is x else clone(cut(y, index))
     fits = VECTORS * 8 * problem.layout.size <= problem.memory
     reason = ""
-    for twin, (inputs, targets) in [*([_double(problem, *batch)] if fits else []), (problem, batch)]:
+    for twin, (inputs, targets) in [
+        *([_double(problem, *batch)] if fits else []),
+        (problem, batch),
+    ]:
         try:
             return _Comparison(twin, criterion, inputs, targets).result()
         except Exception as error:  # the user's model or loss may raise anything, such as an assertion of single precision
@@ -73,7 +80,9 @@ def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, tuple[
 
     twin = copy.copy(problem)
     twin.dtype, twin.w = torch.float64, problem.w.double()
-    twin.frozen, twin.buffers = ({n: wide(t) for n, t in tensors.items()} for tensors in (problem.frozen, problem.buffers))
+    twin.frozen, twin.buffers = (
+        {n: wide(t) for n, t in tensors.items()} for tensors in (problem.frozen, problem.buffers)
+    )
     inputs = tree_map(wide, x)
     return twin, (inputs, inputs if y is x else tree_map(wide, y))
 
@@ -85,18 +94,28 @@ def remarks(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
     """
     if checked.slopes is not None:
         loss, gradient = checked.slopes
-        text = (f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
-                f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
-                "another backward of one's own)")
+        text = (
+            f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
+            f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
+            "another backward of one's own)"
+        )
         if problem.allow != STOP_GRADIENT:
             has_constants = any(not p.requires_grad for p in problem.module.parameters())
-            raise FldiagError(text, f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"' + (
-                "; trainable = True leaves parameters that are frozen on purpose out"
-                if has_constants and not problem.frozen else ""))
+            raise FldiagError(
+                text,
+                f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"'
+                + (
+                    "; trainable = True leaves parameters that are frozen on purpose out"
+                    if has_constants and not problem.frozen
+                    else ""
+                ),
+            )
         return (f"{text}: gradient and curvature are those of this gradient",)
     if checked.wrong_products:
-        return ("double backward of this model is not the derivative of its gradient: Hessian-vector products are taken by "
-                "differences of gradients",)
+        return (
+            "double backward of this model is not the derivative of its gradient: Hessian-vector products are taken by "
+            "differences of gradients",
+        )
     return (checked.remark,) if checked.remark else ()
 
 
@@ -113,20 +132,34 @@ class _Comparison:
         if precision.eps > torch.finfo(torch.float32).eps:
             raise FldiagError(f"the model computes in a precision of {precision.eps:.0e}")
         self.double = precision.eps == torch.finfo(torch.float64).eps
-        self.wrong, self.step = WRONG[torch.float64 if self.double else torch.float32], precision.eps**STEP[self.double]
+        self.wrong, self.step = (
+            WRONG[torch.float64 if self.double else torch.float32],
+            precision.eps ** STEP[self.double],
+        )
         self.eps = precision.eps
         self.size = float(w.double().norm()) / math.sqrt(len(w)) or 0.1  # of a weight
         #: Of the loss: the largest number that may cancel in it.
-        self.rounding = self.eps * max([abs(float(value)), *(float(t.abs().max()) for t in tree_leaves(outputs) if _eps(t) and
-                                                             t.numel())])
+        self.rounding = self.eps * max(
+            [
+                abs(float(value)),
+                *(float(t.abs().max()) for t in tree_leaves(outputs) if _eps(t) and t.numel()),
+            ]
+        )
         self.saturated = isinstance(outputs, Tensor) and _saturated(outputs)
         self.w = (w.double() + math.sqrt(self.step) * self.vector("weights beside")).to(w)
 
     def vector(self, purpose: str, number: int = 0) -> Tensor:
         """A random direction [P] in which weights change by about their size. Rows of padding, to which torch gives no gradient,
         stay as they are."""
-        generator, layout, module = torch_rng(0, f"derivatives: {purpose}", number), self.problem.layout, self.problem.module
-        v = torch.randn(layout.size, generator=generator).to(self.problem.device).double() * self.size
+        generator, layout, module = (
+            torch_rng(0, f"derivatives: {purpose}", number),
+            self.problem.layout,
+            self.problem.module,
+        )
+        v = (
+            torch.randn(layout.size, generator=generator).to(self.problem.device).double()
+            * self.size
+        )
         views, names = layout.views(v), {id(p): name for name, p in module.named_parameters()}
         for m in module.modules():
             if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.padding_idx is not None:
@@ -146,7 +179,7 @@ class _Comparison:
     def gradient(self, w: Tensor) -> Tensor:
         at = w.clone().requires_grad_()
         with torch.enable_grad(), self.problem.guarded():
-            part, = derivative(self.term(at), [at])
+            (part,) = derivative(self.term(at), [at])
         return torch.zeros_like(w, dtype=torch.float64) if part is None else part.double()
 
     def result(self) -> Derivatives:
@@ -158,13 +191,17 @@ class _Comparison:
             return Derivatives(not_finite="gradient")
         slopes = self.wrong_slopes(value, gradient)
         if slopes is not None and self.saturated:
-            reason = ("some outputs are probabilities of 0 or 1, where torch cuts off the gradient of nn.BCELoss "
-                      "(BCEWithLogitsLoss of logits has it)")
+            reason = (
+                "some outputs are probabilities of 0 or 1, where torch cuts off the gradient of nn.BCELoss "
+                "(BCEWithLogitsLoss of logits has it)"
+            )
             return Derivatives(remark=UNCHECKED + reason)
         if slopes is not None or self.problem.differences:
             return Derivatives(slopes)
         # of a product in which all that matters cancels
-        rounding = 1e4 * (self.eps * float(gradient.norm()) + self.rounding / float(self.w.double().norm()))
+        rounding = 1e4 * (
+            self.eps * float(gradient.norm()) + self.rounding / float(self.w.double().norm())
+        )
         try:
             return self.products(rounding)
         except FldiagError:  # not differentiable twice, which whoever asks for a product is told
@@ -183,13 +220,18 @@ class _Comparison:
             # slopes to both sides differ by a multiple of the step, and over a kink by its jump whatever the step
             kink = (near[0] - near[1]) - (far[0] - far[1]) / FACTOR
             apart = max(abs(slope - sum(far) / 2), abs(kink))
-            if apart <= error / 10 and error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step:
+            if (
+                apart <= error / 10
+                and error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step
+            ):
                 wrong.append((slope, expected))
         return wrong[0] if len(wrong) >= MOST else None
 
     def slopes(self, v: Tensor, step: float, value: float) -> tuple[float, float]:
         """Of the loss, which is ``value`` at the weights, ahead and behind."""
-        ahead, behind = (self.loss((self.w.double() + sign * step * v).to(self.w)) for sign in (1, -1))
+        ahead, behind = (
+            self.loss((self.w.double() + sign * step * v).to(self.w)) for sign in (1, -1)
+        )
         return (ahead - value) / step, (value - behind) / step
 
     def products(self, rounding: float) -> Derivatives:
@@ -205,10 +247,15 @@ class _Comparison:
         wrong = asymmetry > self.size * (self.wrong * float(hv.norm() + hu.norm()) + rounding)
         # in single precision steps are so long that they cross kinks, and what those add to a difference is no error
         if self.double and not wrong:
-            near, far = (float(v.norm()) * difference(self.gradient, self.w, v, step)
-                         for step in (self.step, FACTOR * self.step))
+            near, far = (
+                float(v.norm()) * difference(self.gradient, self.w, v, step)
+                for step in (self.step, FACTOR * self.step)
+            )
             error = float((near - hv).norm())
-            wrong = float((near - far).norm()) <= error / 10 and error > self.wrong * float(near.norm()) + rounding
+            wrong = (
+                float((near - far).norm()) <= error / 10
+                and error > self.wrong * float(near.norm()) + rounding
+            )
         return Derivatives(wrong_products=wrong)
 
 
@@ -230,16 +277,25 @@ class _Precision(TorchDispatchMode):
 
 def _saturated(outputs: Tensor) -> bool:
     """Whether all outputs are probabilities p, and some so close to 0 or 1 that torch divides by 1e-12 in place of p (1 - p)."""
-    return bool(((outputs >= 0) & (outputs <= 1)).all()) and bool((outputs * (1 - outputs) < 1e-12).any())
+    return bool(((outputs >= 0) & (outputs <= 1)).all()) and bool(
+        (outputs * (1 - outputs) < 1e-12).any()
+    )
 
 
 def _eps(t: Any) -> float:
-    return torch.finfo(t.dtype).eps if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) else 0.0
+    return (
+        torch.finfo(t.dtype).eps
+        if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
+        else 0.0
+    )
 
 
 # -- a loss that reads the weights
 
-def refuse_weights_in_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> None:
+
+def refuse_weights_in_loss(
+    problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float
+) -> None:
     """Raises FldiagError where the loss of fixed outputs depends on the model's weights: they are moved without the user's
     module, so such a term would stay as it is, and gradient and curvature would lack it."""
     try:
@@ -247,24 +303,35 @@ def refuse_weights_in_loss(problem: Ingredients, criterion: Criterion, x: Tree, 
     except Exception:  # the user's loss may raise anything, and then it cannot be tried
         return
     if reads:
-        raise FldiagError("the loss reads the model's weights beside its outputs, as an L2 penalty does; such a term has no part "
-                          "in gradient and curvature here",
-                          "take it out of the loss: of λ/2 ‖w‖² say Problem(..., weight_decay=λ), any other term let the model "
-                          "return with its outputs")
+        raise FldiagError(
+            "the loss reads the model's weights beside its outputs, as an L2 penalty does; such a term has no part "
+            "in gradient and curvature here",
+            "take it out of the loss: of λ/2 ‖w‖² say Problem(..., weight_decay=λ), any other term let the model "
+            "return with its outputs",
+        )
 
 
-def _reads_weights(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> bool:
-    parameters = [*problem.module.parameters(), *(p for ref in problem.originals if (p := ref()) is not None)]
+def _reads_weights(
+    problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float
+) -> bool:
+    parameters = [
+        *problem.module.parameters(),
+        *(p for ref in problem.originals if (p := ref()) is not None),
+    ]
     value = criterion(z, y)
     with _Moved(parameters):
         moved = criterion(z, y)
     if not same(value, moved, tolerance):
         return True
     with torch.enable_grad():
-        parts = derivative(criterion(z, y), [p for p in parameters if p.requires_grad], twice=True)  # the user's graph stays
+        parts = derivative(
+            criterion(z, y), [p for p in parameters if p.requires_grad], twice=True
+        )  # the user's graph stays
     if any(part is not None for part in parts):
         return True
-    problem.call(1.5 * problem.w + 0.1, clone(x))  # what the model leaves behind for the loss, such as in a forward hook
+    problem.call(
+        1.5 * problem.w + 0.1, clone(x)
+    )  # what the model leaves behind for the loss, such as in a forward hook
     after = criterion(z, y)
     problem.call(problem.w, clone(x))
     return not same(after, criterion(z, y), tolerance)
@@ -278,7 +345,11 @@ class _Moved(TorchFunctionMode):
         self._memory = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
 
     def _value(self, t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or t.untyped_storage().data_ptr() not in self._memory:
+        if (
+            not isinstance(t, Tensor)
+            or not t.is_floating_point()
+            or t.untyped_storage().data_ptr() not in self._memory
+        ):
             return t
         return (1.5 * t.detach() + 0.1).requires_grad_(t.requires_grad)
 

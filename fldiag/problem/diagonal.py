@@ -49,10 +49,19 @@ class Diagonal:
         return "exact" if set(names) <= set(self.exact) else self.estimator
 
 
-def _exactly(problem: Problem, names: Collection[str], total: bool, progress: Progress | None) -> dict[str, Tensor]:
-    found = {n: torch.full(() if total else shape, problem.weight_decay * (shape.numel() if total else 1), dtype=torch.float64,
-                           device=problem.device)
-             for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True) if n in names}
+def _exactly(
+    problem: Problem, names: Collection[str], total: bool, progress: Progress | None
+) -> dict[str, Tensor]:
+    found = {
+        n: torch.full(
+            () if total else shape,
+            problem.weight_decay * (shape.numel() if total else 1),
+            dtype=torch.float64,
+            device=problem.device,
+        )
+        for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True)
+        if n in names
+    }
     only = {n.rpartition(".")[0] for n in found}
     step = at_once(problem)
     for i, (start, stop) in enumerate(problem.bounds):
@@ -67,14 +76,24 @@ def _exactly(problem: Problem, names: Collection[str], total: bool, progress: Pr
             progress(stop, problem.n, "exact trace" if total else "exact diagonal")
     odd = next((n for n, v in found.items() if not bool(torch.isfinite(v).all())), None)
     if odd:
-        raise FldiagError(f"the curvature of {odd} on slice {problem.slice_name!r} is not finite",
-                          "use dtype float64, or weights from before the training diverged")
+        raise FldiagError(
+            f"the curvature of {odd} on slice {problem.slice_name!r} is not finite",
+            "use dtype float64, or weights from before the training diverged",
+        )
     return found
 
 
-def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = "auto", rtol: float = 0.02,
-                max_products: int = 200, deflate: int = 20, seed: int = 0,
-                progress: Progress | None = None) -> Diagonal:
+def diagonal_of(
+    problem: Problem,
+    *,
+    entries: bool = True,
+    estimate: Estimate = "auto",
+    rtol: float = 0.02,
+    max_products: int = 200,
+    deflate: int = 20,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Diagonal:
     """Diagonal (with ``entries``) and per-tensor traces of the Hessian at ``problem.w``.
 
     ``auto``: exact if the network is piecewise linear in each layer's weights (``inexact`` says what is in the
@@ -85,20 +104,35 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     Raises FldiagError when ``exact`` is asked for and not possible, or loss or curvature are not finite.
     """
     if not 0 < rtol < 1 or max_products < 2 or deflate < 0:
-        raise FldiagError(f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
-                          "0 < rtol < 1, max_products at least 2, deflate at least 0", usage=True)
+        raise FldiagError(
+            f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
+            "0 < rtol < 1, max_products at least 2, deflate at least 0",
+            usage=True,
+        )
     finite_scores(problem)
     why = "it was not asked for" if estimate == "hutchinson" else inexact(problem)
     if why and estimate == "exact":
-        raise FldiagError(f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'")
+        raise FldiagError(
+            f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'"
+        )
     names = problem.layout.names
     exact = () if estimate == "hutchinson" else exact_tensors(problem)
     found = _exactly(problem, exact, not entries, progress) if exact else {}
     traces = {n: float(found[n].sum()) for n in exact}
     if len(exact) == len(names):
         values = torch.cat([found[n].reshape(-1) for n in names]) if entries else None
-        return Diagonal(values, None, traces, dict.fromkeys(names), math.fsum(traces.values()), None, "exact", True, 0,
-                        exact=exact)
+        return Diagonal(
+            values,
+            None,
+            traces,
+            dict.fromkeys(names),
+            math.fsum(traces.values()),
+            None,
+            "exact",
+            True,
+            0,
+            exact=exact,
+        )
     rest = [n for n in names if n not in traces]
     whole = problem.hessian()
     h = Block(whole, block_index(problem, rest)) if exact else whole
@@ -107,32 +141,75 @@ def diagonal_of(problem: Problem, *, entries: bool = True, estimate: Estimate = 
     traces |= dict(zip(rest, s.traces.tolist()[:-1], strict=True))
     trace, error = math.fsum(traces[n] for n in exact) + float(s.traces[-1]), float(s.stderrs[-1])
     reached = error <= rtol * abs(trace)
-    return Diagonal(_placed(problem, rest, s.diagonal, found), _placed(problem, rest, s.diagonal_stderr, {}), traces,
-                    dict.fromkeys(names) | errors, trace, error, how, s.converged if entries else reached, whole.products,
-                    reached, why, exact)
+    return Diagonal(
+        _placed(problem, rest, s.diagonal, found),
+        _placed(problem, rest, s.diagonal_stderr, {}),
+        traces,
+        dict.fromkeys(names) | errors,
+        trace,
+        error,
+        how,
+        s.converged if entries else reached,
+        whole.products,
+        reached,
+        why,
+        exact,
+    )
 
 
-def _sampled(problem: Problem, h: Operator | Block, names: Sequence[str], entries: bool, rtol: float, max_products: int,
-             deflate: int, seed: int, progress: Progress | None) -> tuple[Sampled, str]:
+def _sampled(
+    problem: Problem,
+    h: Operator | Block,
+    names: Sequence[str],
+    entries: bool,
+    rtol: float,
+    max_products: int,
+    deflate: int,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[Sampled, str]:
     """Traces (and the diagonal) of the operator on these tensors by random probes, and the estimator's name."""
     size = h.size
     count = min(deflate, size, max_products // 2, max(0, problem.memory // 4 // (8 * size)))
 
     def tell(before: int) -> Callable[[int], None] | None:
-        return progress and (lambda done: progress(min(before + done, max_products), max_products, "trace by probes"))
+        return progress and (
+            lambda done: progress(min(before + done, max_products), max_products, "trace by probes")
+        )
 
     known = None
     if count:
-        known = krylov(h, size, count, noise=noise_of(problem), seed=seed,
-                       device=problem.device, progress=tell(0))
+        known = krylov(
+            h,
+            size,
+            count,
+            noise=noise_of(problem),
+            seed=seed,
+            device=problem.device,
+            progress=tell(0),
+        )
     slices = problem.layout.slices()
-    groups = torch.arange(size, device=problem.device).split([slices[n].stop - slices[n].start for n in names])
-    found = hutchinson(h, size, groups, krylov=known, rtol=rtol, most=max_products - h.products, diagonal=entries,
-                       seed=seed, device=problem.device, progress=tell(h.products))
+    groups = torch.arange(size, device=problem.device).split(
+        [slices[n].stop - slices[n].start for n in names]
+    )
+    found = hutchinson(
+        h,
+        size,
+        groups,
+        krylov=known,
+        rtol=rtol,
+        most=max_products - h.products,
+        diagonal=entries,
+        seed=seed,
+        device=problem.device,
+        progress=tell(h.products),
+    )
     return found, problem.said("hutchinson-deflated" if known else "hutchinson")
 
 
-def _placed(problem: Problem, names: Sequence[str], sampled: Tensor | None, others: Mapping[str, Tensor]) -> Tensor | None:
+def _placed(
+    problem: Problem, names: Sequence[str], sampled: Tensor | None, others: Mapping[str, Tensor]
+) -> Tensor | None:
     """The vector [P] of what was sampled on these tensors, and of the others (default: 0)."""
     if sampled is None:
         return None
@@ -146,13 +223,27 @@ def _placed(problem: Problem, names: Sequence[str], sampled: Tensor | None, othe
 
 def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:
     """The trace of the whole and of every layer (a module's weight and bias) or tensor."""
-    rows: list[Row] = [{"metric": "trace", "estimator": d.estimator, "value": d.trace, "stderr": d.trace_stderr,
-                        "converged": d.trace_converged}]
+    rows: list[Row] = [
+        {
+            "metric": "trace",
+            "estimator": d.estimator,
+            "value": d.trace,
+            "stderr": d.trace_stderr,
+            "converged": d.trace_converged,
+        }
+    ]
     for label, names in parts(problem, per).items():
         # the tensors' estimates share their probes, so their errors may add up
         errors = [e for e in (d.trace_stderrs[n] for n in names) if e is not None]
-        rows.append({"metric": "trace", "estimator": d.how(names), "layer": label,
-                     "value": math.fsum(d.traces[n] for n in names), "stderr": math.fsum(errors) if errors else None})
+        rows.append(
+            {
+                "metric": "trace",
+                "estimator": d.how(names),
+                "layer": label,
+                "value": math.fsum(d.traces[n] for n in names),
+                "stderr": math.fsum(errors) if errors else None,
+            }
+        )
     return rows
 
 

@@ -47,6 +47,7 @@ def per_example(criterion: Callable[..., Tensor], z: Any, y: Any, mean: Tensor) 
             pass
     ways.append(functools.partial(mapped, criterion))
     for way in ways:
+
         def take(z: Any, y: Any, way: Callable[..., Tensor] = way) -> Tensor:
             return way(z, y).reshape(count(y), -1).double().mean(1)
 

@@ -41,10 +41,21 @@ def default_products(k: int) -> int:
 FEW = 10
 
 
-def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: float = 1e-3,
-               max_products: int = 100, miss: float = 0.05, seed: int = 0, matrix: Matrix = "hessian",
-               params: str | Sequence[str] | None = None, operator: Operator | None = None,
-               strict: bool = False, progress: Progress | None = None) -> EigenPairs:
+def eigenpairs(
+    problem: Problem,
+    k: int = 5,
+    *,
+    which: Which = "largest",
+    tol: float = 1e-3,
+    max_products: int = 100,
+    miss: float = 0.05,
+    seed: int = 0,
+    matrix: Matrix = "hessian",
+    params: str | Sequence[str] | None = None,
+    operator: Operator | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> EigenPairs:
     """The k leading eigenpairs of the Hessian (or Gauss-Newton matrix) at ``problem.w``; see ``lanczos``.
 
     ``params``: only the block of the tensors whose names match a pattern such as ``features.*`` or are listed;
@@ -53,23 +64,48 @@ def eigenpairs(problem: Problem, k: int = 5, *, which: Which = "largest", tol: f
 
     Raises FldiagError when the probe finds a culprit, a product is not finite or no tensor matches.
     """
-    whole = problem.hessian(matrix=in_form(problem, matrix, params)) if operator is None else operator
-    product: Operator | Block = whole if params is None else Block(whole, block_index(problem, params))
+    whole = (
+        problem.hessian(matrix=in_form(problem, matrix, params)) if operator is None else operator
+    )
+    product: Operator | Block = (
+        whole if params is None else Block(whole, block_index(problem, params))
+    )
     limit = basis_limit(problem, k, product.size)
-    return lanczos(product, product.size, k, which=which, tol=tol, max_products=max_products, miss=miss,
-                   noise=noise_of(problem), limit=limit, strict=strict, seed=seed, device=problem.device,
-                   dtype=problem.dtype, progress=progress)
+    return lanczos(
+        product,
+        product.size,
+        k,
+        which=which,
+        tol=tol,
+        max_products=max_products,
+        miss=miss,
+        noise=noise_of(problem),
+        limit=limit,
+        strict=strict,
+        seed=seed,
+        device=problem.device,
+        dtype=problem.dtype,
+        progress=progress,
+    )
 
 
 def check_count(k: int, size: int) -> None:
     """Refuse more eigenpairs than there are weights (but ``FEW``), or than this machine's memory holds vectors of."""
     if k > max(size, FEW):
-        raise FldiagError(f"k = {k:,}, and the model has {size:,} weights", "ask for fewer eigenvalues", usage=True)
+        raise FldiagError(
+            f"k = {k:,}, and the model has {size:,} weights",
+            "ask for fewer eigenvalues",
+            usage=True,
+        )
     k = min(k, size)
     needed, there = 8 * size * (k + 8), memory()
     if needed > there:
-        raise FldiagError(f"k = {k:,} eigenvectors of {size:,} weights take {needed / 1e9:,.0f} GB, and this machine has "
-                          f"{there / 1e9:,.0f} GB of memory", "ask for fewer eigenvalues", usage=True)
+        raise FldiagError(
+            f"k = {k:,} eigenvectors of {size:,} weights take {needed / 1e9:,.0f} GB, and this machine has "
+            f"{there / 1e9:,.0f} GB of memory",
+            "ask for fewer eigenvalues",
+            usage=True,
+        )
 
 
 def basis_limit(problem: Problem, k: int, size: int) -> int:
@@ -86,21 +122,44 @@ def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None
     return "ggn" if within_a_layer(problem, block_names(problem, params)) else matrix
 
 
-def strict_pairs(problem: Problem, k: int, *, which: Which = "largest", tol: float = 1e-3, matrix: Matrix = "hessian",
-                 max_products: int, seed: int = 0, operator: Operator | None = None,
-                 progress: Progress | None = None) -> EigenPairs:
+def strict_pairs(
+    problem: Problem,
+    k: int,
+    *,
+    which: Which = "largest",
+    tol: float = 1e-3,
+    matrix: Matrix = "hessian",
+    max_products: int,
+    seed: int = 0,
+    operator: Operator | None = None,
+    progress: Progress | None = None,
+) -> EigenPairs:
     """``eigenpairs`` of the whole matrix with residuals within ``tol``, found once per problem."""
-    return problem.recall(("eigenpairs", k, which, tol, matrix, max_products, seed), lambda: eigenpairs(
-        problem, k, which=which, tol=tol, matrix=matrix, max_products=max_products, seed=seed, operator=operator,
-        strict=True, progress=progress))
+    return problem.recall(
+        ("eigenpairs", k, which, tol, matrix, max_products, seed),
+        lambda: eigenpairs(
+            problem,
+            k,
+            which=which,
+            tol=tol,
+            matrix=matrix,
+            max_products=max_products,
+            seed=seed,
+            operator=operator,
+            strict=True,
+            progress=progress,
+        ),
+    )
 
 
 def finite_scores(problem: Problem) -> Scores:
     """``problem.scores()``, computed once. Raises FldiagError when the loss is not finite."""
     scores = problem.recall("scores", problem.scores)
     if not np.isfinite(scores.loss):
-        raise FldiagError(f"the loss on slice {problem.slice_name!r} is {scores.loss}",
-                          "diagnose a checkpoint from before the training diverged")
+        raise FldiagError(
+            f"the loss on slice {problem.slice_name!r} is {scores.loss}",
+            "diagnose a checkpoint from before the training diverged",
+        )
     return scores
 
 
@@ -116,18 +175,41 @@ def rows_of_scores(problem: Problem, scores: Scores) -> list[Row]:
     """The rows ``loss`` and, of a classification, ``accuracy``, of scores on the problem's slice."""
     stderr = None if scores.each is None else problem.stderr(scores.each)
     common: Row = {"estimator": "exact", "inputs": problem.inputs}
-    rows: list[Row] = [{**common, "metric": "loss", "value": scores.loss, "stderr": stderr, "guess": scores.guess_loss}]
+    rows: list[Row] = [
+        {
+            **common,
+            "metric": "loss",
+            "value": scores.loss,
+            "stderr": stderr,
+            "guess": scores.guess_loss,
+        }
+    ]
     if scores.right is None:
         return rows
-    entropy = scores.guess_loss is not None and math.isclose(scores.guess_loss - scores.penalty, math.log(len(scores.shares)),
-                                                             rel_tol=1e-3)
+    entropy = scores.guess_loss is not None and math.isclose(
+        scores.guess_loss - scores.penalty, math.log(len(scores.shares)), rel_tol=1e-3
+    )
     bound = scores.loss - scores.penalty + ERRORS * (stderr or 0.0) if entropy else math.inf
-    return [*rows, {**common, "metric": "accuracy", "value": scores.accuracy, "stderr": scores.accuracy_stderr,
-                    "guess": guess_accuracy(scores.shares, problem.slice_name, bound)}]
+    return [
+        *rows,
+        {
+            **common,
+            "metric": "accuracy",
+            "value": scores.accuracy,
+            "stderr": scores.accuracy_stderr,
+            "guess": guess_accuracy(scores.shares, problem.slice_name, bound),
+        },
+    ]
 
 
-def eigenvalue_rows(pairs: EigenPairs, *, noise: float = NOISE[torch.float32], which: Which = "largest",
-                    matrix: Matrix = "hessian", estimator: str = "lanczos") -> list[Row]:
+def eigenvalue_rows(
+    pairs: EigenPairs,
+    *,
+    noise: float = NOISE[torch.float32],
+    which: Which = "largest",
+    matrix: Matrix = "hessian",
+    estimator: str = "lanczos",
+) -> list[Row]:
     """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_5 with its first-order error.
 
     No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding
@@ -136,8 +218,16 @@ def eigenvalue_rows(pairs: EigenPairs, *, noise: float = NOISE[torch.float32], w
     values, residuals, converged = pairs.values, pairs.residuals, pairs.converged
     common: Row = {"estimator": estimator, "which": which, "matrix": matrix}
     rows: list[Row] = [
-        {**common, "metric": "eigenvalue", "index": i + 1, "value": float(values[i]), "residual": float(residuals[i]),
-         "converged": bool(converged[i])} for i in range(len(values))]
+        {
+            **common,
+            "metric": "eigenvalue",
+            "index": i + 1,
+            "value": float(values[i]),
+            "residual": float(residuals[i]),
+            "converged": bool(converged[i]),
+        }
+        for i in range(len(values))
+    ]
     if which == "smallest":
         return rows
     last = min(RATIO_INDEX, len(values)) - 1
@@ -147,6 +237,14 @@ def eigenvalue_rows(pairs: EigenPairs, *, noise: float = NOISE[torch.float32], w
     error = None
     if ratio is not None and last:
         error = (float(residuals[0]) + abs(ratio) * float(residuals[last])) / abs(low)
-    rows.append({**common, "metric": "eigenvalue_ratio", "index": last + 1, "value": ratio, "residual": error,
-                 "converged": bool(converged[0] and converged[last])})
+    rows.append(
+        {
+            **common,
+            "metric": "eigenvalue_ratio",
+            "index": last + 1,
+            "value": ratio,
+            "residual": error,
+            "converged": bool(converged[0] and converged[last]),
+        }
+    )
     return rows

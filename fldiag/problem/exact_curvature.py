@@ -38,7 +38,11 @@ def inexact(problem: Problem) -> str | None:
 
 def _inexact(problem: Problem) -> str | None:
     if problem.batch_dependent:
-        return "the loss depends on the batch" if problem.reduction == "batch" else "outputs depend on the batch"
+        return (
+            "the loss depends on the batch"
+            if problem.reduction == "batch"
+            else "outputs depend on the batch"
+        )
     if problem.probe().derivatives.wrong_products:
         return "its double backward, with which the exact form is compared, is wrong"
     why = obstacle(problem.module)
@@ -52,12 +56,21 @@ def _inexact(problem: Problem) -> str | None:
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return str(error)
     places = [n for n in problem.layout.names if n in found]
-    odd = _disagreeing(problem, x, y, found, sorted({places[0], places[len(places) // 2], places[-1]} if places else ()))
+    odd = _disagreeing(
+        problem,
+        x,
+        y,
+        found,
+        sorted({places[0], places[len(places) // 2], places[-1]} if places else ()),
+    )
     return f"the entry of {odd} disagrees with a Hessian-vector product" if odd else None
 
 
-def _disagreeing(problem: Problem, x: Tensor, y: Tensor, found: Mapping[str, Tensor], names: Sequence[str]) -> str | None:
+def _disagreeing(
+    problem: Problem, x: Tensor, y: Tensor, found: Mapping[str, Tensor], names: Sequence[str]
+) -> str | None:
     """The first of these tensors whose largest entry is not that of the Hessian of ``_unit``."""
+
     def loss(w: Tensor) -> Tensor:
         with problem.guarded():
             return _unit(problem.call(w, x), y)
@@ -78,7 +91,10 @@ def _disagreeing(problem: Problem, x: Tensor, y: Tensor, found: Mapping[str, Ten
 def exact_tensors(problem: Problem) -> tuple[str, ...]:
     """The tensors whose blocks of the Hessian have a computable diagonal: all (``inexact``), or those in which the outputs are
     affine, such as a classifier behind the last non-linearity. Found once."""
-    return problem.recall("exact tensors", lambda: problem.layout.names if inexact(problem) is None else _affine(problem))
+    return problem.recall(
+        "exact tensors",
+        lambda: problem.layout.names if inexact(problem) is None else _affine(problem),
+    )
 
 
 def _affine(problem: Problem) -> tuple[str, ...]:
@@ -87,8 +103,11 @@ def _affine(problem: Problem) -> tuple[str, ...]:
     Confirmed as ``inexact`` is, tensor by tensor.
     """
     owners = {n: n.rpartition(".")[0] for n in problem.layout.names}
-    layers = {name for name, m in problem.module.named_modules()
-              if rules(m).squares is not None and rules(m).obstacle(m) is None and not hooked(m)}
+    layers = {
+        name
+        for name, m in problem.module.named_modules()
+        if rules(m).squares is not None and rules(m).obstacle(m) is None and not hooked(m)
+    }
     if problem.by_differences or problem.batch_dependent or not layers & set(owners.values()):
         return ()
     x, y = problem.sample(4)
@@ -99,7 +118,11 @@ def _affine(problem: Problem) -> tuple[str, ...]:
             return ()
         able = [n for n, owner in owners.items() if owner in layers]
         firsts = derivative(z, [views[n] for n in able], z.detach(), twice=True)
-        names = [n for n, g in zip(able, firsts, strict=True) if g is not None and not _leads_to(g, views[n])]
+        names = [
+            n
+            for n, g in zip(able, firsts, strict=True)
+            if g is not None and not _leads_to(g, views[n])
+        ]
     sure: list[str] = []
     for owner in dict.fromkeys(owners[n] for n in names):
         try:
@@ -125,7 +148,10 @@ def _unit(z: Tensor, y: Tensor) -> Tensor:
 
 def within_a_layer(problem: Problem, names: Sequence[str]) -> bool:
     """Whether these tensors belong to one layer of such a network."""
-    return any(set(names) <= set(layer) for layer in problem.layout.layers.values()) and inexact(problem) is None
+    return (
+        any(set(names) <= set(layer) for layer in problem.layout.layers.values())
+        and inexact(problem) is None
+    )
 
 
 def at_once(problem: Problem) -> int:
@@ -140,9 +166,16 @@ def at_once(problem: Problem) -> int:
     return max(1, int(fit))
 
 
-def piece(problem: Problem, x: Tensor, y: Tensor, total: bool, criterion: Criterion | None = None,
-          only: Collection[str] | None = None) -> dict[str, Tensor]:
+def piece(
+    problem: Problem,
+    x: Tensor,
+    y: Tensor,
+    total: bool,
+    criterion: Criterion | None = None,
+    only: Collection[str] | None = None,
+) -> dict[str, Tensor]:
     """``exact.batch`` of the problem's mean loss (or of ``criterion``) on these examples at the problem's weights."""
+
     def call(x: Tensor) -> Any:
         with problem.guarded():
             return problem.call(problem.w, x)

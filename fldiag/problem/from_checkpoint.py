@@ -27,11 +27,27 @@ from fldiag.problem.problem import Problem
 from fldiag.sections import FILES, Normalise, Partition
 
 
-def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | None = None, client: int | None = None,
-            round: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30,
-            root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-            name: str | None = None, loss: str | Callable[..., Any] | None = None, reduction: Reduction = "mean",
-            trainable: bool = False, differences: bool = False, weight_decay: float = 0.0, allow: str = "") -> Problem:
+def problem(
+    target: Run | Checkpoint,
+    *,
+    slice: str = "train",
+    samples: int | None = None,
+    client: int | None = None,
+    round: int | None = None,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    memory: int = 2 * 2**30,
+    root: str | None = None,
+    download: bool = False,
+    normalise: Normalise | None = None,
+    name: str | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    reduction: Reduction = "mean",
+    trainable: bool = False,
+    differences: bool = False,
+    weight_decay: float = 0.0,
+    allow: str = "",
+) -> Problem:
     """The loss surface of stored weights on a slice.
 
     ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
@@ -56,29 +72,56 @@ def problem(target: Run | Checkpoint, *, slice: str = "train", samples: int | No
     where: Any = examples
     if examples is not None:
         if normalise is not None:
-            raise FldiagError(f"normalise = {normalise!r} is for a data set, and the examples themselves were given",
-                              "leave it out, and give them as the model sees them", usage=True)
+            raise FldiagError(
+                f"normalise = {normalise!r} is for a data set, and the examples themselves were given",
+                "leave it out, and give them as the model sees them",
+                usage=True,
+            )
         if slice != "train" or samples is not None:
-            raise FldiagError("slice and samples choose from a data set, and the examples themselves were given",
-                              "leave them out, or give the data set", usage=True)
+            raise FldiagError(
+                "slice and samples choose from a data set, and the examples themselves were given",
+                "leave them out, or give the data set",
+                usage=True,
+            )
         y = examples.batch(0, 1)[1]
         made_of = _loss(loss, y.is_floating_point() if isinstance(y, Tensor) else None)
     else:
         assert dataset is not None
-        parts = _partition(checkpoint, dataset) if slice.startswith("client") or dataset.made else None
+        parts = (
+            _partition(checkpoint, dataset) if slice.startswith("client") or dataset.made else None
+        )
         where = data.take(dataset, slice, parts, samples)
         made_of = _loss(loss, dataset.regression)
-    labels: dict[str, Any] = {"moment": "aggregated" if client is None else "trained",
-                              "scope": "global" if client is None else "client"}
+    labels: dict[str, Any] = {
+        "moment": "aggregated" if client is None else "trained",
+        "scope": "global" if client is None else "client",
+    }
     if client is not None:
         labels["client"] = client
     if checkpoint.manifest:
-        labels |= {"method": str(checkpoint.manifest["method"].get("name")), "round": checkpoint.round,
-                   "seed": checkpoint.manifest["seed"]}
+        labels |= {
+            "method": str(checkpoint.manifest["method"].get("name")),
+            "round": checkpoint.round,
+            "seed": checkpoint.manifest["seed"],
+        }
     label = name or (checkpoint.label if client is None else f"{checkpoint.label} client {client}")
-    made = Problem(module, made_of, where, params, buffers, name=label, dtype=dtype, device=device,
-                   memory=memory, labels=labels, reduction=reduction, trainable=trainable,
-                   differences=differences, weight_decay=weight_decay, allow=allow)
+    made = Problem(
+        module,
+        made_of,
+        where,
+        params,
+        buffers,
+        name=label,
+        dtype=dtype,
+        device=device,
+        memory=memory,
+        labels=labels,
+        reduction=reduction,
+        trainable=trainable,
+        differences=differences,
+        weight_decay=weight_decay,
+        allow=allow,
+    )
     made.remarks += [*told, *([] if dataset is None else data.remarks(dataset))]
     return made
 
@@ -105,7 +148,11 @@ def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Ca
 
 def _is_examples(given: Any) -> bool:
     """Whether these are inputs and targets, not a data set with its parts."""
-    return not isinstance(given, (str, Path, Dataset)) and given is not None and not inputs.is_split(given)
+    return (
+        not isinstance(given, (str, Path, Dataset))
+        and given is not None
+        and not inputs.is_split(given)
+    )
 
 
 def _loaded(given: Any) -> Any:
@@ -113,36 +160,56 @@ def _loaded(given: Any) -> Any:
     if not isinstance(given, str) or ":" not in given or given.startswith(FILES):
         return given
     found = sources.call_loader(given, {given})
-    arrays = inputs.is_split(found) and not any(isinstance(part, (Mapping, tuple, list)) for part in found)
+    arrays = inputs.is_split(found) and not any(
+        isinstance(part, (Mapping, tuple, list)) for part in found
+    )
     return given if isinstance(found, Dataset) or arrays else found
 
 
-def _dataset(c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None) -> Dataset:
+def _dataset(
+    c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None
+) -> Dataset:
     given = _loaded(c.data)
     if isinstance(given, (str, Path)):
         return data.load(str(given), root, download, normalise=normalise, allow_code={str(given)})
     if normalise is not None:
-        raise FldiagError(f"normalise = {normalise!r} is for data that are given by name, and these are not",
-                          "leave it out, or give the data: --data npz:PATH", usage=True)
+        raise FldiagError(
+            f"normalise = {normalise!r} is for data that are given by name, and these are not",
+            "leave it out, or give the data: --data npz:PATH",
+            usage=True,
+        )
     if given is not None:
-        return given if isinstance(given, Dataset) else dataset_of(given, forward=forward_of(c.model))
+        return (
+            given if isinstance(given, Dataset) else dataset_of(given, forward=forward_of(c.model))
+        )
     spec = c.config.get("data", {})
     if "name" not in spec:
-        raise FldiagError(f"{c.path} does not say which data it belongs to",
-                          "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader", usage=True)
+        raise FldiagError(
+            f"{c.path} does not say which data it belongs to",
+            "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader",
+            usage=True,
+        )
     name = str(spec["name"])
     stored = spec.get("root")
     variant, how = spec.get("variant"), spec.get("normalise")
     own = _in_the_run(c, name)
-    found = data.load(own or name, root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None), download,
-                      variant if isinstance(variant, str) else None,
-                      normalise=how if isinstance(how, str) else None,
-                      reading=Reading.of(spec), allow_code=c.allow_code)
+    found = data.load(
+        own or name,
+        root or (stored if isinstance(stored, str) and Path(stored).is_dir() else None),
+        download,
+        variant if isinstance(variant, str) else None,
+        normalise=how if isinstance(how, str) else None,
+        reading=Reading.of(spec),
+        allow_code=c.allow_code,
+    )
     found = replace(found, name=name) if own else found
     wanted = c.manifest.get("provenance", {}).get("data")
     if wanted and found.fingerprint() != wanted:
-        raise FldiagError(f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
-                          f"{found.fingerprint()}, not {wanted})", f"point to the same data, or accept it: --data {name}")
+        raise FldiagError(
+            f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
+            f"{found.fingerprint()}, not {wanted})",
+            f"point to the same data, or accept it: --data {name}",
+        )
     return found
 
 
@@ -156,13 +223,17 @@ def _in_the_run(c: Checkpoint, name: str) -> str | None:
         return f"npz:{run.verified(file)}"
     if Path(file).is_file():  # a converted folder names its data as the command did
         return None
-    raise FldiagError(f"the data of {c.path} are the file {file} of its run, and it does not lie in that",
-                      f"give them: --data npz:RUN/{file}")
+    raise FldiagError(
+        f"the data of {c.path} are the file {file} of its run, and it does not lie in that",
+        f"give them: --data npz:RUN/{file}",
+    )
 
 
 def _module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
     module = reading(_built(c, dataset), dataset)
-    return as_logits(module, dataset)[0] if dataset is not None and "origin" in c.manifest else module
+    return (
+        as_logits(module, dataset)[0] if dataset is not None and "origin" in c.manifest else module
+    )
 
 
 def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
@@ -170,17 +241,29 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
         return base.restore(c.model, c)
     if c.model is not None:
         shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
-        return base.restore(models.build(str(c.model), shape, classes, allow_code={str(c.model)}), c)
+        return base.restore(
+            models.build(str(c.model), shape, classes, allow_code={str(c.model)}), c
+        )
     if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
     if "name" not in spec:
-        raise FldiagError(f"{c.path} holds weights but does not say which model they belong to",
-                          "give it: --model NAME (fldiag list models) or --model pkg.mod:factory", usage=True)
+        raise FldiagError(
+            f"{c.path} holds weights but does not say which model they belong to",
+            "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
+            usage=True,
+        )
     name = str(spec.pop("name"))
     held = sum(t.numel() for t in c.state.values())
-    made = models.build(name, tuple(c.manifest["shape"]), c.manifest["classes"], spec, seed=c.manifest["seed"], most=held,
-                        allow_code=c.allow_code)
+    made = models.build(
+        name,
+        tuple(c.manifest["shape"]),
+        c.manifest["classes"],
+        spec,
+        seed=c.manifest["seed"],
+        most=held,
+        allow_code=c.allow_code,
+    )
     return base.restore(made, c)
 
 
@@ -208,7 +291,9 @@ def _named(c: Checkpoint, module: nn.Module) -> tuple[foreign.State, list[str]]:
     return state, [f"{c.path.name}: {text}" for text in remarks]
 
 
-def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int | None) -> tuple[Any, Any]:
+def _weights(
+    c: Checkpoint, module: nn.Module, state: foreign.State, client: int | None
+) -> tuple[Any, Any]:
     names = {n for n, _ in module.named_buffers()}
     params = {n: t for n, t in state.items() if n not in names}
     buffers = {n: t for n, t in state.items() if n in names}
@@ -216,12 +301,17 @@ def _weights(c: Checkpoint, module: nn.Module, state: foreign.State, client: int
         return params, buffers
     if c.clients is None or client not in c.client_ids:
         have = ", ".join(map(str, c.client_ids)) or "none"
-        raise FldiagError(f"{c.path} holds no trained weights of client {client} (it has: {have})",
-                          "train with checkpoint.clients = 'sampled'", usage=True)
+        raise FldiagError(
+            f"{c.path} holds no trained weights of client {client} (it has: {have})",
+            "train with checkpoint.clients = 'sampled'",
+            usage=True,
+        )
     row = c.client_ids.index(client)
     if c.clients.shape[1:] != (Layout.of(module).size,):
-        raise FldiagError(f"{c.path}: client weights of shape {list(c.clients.shape)} do not fit the model",
-                          "the file was edited; use the original")
+        raise FldiagError(
+            f"{c.path}: client weights of shape {list(c.clients.shape)} do not fit the model",
+            "the file was edited; use the original",
+        )
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
 
 
@@ -229,12 +319,16 @@ def _partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:
     """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
     run = c.path.parent.parent
     if (run / "partition.npz").is_file():
-        file = Run.open(run).verified("partition.npz") if (run / "run.json").is_file() else run / "partition.npz"
+        file = (
+            Run.open(run).verified("partition.npz")
+            if (run / "run.json").is_file()
+            else run / "partition.npz"
+        )
         return partition.load_parts(file)
-    if not c.manifest or "origin" in c.manifest:  # how another program dealt its data cannot be told from here
+    if (
+        not c.manifest or "origin" in c.manifest
+    ):  # how another program dealt its data cannot be told from here
         return None
     assert dataset is not None  # a run of fldiag names its data
     spec = Partition.model_validate(c.config["partition"])
     return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
-
-

@@ -27,7 +27,19 @@ BINARY = "the model has one output for two labels, which is evaluated as {}; the
 #: Entries of a dict that hold the labels.
 LABELS = ("labels", "label")
 #: How the names that autograd gives to operations on shapes alone begin.
-_SHAPES = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Select", "Slice", "Alias", "Clone", "ToCopy")
+_SHAPES = (
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Select",
+    "Slice",
+    "Alias",
+    "Clone",
+    "ToCopy",
+)
 
 
 def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None = None) -> Dataset:
@@ -45,13 +57,19 @@ def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None =
     remarks = (*parts[0][2], *(f"test: {text}" for _, _, texts in parts[1:] for text in texts))
     for _, y in pairs:
         if not one_each(y):
-            raise FldiagError(f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
-                              "example: it counts the examples that are right or forgotten, and the classes they are of",
-                              "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
-                              "recorded run compares its weights where no data are given", usage=True)
+            raise FldiagError(
+                f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
+                "example: it counts the examples that are right or forgotten, and the classes they are of",
+                "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
+                "recorded run compares its weights where no data are given",
+                usage=True,
+            )
     if len({(y.is_floating_point(), y.shape[1:]) for _, y in pairs}) > 1:
-        raise FldiagError(f"the targets of the data are {spelled(pairs[0][1])}, and those of test {spelled(pairs[1][1])}",
-                          "give both in one form, labels as integers", usage=True)
+        raise FldiagError(
+            f"the targets of the data are {spelled(pairs[0][1])}, and those of test {spelled(pairs[1][1])}",
+            "give both in one form, labels as integers",
+            usage=True,
+        )
     packed = None if all(_plain(x) for x, _ in pairs) else Packed.of(pairs[0][0])
     if packed is not None:
         pairs = [(packed.rows(x), y) for x, y in pairs]
@@ -61,11 +79,17 @@ def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None =
     return Dataset(NAME, x, y, test_x, test_y, classes=classes, packed=packed, remarks=remarks)
 
 
-def pair(given: Any, what: str, forward: inspect.Signature | None = None) -> tuple[Any, Any, tuple[str, ...]]:
+def pair(
+    given: Any, what: str, forward: inspect.Signature | None = None
+) -> tuple[Any, Any, tuple[str, ...]]:
     """Inputs, targets and remarks; tensors on the CPU, with floats in single precision, and of a dict without its labels the
     rest."""
-    if isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[1], list) and \
-            all(isinstance(label, (int, float, np.number)) for label in given[1]):
+    if (
+        isinstance(given, (tuple, list))
+        and len(given) == 2
+        and isinstance(given[1], list)
+        and all(isinstance(label, (int, float, np.number)) for label in given[1])
+    ):
         given = given[0], np.asarray(given[1])
     try:
         drawn = as_data(given, forward)
@@ -75,12 +99,18 @@ def pair(given: Any, what: str, forward: inspect.Signature | None = None) -> tup
     if x is y and isinstance(x, Mapping):
         name = next((name for name in LABELS if name in x), None)
         if name is None:
-            raise FldiagError(f"{what}: {described(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True)
+            raise FldiagError(
+                f"{what}: {described(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True
+            )
         x, y = {key: part for key, part in x.items() if key != name}, x[name]
     if isinstance(x, Tensor):
-        x = (x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()).cpu()
+        x = (
+            x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()
+        ).cpu()
     if isinstance(y, Tensor):
-        y = ((y[:, None] if y.ndim == 1 else y).float() if y.is_floating_point() else y.long()).cpu()
+        y = (
+            (y[:, None] if y.ndim == 1 else y).float() if y.is_floating_point() else y.long()
+        ).cpu()
     return x, y, getattr(drawn, "remarks", ())
 
 
@@ -91,7 +121,9 @@ def one_each(y: Any) -> bool:
 
 def _plain(x: Any) -> bool:
     """Whether a data set holds such inputs as they are."""
-    return isinstance(x, Tensor) and ((x.ndim == 2 and x.dtype != torch.uint8) or (x.ndim == 4 and x.dtype != torch.int64))
+    return isinstance(x, Tensor) and (
+        (x.ndim == 2 and x.dtype != torch.uint8) or (x.ndim == 4 and x.dtype != torch.int64)
+    )
 
 
 def reading(module: nn.Module, dataset: Dataset | None) -> nn.Module:
@@ -110,7 +142,9 @@ class _Unpack:
     def __init__(self, packed: Packed):
         self.packed = packed
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __call__(
+        self, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
         return arguments(inspect.signature(module.forward), self.packed.inputs(args[0], dtype))
 
@@ -118,8 +152,10 @@ class _Unpack:
 def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
     found = output.get("logits") if isinstance(output, Mapping) else output
     if not isinstance(found, Tensor):
-        raise FldiagError(f"the model returns {described(output)}, and diagnostics of a run need one tensor [n, outputs]",
-                          "let forward return it, or a dict that has it as 'logits'")
+        raise FldiagError(
+            f"the model returns {described(output)}, and diagnostics of a run need one tensor [n, outputs]",
+            "let forward return it, or a dict that has it as 'logits'",
+        )
     return found
 
 
@@ -132,7 +168,10 @@ def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | Non
     if dataset.regression or dataset.classes > 2:
         return module, None
     try:
-        probe, x = copy.deepcopy(module).cpu().eval().requires_grad_(True), dataset.normalise(dataset.train_x[:2])
+        probe, x = (
+            copy.deepcopy(module).cpu().eval().requires_grad_(True),
+            dataset.normalise(dataset.train_x[:2]),
+        )
         with torch.enable_grad():
             output = probe(x)
     except Exception:  # the user's model may raise anything
@@ -140,8 +179,11 @@ def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | Non
     if not isinstance(output, Tensor) or output.shape not in ((len(x),), (len(x), 1)):
         return module, None
     probability = _last_operation(output).startswith("SigmoidBackward")
-    text = BINARY.format("a probability, as it ends in a sigmoid: right where it is above 0.5 for label 1" if probability else
-                         "a logit: right where it is above 0 for label 1")
+    text = BINARY.format(
+        "a probability, as it ends in a sigmoid: right where it is above 0.5 for label 1"
+        if probability
+        else "a logit: right where it is above 0 for label 1"
+    )
     if not probability and output.ndim == 2:
         return module, text
     wrapped = copy.deepcopy(module)
@@ -152,7 +194,11 @@ def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | Non
 def _last_operation(output: Tensor) -> str:
     """What autograd calls the last operation that changed a number."""
     node: Any = output.grad_fn
-    while node is not None and any(node.name().startswith(shape) for shape in _SHAPES) and node.next_functions:
+    while (
+        node is not None
+        and any(node.name().startswith(shape) for shape in _SHAPES)
+        and node.next_functions
+    ):
         node = node.next_functions[0][0]
     return "" if node is None else str(node.name())
 

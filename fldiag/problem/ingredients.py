@@ -71,7 +71,9 @@ def forward_of(model: Any) -> inspect.Signature | None:
 
 def spread(n: int, count: int = 32) -> list[range]:
     """Up to ``count`` examples in four runs spread over n (a slice is often sorted by class)."""
-    return [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
+    return (
+        [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
+    )
 
 
 #: What ``allow`` may name: a gradient that is not the derivative of the loss.
@@ -90,73 +92,137 @@ class Ingredients:
     Raises FldiagError when model, weights, buffers or data do not fit each other.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any], data: Any, params: Any = None,
-                 buffers: Any = None, name: str = "", *, dtype: torch.dtype = torch.float32,
-                 device: str | torch.device | None = None, memory: int = 2 * 2**30,
-                 labels: Mapping[str, Any] | None = None, reduction: Reduction = "mean", trainable: bool = False,
-                 differences: bool = False, weight_decay: float = 0.0, allow: str = ""):
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Any],
+        data: Any,
+        params: Any = None,
+        buffers: Any = None,
+        name: str = "",
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device | None = None,
+        memory: int = 2 * 2**30,
+        labels: Mapping[str, Any] | None = None,
+        reduction: Reduction = "mean",
+        trainable: bool = False,
+        differences: bool = False,
+        weight_decay: float = 0.0,
+        allow: str = "",
+    ):
         if not isinstance(model, nn.Module):
-            raise FldiagError(f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True)
+            raise FldiagError(
+                f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True
+            )
         model, told = unwrapped(model)
         if not callable(loss):
-            raise FldiagError(f"loss is a {type(loss).__name__}",
-                              "give a function of (outputs, y)", usage=True)
+            raise FldiagError(
+                f"loss is a {type(loss).__name__}", "give a function of (outputs, y)", usage=True
+            )
         if reduction not in get_args(Reduction):
-            raise FldiagError(f"reduction = {reduction!r}", "say what the loss returns for a batch: 'mean', 'sum' or 'batch' (it "
-                              "couples the examples)", usage=True)
+            raise FldiagError(
+                f"reduction = {reduction!r}",
+                "say what the loss returns for a batch: 'mean', 'sum' or 'batch' (it "
+                "couples the examples)",
+                usage=True,
+            )
         if not 0 <= weight_decay < math.inf:
-            raise FldiagError(f"weight_decay = {weight_decay}", "give a number of at least 0", usage=True)
+            raise FldiagError(
+                f"weight_decay = {weight_decay}", "give a number of at least 0", usage=True
+            )
         if allow not in ("", STOP_GRADIENT):
-            raise FldiagError(f"allow = {allow!r}", f"what can be allowed is {STOP_GRADIENT!r}", usage=True)
+            raise FldiagError(
+                f"allow = {allow!r}", f"what can be allowed is {STOP_GRADIENT!r}", usage=True
+            )
         if dtype not in (torch.float32, torch.float64):
-            raise FldiagError(f"dtype = {dtype} is too coarse for curvature",
-                              "use torch.float32 or torch.float64", usage=True)
+            raise FldiagError(
+                f"dtype = {dtype} is too coarse for curvature",
+                "use torch.float32 or torch.float64",
+                usage=True,
+            )
         if isinstance(model, torch.jit.ScriptModule):
-            raise FldiagError("the model is TorchScript, whose weights cannot be replaced for a moment",
-                              "give the module that it was made of", usage=True)
-        lazy = [n for n, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+            raise FldiagError(
+                "the model is TorchScript, whose weights cannot be replaced for a moment",
+                "give the module that it was made of",
+                usage=True,
+            )
+        lazy = [
+            n
+            for n, p in model.named_parameters()
+            if isinstance(p, nn.parameter.UninitializedParameter)
+        ]
         if lazy:
-            raise FldiagError(f"parameter {lazy[0]!r} has no shape yet",
-                              "run the model once on a batch first")
+            raise FldiagError(
+                f"parameter {lazy[0]!r} has no shape yet", "run the model once on a batch first"
+            )
         empty = [n for n, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
         if empty:
-            raise FldiagError(f"{empty[0]!r} of the model lies on the device meta and has no values",
-                              "make the model on another device, and load its weights", usage=True)
+            raise FldiagError(
+                f"{empty[0]!r} of the model lies on the device meta and has no values",
+                "make the model on another device, and load its weights",
+                usage=True,
+            )
         self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
         self.differences, self.weight_decay, self.allow = differences, float(weight_decay), allow
         #: The user's own parameters, which a loss may read.
         self.originals = tuple(weakref.ref(p) for p in model.parameters())
         #: What was established for all problems of this model and loss.
         self.shared: dict[str, Any] = {}
-        self.name, self.dtype, self.memory, self.labels = name, dtype, int(memory), dict(labels or {})
-        self.device = torch.device(device_of(device, dtype)) if device is not None else next(model.parameters()).device
+        self.name, self.dtype, self.memory, self.labels = (
+            name,
+            dtype,
+            int(memory),
+            dict(labels or {}),
+        )
+        self.device = (
+            torch.device(device_of(device, dtype))
+            if device is not None
+            else next(model.parameters()).device
+        )
         with self.guarded():  # a loader may shuffle
             self._data = inputs.as_data(data, forward_of(model))
         self.remarks += self.data_remarks
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping):
             params, prefix, alternatives = foreign.without_prefix(dict(params), model)
-            self.remarks += [f"params: {foreign.several(prefix, alternatives)}"] if alternatives else []
-            self.remarks += [f"the names of the weights fit the model without {prefix!r} before them"] if prefix else []
+            self.remarks += (
+                [f"params: {foreign.several(prefix, alternatives)}"] if alternatives else []
+            )
+            self.remarks += (
+                [f"the names of the weights fit the model without {prefix!r} before them"]
+                if prefix
+                else []
+            )
         self._take(model, params, buffers)
         with self.guarded():
             try:
                 # results that forward left behind, as weight_norm does, are copied without their graph; and a loss that holds
                 # the model gets the same copy of it
-                memo: dict[int, Any] = {id(t): t.detach().clone() for m in model.modules() for t in vars(m).values()
-                                        if isinstance(t, Tensor) and t.grad_fn is not None}
+                memo: dict[int, Any] = {
+                    id(t): t.detach().clone()
+                    for m in model.modules()
+                    for t in vars(m).values()
+                    if isinstance(t, Tensor) and t.grad_fn is not None
+                }
                 self.module = copy.deepcopy(model, memo)
                 own_loss = copy.deepcopy(loss, memo) if isinstance(loss, nn.Module) else loss
             except RuntimeError as error:
-                raise FldiagError(f"the model cannot be copied: {error}",
-                                  "keep no results of forward as attributes of the module") from error
+                raise FldiagError(
+                    f"the model cannot be copied: {error}",
+                    "keep no results of forward as attributes of the module",
+                ) from error
         if self.weight_decay:
-            self.remarks.append(f"the loss includes weight decay, {self.weight_decay:g}/2 ‖w‖² over all weights")
+            self.remarks.append(
+                f"the loss includes weight decay, {self.weight_decay:g}/2 ‖w‖² over all weights"
+            )
         self.module.to(self.device, dtype).eval()
         for m in self.module.modules():
             if isinstance(m, nn.Embedding | nn.EmbeddingBag):
                 m.sparse = False  # sparse gradients have no derivatives
-        self.given_loss = own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+        self.given_loss = (
+            own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+        )
 
     def _take(self, model: nn.Module, params: Any, buffers: Any) -> None:
         """Weights and buffers, checked."""
@@ -169,13 +235,22 @@ class Ingredients:
             self.w = self.layout.row(views)
         self.buffers = inputs.buffers(model, buffers, params, self.dtype, self.device)
 
-    def at(self, params: Any, buffers: Any = None, *, name: str | None = None,
-           labels: Mapping[str, Any] | None = None) -> Self:
+    def at(
+        self,
+        params: Any,
+        buffers: Any = None,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, Any] | None = None,
+    ) -> Self:
         """The same loss on the same examples around other weights and buffers (of the whole model, as for ``Problem``)."""
         made = copy.copy(self)
         made._take(self.module, params, buffers)
         made.originals = self.originals
-        made.name, made.labels = self.name if name is None else name, dict(self.labels if labels is None else labels)
+        made.name, made.labels = (
+            self.name if name is None else name,
+            dict(self.labels if labels is None else labels),
+        )
         return made
 
     @property
@@ -189,18 +264,33 @@ class Ingredients:
 
     @cached_property
     def _digest(self) -> str:
-        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.given_loss)]
-        names += [code_of(self.given_loss), *(code_of(type(m).forward) for m in self.module.modules())]
+        names = [
+            re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.given_loss)
+        ]
+        names += [
+            code_of(self.given_loss),
+            *(code_of(type(m).forward) for m in self.module.modules()),
+        ]
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(names, list(self.layout.names), self.w, self.buffers, data, str(self.dtype),
-                      *([self.frozen] if self.frozen else []), *(["differences"] if self.differences else []),
-                      *([self.reduction] if self.reduction != "mean" else []),
-                      *(["weight decay", self.weight_decay] if self.weight_decay else []))
+        return digest(
+            names,
+            list(self.layout.names),
+            self.w,
+            self.buffers,
+            data,
+            str(self.dtype),
+            *([self.frozen] if self.frozen else []),
+            *(["differences"] if self.differences else []),
+            *([self.reduction] if self.reduction != "mean" else []),
+            *(["weight decay", self.weight_decay] if self.weight_decay else []),
+        )
 
     def penalty(self, w: Tensor) -> float:
         """Weight decay's part of the loss at w [P]: half its coefficient times the squared norm."""
-        return self.weight_decay / 2 * float(w.double().square().sum()) if self.weight_decay else 0.0
+        return (
+            self.weight_decay / 2 * float(w.double().square().sum()) if self.weight_decay else 0.0
+        )
 
     @property
     def in_memory(self) -> bool:
@@ -269,8 +359,15 @@ class Ingredients:
                 b.copy_(self.buffers[name])
         return made
 
-    def call(self, w: Tensor | dict[str, Tensor], x: Tree, buffers: dict[str, Tensor] | None = None,
-             module: nn.Module | None = None, *, anew: bool = False) -> Any:
+    def call(
+        self,
+        w: Tensor | dict[str, Tensor],
+        x: Tree,
+        buffers: dict[str, Tensor] | None = None,
+        module: nn.Module | None = None,
+        *,
+        anew: bool = False,
+    ) -> Any:
         """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own); ``module``: a copy of
         it in other modes; ``anew``: with gradient checkpointing, where it has that."""
         if buffers is None:

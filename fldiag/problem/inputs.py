@@ -70,10 +70,14 @@ def draw(data: Any) -> Data | Entries:
         return data
     if all(hasattr(data, a) for a in ("n", "name", "batch")):
         if data.n < 1:
-            raise FldiagError(f"the slice {data.name!r} is empty", "choose a slice with at least one example")
+            raise FldiagError(
+                f"the slice {data.name!r} is empty", "choose a slice with at least one example"
+            )
         return data
     plain = isinstance(data, (Mapping, tuple, list, str, Tensor, np.ndarray))
-    if isinstance(data, (DataLoader, Dataset)) or (not plain and hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    if isinstance(data, (DataLoader, Dataset)) or (
+        not plain and hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    ):
         return _drawn(data)
     if isinstance(data, Mapping):
         return Entries([(data,)], "the data")
@@ -81,12 +85,19 @@ def draw(data: Any) -> Data | Entries:
         return _drawn(data)
     if _is_list_of_batches(data):
         batches = [_entries(batch, i) for i, batch in enumerate(data)]
-        return Entries(batches, f"the {type(data).__name__}", (f"the data are a {type(data).__name__} of {len(data)} batches",))
+        return Entries(
+            batches,
+            f"the {type(data).__name__}",
+            (f"the data are a {type(data).__name__} of {len(data)} batches",),
+        )
     if isinstance(data, (tuple, list)) and len(data) > 1:
         return Entries([tuple(data)], f"the {type(data).__name__}")
-    raise FldiagError(f"data is a {type(data).__name__}",
-                      "give a pair (x, y) of tensors, a dict of tensors, a list of such batches, a Dataset, a DataLoader, or a "
-                      "slice with n, name and batch(start, stop)", usage=True)
+    raise FldiagError(
+        f"data is a {type(data).__name__}",
+        "give a pair (x, y) of tensors, a dict of tensors, a list of such batches, a Dataset, a DataLoader, or a "
+        "slice with n, name and batch(start, stop)",
+        usage=True,
+    )
 
 
 def split(entries: Entries, forward: inspect.Signature | None) -> TensorData:
@@ -110,7 +121,9 @@ def split(entries: Entries, forward: inspect.Signature | None) -> TensorData:
         return TensorData(*pairs[0], remarks=remarks)
     _check_batches(pairs, entries.source)
     x = join([x for x, _ in pairs])
-    return TensorData(x, x if pairs[0][0] is pairs[0][1] else join([y for _, y in pairs]), remarks=remarks)
+    return TensorData(
+        x, x if pairs[0][0] is pairs[0][1] else join([y for _, y in pairs]), remarks=remarks
+    )
 
 
 def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[int, str]:
@@ -122,20 +135,36 @@ def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[i
     parameters = [] if forward is None else list(forward.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     least = max(1, sum(p.default is p.empty for p in positional))
-    most = size - 1 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else min(size - 1, max(1, len(positional)))
-    inside = ", ".join(f"entry {i + 1}: {spelled(part)}" for i, part in enumerate(entries.batches[0]))
+    most = (
+        size - 1
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        else min(size - 1, max(1, len(positional)))
+    )
+    inside = ", ".join(
+        f"entry {i + 1}: {spelled(part)}" for i, part in enumerate(entries.batches[0])
+    )
     text = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
     if least >= size:
-        raise FldiagError(f"{text}: there is no target", "yield a target after the inputs, or a dict that holds both", usage=True)
+        raise FldiagError(
+            f"{text}: there is no target",
+            "yield a target after the inputs, or a dict that holds both",
+            usage=True,
+        )
     if least < most:
-        raise FldiagError(f"{text}: it is not clear which entry is the target",
-                          "give pairs (inputs, target), with several inputs in a tuple; of a loader a list of them: "
-                          "[((a, b), y) for a, b, y in loader] or [(x, y) for x, y, _ in loader]", usage=True)
+        raise FldiagError(
+            f"{text}: it is not clear which entry is the target",
+            "give pairs (inputs, target), with several inputs in a tuple; of a loader a list of them: "
+            "[((a, b), y) for a, b, y in loader] or [(x, y) for x, y, _ in loader]",
+            usage=True,
+        )
     names = [f"entry {i + 1}" for i in range(size)]
-    unused = names[least + 1:]
-    return least, f"of {size} entries, {_listed(names[:least])} {'is the input' if least == 1 else 'are the inputs'} and " \
-                  f"{names[least]} is the target" + (f"; {_listed(unused)} {'is' if len(unused) == 1 else 'are'} not used"
-                                                     if unused else "")
+    unused = names[least + 1 :]
+    return (
+        least,
+        f"of {size} entries, {_listed(names[:least])} {'is the input' if least == 1 else 'are the inputs'} and "
+        f"{names[least]} is the target"
+        + (f"; {_listed(unused)} {'is' if len(unused) == 1 else 'are'} not used" if unused else ""),
+    )
 
 
 def _listed(names: list[str]) -> str:
@@ -151,12 +180,21 @@ def spelled(part: Any) -> str:
 
 def is_split(data: Any) -> bool:
     """Whether these are training inputs and targets and test inputs and targets, not four batches or examples."""
-    return isinstance(data, (tuple, list)) and len(data) == 4 and not _is_list_of_batches(data) and not _is_list_of_examples(data)
+    return (
+        isinstance(data, (tuple, list))
+        and len(data) == 4
+        and not _is_list_of_batches(data)
+        and not _is_list_of_examples(data)
+    )
 
 
 def _is_list_of_batches(data: Any) -> bool:
     """Whether these are batches, and not inputs and targets: all of one form. Two in a tuple are inputs and targets."""
-    if not isinstance(data, (tuple, list)) or not data or (isinstance(data, tuple) and len(data) < 3):
+    if (
+        not isinstance(data, (tuple, list))
+        or not data
+        or (isinstance(data, tuple) and len(data) < 3)
+    ):
         return False
     forms = [_form(batch) if isinstance(batch, (Mapping, tuple, list)) else None for batch in data]
     return forms[0] is not None and all(form == forms[0] for form in forms)
@@ -164,49 +202,78 @@ def _is_list_of_batches(data: Any) -> bool:
 
 def _is_list_of_examples(data: Any) -> bool:
     """Whether a list holds what a ``Dataset`` yields one by one: tensors, and numbers without an axis."""
-    return isinstance(data, list) and bool(data) and all(
-        isinstance(example, (Mapping, tuple, list)) and _has_examples(named(example).values()) for example in data)
+    return (
+        isinstance(data, list)
+        and bool(data)
+        and all(
+            isinstance(example, (Mapping, tuple, list)) and _has_examples(named(example).values())
+            for example in data
+        )
+    )
 
 
 def _has_examples(leaves: Collection[Any]) -> bool:
     axes = [leaf.ndim for leaf in leaves if isinstance(leaf, (Tensor, np.ndarray))]
-    return bool(axes) and (0 in axes or any(isinstance(leaf, (int, float, np.number)) for leaf in leaves))
+    return bool(axes) and (
+        0 in axes or any(isinstance(leaf, (int, float, np.number)) for leaf in leaves)
+    )
 
 
 def _form(batch: Any) -> Any:
     """What batches of one source have in common: the places of tensors, their axes and types."""
-    return [(place, leaf.ndim, str(leaf.dtype)) if isinstance(leaf, (Tensor, np.ndarray)) else (place, type(leaf))
-            for place, leaf in named(batch).items()]
+    return [
+        (place, leaf.ndim, str(leaf.dtype))
+        if isinstance(leaf, (Tensor, np.ndarray))
+        else (place, type(leaf))
+        for place, leaf in named(batch).items()
+    ]
 
 
 def _check_rows(x: Tree, y: Tree, suffix: str) -> None:
     """Raises FldiagError where inputs and targets do not have one row an example."""
-    rows = {f"{side}{'.' if place and place[0] != '[' else ''}{place}": leaf
-            for side, part in (("x", x), *((("y", y),) if y is not x else ())) for place, leaf in named(part).items()}
+    rows = {
+        f"{side}{'.' if place and place[0] != '[' else ''}{place}": leaf
+        for side, part in (("x", x), *((("y", y),) if y is not x else ()))
+        for place, leaf in named(part).items()
+    }
     (first, leaf), *rest = rows.items()
     n = len(leaf)
     for name, other in rest:
         if len(other) != n:
-            graph = any(t.ndim == 2 and 2 in t.shape and not t.is_floating_point() for t in rows.values())
+            graph = any(
+                t.ndim == 2 and 2 in t.shape and not t.is_floating_point() for t in rows.values()
+            )
             raise FldiagError(
                 f"{name} has {counted(len(other), 'row')} and {first} has {n}{suffix}: every entry needs one row an example",
                 "a graph with its edges is one example: give ((nodes[None], edges[None]), targets[None]) and a model that goes "
-                "over its examples: torch.stack([net(*graph) for graph in zip(nodes, edges)])" if graph else
-                "give every example its inputs and its target", usage=True)
+                "over its examples: torch.stack([net(*graph) for graph in zip(nodes, edges)])"
+                if graph
+                else "give every example its inputs and its target",
+                usage=True,
+            )
     if n == 0:
         raise FldiagError("the data are empty", "give at least one example", usage=True)
 
 
 def _check_batches(pairs: list[tuple[Tree, Tree]], source: str) -> None:
     """Raises FldiagError for batches that do not fit each other."""
-    shapes = [{f"{side} {place}": list(leaf.shape[1:]) for side, part in zip("xy", pair, strict=True)
-               for place, leaf in named(part).items()} for pair in pairs]
+    shapes = [
+        {
+            f"{side} {place}": list(leaf.shape[1:])
+            for side, part in zip("xy", pair, strict=True)
+            for place, leaf in named(part).items()
+        }
+        for pair in pairs
+    ]
     for i, later in enumerate(shapes):
         for name, shape in shapes[0].items():
             if later.get(name) != shape:
-                raise FldiagError(f"batch {i + 1} of {source} has {name.strip()} of shape {later.get(name)} an example, and "
-                                  f"the first {shape}: the batches have unequal lengths",
-                                  "pad all examples to one length (padding='max_length')", usage=True)
+                raise FldiagError(
+                    f"batch {i + 1} of {source} has {name.strip()} of shape {later.get(name)} an example, and "
+                    f"the first {shape}: the batches have unequal lengths",
+                    "pad all examples to one length (padding='max_length')",
+                    usage=True,
+                )
 
 
 def _tensors(part: Any, what: str) -> Tree:
@@ -214,17 +281,28 @@ def _tensors(part: Any, what: str) -> Tree:
     if isinstance(part, Mapping):
         held: Tree = {str(k): _tensors(v, f"{what}.{k}") for k, v in part.items()}
     elif isinstance(part, tuple) and hasattr(part, "_fields"):
-        held = type(part)(*(_tensors(v, f"{what}.{k}") for k, v in zip(part._fields, part, strict=True)))
-    elif isinstance(part, (tuple, list)) and all(isinstance(v, (Mapping, tuple, list, Tensor, np.ndarray)) for v in part):
+        held = type(part)(
+            *(_tensors(v, f"{what}.{k}") for k, v in zip(part._fields, part, strict=True))
+        )
+    elif isinstance(part, (tuple, list)) and all(
+        isinstance(v, (Mapping, tuple, list, Tensor, np.ndarray)) for v in part
+    ):
         held = tuple(_tensors(v, f"{what}[{i}]") for i, v in enumerate(part))
     else:
         held = torch.from_numpy(part) if isinstance(part, np.ndarray) else part
         if not isinstance(held, Tensor) or held.ndim == 0:
-            raise FldiagError(f"{what} of the data is a {type(part).__name__} without examples along axis 0",
-                              "give tensors whose first axis counts the examples", usage=True)
+            raise FldiagError(
+                f"{what} of the data is a {type(part).__name__} without examples along axis 0",
+                "give tensors whose first axis counts the examples",
+                usage=True,
+            )
         return held.detach()
     if not held:
-        raise FldiagError(f"{what} of the data holds no tensor", "give tensors whose first axis counts the examples", usage=True)
+        raise FldiagError(
+            f"{what} of the data holds no tensor",
+            "give tensors whose first axis counts the examples",
+            usage=True,
+        )
     return held
 
 
@@ -233,15 +311,22 @@ def _drawn(source: Any) -> Entries:
 
     Raises FldiagError where nothing comes, or another number of batches than was announced.
     """
-    loader = source if isinstance(source, DataLoader) else DataLoader(
-        source, batch_size=256, collate_fn=_collated)
+    loader = (
+        source
+        if isinstance(source, DataLoader)
+        else DataLoader(source, batch_size=256, collate_fn=_collated)
+    )
     batches = [_entries(batch, i) for i, batch in enumerate(loader)]
     kind = type(source).__name__
     if not batches:
         raise FldiagError(f"the {kind} yields nothing", "give at least one example", usage=True)
     announced = None if isinstance(loader.dataset, IterableDataset) else len(loader)
     if announced not in (None, len(batches)):
-        raise FldiagError(f"the {kind} announces {announced} batches and yields {len(batches)}", "fix its sampler", usage=True)
+        raise FldiagError(
+            f"the {kind} announces {announced} batches and yields {len(batches)}",
+            "fix its sampler",
+            usage=True,
+        )
     return Entries(batches, f"the {kind}")
 
 
@@ -249,8 +334,11 @@ def _collated(examples: list[Any]) -> Any:
     try:
         return default_collate(examples)
     except (RuntimeError, TypeError) as error:
-        raise FldiagError(f"the examples of the Dataset cannot be combined into a batch: {first_line(error)}",
-                          "pad all examples to one length, or give a DataLoader with a collate_fn", usage=True) from None
+        raise FldiagError(
+            f"the examples of the Dataset cannot be combined into a batch: {first_line(error)}",
+            "pad all examples to one length, or give a DataLoader with a collate_fn",
+            usage=True,
+        ) from None
 
 
 def _entries(batch: Any, i: int) -> tuple[Any, ...]:
@@ -258,19 +346,27 @@ def _entries(batch: Any, i: int) -> tuple[Any, ...]:
     if isinstance(batch, Mapping):
         return (batch,)
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise FldiagError(f"batch {i + 1} of the data is a {type(batch).__name__} without targets",
-                          "yield (inputs, targets), or a dict that holds both", usage=True)
+        raise FldiagError(
+            f"batch {i + 1} of the data is a {type(batch).__name__} without targets",
+            "yield (inputs, targets), or a dict that holds both",
+            usage=True,
+        )
     return tuple(batch)
 
 
 def convert(x: Tree, y: Tree, dtype: torch.dtype, device: torch.device) -> tuple[Tree, Tree]:
     """A batch on the device: floating inputs and targets in ``dtype``, integers (tokens, say) as they are, integer targets as
     class numbers."""
+
     def placed(t: Tensor) -> Tensor:
         return t.to(device, dtype if t.is_floating_point() else t.dtype)
 
     def target(t: Tensor) -> Tensor:
-        return placed(t) if t.is_floating_point() or t.dtype == torch.bool else t.to(device, torch.int64)
+        return (
+            placed(t)
+            if t.is_floating_point() or t.dtype == torch.bool
+            else t.to(device, torch.int64)
+        )
 
     held = tree_map(placed, x)
     return held, held if y is x else tree_map(target, y)
@@ -280,19 +376,37 @@ def _misfit(kind: str, missing: list[str], unexpected: list[str], wrong: list[st
     def some(names: list[str]) -> str:
         return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
-    said = [f"{what} {some(names)}" for what, names in
-            (("missing", missing), ("unexpected", unexpected), ("wrong shape", wrong)) if names]
-    return FldiagError(f"{kind} do not fit the model: {'; '.join(said)}",
-                       "give the weights of this very architecture, named as in its state_dict()", usage=True)
+    said = [
+        f"{what} {some(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("wrong shape", wrong),
+        )
+        if names
+    ]
+    return FldiagError(
+        f"{kind} do not fit the model: {'; '.join(said)}",
+        "give the weights of this very architecture, named as in its state_dict()",
+        usage=True,
+    )
 
 
-def _chosen(kind: str, given: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], optional: set[str],
-           ignored: set[str]) -> dict[str, Tensor]:
+def _chosen(
+    kind: str,
+    given: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    optional: set[str],
+    ignored: set[str],
+) -> dict[str, Tensor]:
     """The tensors of ``given`` that ``shapes`` asks for; ``optional`` may lack, ``ignored`` may be there."""
     missing = [n for n in shapes if n not in given and n not in optional]
     unexpected = [n for n in given if n not in shapes and n not in ignored]
-    wrong = [f"{n} {list(given[n].shape)} instead of {list(s)}" for n, s in shapes.items()
-             if n in given and given[n].shape != s]
+    wrong = [
+        f"{n} {list(given[n].shape)} instead of {list(s)}"
+        for n, s in shapes.items()
+        if n in given and given[n].shape != s
+    ]
     if missing or unexpected or wrong:
         raise _misfit(kind, missing, unexpected, wrong)
     return {n: given[n] for n in shapes if n in given}
@@ -300,13 +414,17 @@ def _chosen(kind: str, given: Mapping[str, Tensor], shapes: Mapping[str, torch.S
 
 def _vector(kind: str, given: Tensor, size: int) -> Tensor:
     if given.ndim != 1 or given.numel() != size:
-        raise FldiagError(f"{kind} has shape {list(given.shape)}, the model needs a vector of {size} numbers",
-                          "give one flat vector in the order of the model's named tensors", usage=True)
+        raise FldiagError(
+            f"{kind} has shape {list(given.shape)}, the model needs a vector of {size} numbers",
+            "give one flat vector in the order of the model's named tensors",
+            usage=True,
+        )
     return given
 
 
-def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype,
-            device: torch.device) -> Tensor:
+def weights(
+    module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """The weights to diagnose as a new vector [P]: the module's own, or a vector, or a dict of named tensors.
 
     A whole state_dict is welcome: its buffers and second names of tied tensors are passed over.
@@ -323,13 +441,17 @@ def weights(module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype,
     elif isinstance(given, Tensor):
         w = _vector("params", given.detach(), layout.size)
     else:
-        raise FldiagError(f"params is a {type(given).__name__}",
-                          "give a vector or a dict of named tensors", usage=True)
+        raise FldiagError(
+            f"params is a {type(given).__name__}",
+            "give a vector or a dict of named tensors",
+            usage=True,
+        )
     return w.to(device, dtype, copy=True).contiguous()
 
 
-def buffers(module: nn.Module, given: Any, params: Any, dtype: torch.dtype,
-            device: torch.device) -> dict[str, Tensor]:
+def buffers(
+    module: nn.Module, given: Any, params: Any, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
     """Own copies of the module's buffers, replaced by those given.
 
     ``given`` is a dict (non-persistent buffers and batch counters may lack) or one vector of the floating
@@ -343,11 +465,15 @@ def buffers(module: nn.Module, given: Any, params: Any, dtype: torch.dtype,
         floating = {n: b for n, b in own.items() if b.is_floating_point()}
         flat = _vector("buffers", given.detach(), sum(b.numel() for b in floating.values()))
         parts = flat.split([b.numel() for b in floating.values()]) if floating else ()
-        given = {n: part.reshape(b.shape) for (n, b), part in zip(floating.items(), parts, strict=True)}
+        given = {
+            n: part.reshape(b.shape) for (n, b), part in zip(floating.items(), parts, strict=True)
+        }
         given = {**{n: b for n, b in own.items() if n not in floating}, **given}
     if given is not None:
         kept = set(module.state_dict())
         optional = {n for n in own if n not in kept or n.endswith("num_batches_tracked")}
         own |= _chosen("buffers", given, {n: b.shape for n, b in own.items()}, optional, set())
-    return {n: b.detach().to(device, dtype if b.is_floating_point() else b.dtype, copy=True)
-            for n, b in own.items()}
+    return {
+        n: b.detach().to(device, dtype if b.is_floating_point() else b.dtype, copy=True)
+        for n, b in own.items()
+    }

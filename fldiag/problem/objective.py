@@ -53,11 +53,19 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     Raises FldiagError when the loss fails, returns neither a number nor a pair, or counts nothing.
     """
     loss, entropy = problem.given_loss, entropy_of(problem.given_loss)
-    if entropy is not None and isinstance(z, Tensor) and isinstance(y, Tensor) and _whole(y) and z.ndim > 1:
+    if (
+        entropy is not None
+        and isinstance(z, Tensor)
+        and isinstance(y, Tensor)
+        and _whole(y)
+        and z.ndim > 1
+    ):
         if problem.reduction == entropy.reduction == "mean":
             return _classes(problem, entropy, z, y)
         for start, labels in _pieces(problem):
-            check_labels(labels, z.shape[_class_axis(z, y)], start, problem.slice_name, entropy.ignored)
+            check_labels(
+                labels, z.shape[_class_axis(z, y)], start, problem.slice_name, entropy.ignored
+            )
     else:
         _check_failing_labels(problem, z, y)
     value = _value(loss, z, y)
@@ -70,8 +78,10 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return _counted(problem, loss, z, y)
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FldiagError(f"the loss returns {described(value)} for {count(y)} examples, not one number",
-                          'use the mean over examples (reduction="mean"), or return (sum, count)')
+        raise FldiagError(
+            f"the loss returns {described(value)} for {count(y)} examples, not one number",
+            'use the mean over examples (reduction="mean"), or return (sum, count)',
+        )
     return Objective(loss)
 
 
@@ -96,20 +106,29 @@ def _check_failing_labels(problem: Ingredients, z: Any, y: Any) -> None:
     criterion = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
     for start, labels in _pieces(problem):
         labels = labels.cpu().long()
-        outside = ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(1).nonzero().flatten()
+        outside = (
+            ((labels < 0) | (labels >= classes)).reshape(len(labels), -1).any(1).nonzero().flatten()
+        )
         for numbers in outside.split(len(outputs)):
             if _failure(criterion, outputs, labels[numbers], classes) is None:
                 continue
             for number in numbers.tolist():
-                error = _failure(criterion, outputs, labels[number:number + 1], classes)
+                error = _failure(criterion, outputs, labels[number : number + 1], classes)
                 if error is not None:
-                    check_labels(labels[number:number + 1], classes, start + number, problem.slice_name,
-                                 reason=f" ({first_line(error)})")
+                    check_labels(
+                        labels[number : number + 1],
+                        classes,
+                        start + number,
+                        problem.slice_name,
+                        reason=f" ({first_line(error)})",
+                    )
 
 
-def _failure(criterion: Criterion, outputs: Tensor, labels: Tensor, classes: int) -> Exception | None:
+def _failure(
+    criterion: Criterion, outputs: Tensor, labels: Tensor, classes: int
+) -> Exception | None:
     """What the loss raises for these labels, and not for labels within range."""
-    outputs = outputs[:len(labels)]
+    outputs = outputs[: len(labels)]
     try:
         criterion(outputs, labels)
     except Exception as error:  # of whatever kind the user's loss raises
@@ -123,7 +142,12 @@ def _failure(criterion: Criterion, outputs: Tensor, labels: Tensor, classes: int
 
 def _class_count(z: Any, y: Any) -> int | None:
     """The number of outputs that a label may choose from, where the shapes say it."""
-    if not isinstance(z, Tensor) or not isinstance(y, Tensor) or not _whole(y) or z.ndim != y.ndim + 1:
+    if (
+        not isinstance(z, Tensor)
+        or not isinstance(y, Tensor)
+        or not _whole(y)
+        or z.ndim != y.ndim + 1
+    ):
         return None
     first, last = y.shape == z[:, 0].shape, y.shape == z.shape[:-1]
     classes = z.shape[1] if first else z.shape[-1]
@@ -137,19 +161,26 @@ def _whole(y: Tensor) -> bool:
 def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Using a target size", category=UserWarning)  # it would only warn
+            warnings.filterwarnings(
+                "error", message="Using a target size", category=UserWarning
+            )  # it would only warn
             return loss(z, y)
     except UserWarning as warning:
         if not str(warning).startswith("Using a target size"):  # made an error by whoever calls
             raise
-        raise FldiagError(f"the loss compares outputs {described(z)} with targets {described(y)}: one would be spread over the "
-                          "other",
-                          "give the targets the shape of the outputs, or a loss that says how they are compared") from None
+        raise FldiagError(
+            f"the loss compares outputs {described(z)} with targets {described(y)}: one would be spread over the "
+            "other",
+            "give the targets the shape of the outputs, or a loss that says how they are compared",
+        ) from None
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         several = not isinstance(z, Tensor)
-        raise FldiagError(f"the loss failed on outputs {described(z)} and targets {described(y)}: {error}",
-                          "give a loss (outputs, y) that picks what it compares: lambda out, y: F.cross_entropy(out[0], y)"
-                          if several else "check that the loss takes (outputs, y) of this shape and type") from error
+        raise FldiagError(
+            f"the loss failed on outputs {described(z)} and targets {described(y)}: {error}",
+            "give a loss (outputs, y) that picks what it compares: lambda out, y: F.cross_entropy(out[0], y)"
+            if several
+            else "check that the loss takes (outputs, y) of this shape and type",
+        ) from error
 
 
 def _scaled(pair: Pair, factor: float) -> Criterion:
@@ -160,62 +191,92 @@ def _scaled(pair: Pair, factor: float) -> Criterion:
 
 
 def _alone(pair: Pair, which: int, factor: float) -> Each:
-    return lambda z, y: mapped(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
+    return lambda z, y: (
+        mapped(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
+    )
 
 
 def _summed(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FldiagError(f"the loss returns {described(value)}, and reduction = 'sum' wants the sum over a batch",
-                          "return one number")
+        raise FldiagError(
+            f"the loss returns {described(value)}, and reduction = 'sum' wants the sum over a batch",
+            "return one number",
+        )
 
     def pair(z: Any, y: Any) -> tuple[Tensor, int]:
         return problem.given_loss(z, y), 1
 
     n = float(problem.n)
-    return Objective(_scaled(pair, n), each=_alone(pair, 0, n), remarks=(f"the loss is the sum over all {problem.n:,} examples",))
+    return Objective(
+        _scaled(pair, n),
+        each=_alone(pair, 0, n),
+        remarks=(f"the loss is the sum over all {problem.n:,} examples",),
+    )
 
 
 def _coupled(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FldiagError(f"the loss returns {described(value)}, and reduction = 'batch' wants the loss of a batch",
-                          "return one number")
-    return Objective(problem.given_loss, remarks=(f"the loss is that of all {problem.n:,} examples in one batch",))
+        raise FldiagError(
+            f"the loss returns {described(value)}, and reduction = 'batch' wants the loss of a batch",
+            "return one number",
+        )
+    return Objective(
+        problem.given_loss,
+        remarks=(f"the loss is that of all {problem.n:,} examples in one batch",),
+    )
 
 
 # -- a loss that says itself what it counts
 
+
 def _counted(problem: Ingredients, pair: Pair, z: Any, y: Tree) -> Objective:
     b, parts = count(y), []
     if float(pair(z, y)[1]) != float(pair(_other(z), y)[1]):
-        raise FldiagError("what the loss counts depends on the outputs",
-                          "let the second of (sum, count) depend on the targets alone, or return their quotient as the loss of "
-                          "the whole batch: Problem(..., reduction='batch'), --reduction batch")
+        raise FldiagError(
+            "what the loss counts depends on the outputs",
+            "let the second of (sum, count) depend on the targets alone, or return their quotient as the loss of "
+            "the whole batch: Problem(..., reduction='batch'), --reduction batch",
+        )
     for some in problem.targets():  # the outputs decide nothing here, so any will do
         for i in range(0, count(some), b):
             piece = cut(some, slice(i, i + b))
-            parts.append(float(pair(rows(z, b, slice(0, count(piece))), _placed(problem, piece))[1]))
+            parts.append(
+                float(pair(rows(z, b, slice(0, count(piece))), _placed(problem, piece))[1])
+            )
     total = _total(parts)
     factor = problem.n / total
-    return Objective(_scaled(pair, factor), each=_alone(pair, 0, factor), counts=_alone(pair, 1, factor),
-                     remarks=(f"the loss is the mean over what it counts: {total:g} in {problem.n:,} examples",))
+    return Objective(
+        _scaled(pair, factor),
+        each=_alone(pair, 0, factor),
+        counts=_alone(pair, 1, factor),
+        remarks=(f"the loss is the mean over what it counts: {total:g} in {problem.n:,} examples",),
+    )
 
 
 def _other(z: Any) -> Any:
-    return tree_map(lambda t: 2 * t + 1 if isinstance(t, Tensor) and t.is_floating_point() else t, z)
+    return tree_map(
+        lambda t: 2 * t + 1 if isinstance(t, Tensor) and t.is_floating_point() else t, z
+    )
 
 
 def _placed(problem: Ingredients, y: Tree) -> Tree:
-    return tree_map(lambda t: t.to(problem.device, problem.dtype if t.is_floating_point() else t.dtype), y)
+    return tree_map(
+        lambda t: t.to(problem.device, problem.dtype if t.is_floating_point() else t.dtype), y
+    )
 
 
 def _total(parts: list[float]) -> float:
     total = sum(parts)
     if not total > 0:
-        raise FldiagError("the loss counts none of the targets", "give data in which some targets are neither masked nor ignored")
+        raise FldiagError(
+            "the loss counts none of the targets",
+            "give data in which some targets are neither masked nor ignored",
+        )
     return total
 
 
 # -- torch's losses of class labels
+
 
 @dataclass(frozen=True)
 class _Entropy:
@@ -229,24 +290,42 @@ class _Entropy:
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         weight = None if self.weight is None else self.weight.to(z)
-        return self.take(z, y, weight=weight, ignore_index=self.ignored, reduction="none", **self.more)
+        return self.take(
+            z, y, weight=weight, ignore_index=self.ignored, reduction="none", **self.more
+        )
 
     def weights(self, y: Tensor) -> Tensor:
         """How much every label counts, in float64."""
         kept = (y != self.ignored).double()
-        return kept if self.weight is None else kept * self.weight.to(y.device).double()[y.clamp_min(0) * kept.long()]
+        return (
+            kept
+            if self.weight is None
+            else kept * self.weight.to(y.device).double()[y.clamp_min(0) * kept.long()]
+        )
 
 
 def entropy_of(loss: Any) -> _Entropy | None:
     """The settings of torch's losses of class labels; None for any other loss."""
     if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
         take = F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss
-        given = {k: getattr(loss, k) for k in ("weight", "ignore_index", "reduction", "label_smoothing") if hasattr(loss, k)}
+        given = {
+            k: getattr(loss, k)
+            for k in ("weight", "ignore_index", "reduction", "label_smoothing")
+            if hasattr(loss, k)
+        }
     else:
-        take, given = (loss.func, dict(loss.keywords)) if isinstance(loss, functools.partial) and not loss.args else (loss, {})
+        take, given = (
+            (loss.func, dict(loss.keywords))
+            if isinstance(loss, functools.partial) and not loss.args
+            else (loss, {})
+        )
     if take not in (F.cross_entropy, F.nll_loss):
         return None
-    weight, ignored, reduction = given.pop("weight", None), given.pop("ignore_index", IGNORED), given.pop("reduction", "mean")
+    weight, ignored, reduction = (
+        given.pop("weight", None),
+        given.pop("ignore_index", IGNORED),
+        given.pop("reduction", "mean"),
+    )
     if set(given) - {"label_smoothing"}:
         return None
     return _Entropy(take, weight, ignored, reduction, given)
@@ -256,8 +335,10 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
     axis, remarks = _class_axis(z, y), []
     classes = z.shape[axis]
     if entropy.weight is not None and len(entropy.weight) != classes:
-        raise FldiagError(f"the loss has {len(entropy.weight)} class weights, and the model {classes} outputs",
-                          "give one weight per class")
+        raise FldiagError(
+            f"the loss has {len(entropy.weight)} class weights, and the model {classes} outputs",
+            "give one weight per class",
+        )
     parts: list[Tensor] = []
     missing = 0
     for start, labels in _pieces(problem):
@@ -282,25 +363,36 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
     def pair(z: Tensor, y: Tensor) -> tuple[Tensor, Any]:
         return losses(z, y).sum(), None
 
-    return replace(known, criterion=_scaled(pair, factor), remarks=tuple(remarks),
-                   each=lambda z, y: losses(z, y).reshape(len(y), -1).double().sum(1) * factor,
-                   counts=lambda z, y: entropy.weights(y).reshape(len(y), -1).sum(1) * factor)
+    return replace(
+        known,
+        criterion=_scaled(pair, factor),
+        remarks=tuple(remarks),
+        each=lambda z, y: losses(z, y).reshape(len(y), -1).double().sum(1) * factor,
+        counts=lambda z, y: entropy.weights(y).reshape(len(y), -1).sum(1) * factor,
+    )
 
 
 def _class_axis(z: Tensor, y: Tensor) -> int:
     """1 as torch has it, or the last, as language models do."""
     first, last = y.shape == z[:, 0].shape, y.shape == z.shape[:-1]
     if first and last and z.ndim > 2:
-        raise FldiagError(f"outputs {list(z.shape)} and targets {list(y.shape)}: it is unclear which axis holds the classes",
-                          "give a loss that says it: lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())", usage=True)
+        raise FldiagError(
+            f"outputs {list(z.shape)} and targets {list(y.shape)}: it is unclear which axis holds the classes",
+            "give a loss that says it: lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())",
+            usage=True,
+        )
     if not first and not last:
-        raise FldiagError(f"the loss failed on outputs a tensor {list(z.shape)} and targets a tensor {list(y.shape)}: the "
-                          "targets have another shape than the outputs without their classes",
-                          "check that the loss takes (outputs, y) of this shape and type")
+        raise FldiagError(
+            f"the loss failed on outputs a tensor {list(z.shape)} and targets a tensor {list(y.shape)}: the "
+            "targets have another shape than the outputs without their classes",
+            "check that the loss takes (outputs, y) of this shape and type",
+        )
     return 1 if first else z.ndim - 1
 
 
-def check_labels(y: Tensor, classes: int, start: int, where: str, ignored: int | None = None, reason: str = "") -> None:
+def check_labels(
+    y: Tensor, classes: int, start: int, where: str, ignored: int | None = None, reason: str = ""
+) -> None:
     """Raises FldiagError naming the first label outside 0..classes-1; ``start``: the number of the first example."""
     if int(y.min()) >= 0 and int(y.max()) < classes:
         return
@@ -309,11 +401,15 @@ def check_labels(y: Tensor, classes: int, start: int, where: str, ignored: int |
         bad &= (y != ignored).reshape(len(y), -1)
     if bool(bad.any()):
         at = int(bad.any(1).nonzero()[0])
-        raise FldiagError(f"example {start + at} of slice {where!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
-                          f"the model has {classes} outputs{reason}", f"labels must lie in 0..{classes - 1}")
+        raise FldiagError(
+            f"example {start + at} of slice {where!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
+            f"the model has {classes} outputs{reason}",
+            f"labels must lie in 0..{classes - 1}",
+        )
 
 
 # -- a loss that the model takes itself
+
 
 def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
     """What the mean is over that the model returns as its ``loss``: found by trying, at other weights and with other labels
@@ -322,7 +418,9 @@ def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
     rules: dict[str, Callable[[Any], float]] = {"examples": lambda y: count(y)}
     if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.ndim > 1:
         rules[f"labels that are not {IGNORED}"] = lambda y: int((y["labels"] != IGNORED).sum())
-        rules[f"labels after the first that are not {IGNORED}"] = lambda y: int((y["labels"][:, 1:] != IGNORED).sum())
+        rules[f"labels after the first that are not {IGNORED}"] = lambda y: int(
+            (y["labels"][:, 1:] != IGNORED).sum()
+        )
     name, counted = _fitting(problem, x, rules)
     total = _total([float(counted(some)) for some in problem.targets()])
 
@@ -330,10 +428,15 @@ def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
         c = counted(y)
         return (z["loss"] * c if c else z["loss"].new_zeros(())), c
 
-    return Objective(_scaled(pair, problem.n / total), remarks=(f"the model's own loss is the mean over {total:g} {name}",))
+    return Objective(
+        _scaled(pair, problem.n / total),
+        remarks=(f"the model's own loss is the mean over {total:g} {name}",),
+    )
 
 
-def _fitting(problem: Ingredients, x: Tree, rules: dict[str, Callable[[Any], float]]) -> tuple[str, Callable[[Any], float]]:
+def _fitting(
+    problem: Ingredients, x: Tree, rules: dict[str, Callable[[Any], float]]
+) -> tuple[str, Callable[[Any], float]]:
     b = count(x)
     if b < 2:
         return next(iter(rules.items()))
@@ -357,7 +460,9 @@ def _fitting(problem: Ingredients, x: Tree, rules: dict[str, Callable[[Any], flo
             errors[name] = abs(expected - values[0]) / max(abs(values[0]), 1e-30)
     name = min(errors, key=lambda k: errors[k])
     if not errors[name] <= 1e-4:
-        raise FldiagError("the model's own loss is the mean neither over the examples nor over the labels",
-                          "give a loss (outputs, batch) that returns (sum, count), or where it couples the examples of a batch, "
-                          "say Problem(..., reduction='batch'), --reduction batch")
+        raise FldiagError(
+            "the model's own loss is the mean neither over the examples nor over the labels",
+            "give a loss (outputs, batch) that returns (sum, count), or where it couples the examples of a batch, "
+            "say Problem(..., reduction='batch'), --reduction batch",
+        )
     return name, rules[name]

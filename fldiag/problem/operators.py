@@ -26,17 +26,33 @@ COMPARED = 32
 Batches = list[Callable[[], tuple[Tree, Tree]]]
 
 
-def by_hand(problem: Ingredients, matrix: Matrix, w: Tensor, batches: Batches, shares: list[float], *,
-            room: int = 0) -> ChainOperator | None:
+def by_hand(
+    problem: Ingredients,
+    matrix: Matrix,
+    w: Tensor,
+    batches: Batches,
+    shares: list[float],
+    *,
+    room: int = 0,
+) -> ChainOperator | None:
     """Products written by hand, for sequential networks; None where the model is no such network."""
     chain = None if problem.frozen else links(problem.module, problem.buffers)
     if chain is None:
         return None
-    return ChainOperator(chain, _criterion(problem), batches, shares, w, problem.layout, matrix=matrix, room=room)
+    return ChainOperator(
+        chain, _criterion(problem), batches, shares, w, problem.layout, matrix=matrix, room=room
+    )
 
 
-def double_backward(problem: Ingredients, matrix: Matrix, w: Tensor, batches: Batches, shares: list[float], *,
-                    keep: int = 0) -> DoubleBackward:
+def double_backward(
+    problem: Ingredients,
+    matrix: Matrix,
+    w: Tensor,
+    batches: Batches,
+    shares: list[float],
+    *,
+    keep: int = 0,
+) -> DoubleBackward:
     """Products by automatic differentiation, for any network that autograd can differentiate twice."""
     criterion = _criterion(problem)
 
@@ -74,13 +90,22 @@ def _criterion(problem: Ingredients) -> Callable[[Any, Tensor], Tensor]:
 def agrees(problem: Ingredients, matrix: Matrix) -> bool:
     """Whether there are products by hand, and they are those of double backward on a random vector and a few examples."""
     x, y = problem.sample(COMPARED)
-    v = torch.randn(problem.layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")).to(problem.device)
+    v = torch.randn(
+        problem.layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")
+    ).to(problem.device)
     try:
         fast = by_hand(problem, matrix, problem.w, [lambda: (x, y)], [1.0])
         if fast is None:
             return False
-        product, expected = fast(v), double_backward(problem, matrix, problem.w, [lambda: (x, y)], [1.0])(v)
-    except (RuntimeError, NotImplementedError, IndexError):  # an operation or shape that has no rule
+        product, expected = (
+            fast(v),
+            double_backward(problem, matrix, problem.w, [lambda: (x, y)], [1.0])(v),
+        )
+    except (
+        RuntimeError,
+        NotImplementedError,
+        IndexError,
+    ):  # an operation or shape that has no rule
         return False
     return bool((product - expected).norm() <= AGREEMENT[problem.dtype] * expected.norm())
 
@@ -91,13 +116,21 @@ def block_names(problem: Ingredients, which: str | Sequence[str]) -> list[str]:
     Raises FldiagError when no tensor is meant.
     """
     known = problem.layout.names
-    names = [n for n in known if (fnmatch.fnmatchcase(n, which) if isinstance(which, str) else n in which)]
+    names = [
+        n
+        for n in known
+        if (fnmatch.fnmatchcase(n, which) if isinstance(which, str) else n in which)
+    ]
     if not names:
-        raise FldiagError(f"params = {which!r} matches no parameter", nearest(str(which), known), usage=True)
+        raise FldiagError(
+            f"params = {which!r} matches no parameter", nearest(str(which), known), usage=True
+        )
     return names
 
 
 def block_index(problem: Ingredients, which: str | Sequence[str]) -> Tensor:
     """Where the tensors of ``block_names`` lie in the weights."""
     slices = problem.layout.slices()
-    return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in block_names(problem, which)]).to(problem.device)
+    return torch.cat(
+        [torch.arange(slices[n].start, slices[n].stop) for n in block_names(problem, which)]
+    ).to(problem.device)

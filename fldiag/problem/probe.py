@@ -19,7 +19,12 @@ from torch.utils._pytree import tree_leaves
 from fldiag.curvature.hvp import derivative, twice_differentiable
 from fldiag.errors import FldiagError
 from fldiag.models.layers import batch_dependent, kin
-from fldiag.problem.derivatives import Derivatives, compare_derivatives, refuse_weights_in_loss, remarks
+from fldiag.problem.derivatives import (
+    Derivatives,
+    compare_derivatives,
+    refuse_weights_in_loss,
+    remarks,
+)
 from fldiag.problem.each import Each, fits, per_example
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.objective import Objective, settle
@@ -30,7 +35,15 @@ from fldiag.seeding import torch_rng
 #: Examples that the checks look at.
 SAMPLE = 32
 #: What a model or loss of one's own raises for what it does not take.
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, AssertionError)
+FAILURES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    KeyError,
+    AssertionError,
+)
 
 
 @dataclass(frozen=True)
@@ -52,17 +65,27 @@ def _check_data(problem: Ingredients) -> tuple[Tree, Tree]:
     x, y = problem.sample(SAMPLE)
     again_x, again_y = problem.sample(SAMPLE)
     if not (same(x, again_x, 0.0) and same(y, again_y, 0.0)):
-        raise FldiagError(f"the data of slice {problem.slice_name!r} change from one reading to the next",
-                          "switch augmentation and shuffling off: every reading must give the same")
+        raise FldiagError(
+            f"the data of slice {problem.slice_name!r} change from one reading to the next",
+            "switch augmentation and shuffling off: every reading must give the same",
+        )
     if not all(bool(torch.isfinite(t).all()) for t in tree_leaves(x) if t.is_floating_point()):
-        raise FldiagError(f"the inputs of slice {problem.slice_name!r} hold NaN or infinite values",
-                          "clean or normalise the data")
+        raise FldiagError(
+            f"the inputs of slice {problem.slice_name!r} hold NaN or infinite values",
+            "clean or normalise the data",
+        )
     return x, y
 
 
 def _culprits(module: nn.Module) -> str:
-    awake = [f"{n or 'the model'} ({type(m).__name__})" for n, m in module.named_modules() if m.training]
-    drop = [f"{n} ({type(m).__name__})" for n, m in module.named_modules() if kin(m).random and m.training]
+    awake = [
+        f"{n or 'the model'} ({type(m).__name__})" for n, m in module.named_modules() if m.training
+    ]
+    drop = [
+        f"{n} ({type(m).__name__})"
+        for n, m in module.named_modules()
+        if kin(m).random and m.training
+    ]
     if drop:
         return f"dropout is active in {', '.join(drop)} although the model is in eval mode"
     if awake:
@@ -76,38 +99,65 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
     try:
         z = problem.call(w, seen, held)
     except FAILURES as error:
-        what = f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
-        raise FldiagError(f"the model failed on a batch of {what}: {error}" +
-                          "".join(f" ({text})" for text in problem.data_remarks),
-                          "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
-                          "[((a, b), y) for a, b, y in loader]" if problem.data_remarks else
-                          "check that the data are what the model takes (shape, type, normalised)") from error
+        what = (
+            f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
+        )
+        raise FldiagError(
+            f"the model failed on a batch of {what}: {error}"
+            + "".join(f" ({text})" for text in problem.data_remarks),
+            "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
+            "[((a, b), y) for a, b, y in loader]"
+            if problem.data_remarks
+            else "check that the data are what the model takes (shape, type, normalised)",
+        ) from error
     if not same(x, seen, 0.0):
-        raise FldiagError("the model changes its input in place", "let it work on a copy (first layer inplace=False)")
+        raise FldiagError(
+            "the model changes its input in place",
+            "let it work on a copy (first layer inplace=False)",
+        )
     if not same(w, problem.w, 0.0):
-        raise FldiagError("an evaluation changes the weights", "take Embedding(..., max_norm=None), and write to no parameter in "
-                          "forward")
+        raise FldiagError(
+            "an evaluation changes the weights",
+            "take Embedding(..., max_norm=None), and write to no parameter in forward",
+        )
     moved = [n for n, b in held.items() if not same(b, problem.buffers[n], 0.0)]
     if moved:
-        raise FldiagError(f"an evaluation changes the buffers {', '.join(moved[:4])}: "
-                          f"{_culprits(problem.module)}",
-                          "let eval() reach these modules (batch-norm must use its running statistics)")
+        raise FldiagError(
+            f"an evaluation changes the buffers {', '.join(moved[:4])}: "
+            f"{_culprits(problem.module)}",
+            "let eval() reach these modules (batch-norm must use its running statistics)",
+        )
     if not same(z, problem.call(problem.w, clone(x), held), tolerance):
-        raise FldiagError(f"two evaluations of the model disagree: {_culprits(problem.module)}",
-                          "make the model deterministic in eval mode")
+        raise FldiagError(
+            f"two evaluations of the model disagree: {_culprits(problem.module)}",
+            "make the model deterministic in eval mode",
+        )
     return z
 
 
-def _check_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float) -> Tensor:
+def _check_loss(
+    problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float
+) -> Tensor:
     value = criterion(z, y)
     if not bool(torch.isfinite(value)):
         culprits = {"weights": problem.w, "outputs of the model": z}
-        place = next((name for name, t in culprits.items()
-                      if isinstance(t, Tensor) and not bool(torch.isfinite(t).all())), "loss alone")
-        raise FldiagError(f"the loss is {float(value)} (not finite: the {place})",
-                          "diagnose a checkpoint from before the training diverged")
+        place = next(
+            (
+                name
+                for name, t in culprits.items()
+                if isinstance(t, Tensor) and not bool(torch.isfinite(t).all())
+            ),
+            "loss alone",
+        )
+        raise FldiagError(
+            f"the loss is {float(value)} (not finite: the {place})",
+            "diagnose a checkpoint from before the training diverged",
+        )
     if not same(value, criterion(z, y), tolerance):
-        raise FldiagError("two evaluations of the loss on the same outputs disagree", "make the loss deterministic")
+        raise FldiagError(
+            "two evaluations of the loss on the same outputs disagree",
+            "make the loss deterministic",
+        )
     if problem.reduction == "batch":
         return value
     if not isinstance(z, Tensor):
@@ -122,18 +172,32 @@ def _check_loss(problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: 
 def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, value: Tensor) -> None:
     twice = _tried(loss, torch.cat([z, z]), torch.cat([y, y]))
     doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
-    fair = same(twice, value, 1e-3) and _is_mean(loss, z, y) is not False and _shaken(problem, loss, z, y) is not False
-    if (doubles or not fair) and z.shape != y.shape and z.numel() == y.numel() \
-            and _is_mean(loss, z, y.reshape(z.shape)):
-        raise FldiagError(f"the loss compares outputs {list(z.shape)} with targets {list(y.shape)}: broadcasting "
-                          "pairs every example with every other one",
-                          f"reshape the targets to {['n', *z.shape[1:]]}".replace("'", ""))
+    fair = (
+        same(twice, value, 1e-3)
+        and _is_mean(loss, z, y) is not False
+        and _shaken(problem, loss, z, y) is not False
+    )
+    if (
+        (doubles or not fair)
+        and z.shape != y.shape
+        and z.numel() == y.numel()
+        and _is_mean(loss, z, y.reshape(z.shape))
+    ):
+        raise FldiagError(
+            f"the loss compares outputs {list(z.shape)} with targets {list(y.shape)}: broadcasting "
+            "pairs every example with every other one",
+            f"reshape the targets to {['n', *z.shape[1:]]}".replace("'", ""),
+        )
     if problem.reduction == "sum" and not fair and not _couples(loss, z, y):
-        raise FldiagError("reduction = 'sum', and the loss of a batch is not the sum over its examples",
-                          "leave reduction out for a mean")
+        raise FldiagError(
+            "reduction = 'sum', and the loss of a batch is not the sum over its examples",
+            "leave reduction out for a mean",
+        )
     if doubles:
-        raise FldiagError("the loss doubles when every example is given twice: it is a sum",
-                          'use the mean over examples (reduction="mean"), or say Problem(..., reduction="sum")')
+        raise FldiagError(
+            "the loss doubles when every example is given twice: it is a sum",
+            'use the mean over examples (reduction="mean"), or say Problem(..., reduction="sum")',
+        )
     if not fair:
         raise _uneven(loss, z, y)
 
@@ -142,13 +206,17 @@ def _uneven(loss: Criterion, z: Any, y: Tree) -> FldiagError:
     """What is wrong with a loss that is not the mean over the examples: it couples them, or weighs them differently."""
     batch = "Problem(..., reduction='batch'), --reduction batch: the whole slice is then one batch"
     if isinstance(z, Tensor) and _couples(loss, z, y):
-        return FldiagError("the loss of a batch is not the mean over its examples: it couples them (as contrastive, Dice, "
-                           "root-mean-square, correlation and ranking losses do), so it has no loss of one example",
-                           f"say {batch}")
-    return FldiagError("the loss of a batch is not the mean over its examples: class weights, ignored labels or another "
-                       "normalisation make batches count differently",
-                       "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy; "
-                       f"where it couples the examples, say {batch}")
+        return FldiagError(
+            "the loss of a batch is not the mean over its examples: it couples them (as contrastive, Dice, "
+            "root-mean-square, correlation and ranking losses do), so it has no loss of one example",
+            f"say {batch}",
+        )
+    return FldiagError(
+        "the loss of a batch is not the mean over its examples: class weights, ignored labels or another "
+        "normalisation make batches count differently",
+        "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy; "
+        f"where it couples the examples, say {batch}",
+    )
 
 
 def _tried(loss: Criterion, z: Tensor, y: Tree) -> Tensor:
@@ -168,7 +236,10 @@ def _couples(loss: Criterion, z: Tensor, y: Tree) -> bool:
     half = half.reshape(-1, *[1] * (z.ndim - 1))
     everyone = torch.ones_like(half)
     for other in (z.roll(1, 0), *_far_outputs(z, y)):
-        values = [float(_tried(loss, torch.where(which, other, z), y)) for which in (~everyone, half, ~half, everyone)]
+        values = [
+            float(_tried(loss, torch.where(which, other, z), y))
+            for which in (~everyone, half, ~half, everyone)
+        ]
         error = abs(values[0] + values[3] - values[1] - values[2])
         if all(map(math.isfinite, values)) and error > 1e-4 * max(map(abs, values)):
             return True
@@ -177,7 +248,10 @@ def _couples(loss: Criterion, z: Tensor, y: Tree) -> bool:
 
 def _far_outputs(z: Tensor, y: Tree) -> list[Tensor]:
     """Outputs that differ from example to example: far from z, and between 0 and 1 (probabilities, say)."""
-    size = max(1.0, *(float(t.abs().max()) for t in (z, y) if isinstance(t, Tensor) and t.is_floating_point()))
+    size = max(
+        1.0,
+        *(float(t.abs().max()) for t in (z, y) if isinstance(t, Tensor) and t.is_floating_point()),
+    )
     rng = torch_rng(0, "outputs to try the loss on")
     noise, shares = torch.randn(z.shape, generator=rng), torch.rand(z.shape, generator=rng)
     return [z + 3 * size * noise.to(z), shares.to(z)]
@@ -187,16 +261,24 @@ def _check_whole(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> Non
     """``_is_mean`` through the model, whose outputs cannot be cut: at its weights and at others."""
     if batch_dependent(problem.module):
         return
-    noise = torch.randn(len(problem.w), generator=torch_rng(0, "weights to try the loss at")).to(problem.w)
+    noise = torch.randn(len(problem.w), generator=torch_rng(0, "weights to try the loss at")).to(
+        problem.w
+    )
     for w in (problem.w, problem.w + 0.3 * problem.w.std(correction=0) * noise):
         values = {}
         b = count(y)
         for where in (slice(0, b), slice(0, b // 2), slice(b // 2, b)):
             if where.stop > where.start:
-                values[where.start, where.stop] = float(loss(problem.call(w, cut(x, where)), cut(y, where)))
+                values[where.start, where.stop] = float(
+                    loss(problem.call(w, cut(x, where)), cut(y, where))
+                )
         whole = values.pop((0, b))
         parts = math.fsum(v * (stop - start) / b for (start, stop), v in values.items())
-        if values and math.isfinite(whole) and not abs(parts - whole) <= 1e-3 * max(abs(whole), abs(parts)):
+        if (
+            values
+            and math.isfinite(whole)
+            and not abs(parts - whole) <= 1e-3 * max(abs(whole), abs(parts))
+        ):
             raise _uneven(loss, None, y)
 
 
@@ -208,7 +290,10 @@ def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
     sizes, fair = {1, b // 2} - {0, b}, []
     for k in sizes:
         try:
-            parts = [k / b * float(loss(z[:k], cut(y, slice(0, k)))), (1 - k / b) * float(loss(z[k:], cut(y, slice(k, b))))]
+            parts = [
+                k / b * float(loss(z[:k], cut(y, slice(0, k)))),
+                (1 - k / b) * float(loss(z[k:], cut(y, slice(k, b)))),
+            ]
         except FAILURES:  # it takes no batch of this size
             continue
         fair.append(abs(sum(parts) - whole) <= 1e-3 * abs(whole) + 1e-5 * max(map(abs, parts)))
@@ -240,20 +325,31 @@ def _batch_dependent(problem: Ingredients, x: Tree, z: Any, tolerance: float) ->
     if b < 2 or not whole:
         return False
     pieces = [cut(x, slice(0, b // 2)), cut(x, slice(b // 2, b))]
-    first, second = ([t for t in tree_leaves(problem.call(problem.w, clone(piece))) if of_examples(t, count(piece))]
-                     for piece in pieces)
+    first, second = (
+        [
+            t
+            for t in tree_leaves(problem.call(problem.w, clone(piece)))
+            if of_examples(t, count(piece))
+        ]
+        for piece in pieces
+    )
     if len(first) != len(second) or len(first) != len(whole):
         return False  # what else the model returns has as many rows as there are examples
-    return any(p.shape[1:] == t.shape[1:] == q.shape[1:] and not same(torch.cat([p, q]), t, tolerance)
-               for p, q, t in zip(first, second, whole, strict=True))
+    return any(
+        p.shape[1:] == t.shape[1:] == q.shape[1:] and not same(torch.cat([p, q]), t, tolerance)
+        for p, q, t in zip(first, second, whole, strict=True)
+    )
 
 
 def _graph_bytes(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -> int:
     """Bytes an example holds in the graph of the gradient: the growth from 4 examples to 8."""
+
     def held(size: int) -> int:
         index = torch.arange(size, device=problem.device) % count(x)
         w = problem.w.clone().requires_grad_()
-        kept: dict[int, tuple[Tensor, int]] = {}  # the tensors are held, so that no address is used twice
+        kept: dict[
+            int, tuple[Tensor, int]
+        ] = {}  # the tensors are held, so that no address is used twice
 
         def pack(t: Tensor) -> Tensor:
             kept[t.untyped_storage().data_ptr()] = (t, t.untyped_storage().nbytes())
@@ -263,8 +359,10 @@ def _graph_bytes(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -
             some = cut(x, index)
             loss = criterion(problem.call(w, some), some if y is x else cut(y, index))
             if not loss.requires_grad:
-                raise FldiagError("the loss does not depend on the weights",
-                                  "remove detach() or torch.no_grad() from the model's forward")
+                raise FldiagError(
+                    "the loss does not depend on the weights",
+                    "remove detach() or torch.no_grad() from the model's forward",
+                )
             derivative(loss, [w], twice=True)
         return sum(taken for _, taken in kept.values())
 
@@ -273,7 +371,11 @@ def _graph_bytes(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -
 
 def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
     """Convolutions without gradients run about 1.4 times faster so; a model that uses view() may refuse."""
-    if not isinstance(x, Tensor) or x.ndim != 4 or not any(kin(m).channels_last for m in problem.module.modules()):
+    if (
+        not isinstance(x, Tensor)
+        or x.ndim != 4
+        or not any(kin(m).channels_last for m in problem.module.modules())
+    ):
         return False
     try:
         return same(problem.call(problem.w, x.to(memory_format=torch.channels_last)), z, 1e-4)
@@ -284,8 +386,11 @@ def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
 def examine(problem: Ingredients) -> Facts:
     """The checks on up to 32 examples at the problem's weights. Raises FldiagError naming the culprit."""
     if torch.is_inference_mode_enabled():
-        raise FldiagError("torch.inference_mode is on, in which nothing can be differentiated",
-                          "leave it out around fldiag's calls; torch.no_grad may stay", usage=True)
+        raise FldiagError(
+            "torch.inference_mode is on, in which nothing can be differentiated",
+            "leave it out around fldiag's calls; torch.no_grad may stay",
+            usage=True,
+        )
     tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-9
     with problem.guarded(), torch.no_grad():
         x, y = _check_data(problem)
@@ -294,13 +399,29 @@ def examine(problem: Ingredients) -> Facts:
         found = settle(problem, x, y, z)
         value = _check_loss(problem, found.criterion, x, z, y, tolerance)
         refuse_weights_in_loss(problem, found.criterion, x, z, y, tolerance)
-        each = None if problem.reduction == "batch" else per_example(found.criterion, z, y, value) if found.each is None else \
-            found.each if fits(found.each, z, y, value) else None
+        each = (
+            None
+            if problem.reduction == "batch"
+            else per_example(found.criterion, z, y, value)
+            if found.each is None
+            else found.each
+            if fits(found.each, z, y, value)
+            else None
+        )
         room = graph_bytes(problem, x) if again else _graph_bytes(problem, found.criterion, x, y)
-        checked = problem.shared.get("derivatives") or compare_derivatives(problem, found.criterion, x, y)
+        checked = problem.shared.get("derivatives") or compare_derivatives(
+            problem, found.criterion, x, y
+        )
         if not checked.not_finite:  # which is a matter of these weights
             problem.shared["derivatives"] = checked
-        return Facts(recomputes=again, batch_dependent=_batch_dependent(problem, x, z, tolerance), objective=found,
-                     outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1, per_example=each,
-                     channels_last=_channels_last(problem, x, z), graph_bytes=room,
-                     derivatives=checked, remarks=(*found.remarks, *remarks(problem, checked)))
+        return Facts(
+            recomputes=again,
+            batch_dependent=_batch_dependent(problem, x, z, tolerance),
+            objective=found,
+            outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1,
+            per_example=each,
+            channels_last=_channels_last(problem, x, z),
+            graph_bytes=room,
+            derivatives=checked,
+            remarks=(*found.remarks, *remarks(problem, checked)),
+        )

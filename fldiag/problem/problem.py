@@ -28,8 +28,10 @@ from fldiag.seeding import torch_rng
 
 
 def _infinite_gradient() -> FldiagError:
-    return FldiagError("the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
-                       "keep its argument off 0, for example sqrt(x + 1e-12)")
+    return FldiagError(
+        "the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
+        "keep its argument off 0, for example sqrt(x + 1e-12)",
+    )
 
 
 class Problem(Ingredients):
@@ -81,8 +83,16 @@ class Problem(Ingredients):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was established once: whoever gets a copy does that again."""
-        left_out = {name for name in self.__dict__ if isinstance(getattr(type(self), name, None), cached_property)}
-        state = {name: value for name, value in self.__dict__.items() if name not in left_out and name != "executor"}
+        left_out = {
+            name
+            for name in self.__dict__
+            if isinstance(getattr(type(self), name, None), cached_property)
+        }
+        state = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in left_out and name != "executor"
+        }
         return {**state, "originals": ()}
 
     def __repr__(self) -> str:
@@ -90,8 +100,17 @@ class Problem(Ingredients):
         return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
 
     def _repr_html_(self) -> str:
-        return card("Problem", {"name": self.name or None, "parameters": f"{self.layout.size:,}", "examples": f"{self.n:,}",
-                                "slice": self.slice_name, "precision": self.dtype, "device": self.w.device})
+        return card(
+            "Problem",
+            {
+                "name": self.name or None,
+                "parameters": f"{self.layout.size:,}",
+                "examples": f"{self.n:,}",
+                "slice": self.slice_name,
+                "precision": self.dtype,
+                "device": self.w.device,
+            },
+        )
 
     # -- what is known about the problem
 
@@ -130,7 +149,11 @@ class Problem(Ingredients):
         held = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
         if self.reduction == "batch":
             return [(0, self.n)]
-        size = DEPENDENT if self.batch_dependent else largest(self._facts.graph_bytes, held, self.memory, self.device)
+        size = (
+            DEPENDENT
+            if self.batch_dependent
+            else largest(self._facts.graph_bytes, held, self.memory, self.device)
+        )
         many = -(-self.n // size)
         return [(i * self.n // many, (i + 1) * self.n // many) for i in range(many)]
 
@@ -139,7 +162,14 @@ class Problem(Ingredients):
         """The columns every row of this problem's result tables shares."""
         decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
         allowed = {"allow": self.allow} if self.allow else {}
-        return {"run": self.name, "slice": self.slice_name, "n_examples": self.n, **decay, **allowed, **self.labels}
+        return {
+            "run": self.name,
+            "slice": self.slice_name,
+            "n_examples": self.n,
+            **decay,
+            **allowed,
+            **self.labels,
+        }
 
     @property
     def by_differences(self) -> bool:
@@ -168,15 +198,22 @@ class Problem(Ingredients):
         if w is None:
             return self.w
         if w.shape != self.w.shape:
-            raise FldiagError(f"weights {list(w.shape)} for a model of {self.layout.size} parameters",
-                              "give a flat vector in the order of layout.names")
+            raise FldiagError(
+                f"weights {list(w.shape)} for a model of {self.layout.size} parameters",
+                "give a flat vector in the order of layout.names",
+            )
         return w.detach().to(self.w)
 
     def _outputs(self, w: Tensor) -> Iterator[tuple[Any, Tree]]:
         channels_last = self._facts.channels_last
         views = self.layout.views(w)
-        if channels_last:  # also the weights: with one input channel the layout of x alone decides nothing
-            views = {n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v for n, v in views.items()}
+        if (
+            channels_last
+        ):  # also the weights: with one input channel the layout of x alone decides nothing
+            views = {
+                n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
+                for n, v in views.items()
+            }
         for i in range(len(self.bounds)):
             x, y = self.batch(i)
             if channels_last:
@@ -222,8 +259,10 @@ class Problem(Ingredients):
             return mean, self.stderr(losses)
         w = self._vector(w)
         with self.guarded(), torch.no_grad():
-            parts = [float(self.criterion(z, y)) * (stop - start) / self.n for (z, y), (start, stop)
-                     in zip(self._outputs(w), self.bounds, strict=True)]
+            parts = [
+                float(self.criterion(z, y)) * (stop - start) / self.n
+                for (z, y), (start, stop) in zip(self._outputs(w), self.bounds, strict=True)
+            ]
         return math.fsum(parts) + self.penalty(w), None
 
     def scores(self, w: Tensor | None = None) -> Scores:
@@ -238,9 +277,13 @@ class Problem(Ingredients):
         if not self.weight_decay:
             return scores
         penalty, guess_loss = self.penalty(w), scores.guess_loss
-        return replace(scores, loss=scores.loss + penalty, penalty=penalty,
-                       guess_loss=None if guess_loss is None else guess_loss + penalty,
-                       each=None if scores.each is None else self.with_decay(scores.each, w))
+        return replace(
+            scores,
+            loss=scores.loss + penalty,
+            penalty=penalty,
+            guess_loss=None if guess_loss is None else guess_loss + penalty,
+            each=None if scores.each is None else self.with_decay(scores.each, w),
+        )
 
     def stderr(self, losses: Tensor) -> float | None:
         """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of
@@ -248,7 +291,9 @@ class Problem(Ingredients):
         if self.n < 2:
             return None
         counts = self.recall("counts", self._counts)
-        return float((losses if counts is None else losses - losses.mean() * counts).std()) / math.sqrt(self.n)
+        return float(
+            (losses if counts is None else losses - losses.mean() * counts).std()
+        ) / math.sqrt(self.n)
 
     def _counts(self) -> Tensor | None:
         """By how much every example counts [n]."""
@@ -260,6 +305,7 @@ class Problem(Ingredients):
 
     def _terms(self) -> tuple[list[Callable[[Tensor], Tensor]], list[float]]:
         """The mean loss of each batch as a function of the weights, and the batch's share of the examples."""
+
         def term(i: int) -> Callable[[Tensor], Tensor]:
             def batch_loss(w: Tensor) -> Tensor:
                 x, y = self.batch(i)
@@ -268,20 +314,24 @@ class Problem(Ingredients):
 
             return batch_loss
 
-        return [term(i) for i in range(len(self.bounds))], [(b - a) / self.n for a, b in self.bounds]
+        return [term(i) for i in range(len(self.bounds))], [
+            (b - a) / self.n for a, b in self.bounds
+        ]
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
         at_own, w = w is None, self._vector(w)
         if self.probe().recomputes:
             shares = [(stop - start) / self.n for start, stop in self.bounds]
-            total = recomputation.gradient(self, w, ((*self.batch(i), s) for i, s in enumerate(shares)))
+            total = recomputation.gradient(
+                self, w, ((*self.batch(i), s) for i, s in enumerate(shares))
+            )
         else:
             at = w.clone().requires_grad_()
             total = torch.zeros_like(w, dtype=torch.float64)
             for loss, share in zip(*self._terms(), strict=True):
                 with torch.enable_grad(), self.guarded():
-                    part, = derivative(loss(at), [at])
+                    (part,) = derivative(loss(at), [at])
                 if part is not None:
                     total.add_(part, alpha=share)
         if at_own and not bool(total.isfinite().all()):
@@ -298,7 +348,9 @@ class Problem(Ingredients):
             self._recalled[what] = find()
         return self._recalled[what]
 
-    def hessian(self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian") -> Operator:
+    def hessian(
+        self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian"
+    ) -> Operator:
         """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
         ``H(v) -> Hv`` in float64.
 
@@ -319,27 +371,46 @@ class Problem(Ingredients):
         w = self.w if w is None else self._vector(w).clone()
         if self.by_differences:
             if matrix != "hessian":
-                raise FldiagError("the Gauss-Newton matrix cannot be computed by differences of gradients",
-                                  "use matrix = 'hessian'", usage=True)
+                raise FldiagError(
+                    "the Gauss-Newton matrix cannot be computed by differences of gradients",
+                    "use matrix = 'hessian'",
+                    usage=True,
+                )
             return Differences(self.gradient, w, self.step.length)
         if matrix not in ("hessian", "ggn"):
-            raise FldiagError(f"matrix = {matrix!r} is not known", "use 'hessian' or 'ggn'", usage=True)
+            raise FldiagError(
+                f"matrix = {matrix!r} is not known", "use 'hessian' or 'ggn'", usage=True
+            )
         agreeing = self._agrees(matrix)
         shares = [(stop - start) / self.n for start, stop in self.bounds]
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
         graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
         memory = self.memory if keep else 0
-        fast = by_hand(self, matrix, w, batches, shares, room=room_for_graphs(w, memory)) if agreeing else None
-        product = fast if fast is not None else double_backward(self, matrix, w, batches, shares,
-                                                                keep=kept(graph, len(batches), w, memory))
+        fast = (
+            by_hand(self, matrix, w, batches, shares, room=room_for_graphs(w, memory))
+            if agreeing
+            else None
+        )
+        product = (
+            fast
+            if fast is not None
+            else double_backward(
+                self, matrix, w, batches, shares, keep=kept(graph, len(batches), w, memory)
+            )
+        )
         product.shift = self.weight_decay
         return product
 
     @property
     def step(self) -> Step:
         """Of ``differences``; found once."""
+
         def find() -> Step:
-            v = torch.randn(self.layout.size, dtype=torch.float64, generator=torch_rng(0, "direction to try steps in"))
+            v = torch.randn(
+                self.layout.size,
+                dtype=torch.float64,
+                generator=torch_rng(0, "direction to try steps in"),
+            )
             return best_step(self.gradient, self.w, v.to(self.device))
 
         return self.recall("step", find)

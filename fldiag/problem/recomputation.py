@@ -31,18 +31,24 @@ def recomputes(problem: Ingredients, x: Tree) -> bool:
         if out_of_memory(error):
             raise
         if word not in str(error):
-            raise FldiagError(f"the model cannot be differentiated: {first_line(error)}",
-                              "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of "
-                              "transformers") from error
+            raise FldiagError(
+                f"the model cannot be differentiated: {first_line(error)}",
+                "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of "
+                "transformers",
+            ) from error
         if problem.differences:
             return True
-        raise FldiagError("the model uses hooks on saved tensors",
-                          "take products by differences of gradients (differences = True, --differences); or switch them off, "
-                          "and let a smaller memory limit cut the batches") from None
+        raise FldiagError(
+            "the model uses hooks on saved tensors",
+            "take products by differences of gradients (differences = True, --differences); or switch them off, "
+            "and let a smaller memory limit cut the batches",
+        ) from None
     return False
 
 
-def gradient(problem: Ingredients, w: Tensor, batches: Iterable[tuple[Tree, Tree, float]]) -> Tensor:
+def gradient(
+    problem: Ingredients, w: Tensor, batches: Iterable[tuple[Tree, Tree, float]]
+) -> Tensor:
     """The gradient at w [P] in float64, over batches (x, y, share of the examples)."""
     module, total = problem.loaded(w), torch.zeros_like(w, dtype=torch.float64)
     leaves = [p for p in module.parameters() if p.requires_grad]

@@ -54,7 +54,9 @@ class Scores:
         return float(self.right.double().std()) / math.sqrt(len(self.right))
 
 
-def score(problem: Ingredients, batches: Iterable[tuple[Any, Tree]], per_example: Each | None) -> Scores:
+def score(
+    problem: Ingredients, batches: Iterable[tuple[Any, Tree]], per_example: Each | None
+) -> Scores:
     """The scores of (outputs, targets) of all the problem's batches; ``per_example``: the loss of each example, where it can be
     taken."""
     answers = AnswerCounter(problem)
@@ -109,8 +111,13 @@ class AnswerCounter:
             return Scores(loss, losses, None)
         right = torch.cat(self.right)
         right = right.double() * (len(right) / total) if self.several else right.bool()
-        return Scores(loss, losses, right, None if math.isnan(self.guess_loss) else self.guess_loss,
-                      tuple((self.counts / total).tolist()))
+        return Scores(
+            loss,
+            losses,
+            right,
+            None if math.isnan(self.guess_loss) else self.guess_loss,
+            tuple((self.counts / total).tolist()),
+        )
 
     def _kind_of(self, z: Any, y: Any) -> _Kind | None:
         outputs, labels = _parts(z, y)
@@ -129,7 +136,12 @@ class AnswerCounter:
         if self.entropy is None and not self._takes_classes(z, y, axis):
             return None  # counts, times or ranks
         uniform = None if isinstance(z, Mapping) else self._uniform(outputs, y, axis)
-        return _Kind(outputs.shape[axis], axis, uniform, IGNORED if self.entropy is None else self.entropy.ignored)
+        return _Kind(
+            outputs.shape[axis],
+            axis,
+            uniform,
+            IGNORED if self.entropy is None else self.entropy.ignored,
+        )
 
     def _takes_classes(self, z: Any, y: Any, axis: int) -> bool:
         """Whether the labels are class numbers to the loss, and so the largest of the outputs along ``axis`` its answer.
@@ -143,18 +155,30 @@ class AnswerCounter:
         if bool(((labels < 0) | (labels >= classes))[counted].any()):
             return False
         value = float(self.problem.criterion(z, y))
-        if math.isclose(float(F.cross_entropy(outputs.movedim(axis, 1), labels)), value, rel_tol=SAME, abs_tol=1e-7):
+        if math.isclose(
+            float(F.cross_entropy(outputs.movedim(axis, 1), labels)),
+            value,
+            rel_tol=SAME,
+            abs_tol=1e-7,
+        ):
             return True
         other = torch.where(counted, (labels + 1) % classes, labels)
         try:
             with torch.enable_grad():
                 leaf = outputs.detach().requires_grad_()
-                before, after = (torch.autograd.grad(self.problem.criterion(*_joined(z, y, leaf, k)).sum(), leaf)[0]
-                                 for k in (labels, other))
+                before, after = (
+                    torch.autograd.grad(
+                        self.problem.criterion(*_joined(z, y, leaf, k)).sum(), leaf
+                    )[0]
+                    for k in (labels, other)
+                )
         except Exception:  # the user's loss takes no other labels, or has no gradient
             return False
         pull = before - after
-        up, down = (pull.gather(axis, (k * counted).unsqueeze(axis)).squeeze(axis)[counted] for k in (other, labels))
+        up, down = (
+            pull.gather(axis, (k * counted).unsqueeze(axis)).squeeze(axis)[counted]
+            for k in (other, labels)
+        )
         return bool((up > 0).all() and (down < 0).all())
 
     def _uniform(self, outputs: Tensor, y: Any, axis: int) -> float | None:
@@ -175,13 +199,25 @@ class AnswerCounter:
         """One output for two classes, or several with two each: only where the loss is a binary cross entropy."""
         if isinstance(z, Mapping) or not bool(((labels == 0) | (labels == 1)).all()):
             return None
-        value, flat, target = float(self.problem.criterion(z, y)), outputs.reshape(-1), labels.reshape(-1).to(outputs.dtype)
+        value, flat, target = (
+            float(self.problem.criterion(z, y)),
+            outputs.reshape(-1),
+            labels.reshape(-1).to(outputs.dtype),
+        )
         loss = self.problem.given_loss
-        if isinstance(loss, nn.BCEWithLogitsLoss) or \
-                math.isclose(float(F.binary_cross_entropy_with_logits(flat, target)), value, rel_tol=SAME, abs_tol=1e-7):
+        if isinstance(loss, nn.BCEWithLogitsLoss) or math.isclose(
+            float(F.binary_cross_entropy_with_logits(flat, target)),
+            value,
+            rel_tol=SAME,
+            abs_tol=1e-7,
+        ):
             return _Kind(2, None, 0.0)
-        if bool(((flat >= 0) & (flat <= 1)).all()) and (isinstance(loss, nn.BCELoss) or math.isclose(
-                float(F.binary_cross_entropy(flat, target)), value, rel_tol=SAME, abs_tol=1e-7)):
+        if bool(((flat >= 0) & (flat <= 1)).all()) and (
+            isinstance(loss, nn.BCELoss)
+            or math.isclose(
+                float(F.binary_cross_entropy(flat, target)), value, rel_tol=SAME, abs_tol=1e-7
+            )
+        ):
             return _Kind(2, None, 0.5)
         return None
 
@@ -205,13 +241,18 @@ class _Kind:
 
 def _parts(z: Any, y: Any) -> tuple[Any, Any]:
     """Outputs and labels, also of models and data that name them as those of transformers do."""
-    return (z.get("logits") if isinstance(z, Mapping) else z,
-            y.get("labels", y.get("label")) if isinstance(y, Mapping) else y)
+    return (
+        z.get("logits") if isinstance(z, Mapping) else z,
+        y.get("labels", y.get("label")) if isinstance(y, Mapping) else y,
+    )
 
 
 def _joined(z: Any, y: Any, outputs: Tensor, labels: Tensor) -> tuple[Any, Any]:
     """Other outputs and labels in the places where ``_parts`` finds those of z and y."""
-    places = (z, "logits", outputs), (y, "labels" if isinstance(y, Mapping) and "labels" in y else "label", labels)
+    places = (
+        (z, "logits", outputs),
+        (y, "labels" if isinstance(y, Mapping) and "labels" in y else "label", labels),
+    )
     joined = []
     for tree, name, part in places:
         if isinstance(tree, Mapping):

@@ -43,10 +43,17 @@ def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[
     Raises FldiagError for ``on`` and a network that cannot be stacked.
     """
     found = links(network.module, network.buffers)
-    able = found is not None and not network.buffers and all(link.stacks for link in found if isinstance(link, Weighted))
+    able = (
+        found is not None
+        and not network.buffers
+        and all(link.stacks for link in found if isinstance(link, Weighted))
+    )
     if stack == "on" and not able:
-        raise FldiagError("stack = 'on', and the Hessians of this model cannot be stacked: it is not a sequence of affine layers",
-                          "use stack = 'auto' or 'off'", usage=True)
+        raise FldiagError(
+            "stack = 'on', and the Hessians of this model cannot be stacked: it is not a sequence of affine layers",
+            "use stack = 'auto' or 'off'",
+            usage=True,
+        )
     if not able or stack == "off":
         return [[c] for c in examples]
     made: list[list[int]] = []
@@ -54,14 +61,21 @@ def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[
         n, group = examples[c], made[-1] if made else []
         small = stack == "on" or n * network.size <= WORK
         padded = n * (len(group) + 1)
-        if group and small and len(group) < ROWS and padded <= PADDING * (n + sum(examples[i] for i in group)):
+        if (
+            group
+            and small
+            and len(group) < ROWS
+            and padded <= PADDING * (n + sum(examples[i] for i in group))
+        ):
             group.append(c)
         else:
             made.append([c])
     return made
 
 
-def side_by_side(problems: Sequence[Problem], examples: Sequence[tuple[Tensor, Tensor]]) -> ChainOperator:
+def side_by_side(
+    problems: Sequence[Problem], examples: Sequence[tuple[Tensor, Tensor]]
+) -> ChainOperator:
     """Products [K, P] -> [K, P] with the Hessians of K problems of one network, each on its own (x, y).
 
     Where examples are fewer, a copy of the first fills up, and counts nothing.
@@ -76,20 +90,34 @@ def side_by_side(problems: Sequence[Problem], examples: Sequence[tuple[Tensor, T
     x, y = torch.cat([filled(x) for x, _ in examples]), torch.cat([filled(y) for _, y in examples])
     share = torch.zeros(len(problems), longest, dtype=torch.float64, device=first.device)
     for row, (_, own) in zip(share, examples, strict=True):
-        row[:len(own)] = 1 / len(own)
+        row[: len(own)] = 1 / len(own)
 
     def summed(z: Tensor, y: Tensor) -> Tensor:
         with first.guarded():
             return (one_by_one(z, y) * share.flatten()).sum()
 
-    operator = ChainOperator(found, summed, [lambda: (x, y)], [1.0], torch.stack([p.w for p in problems]), first.layout,
-                             room=first.memory // 2)
+    operator = ChainOperator(
+        found,
+        summed,
+        [lambda: (x, y)],
+        [1.0],
+        torch.stack([p.w for p in problems]),
+        first.layout,
+        room=first.memory // 2,
+    )
     operator.shift = first.weight_decay
     return operator
 
 
-def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products: int, seed: int = 0,
-               progress: Progress | None = None) -> list[EigenPairs | None]:
+def eigenpairs(
+    problems: Sequence[Problem],
+    k: int,
+    *,
+    tol: float,
+    max_products: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[EigenPairs | None]:
     """The k largest eigenpairs of every problem as ``spectrum.strict_pairs`` finds them, in stacks.
 
     None for a problem that must go alone: its weights or loss are not finite, its examples do not count one by one, the
@@ -107,7 +135,7 @@ def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products:
     graph = first.probe().graph_bytes * max(problems[i].n for i in able)
     rows = first.memory // 2 // (graph + 8 * size * limit)
     for at in range(0, len(able), rows) if rows > 1 else ():
-        some = able[at:at + rows]
+        some = able[at : at + rows]
         counts = [0] * len(some)
 
         def tell(i: int, counts: list[int] = counts) -> Progress:
@@ -122,9 +150,24 @@ def eigenpairs(problems: Sequence[Problem], k: int, *, tol: float, max_products:
             chosen = [problems[some[i]] for i in active]
             return side_by_side(chosen, [_examples(p) for p in chosen])
 
-        searches = [Search(size, k, which="largest", tol=tol, max_products=max_products, miss=MISS, noise=noise, seed=seed,
-                           limit=limit, strict=True, device=first.device, dtype=first.dtype, progress=tell(i)).steps()
-                    for i in range(len(some))]
+        searches = [
+            Search(
+                size,
+                k,
+                which="largest",
+                tol=tol,
+                max_products=max_products,
+                miss=MISS,
+                noise=noise,
+                seed=seed,
+                limit=limit,
+                strict=True,
+                device=first.device,
+                dtype=first.dtype,
+                progress=tell(i),
+            ).steps()
+            for i in range(len(some))
+        ]
         for i, result in zip(some, batched_lanczos(operator, searches), strict=True):
             found[i] = None if isinstance(result, FldiagError) else result
     return found
@@ -140,8 +183,13 @@ def _sound(problem: Problem) -> bool:
         facts = problem.probe()
     except FldiagError:
         return False
-    return facts.per_example is not None and facts.objective.each is None and not facts.batch_dependent \
-        and not problem.by_differences and not facts.derivatives.not_finite
+    return (
+        facts.per_example is not None
+        and facts.objective.each is None
+        and not facts.batch_dependent
+        and not problem.by_differences
+        and not facts.derivatives.not_finite
+    )
 
 
 def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
@@ -150,7 +198,9 @@ def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
     if not chosen:
         return []
     some = [p.sample(COMPARED) for p in chosen]
-    v = torch.randn(chosen[0].layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")).to(chosen[0].device)
+    v = torch.randn(
+        chosen[0].layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")
+    ).to(chosen[0].device)
     try:
         products = side_by_side(chosen, some)(v.expand(len(chosen), -1))
     except (RuntimeError, NotImplementedError, IndexError):  # a shape that has no rule

@@ -21,7 +21,11 @@ def cut(part: Tree, where: slice | Tensor) -> Tree:
 
 def join(parts: Sequence[Tree]) -> Tree:
     """Trees of one form, one after the other along axis 0."""
-    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else tree_map(lambda *t: torch.cat(t), *parts)
+    return (
+        torch.cat(list(parts))
+        if isinstance(parts[0], Tensor)
+        else tree_map(lambda *t: torch.cat(t), *parts)
+    )
 
 
 def count(part: Tree) -> int:
@@ -57,9 +61,18 @@ def same(a: Any, b: Any, tolerance: float) -> bool:
         return True
     if a.shape != b.shape:
         return False
-    scale = float(a.detach().abs().nan_to_num(posinf=0.0).max()) if a.numel() and a.dtype != torch.bool else 0.0
-    return torch.allclose(a.detach().double(), b.detach().double(), rtol=tolerance, atol=tolerance * scale,
-                          equal_nan=True)
+    scale = (
+        float(a.detach().abs().nan_to_num(posinf=0.0).max())
+        if a.numel() and a.dtype != torch.bool
+        else 0.0
+    )
+    return torch.allclose(
+        a.detach().double(),
+        b.detach().double(),
+        rtol=tolerance,
+        atol=tolerance * scale,
+        equal_nan=True,
+    )
 
 
 def named(part: Any) -> dict[str, Any]:
@@ -73,7 +86,10 @@ def named(part: Any) -> dict[str, Any]:
     else:
         return {"": part}
     for place, inner in pairs:
-        found |= {f"{place}{'.' if rest and rest[0] != '[' else ''}{rest}": v for rest, v in named(inner).items()}
+        found |= {
+            f"{place}{'.' if rest and rest[0] != '[' else ''}{rest}": v
+            for rest, v in named(inner).items()
+        }
     return found
 
 
@@ -84,7 +100,9 @@ def described(part: Any) -> str:
     if not isinstance(part, (Mapping, tuple, list)):
         return f"a {type(part).__name__}"
     leaves = list(named(part).items())[:8]
-    inner = ", ".join(f"{n} {list(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for n, v in leaves)
+    inner = ", ".join(
+        f"{n} {list(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for n, v in leaves
+    )
     return f"a {type(part).__name__} with {inner or 'nothing'}"
 
 
@@ -102,5 +120,9 @@ def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dic
         return ((), chosen) if chosen else ((x,), {})
     if isinstance(x, (tuple, list)):
         places = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
-        return (tuple(x), {}) if places >= len(x) or inspect.Parameter.VAR_POSITIONAL in kinds else ((x,), {})
+        return (
+            (tuple(x), {})
+            if places >= len(x) or inspect.Parameter.VAR_POSITIONAL in kinds
+            else ((x,), {})
+        )
     return (x,), {}

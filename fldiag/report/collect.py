@@ -40,11 +40,19 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
     runs = [Run.open(p) for p in paths]
     names = distinct([r.path for r in runs])
     looks = style.looks(names)
-    members = [Member(run, Path(given) if Path(given).is_dir() else run.path, name, i, looks[name])
-               for i, (run, given, name) in enumerate(zip(runs, paths, names, strict=True))]
+    members = [
+        Member(run, Path(given) if Path(given).is_dir() else run.path, name, i, looks[name])
+        for i, (run, given, name) in enumerate(zip(runs, paths, names, strict=True))
+    ]
     found = Collected(members, [], [f"{text}." for text in unverified(r.path for r in runs)])
-    candidates = list(search.candidates({m.run.path: m.rounds for m in members}, [Path(p) for p in places], FALLBACK,
-                                        found.notes))
+    candidates = list(
+        search.candidates(
+            {m.run.path: m.rounds for m in members},
+            [Path(p) for p in places],
+            FALLBACK,
+            found.notes,
+        )
+    )
     for member in members:
         _metrics(found, member)
         for kind in dict.fromkeys(c.kind for c in candidates):
@@ -54,6 +62,7 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
 
 def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> None:
     """The best readable table of one kind becomes the member's."""
+
     def rank(c: Candidate) -> tuple[Any, ...]:
         rounds, options = c.owned(member.rounds), c.about.get("options")
         whole = isinstance(options, dict) and bool(options.get("every_round"))
@@ -65,9 +74,13 @@ def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> No
         if candidate.source is None:
             try:
                 candidate.source = search.read(candidate)
-            except Exception as error:  # whatever is wrong with one table, the report shows the others
-                found.notes.append(f"{candidate.csv.name} is not shown: it cannot be read as a table "
-                                   f"({error.what if isinstance(error, FldiagError) else type(error).__name__}).")
+            except (
+                Exception
+            ) as error:  # whatever is wrong with one table, the report shows the others
+                found.notes.append(
+                    f"{candidate.csv.name} is not shown: it cannot be read as a table "
+                    f"({error.what if isinstance(error, FldiagError) else type(error).__name__})."
+                )
                 candidates.remove(candidate)
                 continue
             candidate.source.place = len(found.sources)
@@ -85,11 +98,19 @@ def _metrics(found: Collected, member: Member) -> None:
     try:
         frame = check(member.run.metrics)
     except Exception as error:  # as above
-        found.notes.append(f"{member.label}: {error.what if isinstance(error, FldiagError) else type(error).__name__}")
+        found.notes.append(
+            f"{member.label}: {error.what if isinstance(error, FldiagError) else type(error).__name__}"
+        )
         return
     claims = [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())]
-    made = Source("metrics", f"metrics-{member.label.replace('/', '-')}.csv",
-                  {**index["provenance"], "run": member.label, "config": index["hash"]}, csv_text(frame).encode(),
-                  pd.DataFrame(frame), claims, place=len(found.sources))
+    made = Source(
+        "metrics",
+        f"metrics-{member.label.replace('/', '-')}.csv",
+        {**index["provenance"], "run": member.label, "config": index["hash"]},
+        csv_text(frame).encode(),
+        pd.DataFrame(frame),
+        claims,
+        place=len(found.sources),
+    )
     found.sources.append(made)
     member.tables["metrics"] = made

@@ -29,7 +29,14 @@ def sections(entry: Diagnostic, found: Collected) -> list[Section]:
         if entry.section is not None:
             return [guarded(entry.section, found)]
     except Exception as error:  # somebody's section must not take the others with it
-        return [Section(entry.name, _title(entry), entry.headline, notes=[f"This section could not be made: {_what(error)}."])]
+        return [
+            Section(
+                entry.name,
+                _title(entry),
+                entry.headline,
+                notes=[f"This section could not be made: {_what(error)}."],
+            )
+        ]
     tables: dict[int, tuple[Source, list[Member]]] = {}
     for m in found.members:
         for kind, source in m.tables.items():
@@ -41,8 +48,11 @@ def sections(entry: Diagnostic, found: Collected) -> list[Section]:
     for source, members in tables.values():
         _show(made, entry, source, members)
     there = {m.place for _, members in tables.values() for m in members}
-    made.missing = [absent(m, known.command(entry.name), clients=entry.needs == "clients") for m in found.members
-                    if m.place not in there]
+    made.missing = [
+        absent(m, known.command(entry.name), clients=entry.needs == "clients")
+        for m in found.members
+        if m.place not in there
+    ]
     return [made]
 
 
@@ -51,7 +61,9 @@ def _title(entry: Diagnostic) -> str:
 
 
 def _what(error: Exception) -> str:
-    return error.what if isinstance(error, FldiagError) else f"{type(error).__name__} {error}".strip()
+    return (
+        error.what if isinstance(error, FldiagError) else f"{type(error).__name__} {error}".strip()
+    )
 
 
 def _show(made: Section, entry: Diagnostic, source: Source, members: Sequence[Member]) -> None:
@@ -66,8 +78,13 @@ def _show(made: Section, entry: Diagnostic, source: Source, members: Sequence[Me
             if not isinstance(item, Small):
                 group.notes.append(item.text)
             elif item.rows:
-                made.tables.append(Table(group.title, list(item.columns.values()), [
-                    [_text(row.get(column)) for column in item.columns] for row in item.rows]))
+                made.tables.append(
+                    Table(
+                        group.title,
+                        list(item.columns.values()),
+                        [[_text(row.get(column)) for column in item.columns] for row in item.rows],
+                    )
+                )
     except Exception as error:
         group.notes.append(f"{source.name} is not summed up: {_what(error)}.")
     for ending, draw in {"": entry.draw, **entry.more}.items():
@@ -75,8 +92,14 @@ def _show(made: Section, entry: Diagnostic, source: Source, members: Sequence[Me
             picture = draw(frame) if draw else None
             if isinstance(picture, matplotlib.figure.Figure):  # others are pages of their own
                 caption = " ".join([f"{group.title}:", entry.name, *ending.split("-")]).strip()
-                group.pictures.append(Picture(caption, style.png(picture), round(PIXELS * picture.get_figwidth()),
-                                              members[0].place if len(members) == 1 else None))
+                group.pictures.append(
+                    Picture(
+                        caption,
+                        style.png(picture),
+                        round(PIXELS * picture.get_figwidth()),
+                        members[0].place if len(members) == 1 else None,
+                    )
+                )
         except Exception as error:
             group.notes.append(f"{source.name} is not drawn: {_what(error)}.")
     if group.notes or group.pictures:

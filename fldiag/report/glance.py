@@ -21,38 +21,64 @@ NAMED = 3
 
 
 def glance(found: Collected) -> Section:
-    section = Section("glance", "At a glance", "What is wrong, what is better, and how sure that is. Each has a section below.")
+    section = Section(
+        "glance",
+        "At a glance",
+        "What is wrong, what is better, and how sure that is. Each has a section below.",
+    )
     section.notes = list(found.chosen)
-    untested = [m.label for m in found.members if "metrics" in m.tables and _untested(m.tables["metrics"].frame)]
+    untested = [
+        m.label
+        for m in found.members
+        if "metrics" in m.tables and _untested(m.tables["metrics"].frame)
+    ]
     if untested:
-        section.notes.append(f"{', '.join(untested)}: there are no test examples. Accuracy and loss of the global model are "
-                             "those of the training examples (fldiag.Recorder takes test examples as test=).")
+        section.notes.append(
+            f"{', '.join(untested)}: there are no test examples. Accuracy and loss of the global model are "
+            "those of the training examples (fldiag.Recorder takes test examples as test=)."
+        )
     for entry in registry.diagnostics():
         if entry.alarms is not None:
             _findings(section, found, entry, entry.alarms)
     section.tables = [t for t in (_methods(found.members),) if t]
     if not section.tables and len(found.members) > 1:
-        section.notes.append("These runs cannot show which method is better: that needs runs of two methods on the same data "
-                             f"with at least {SEEDS} common seeds. `fldiag check A B` compares two given models over test "
-                             "examples.")
+        section.notes.append(
+            "These runs cannot show which method is better: that needs runs of two methods on the same data "
+            f"with at least {SEEDS} common seeds. `fldiag check A B` compares two given models over test "
+            "examples."
+        )
     return section
 
 
 def _untested(metrics: pd.DataFrame) -> bool:
     """Whether a run's global model was judged by training examples."""
-    return split_of(metrics) == "train" and len(only(metrics, moment="aggregated", scope="global", slice="train")) > 0
+    return (
+        split_of(metrics) == "train"
+        and len(only(metrics, moment="aggregated", scope="global", slice="train")) > 0
+    )
 
 
-def _findings(section: Section, found: Collected, entry: Diagnostic, alarms: Callable[[pd.DataFrame], Sequence[str]]) -> None:
+def _findings(
+    section: Section,
+    found: Collected,
+    entry: Diagnostic,
+    alarms: Callable[[pd.DataFrame], Sequence[str]],
+) -> None:
     """What the tables of a diagnostic say is wrong, and which runs it has not looked at."""
     for m, source in found.having(entry.name):
         whats = alarms(source.frame)
         more = f", and {len(whats) - NAMED} more" if len(whats) > NAMED else ""
-        section.notes.append(f"{m.label}: {'; '.join(whats[:NAMED])}{more}." if whats else f"{m.label}: no fault was found.")
+        section.notes.append(
+            f"{m.label}: {'; '.join(whats[:NAMED])}{more}."
+            if whats
+            else f"{m.label}: no fault was found."
+        )
         section.sources.append(source.place)
     unseen = [m.label for m in found.members if entry.name not in m.tables]
     if unseen:
-        section.notes.append(f"Not yet checked for faults: {', '.join(unseen)} (fldiag {entry.name}; its section says how).")
+        section.notes.append(
+            f"Not yet checked for faults: {', '.join(unseen)} (fldiag {entry.name}; its section says how)."
+        )
 
 
 def _methods(members: Sequence[Member]) -> Table | None:
@@ -60,23 +86,45 @@ def _methods(members: Sequence[Member]) -> Table | None:
     groups: dict[str, list[Member]] = {}
     for group in replicates(members):  # not those that were trained again with the same seeds
         groups.setdefault(recipe(group[0]), group)
-    values = [(g, {m.seed: v.value for m in g if m.seed is not None and (v := accuracy(m)) is not None}) for g in groups.values()]
+    values = [
+        (g, {m.seed: v.value for m in g if m.seed is not None and (v := accuracy(m)) is not None})
+        for g in groups.values()
+    ]
     values = [(g, v) for g, v in values if len(v) >= SEEDS]
     if not values:
         return None
     (first, base), *others = values
-    pairs = [(g, v, sorted(base.keys() & v.keys())) for g, v in others if g[0].data == first[0].data]
+    pairs = [
+        (g, v, sorted(base.keys() & v.keys())) for g, v in others if g[0].data == first[0].data
+    ]
     pairs = [(g, v, seeds) for g, v, seeds in pairs if len(seeds) >= SEEDS]
     if not pairs:
         return None
     tests = [paired_t(np.array([v[s] - base[s] for s in seeds])) for _, v, seeds in pairs]
     adjusted = holm([t.p for t in tests])
-    rows = [[method(g[0]), percent(np.mean([v[s] for s in seeds])), ", ".join(map(str, seeds)), _difference(t), _verdict(t, p)]
-            for (g, v, seeds), t, p in zip(pairs, tests, adjusted, strict=True)]
+    rows = [
+        [
+            method(g[0]),
+            percent(np.mean([v[s] for s in seeds])),
+            ", ".join(map(str, seeds)),
+            _difference(t),
+            _verdict(t, p),
+        ]
+        for (g, v, seeds), t, p in zip(pairs, tests, adjusted, strict=True)
+    ]
     name = method(first[0])
     own = f"{percent(np.mean(list(base.values())))} over seeds {', '.join(map(str, sorted(base)))}"
-    return Table(f"Test accuracy against that of {name} ({own}), over common seeds",
-                 ("Method", "Test accuracy", "Seeds", f"Difference, {LEVEL:.0%} interval", f"Against {name}"), rows)
+    return Table(
+        f"Test accuracy against that of {name} ({own}), over common seeds",
+        (
+            "Method",
+            "Test accuracy",
+            "Seeds",
+            f"Difference, {LEVEL:.0%} interval",
+            f"Against {name}",
+        ),
+        rows,
+    )
 
 
 def _difference(t: Interval) -> str:

@@ -26,21 +26,42 @@ def guarded(part: Callable[[Collected], Section], found: Collected) -> Section:
     try:
         return part(found)
     except Exception:
-        unfit = {(m.place, kind): error for m in found.members for kind in m.tables if (error := _failure(part, found, m, kind))}
+        unfit = {
+            (m.place, kind): error
+            for m in found.members
+            for kind in m.tables
+            if (error := _failure(part, found, m, kind))
+        }
         if not unfit:
             raise
-        fit = [replace(m, tables={k: s for k, s in m.tables.items() if (m.place, k) not in unfit}) for m in found.members]
+        fit = [
+            replace(m, tables={k: s for k, s in m.tables.items() if (m.place, k) not in unfit})
+            for m in found.members
+        ]
         section = part(replace(found, members=fit))
-        reasons = {found.members[place].tables[kind].name: why for (place, kind), why in unfit.items()}
-        section.notes += [f"{name} is not shown here: its numbers cannot be drawn ({why})." for name, why in reasons.items()]
+        reasons = {
+            found.members[place].tables[kind].name: why for (place, kind), why in unfit.items()
+        }
+        section.notes += [
+            f"{name} is not shown here: its numbers cannot be drawn ({why})."
+            for name, why in reasons.items()
+        ]
         return section
 
 
-def _failure(part: Callable[[Collected], Section], found: Collected, member: Member, kind: str) -> str:
+def _failure(
+    part: Callable[[Collected], Section], found: Collected, member: Member, kind: str
+) -> str:
     """Why the section fails with this table alone; empty when it does not."""
-    alone = [replace(m, tables={kind: m.tables[kind]} if m is member else {}) for m in found.members]
+    alone = [
+        replace(m, tables={kind: m.tables[kind]} if m is member else {}) for m in found.members
+    ]
     try:
         part(replace(found, members=alone))
     except Exception as error:
-        return str(error.what) if isinstance(error, FldiagError) else f"{type(error).__name__}: {error}"
+        return (
+            str(error.what)
+            if isinstance(error, FldiagError)
+            else f"{type(error).__name__}: {error}"
+        )
     return ""

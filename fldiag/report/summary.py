@@ -36,23 +36,41 @@ class Value:
 
 
 def summary(found: Collected) -> Section:
-    section = Section("runs", "Runs", "Numbers of the last round. Each section below says which weights and data its numbers "
-                                      "belong to, how uncertain they are and where they come from.")
+    section = Section(
+        "runs",
+        "Runs",
+        "Numbers of the last round. Each section below says which weights and data its numbers "
+        "belong to, how uncertain they are and where they come from.",
+    )
     names = worlds(found.members)
     for data, name in names.items():
         members = [m for m in found.members if m.data == data]
-        section.tables.append(Table(f"Runs on {name}" if len(names) > 1 else "Runs", head(), [row(m) for m in members]))
+        section.tables.append(
+            Table(
+                f"Runs on {name}" if len(names) > 1 else "Runs", head(), [row(m) for m in members]
+            )
+        )
         section.tables += [t for t in (seeds(members, name if len(names) > 1 else ""),) if t]
     section.notes = [*remarks(found), *found.notes]
     if len(found.members) > 1 and (table := differences(found.members)):
         section.tables.append(table)
-    section.sources = [s.place for m in found.members for k, s in m.tables.items() if k == "metrics"]
+    section.sources = [
+        s.place for m in found.members for k, s in m.tables.items() if k == "metrics"
+    ]
     return section
 
 
 def head() -> list[str]:
-    return ["Run", "Method", "Data", "Rounds", "Test accuracy (95 % interval)", "Test loss", *(n.column for n in shown_numbers()),
-            "Seed"]
+    return [
+        "Run",
+        "Method",
+        "Data",
+        "Rounds",
+        "Test accuracy (95 % interval)",
+        "Test loss",
+        *(n.column for n in shown_numbers()),
+        "Seed",
+    ]
 
 
 def shown_numbers() -> list[Number]:
@@ -63,42 +81,78 @@ def shown_numbers() -> list[Number]:
 def row(m: Member) -> list[str]:
     total = m.run.index["config"].get("rounds")
     rounds = f"{m.run.done}" if m.run.done == total else f"{m.run.done} of {total} ({m.run.status})"
-    return [m.label, method(m), setting(m), rounds, interval(accuracy(m)), shown(loss(m)),
-            *(shown(measured(m, n), share=n.share) for n in shown_numbers()), "–" if m.seed is None else str(m.seed)]
+    return [
+        m.label,
+        method(m),
+        setting(m),
+        rounds,
+        interval(accuracy(m)),
+        shown(loss(m)),
+        *(shown(measured(m, n), share=n.share) for n in shown_numbers()),
+        "–" if m.seed is None else str(m.seed),
+    ]
 
 
 def method(m: Member) -> str:
     """The display name, with its numbers and whatever is not as the method has it by default."""
     name = str(m.setting("method", "name", "unknown"))
-    usual = {o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]}
-    options = [f"{words.symbol(k)} = {plain(v)}" for k, v in m.config.get("method", {}).items() if k != "name" and v is not None
-               and (k not in usual or v != usual[k] or (isinstance(v, (int, float)) and not isinstance(v, bool)))]
+    usual = {
+        o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]
+    }
+    options = [
+        f"{words.symbol(k)} = {plain(v)}"
+        for k, v in m.config.get("method", {}).items()
+        if k != "name"
+        and v is not None
+        and (
+            k not in usual
+            or v != usual[k]
+            or (isinstance(v, (int, float)) and not isinstance(v, bool))
+        )
+    ]
     return words.method(name) + (f" ({', '.join(options)})" if options else "")
 
 
 def setting(m: Member) -> str:
     kind = str(m.setting("partition", "kind", "unknown"))
-    options = [f"{words.symbol(k)} = {plain(m.setting('partition', k))}" for k in ("alpha", "shards", "classes")
-               if m.setting("partition", k) is not None]
+    options = [
+        f"{words.symbol(k)} = {plain(m.setting('partition', k))}"
+        for k in ("alpha", "shards", "classes")
+        if m.setting("partition", k) is not None
+    ]
     data = words.data(str(m.setting("data", "name", "unknown")))
-    return (f"{data}, {' '.join([words.PARTITIONS.get(kind, kind), *options])}, "
-            f"{m.setting('clients', 'total', '?')} clients, {m.setting('clients', 'per_round', '?')} a round")
+    return (
+        f"{data}, {' '.join([words.PARTITIONS.get(kind, kind), *options])}, "
+        f"{m.setting('clients', 'total', '?')} clients, {m.setting('clients', 'per_round', '?')} a round"
+    )
 
 
 def plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value, default=str)
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, default=str)
+    )
 
 
 def shown(value: Value | None, share: bool = False) -> str:
     if value is None:
         return "–"
-    return plus_minus(value.value, value.error, share) + (f" ({value.about})" if value.about else "")
+    return plus_minus(value.value, value.error, share) + (
+        f" ({value.about})" if value.about else ""
+    )
 
 
 def interval(value: Value | None) -> str:
     if value is None:
         return "–"
-    ends = "" if value.low is None or value.high is None else f" ({number(100 * value.low, 3)}–{number(100 * value.high, 3)})"
+    ends = (
+        ""
+        if value.low is None or value.high is None
+        else f" ({number(100 * value.low, 3)}–{number(100 * value.high, 3)})"
+    )
     return percent(value.value) + ends + (f" ({value.about})" if value.about else "")
 
 
@@ -126,7 +180,9 @@ def loss(m: Member) -> Value | None:
 def _last(m: Member, metric: str, split: str = "test") -> pd.DataFrame | None:
     if "metrics" not in m.tables:
         return None
-    rows = only(m.tables["metrics"].frame, metric=metric, moment="aggregated", scope="global", slice=split)
+    rows = only(
+        m.tables["metrics"].frame, metric=metric, moment="aggregated", scope="global", slice=split
+    )
     last = last_round(rows)
     return None if last is None else only(rows, round=last)
 
@@ -152,9 +208,14 @@ def _of_a_checkpoint(m: Member, wanted: Number) -> Value | None:
             order = r, claim.slice == "train", claim.n or 0, kind == wanted.source
             if best is None or order > best:
                 unsure = rows["converged"].iloc[0] in (False, "False")
-                about = [f"round {r}"] * (r != m.run.done) + [claim.slice] * (claim.slice not in ("train", ""))
+                about = [f"round {r}"] * (r != m.run.done) + [claim.slice] * (
+                    claim.slice not in ("train", "")
+                )
                 about += ["not converged"] * bool(unsure)
-                best, value = order, Value(found, select.number(rows, column="residual"), about=", ".join(about))
+                best, value = (
+                    order,
+                    Value(found, select.number(rows, column="residual"), about=", ".join(about)),
+                )
     return value
 
 
@@ -168,9 +229,14 @@ def _of_a_round(m: Member, wanted: Number) -> Value | None:
     if last is None:
         return None
     rows = only(rows, round=last)
-    error = select.number(rows, column="stderr") if not wanted.spread else \
-        select.number(frame, **{**where, "metric": wanted.spread, "round": last})
-    return Value(float(rows["value"].iloc[0]), error, about="" if last == m.run.done else f"round {last}")
+    error = (
+        select.number(rows, column="stderr")
+        if not wanted.spread
+        else select.number(frame, **{**where, "metric": wanted.spread, "round": last})
+    )
+    return Value(
+        float(rows["value"].iloc[0]), error, about="" if last == m.run.done else f"round {last}"
+    )
 
 
 # -- several runs
@@ -180,14 +246,30 @@ def seeds(members: Sequence[Member], world: str) -> Table | None:
     """Mean ± standard deviation of the runs that differ by nothing but the seed."""
     rows = []
     for group in (g for g in replicates(members) if len(g) > 1):
-        cells = [", ".join(m.label for m in group), method(group[0]), ", ".join(str(m.seed) for m in group)]
-        cells += [over_seeds(list(map(accuracy, group)), share=True), over_seeds(list(map(loss, group)))]
+        cells = [
+            ", ".join(m.label for m in group),
+            method(group[0]),
+            ", ".join(str(m.seed) for m in group),
+        ]
+        cells += [
+            over_seeds(list(map(accuracy, group)), share=True),
+            over_seeds(list(map(loss, group))),
+        ]
         cells += [over_seeds([measured(m, n) for m in group], n.share) for n in shown_numbers()]
         rows.append(cells)
     if not rows:
         return None
-    heading = ["Runs", "Method", "Seeds", "Test accuracy", "Test loss", *(_heading(n.short) for n in shown_numbers())]
-    return Table(f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", heading, rows)
+    heading = [
+        "Runs",
+        "Method",
+        "Seeds",
+        "Test accuracy",
+        "Test loss",
+        *(_heading(n.short) for n in shown_numbers()),
+    ]
+    return Table(
+        f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", heading, rows
+    )
 
 
 def _heading(text: str) -> str:
@@ -211,7 +293,9 @@ def recipe(m: Member) -> str:
     config does not say how: it is like no other."""
     if m.run.origin:
         return f"trained elsewhere: {m.place}"
-    return json.dumps([identity.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True)
+    return json.dumps(
+        [identity.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True
+    )
 
 
 def over_seeds(found: Sequence[Value | None], share: bool = False) -> str:
@@ -228,33 +312,57 @@ def over_seeds(found: Sequence[Value | None], share: bool = False) -> str:
 def differences(members: Sequence[Member]) -> Table | None:
     """The keys of the config that are not the same in all runs; options that only one kind of method or model has, are
     told by its name."""
-    flat = [{"rounds": m.run.index["config"].get("rounds"),
-             **{f"{s}.{k}": v for s in SECTIONS for k, v in m.config.get(s, {}).items()}} for m in members]
+    flat = [
+        {
+            "rounds": m.run.index["config"].get("rounds"),
+            **{f"{s}.{k}": v for s in SECTIONS for k, v in m.config.get(s, {}).items()},
+        }
+        for m in members
+    ]
     keys = list(dict.fromkeys(k for f in flat for k in f))
-    rows = [[key, *("–" if f.get(key) is None else plain(f[key]) for f in flat)] for key in keys
-            if len({json.dumps(f.get(key), default=str) for f in flat
-                    if key in f or not key.startswith(("method.", "model."))}) > 1]
+    rows = [
+        [key, *("–" if f.get(key) is None else plain(f[key]) for f in flat)]
+        for key in keys
+        if len(
+            {
+                json.dumps(f.get(key), default=str)
+                for f in flat
+                if key in f or not key.startswith(("method.", "model."))
+            }
+        )
+        > 1
+    ]
     head = ["Key", *(m.label for m in members)]
-    return Table("What differs between the runs' configs", head, rows, cards=False) if rows else None
+    return (
+        Table("What differs between the runs' configs", head, rows, cards=False) if rows else None
+    )
 
 
 def remarks(found: Collected) -> list[str]:
     """What must not be compared, in words."""
     members, names, said = found.members, worlds(found.members), []
     if len(names) > 1:
-        said.append(f"The runs are on different data ({', '.join(names.values())}): accuracies, losses and everything made from "
-                    "them are drawn separately and must not be compared across data sets.")
+        said.append(
+            f"The runs are on different data ({', '.join(names.values())}): accuracies, losses and everything made from "
+            "them are drawn separately and must not be compared across data sets."
+        )
     for data, name in names.items():
         group = [m for m in members if m.data == data]
         on = f" on {name}" if len(names) > 1 else ""
         if len({m.model for m in group}) > 1:
-            said.append(f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn separately.")
+            said.append(
+                f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn separately."
+            )
         if len({m.federation for m in group}) > 1:
-            said.append(f"The runs{on} divide the data differently among clients: client numbers do not mean the same client, "
-                        "and numbers per client, such as forgetting and drift, belong to different federations.")
+            said.append(
+                f"The runs{on} divide the data differently among clients: client numbers do not mean the same client, "
+                "and numbers per client, such as forgetting and drift, belong to different federations."
+            )
         if len({m.run.done for m in group}) > 1:
             said.append(f"The runs{on} have been trained for different numbers of rounds.")
     for m in members:
         if m.run.status not in ("finished",):
-            said.append(f"{m.label} is {m.run.status} after {m.run.done} of {m.run.index['config'].get('rounds')} rounds.")
+            said.append(
+                f"{m.label} is {m.run.status} after {m.run.done} of {m.run.index['config'].get('rounds')} rounds."
+            )
     return said

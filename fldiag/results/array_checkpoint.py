@@ -40,8 +40,10 @@ class ArrayStore:
             return None
         found, extra, arrays = _read(file)
         if found != key:
-            raise FldiagError(f"{file} holds what was found of other weights, data or options",
-                              "choose another file or a directory, or delete it")
+            raise FldiagError(
+                f"{file} holds what was found of other weights, data or options",
+                "choose another file or a directory, or delete it",
+            )
         return arrays, extra
 
     def intact(self) -> bool:
@@ -75,7 +77,9 @@ class SpareStore(ArrayStore):
     ``tell`` does not travel to other processes.
     """
 
-    def __init__(self, path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None):
+    def __init__(
+        self, path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None
+    ):
         super().__init__(path)
         self._tell, self.refused = tell, False
 
@@ -101,9 +105,14 @@ def _read(file: Path) -> tuple[str, Any, dict[str, np.ndarray]]:
             arrays = {name: archive[name] for name in archive.files}
         key, extra, *known = json.loads(str(arrays.pop("manifest")))
     except Exception as error:  # a damaged archive can make the reader raise anything
-        raise FldiagError(f"{file} cannot be read: {error}", "delete it, or choose another file") from error
+        raise FldiagError(
+            f"{file} cannot be read: {error}", "delete it, or choose another file"
+        ) from error
     if known and known != [_checksum(key, arrays, extra)]:
-        raise FldiagError(f"{file} was changed or damaged: its checksum does not hold", "delete it, or choose another file")
+        raise FldiagError(
+            f"{file} was changed or damaged: its checksum does not hold",
+            "delete it, or choose another file",
+        )
     return key, extra, arrays
 
 

@@ -60,15 +60,29 @@ class Binned:
         right = (guess == y).astype(float)
         confusion = np.bincount(y * classes + guess, minlength=classes**2).reshape(classes, classes)
         where = bin_of(confidence, bins)
-        calibration = np.stack([np.bincount(where, weights=v, minlength=bins) for v in (
-            np.ones(count), right, confidence, confidence**2, right * confidence)])
+        calibration = np.stack(
+            [
+                np.bincount(where, weights=v, minlength=bins)
+                for v in (np.ones(count), right, confidence, confidence**2, right * confidence)
+            ]
+        )
         place = np.clip((odds + REACH) * (SCORES / (2 * REACH)), 0, SCORES - 1).astype(np.int64)
-        flat = (1 - (y[:, None] == np.arange(classes))) * classes * SCORES + np.arange(classes) * SCORES + place
-        scores = np.bincount(flat.ravel(), minlength=2 * classes * SCORES).reshape(2, classes, SCORES)
+        flat = (
+            (1 - (y[:, None] == np.arange(classes))) * classes * SCORES
+            + np.arange(classes) * SCORES
+            + place
+        )
+        scores = np.bincount(flat.ravel(), minlength=2 * classes * SCORES).reshape(
+            2, classes, SCORES
+        )
         return Binned(confusion, calibration, scores)
 
     def __add__(self, other: Binned) -> Binned:
-        return Binned(self.confusion + other.confusion, self.calibration + other.calibration, self.scores + other.scores)
+        return Binned(
+            self.confusion + other.confusion,
+            self.calibration + other.calibration,
+            self.scores + other.scores,
+        )
 
     @property
     def n(self) -> int:
@@ -95,7 +109,9 @@ class Binned:
         inside, outside, pairs = inside[there], outside[there], (p * n)[there]
         below = np.cumsum(outside, 1) - outside
         ties = (inside * outside).sum(1)
-        return float((((inside * below).sum(1) + ties / 2) / pairs).mean()), float((ties / 2 / pairs).mean())
+        return float((((inside * below).sum(1) + ties / 2) / pairs).mean()), float(
+            (ties / 2 / pairs).mean()
+        )
 
     def ece(self) -> tuple[float, float]:
         """The expected calibration error, sum over bins of (n_b / n) |accuracy - confidence| (Guo et al. 2017), and its standard
@@ -136,4 +152,4 @@ def worst_decile(values: np.ndarray) -> np.ndarray:
     0.5
     """
     x = np.sort(np.asarray(values, dtype=float), axis=-1)
-    return x[..., :-(-x.shape[-1] // 10)].mean(-1)
+    return x[..., : -(-x.shape[-1] // 10)].mean(-1)

@@ -14,7 +14,14 @@ import pandas as pd
 
 from fldiag.errors import FldiagError
 from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.files import json_digest, refuse_links_above, sha256_of, with_digest, write_bytes, write_text
+from fldiag.results.files import (
+    json_digest,
+    refuse_links_above,
+    sha256_of,
+    with_digest,
+    write_bytes,
+    write_text,
+)
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -75,7 +82,10 @@ class Cache:
         Returns:
             The table as it was put, or None: there is none, or it is damaged.
         """
-        tell, what = on_damage or (lambda text: None), f"cache entry {self.path(name, key, '').name}"
+        tell, what = (
+            on_damage or (lambda text: None),
+            f"cache entry {self.path(name, key, '').name}",
+        )
         content, trust = self._look(name, key)
         if content is None:
             return None
@@ -94,7 +104,9 @@ class Cache:
         content, trust = self._look(name, key)
         if content is None:
             return False
-        return trust is Trust.WHOLE or (trust is Trust.UNKNOWN and self.legacy and _table(content) is not None)
+        return trust is Trust.WHOLE or (
+            trust is Trust.UNKNOWN and self.legacy and _table(content) is not None
+        )
 
     def unverified(self, name: str, key: str) -> bool:
         """Whether there is an entry without a checksum, which only a cache with ``legacy`` uses."""
@@ -115,7 +127,9 @@ class Cache:
             return content, Trust.UNKNOWN
         return content, Trust.WHOLE if _vouches(note, name, key, content) else Trust.BROKEN
 
-    def put(self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None) -> None:
+    def put(
+        self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None
+    ) -> None:
         """Keep a table, and remove what ``partial`` kept of it.
 
         Args:
@@ -129,7 +143,13 @@ class Cache:
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         content = buffer.getvalue()
-        note = {"name": name, "key": key, "rows": len(frame), "sha256": sha256_of(content), "about": dict(about or {})}
+        note = {
+            "name": name,
+            "key": key,
+            "rows": len(frame),
+            "sha256": sha256_of(content),
+            "about": dict(about or {}),
+        }
         write_bytes(self.path(name, key), content)
         write_text(self.path(name, key, ".json"), json.dumps(with_digest(note), indent=1))
         with contextlib.suppress(OSError):
@@ -157,10 +177,14 @@ class Cache:
             if damaged := path.exists() and not ArrayStore(path).intact():
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise FldiagError(f"cannot create files in {self.folder}: {error.strerror}",
-                              "choose another folder with --out") from None
+            raise FldiagError(
+                f"cannot create files in {self.folder}: {error.strerror}",
+                "choose another folder with --out",
+            ) from None
         if damaged and on_damage is not None:
-            on_damage(f"the partial result of an interrupted computation in {path.name} is damaged; the computation starts again")
+            on_damage(
+                f"the partial result of an interrupted computation in {path.name} is damaged; the computation starts again"
+            )
         return path
 
     def _partial(self, name: str, key: str) -> Path:

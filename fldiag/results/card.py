@@ -12,5 +12,9 @@ def card(title: str, facts: Mapping[str, object]) -> str:
     >>> card("Run", {"rounds": 3, "method": "<fedavg>", "seed": None})
     '<table><caption>Run</caption><tr><th>rounds</th><td>3</td></tr><tr><th>method</th><td>&lt;fedavg&gt;</td></tr></table>'
     """
-    rows = "".join(f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in facts.items() if v is not None)
+    rows = "".join(
+        f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>"
+        for k, v in facts.items()
+        if v is not None
+    )
     return f"<table><caption>{escape(title)}</caption>{rows}</table>"

@@ -19,8 +19,11 @@ from fldiag.errors import FldiagError, printable
 #: Bytes from which a png is written in 256 colours.
 HEAVY = 150_000
 #: Picture formats and the metadata that would make two files of one figure differ.
-PICTURES: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None},
-                                       "svg": {"Date": None, "Creator": None}}
+PICTURES: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None},
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+}
 #: Key of a json file's digest.
 DIGEST = "digest"
 
@@ -43,7 +46,9 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
     """
     refuse_links_above(path.parent)
     handled = sys.exception()  # by the caller, whatever the disk says here
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # also of "." and "..", which the rename then refuses
+    temporary = (
+        path.parent / f".{path.name}.{os.getpid()}.tmp"
+    )  # also of "." and "..", which the rename then refuses
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as f:
@@ -66,14 +71,18 @@ def refuse_links_above(folder: Path) -> None:
     """Raises FldiagError for a folder of a run that is reached through a symbolic link inside the run: who made the run could
     have anything overwritten by it. The run folder itself may be reached through links."""
     for at in (folder, *folder.parents):
-        if os.path.islink(at) and any(os.path.lexists(parent / "run.json") for parent in at.parents):
+        if os.path.islink(at) and any(
+            os.path.lexists(parent / "run.json") for parent in at.parents
+        ):
             raise link_error(at)
 
 
 def link_error(link: Path) -> FldiagError:
     """The refusal to write or delete through a symbolic link inside a run."""
-    return FldiagError(f"{link} is a symbolic link inside a run, and nothing is written or deleted through one",
-                       "copy the run with its links resolved (cp -rL RUN COPY) and use the copy")
+    return FldiagError(
+        f"{link} is a symbolic link inside a run, and nothing is written or deleted through one",
+        "copy the run with its links resolved (cp -rL RUN COPY) and use the copy",
+    )
 
 
 def _refused(path: Path, error: Exception, handled: BaseException | None = None) -> FldiagError:
@@ -82,8 +91,11 @@ def _refused(path: Path, error: Exception, handled: BaseException | None = None)
     while said is not None and said is not handled and not isinstance(said, OSError):
         said = said.__context__  # torch.save says what the disk said only there
     error = said if isinstance(said, OSError) and said is not handled else error
-    return FldiagError(f"cannot write {path}: {error}", "free some disk space or choose another folder with --out; "
-                       "what was written before is intact")
+    return FldiagError(
+        f"cannot write {path}: {error}",
+        "free some disk space or choose another folder with --out; "
+        "what was written before is intact",
+    )
 
 
 def flush_folder(folder: Path) -> None:
@@ -130,7 +142,7 @@ def append(path: Path, content: bytes, at: int) -> None:
 
 def _write_all(handle: int, content: bytes) -> None:
     while content:
-        content = content[os.write(handle, content):]
+        content = content[os.write(handle, content) :]
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
@@ -210,11 +222,17 @@ def read_json(path: Path) -> Any:
     if DIGEST in content:
         intact = content[DIGEST] == digest
     else:  # a bit of its name may have changed
-        intact = not any(isinstance(v, str) and len(v) == len(digest) and
-                         v == json_digest({name: w for name, w in plain.items() if name != k}) for k, v in plain.items())
+        intact = not any(
+            isinstance(v, str)
+            and len(v) == len(digest)
+            and v == json_digest({name: w for name, w in plain.items() if name != k})
+            for k, v in plain.items()
+        )
     if not intact:
-        raise FldiagError(f"{path} is not the file that fldiag wrote: its digest does not fit its content",
-                          f'restore it from a copy; if you edited it on purpose, write "{DIGEST}": "{digest}" into it')
+        raise FldiagError(
+            f"{path} is not the file that fldiag wrote: its digest does not fit its content",
+            f'restore it from a copy; if you edited it on purpose, write "{DIGEST}": "{digest}" into it',
+        )
     return plain
 
 
@@ -223,7 +241,9 @@ def json_text(about: Mapping[str, Any]) -> str:
     return json.dumps(with_digest(about), indent=1) + "\n"
 
 
-def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9) -> list[Path]:
+def write_table(
+    frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9
+) -> list[Path]:
     """Write a table as PATH.csv and what it is as PATH.json.
 
     The json holds ``about``, under ``table`` the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv that
@@ -265,8 +285,10 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
     content, table = csv.read_bytes(), about.get("table")
     known = table.get("sha256") if isinstance(table, Mapping) else None
     if known is not None and known != sha256_of(content):
-        raise FldiagError(f"{csv.name} is not the table that was written (its sha256 differs from the json beside it)",
-                          "make it again, or restore it")
+        raise FldiagError(
+            f"{csv.name} is not the table that was written (its sha256 differs from the json beside it)",
+            "make it again, or restore it",
+        )
     return content
 
 
@@ -301,8 +323,11 @@ def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
     """
     for target in targets:
         if _kind(target) not in PICTURES:
-            raise FldiagError(f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
-                              f"end the path in .{', .'.join(PICTURES)}, or give it without an ending", usage=True)
+            raise FldiagError(
+                f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
+                f"end the path in .{', .'.join(PICTURES)}, or give it without an ending",
+                usage=True,
+            )
     return [write_bytes(target, drawn(fig, _kind(target), dpi)) for target in targets]
 
 

@@ -24,7 +24,9 @@ def packed(plain: Any) -> np.ndarray:
     >>> unpacked(packed([{"metric": "loss", "value": 0.1, "stderr": None}, float("inf")]))
     [{'metric': 'loss', 'value': 0.1, 'stderr': None}, inf]
     """
-    return np.frombuffer(json.dumps(plain, default=lambda value: value.item()).encode(), dtype=np.uint8)
+    return np.frombuffer(
+        json.dumps(plain, default=lambda value: value.item()).encode(), dtype=np.uint8
+    )
 
 
 def unpacked(content: np.ndarray) -> Any:
@@ -41,20 +43,33 @@ class KeptUnits:
         pack: a result -> an array; ``unpack`` makes the result of it again. By default what JSON can hold.
     """
 
-    def __init__(self, store: Any, key: Callable[[], str], pack: Callable[[Any], np.ndarray] = packed,
-                 unpack: Callable[[np.ndarray], Any] = unpacked):
+    def __init__(
+        self,
+        store: Any,
+        key: Callable[[], str],
+        pack: Callable[[Any], np.ndarray] = packed,
+        unpack: Callable[[np.ndarray], Any] = unpacked,
+    ):
         self.store = ArrayStore(store) if isinstance(store, (str, os.PathLike)) else store
         self.key = key() if self.store is not None else ""
         self.pack, self.unpack = pack, unpack
         found = None if self.store is None else self.store.load(self.key)
         self.there: dict[str, np.ndarray] = {} if found is None else found[0]
 
-    def results(self, pool: Pool, units: Sequence[Any], progress: Progress | None = None,
-                then: Callable[[Any, Any], Any] = lambda unit, result: result, name: Callable[[Any], str] = str) -> list[Any]:
+    def results(
+        self,
+        pool: Pool,
+        units: Sequence[Any],
+        progress: Progress | None = None,
+        then: Callable[[Any, Any], Any] = lambda unit, result: result,
+        name: Callable[[Any], str] = str,
+    ) -> list[Any]:
         """The results of all units in their order; those found before are not computed again. ``then`` (unit, result) -> what
         becomes of a result here, and is kept. ``name``: what a unit is called; each has a name of its own."""
         if len({name(unit) for unit in units}) < len(units):
-            raise ValueError("two units of one name: the results of one would be taken for the other's")
+            raise ValueError(
+                "two units of one name: the results of one would be taken for the other's"
+            )
         coming = pool.map([unit for unit in units if name(unit) not in self.there])
         found = []
         with self.saved():

@@ -20,8 +20,11 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        models = [line.split(":", 1)[1].strip() for line in info.read_text("utf-8", errors="replace").splitlines()
-                  if line.startswith("model name") and ":" in line]
+        models = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text("utf-8", errors="replace").splitlines()
+            if line.startswith("model name") and ":" in line
+        ]
         name = models[0] if models else name
     return f"{name}, {os.cpu_count()} cores"
 
@@ -50,8 +53,14 @@ def commit() -> str | None:
 def _git(*words: str) -> str | None:
     """The answer of git about this source tree, or None: no git is no reason to fail."""
     try:
-        answer = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, encoding="utf-8", errors="replace",
-                                timeout=10, check=True)
+        answer = subprocess.run(
+            ["git", "-C", str(ROOT), *words],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
@@ -62,10 +71,16 @@ def has_bf16() -> bool:
     import torch
 
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return not known or bool(known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64")
+    return not known or bool(
+        known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64"
+    )
 
 
 def emulated(precision: str, device: str) -> str:
     """What to say before training where bf16 is emulated; empty where it is not."""
     slow = precision == "bf16" and device == "cpu" and not has_bf16()
-    return "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32" if slow else ""
+    return (
+        "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"
+        if slow
+        else ""
+    )

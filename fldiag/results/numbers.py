@@ -38,13 +38,35 @@ class Number:
     source: str = "metrics"
 
 
-_TEST: dict[str, Any] = {"moment": "aggregated", "scope": "global", "slice": "test", "layer": None, "index": None}
-TRAINING = (Number("accuracy", "test accuracy of the global model", "higher", {"metric": "accuracy", **_TEST}, share=True,
-                   over="examples"),
-            Number("loss", "test loss of the global model", "lower", {"metric": "loss", **_TEST}, over="examples"))
+_TEST: dict[str, Any] = {
+    "moment": "aggregated",
+    "scope": "global",
+    "slice": "test",
+    "layer": None,
+    "index": None,
+}
+TRAINING = (
+    Number(
+        "accuracy",
+        "test accuracy of the global model",
+        "higher",
+        {"metric": "accuracy", **_TEST},
+        share=True,
+        over="examples",
+    ),
+    Number(
+        "loss",
+        "test loss of the global model",
+        "lower",
+        {"metric": "loss", **_TEST},
+        over="examples",
+    ),
+)
 
 
 def numbers() -> dict[str, Number]:
     """All by name: those of training, then those of the diagnostics in the order of a report's sections."""
-    declared = [replace(n, source=entry.name) for entry in registry.diagnostics() for n in entry.numbers]
+    declared = [
+        replace(n, source=entry.name) for entry in registry.diagnostics() for n in entry.numbers
+    ]
     return {n.name: n for n in (*TRAINING, *declared)}

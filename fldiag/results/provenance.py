@@ -44,8 +44,10 @@ def _feed(state: Any, thing: Any) -> None:
         text = json.dumps(thing)
         state.update(f"{type(thing).__name__} {len(text)} {text}".encode())
     else:
-        raise FldiagError(f"cannot digest a {type(thing).__name__}",
-                          "give tensors, arrays, numbers, text, or lists and dicts of these")
+        raise FldiagError(
+            f"cannot digest a {type(thing).__name__}",
+            "give tensors, arrays, numbers, text, or lists and dicts of these",
+        )
 
 
 def digest(*things: Any) -> str:
@@ -59,8 +61,13 @@ def digest(*things: Any) -> str:
     return state.hexdigest()
 
 
-def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device | None = None,
-               seed: int | None = None, **more: Any) -> dict[str, Any]:
+def provenance(
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    seed: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     """What a reader needs to get the same number again, as a dict that JSON can hold.
 
     Keys: fldiag, commit, torch, capability, dtype, device, device_name, threads, seed, and ``more``.
@@ -69,7 +76,15 @@ def provenance(*, dtype: torch.dtype | None = None, device: str | torch.device |
 
     place = torch.device(device) if device is not None else torch.device("cpu")
     named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
-    return {"fldiag": version(), "commit": commit(), "torch": torch.__version__, "capability": capability(),
-            "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
-            "device": str(place), "device_name": named, "threads": torch.get_num_threads(),
-            "seed": seed, **more}
+    return {
+        "fldiag": version(),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "capability": capability(),
+        "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
+        "device": str(place),
+        "device_name": named,
+        "threads": torch.get_num_threads(),
+        "seed": seed,
+        **more,
+    }

@@ -54,7 +54,9 @@ def _is(frame: pd.DataFrame, column: str, value: Any) -> np.ndarray:
     return (frame[column] == value).fillna(False).to_numpy(dtype=bool)
 
 
-def number(frame: pd.DataFrame, metric: str | None = None, *, column: str = "value", **where: Any) -> float | None:
+def number(
+    frame: pd.DataFrame, metric: str | None = None, *, column: str = "value", **where: Any
+) -> float | None:
     """The number of this name.
 
     Args:

@@ -13,8 +13,11 @@ from fldiag.results.summary import number
 MOST = 30
 #: What the numbers of a metric, their mean over the parts and their standard deviation are counted in, where the table does not
 #: say it.
-UNITS = {**dict.fromkeys(("accuracy", "personal_accuracy", "drop", "forgotten"), "share of 1"),
-         **dict.fromkeys(("loss", "barrier", "sharpness"), "loss"), **dict.fromkeys(("eigenvalue", "trace"), "loss / weight²")}
+UNITS = {
+    **dict.fromkeys(("accuracy", "personal_accuracy", "drop", "forgotten"), "share of 1"),
+    **dict.fromkeys(("loss", "barrier", "sharpness"), "loss"),
+    **dict.fromkeys(("eigenvalue", "trace"), "loss / weight²"),
+}
 _NUMBERS = ("value", "stderr", "residual", "low", "high")
 #: Shown within the cell of the value, or never.
 _OWN = (*_NUMBERS, "unit", "converged")
@@ -33,12 +36,20 @@ class Results(pd.DataFrame):
         if not self._is_ours() or not pd.get_option("display.notebook_repr_html"):
             return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
         there = [c for c in self.columns if c not in _OWN and self[c].notna().any()]
-        same = [c for c in there if len(self) > 1 and self[c].notna().all() and self[c].astype(str).nunique() == 1]
+        same = [
+            c
+            for c in there
+            if len(self) > 1 and self[c].notna().all() and self[c].astype(str).nunique() == 1
+        ]
         shown = [c for c in there if c not in same]
         head = "".join(f"<th>{escape(c)}</th>" for c in [*shown, "value", "unit"])
         rows = pd.DataFrame(self).head(MOST).to_dict("records")
-        body = "".join("<tr>" + "".join(f"<td>{escape(_text(row[c]))}</td>" for c in shown)
-                       + f"<td>{escape(_value(row))}</td><td>{escape(_unit(row))}</td></tr>" for row in rows)
+        body = "".join(
+            "<tr>"
+            + "".join(f"<td>{escape(_text(row[c]))}</td>" for c in shown)
+            + f"<td>{escape(_value(row))}</td><td>{escape(_unit(row))}</td></tr>"
+            for row in rows
+        )
         more = f"<p>{len(self) - MOST:,} more rows</p>" if len(self) > MOST else ""
         told = ", ".join(f"{c} {_text(self[c].iloc[0])}" for c in same)
         caption = f"<caption>{escape(told)}</caption>" if told else ""
@@ -47,9 +58,19 @@ class Results(pd.DataFrame):
     def _is_ours(self) -> bool:
         """Whether there are numbers in it, and nothing stands in the names of rows."""
         rows, columns = self.index, self.columns
-        return (len(self) > 0 and all(isinstance(c, str) for c in columns) and columns.is_unique and "value" in columns
-                and all(pd.api.types.is_numeric_dtype(self[c].dropna().infer_objects()) for c in {*_NUMBERS} & {*columns})
-                and rows.nlevels == 1 and rows.name is None and pd.api.types.is_integer_dtype(rows))
+        return (
+            len(self) > 0
+            and all(isinstance(c, str) for c in columns)
+            and columns.is_unique
+            and "value" in columns
+            and all(
+                pd.api.types.is_numeric_dtype(self[c].dropna().infer_objects())
+                for c in {*_NUMBERS} & {*columns}
+            )
+            and rows.nlevels == 1
+            and rows.name is None
+            and pd.api.types.is_integer_dtype(rows)
+        )
 
 
 def shown(table: pd.DataFrame) -> Results:
@@ -77,7 +98,11 @@ def _value(row: dict[Any, Any]) -> str:
         text += f" ± {number(known['stderr'], 2)}"
     elif "residual" in known:
         text += f", residual {number(known['residual'], 2)}"
-    return text + (", not converged" if row.get("converged") is False or str(row.get("converged")) == "False" else "")
+    return text + (
+        ", not converged"
+        if row.get("converged") is False or str(row.get("converged")) == "False"
+        else ""
+    )
 
 
 def _unit(row: dict[Any, Any]) -> str:

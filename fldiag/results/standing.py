@@ -47,7 +47,10 @@ def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> lis
     def is_there(row: Row) -> bool:
         return row["metric"] == "loss" and all(row[key] == value for key, value in place.items())
 
-    return [*({**row, **marks} if is_there(row) else row for row in rows), *({**row, **place} for row in accuracy)]
+    return [
+        *({**row, **marks} if is_there(row) else row for row in rows),
+        *({**row, **place} for row in accuracy),
+    ]
 
 
 def standing(table: pd.DataFrame) -> list[Row]:
@@ -68,7 +71,11 @@ def standing(table: pd.DataFrame) -> list[Row]:
     rows = rows[rows["metric"].isin([*METRICS, *METRICS.values()])]
     entries: list[Row] = []
     for _, part in rows.groupby("run", sort=False, dropna=False):
-        for column, best in (("scope", "global"), ("round", part["round"].max()), ("moment", "aggregated")):
+        for column, best in (
+            ("scope", "global"),
+            ("round", part["round"].max()),
+            ("moment", "aggregated"),
+        ):
             if (mask := part[column].eq(best).fillna(False).astype(bool)).any():
                 part = part[mask]
         for _, same in part.groupby(["slice", "client"], sort=False, dropna=False):
@@ -82,7 +89,11 @@ def _of_rows(rows: pd.DataFrame) -> Row:
     for metrics in METRICS.items():
         for name, metric in zip(("loss", "accuracy"), metrics, strict=True):
             for _, row in rows[rows["metric"] == metric].head(1).iterrows():
-                entry |= {name: row["value"], f"{name}_stderr": row["stderr"], f"{name}_guess": row.get("guess")}
+                entry |= {
+                    name: row["value"],
+                    f"{name}_stderr": row["stderr"],
+                    f"{name}_guess": row.get("guess"),
+                }
     return {key: None if pd.isna(value) else value for key, value in entry.items()}
 
 
@@ -107,7 +118,10 @@ def _with_error(row: Row, name: str) -> str:
 def about(table: pd.DataFrame) -> dict[str, Any]:
     """What the json beside a table says of this: ``standing`` and, where there are some, ``warnings``."""
     warnings = doubts(table)
-    rows = [{key: getattr(value, "item", lambda value=value: value)() for key, value in row.items()} for row in standing(table)]
+    rows = [
+        {key: getattr(value, "item", lambda value=value: value)() for key, value in row.items()}
+        for row in standing(table)
+    ]
     return {"standing": rows, **({"warnings": warnings} if warnings else {})}
 
 
@@ -123,17 +137,24 @@ def doubts(table: pd.DataFrame) -> list[str]:
         reasons = _reasons(row)
         if reasons and (row["scope"] != "client" or len(reasons) == 2):
             who = row["run"] or "the model"
-            doubtful.append((row, f"{who} is no better than a guess on {row['slice']}: {' and '.join(reasons)}"))
+            doubtful.append(
+                (row, f"{who} is no better than a guess on {row['slice']}: {' and '.join(reasons)}")
+            )
     if not doubtful:
         return []
     models = "; ".join(text for _, text in doubtful[:MOST])
     models += f"; and {len(doubtful) - MOST} more" if len(doubtful) > MOST else ""
     inputs = list(dict.fromkeys(str(row["inputs"]) for row, _ in doubtful))
     in_memory = all(text.startswith("as passed") for text in inputs)
-    normalise, other = (("normalise them before you pass them", "") if in_memory else
-                        ("--normalise with --data, in Python normalise=", " (--slice, in Python slice=)"))
-    return [f"{models}. Either the model is untrained, or its inputs are not normalised as in training (here: "
-            f"{' | '.join(inputs)}; {normalise}), or these are other examples or labels than it was trained for{other}"]
+    normalise, other = (
+        ("normalise them before you pass them", "")
+        if in_memory
+        else ("--normalise with --data, in Python normalise=", " (--slice, in Python slice=)")
+    )
+    return [
+        f"{models}. Either the model is untrained, or its inputs are not normalised as in training (here: "
+        f"{' | '.join(inputs)}; {normalise}), or these are other examples or labels than it was trained for{other}"
+    ]
 
 
 def _reasons(row: Row) -> list[str]:
@@ -144,7 +165,11 @@ def _reasons(row: Row) -> list[str]:
     """
     reasons = []
     guess, value = row.get("accuracy_guess"), row.get("accuracy")
-    bound = -math.inf if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / row["n_examples"])
+    bound = (
+        -math.inf
+        if guess is None
+        else guess + ERRORS * math.sqrt(guess * (1 - guess) / row["n_examples"])
+    )
     if value is not None and value <= bound < 1:
         reasons.append(f"accuracy {value:.1%} (a guess gives {guess:.1%})")
     guess, value, stderr = row.get("loss_guess"), row.get("loss"), row.get("loss_stderr")

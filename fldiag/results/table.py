@@ -13,27 +13,47 @@ Row = dict[str, Any]
 
 #: Every result table has at least these columns, in this order.
 COLUMNS: dict[str, str] = {
-    "run": "string", "method": "string", "seed": "Int64", "round": "Int64",
+    "run": "string",
+    "method": "string",
+    "seed": "Int64",
+    "round": "Int64",
     "moment": "string",  # received | trained | aggregated
     "scope": "string",  # global | client | pair
-    "client": "Int64", "client_b": "Int64",
-    "slice": "string", "metric": "string", "index": "Int64", "layer": "string",
-    "value": "Float64", "unit": "string", "estimator": "string",
-    "stderr": "Float64", "residual": "Float64", "converged": "boolean", "n_examples": "Int64",
+    "client": "Int64",
+    "client_b": "Int64",
+    "slice": "string",
+    "metric": "string",
+    "index": "Int64",
+    "layer": "string",
+    "value": "Float64",
+    "unit": "string",
+    "estimator": "string",
+    "stderr": "Float64",
+    "residual": "Float64",
+    "converged": "boolean",
+    "n_examples": "Int64",
 }
 #: What each of them says, for the documentation.
 DESCRIPTIONS: dict[str, str] = {
-    "run": "name of the run, or of the checkpoint where there is no run", "method": "the method that trained it",
-    "seed": "the run's seed", "round": "from 0, the weights before training; round t made the aggregated weights of t",
-    "moment": "received, trained (by a client) or aggregated weights", "scope": "global, client, or pair of clients",
-    "client": "whose weights, or whose data", "client_b": "the second one of a pair",
-    "slice": "which examples: train, test, client:7/train, …", "metric": "what the number is",
+    "run": "name of the run, or of the checkpoint where there is no run",
+    "method": "the method that trained it",
+    "seed": "the run's seed",
+    "round": "from 0, the weights before training; round t made the aggregated weights of t",
+    "moment": "received, trained (by a client) or aggregated weights",
+    "scope": "global, client, or pair of clients",
+    "client": "whose weights, or whose data",
+    "client_b": "the second one of a pair",
+    "slice": "which examples: train, test, client:7/train, …",
+    "metric": "what the number is",
     "index": "which one of several, such as the eigenvalue's number",
-    "layer": "of which layer or tensor; empty for the whole network", "value": "the number", "unit": "its unit; empty for none",
+    "layer": "of which layer or tensor; empty for the whole network",
+    "value": "the number",
+    "unit": "its unit; empty for none",
     "estimator": "how it was computed: exact, lanczos, hutchinson-deflated, …",
     "stderr": "its standard error, where it is an estimate or a mean over examples",
     "residual": "of an eigenvalue, ‖Hv − λv‖: a true eigenvalue is at most this far away",
-    "converged": "whether the requested accuracy was reached", "n_examples": "over how many examples",
+    "converged": "whether the requested accuracy was reached",
+    "n_examples": "over how many examples",
 }
 #: What personalisation measures: rows of a run's metrics, and of the diagnostic.
 PERSONAL = "personal_accuracy"
@@ -64,11 +84,15 @@ def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
     missing = [c for c in COLUMNS if c not in frame.columns]
     if missing:
-        raise FldiagError(f"result table lacks columns {missing}", "build it with fldiag.results.table.table")
+        raise FldiagError(
+            f"result table lacks columns {missing}", "build it with fldiag.results.table.table"
+        )
     for column, allowed in (("moment", MOMENTS), ("scope", SCOPES)):
         odd = set(frame[column].dropna()) - set(allowed)
         if odd:
-            raise FldiagError(f"result table has {column} {sorted(odd)}", f"use one of {', '.join(allowed)}")
+            raise FldiagError(
+                f"result table has {column} {sorted(odd)}", f"use one of {', '.join(allowed)}"
+            )
     if frame["metric"].isna().any():
         raise FldiagError("result table has a row without a metric", "name the metric of every row")
     return frame

@@ -91,7 +91,12 @@ def basic(value: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
         return Interval(value)
     high, low = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     tail = min(int((draws >= 2 * value).sum()), int((draws <= 2 * value).sum()))
-    return Interval(value, float(2 * value - low), float(2 * value - high), min(1.0, 2 * (tail + 1) / (len(draws) + 1)))
+    return Interval(
+        value,
+        float(2 * value - low),
+        float(2 * value - high),
+        min(1.0, 2 * (tail + 1) / (len(draws) + 1)),
+    )
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

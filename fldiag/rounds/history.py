@@ -31,7 +31,9 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
-RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
+RECEIVED = (
+    "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
+)
 DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
 
 
@@ -71,23 +73,51 @@ class History(Rounds):
     #: made otherwise.
     recipe: tuple[Path, dict[str, Any], frozenset[str]] | None = None
 
-    def __init__(self, module: nn.Module, dataset: Dataset | None, parts: Sequence[np.ndarray],
-                 rounds: Mapping[int, Callable[[], Stored]], *, name: str = "", labels: Mapping[str, Any] | None = None,
-                 shares: Literal["n", "uniform", "batches"] = "n", batch_size: int = 1, samples: int | None = None,
-                 stack: Literal["auto", "on", "off"] = "auto", device: str | torch.device = "cpu",
-                 dtype: torch.dtype = torch.float32, memory: int = 2 * 2**30, files: Mapping[str, str | None] | None = None,
-                 notes: Sequence[str] = (), steps: Callable[[int], pd.DataFrame | None] | None = None, allow: str = ""):
+    def __init__(
+        self,
+        module: nn.Module,
+        dataset: Dataset | None,
+        parts: Sequence[np.ndarray],
+        rounds: Mapping[int, Callable[[], Stored]],
+        *,
+        name: str = "",
+        labels: Mapping[str, Any] | None = None,
+        shares: Literal["n", "uniform", "batches"] = "n",
+        batch_size: int = 1,
+        samples: int | None = None,
+        stack: Literal["auto", "on", "off"] = "auto",
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        memory: int = 2 * 2**30,
+        files: Mapping[str, str | None] | None = None,
+        notes: Sequence[str] = (),
+        steps: Callable[[int], pd.DataFrame | None] | None = None,
+        allow: str = "",
+    ):
         if stack not in ("auto", "on", "off"):
-            raise FldiagError(f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True)
-        self.device, self.dtype, self.parts = torch.device(device_of(device, dtype)), dtype, list(parts)
+            raise FldiagError(
+                f"stack = {stack!r} is not one of auto, on, off", "choose one of them", usage=True
+            )
+        self.device, self.dtype, self.parts = (
+            torch.device(device_of(device, dtype)),
+            dtype,
+            list(parts),
+        )
         self.network = Network(module)
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = {n: self._place(b) for n, b in self.network.buffers.items()}
         self.layout, self.labels = self.network.layout, dict(labels or {})
-        self.shares, self.batch_size, self.samples, self.memory = shares, batch_size, samples, int(memory)
+        self.shares, self.batch_size, self.samples, self.memory = (
+            shares,
+            batch_size,
+            samples,
+            int(memory),
+        )
         self._dataset, self.allow = dataset, allow
         self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
-        self._pool = None if dataset is None else Pool(dataset, self.parts, samples, self.device, dtype)
+        self._pool = (
+            None if dataset is None else Pool(dataset, self.parts, samples, self.device, dtype)
+        )
         self.stack = dataset is not None and stacked(self.network, dataset, stack)
         super().__init__(rounds, name, len(self.parts), notes, steps)
         self.files = dict(files or {})
@@ -102,10 +132,23 @@ class History(Rounds):
         return f"History({self.name!r}, {n} round{'s' * (n != 1)}, {len(self.parts)} clients, {self.layout.size:,} parameters)"
 
     @staticmethod
-    def of(run: Run, *, rounds: Sequence[int] | None = None, samples: int | None = None,
-           stack: Literal["auto", "on", "off"] = "auto", device: str = "auto", dtype: torch.dtype = torch.float32,
-           memory: int = 2 * 2**30, root: str | None = None, download: bool = False, normalise: Normalise | None = None,
-           model: Any = None, data: Any = None, name: str | None = None, allow: str = "") -> History:
+    def of(
+        run: Run,
+        *,
+        rounds: Sequence[int] | None = None,
+        samples: int | None = None,
+        stack: Literal["auto", "on", "off"] = "auto",
+        device: str = "auto",
+        dtype: torch.dtype = torch.float32,
+        memory: int = 2 * 2**30,
+        root: str | None = None,
+        download: bool = False,
+        normalise: Normalise | None = None,
+        model: Any = None,
+        data: Any = None,
+        name: str | None = None,
+        allow: str = "",
+    ) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
 
@@ -113,28 +156,62 @@ class History(Rounds):
         """
         absent = sorted(set(rounds or ()) - set(run.some_rounds()))
         if absent:
-            raise FldiagError(f"run {run.path} has no checkpoint of round {absent[0]}",
-                              f"it has {ranges(run.rounds)}", usage=True)
-        recipe = run.path.absolute(), {
-            "rounds": rounds, "samples": samples, "stack": stack, "device": device, "dtype": dtype, "memory": memory,
-            "root": root, "normalise": normalise, "model": model, "data": data, "name": name,
-            "allow": allow}, run.allow_code
-        chosen = sorted(set(rounds)) if rounds is not None else [r for r in run.rounds if r] or run.rounds  # 0: before training
+            raise FldiagError(
+                f"run {run.path} has no checkpoint of round {absent[0]}",
+                f"it has {ranges(run.rounds)}",
+                usage=True,
+            )
+        recipe = (
+            run.path.absolute(),
+            {
+                "rounds": rounds,
+                "samples": samples,
+                "stack": stack,
+                "device": device,
+                "dtype": dtype,
+                "memory": memory,
+                "root": root,
+                "normalise": normalise,
+                "model": model,
+                "data": data,
+                "name": name,
+                "allow": allow,
+            },
+            run.allow_code,
+        )
+        chosen = (
+            sorted(set(rounds))
+            if rounds is not None
+            else [r for r in run.rounds if r] or run.rounds
+        )  # 0: before training
         first = first_readable(run, chosen, model, data)
         targets.check_code(first)
         named = model if model is not None else first.config.get("model", {}).get("name")
-        shaped = isinstance(named, str) and ":" not in named  # a model by its name is built for data
-        bare = bool(run.origin) and data is None and "name" not in first.config.get("data", {}) and not shaped
+        shaped = (
+            isinstance(named, str) and ":" not in named
+        )  # a model by its name is built for data
+        bare = (
+            bool(run.origin)
+            and data is None
+            and "name" not in first.config.get("data", {})
+            and not shaped
+        )
         dataset = None if bare else targets._dataset(first, root, download, normalise)
         module = targets._module(first, dataset)
         parts = targets._partition(first, dataset)
         config = first.config
-        labels = {"method": str(first.manifest["method"].get("name")), "seed": first.manifest["seed"]}
+        labels = {
+            "method": str(first.manifest["method"].get("name")),
+            "seed": first.manifest["seed"],
+        }
         train = config.get("train", {})
         device = device_of(device, dtype)
         reader = Reader(run, module, device, dtype)
         every = config.get("checkpoint", {}).get("every", 1)
-        changed = any(s.get("checkpoint", {}).get("every", every) != every for s in run.index.get("segments", []))
+        changed = any(
+            s.get("checkpoint", {}).get("every", every) != every
+            for s in run.index.get("segments", [])
+        )
         known = rounds is None and not changed
         lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if known else []
         notes = [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
@@ -144,17 +221,36 @@ class History(Rounds):
         origin = run.origin.get("notes", [])
         if dataset is not None and not dataset.tested and UNTESTED not in origin:
             notes.append(UNTESTED)
-        made = History(module, dataset, parts, {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
-                       name=name or run.path.name, labels=labels, samples=samples, stack=stack, device=device, dtype=dtype,
-                       memory=memory, shares=train.get("aggregate", "n"), batch_size=int(train.get("batch_size", 1)),
-                       files={**{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
-                              "metrics": run.metrics_digest,
-                              **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")}},
-                       steps=lambda r: run.steps(r) if r in run.recorded else None,
-                       notes=[*notes, *origin], allow=allow)
+        made = History(
+            module,
+            dataset,
+            parts,
+            {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
+            name=name or run.path.name,
+            labels=labels,
+            samples=samples,
+            stack=stack,
+            device=device,
+            dtype=dtype,
+            memory=memory,
+            shares=train.get("aggregate", "n"),
+            batch_size=int(train.get("batch_size", 1)),
+            files={
+                **{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
+                "metrics": run.metrics_digest,
+                **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")},
+            },
+            steps=lambda r: run.steps(r) if r in run.recorded else None,
+            notes=[*notes, *origin],
+            allow=allow,
+        )
         made.recipe = recipe
         if run.origin:
-            made.examples, made.remedy, made.outside = run.origin["examples"], RECEIVED, frozenset(run.origin["outside"])
+            made.examples, made.remedy, made.outside = (
+                run.origin["examples"],
+                RECEIVED,
+                frozenset(run.origin["outside"]),
+            )
         return made
 
     # -- the examples
@@ -183,14 +279,23 @@ class History(Rounds):
     def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> Scores:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
-        return evaluate(self.network, self.pool, models, stack=self.stack, first=self.pool.test.stop if test else None)
+        return evaluate(
+            self.network,
+            self.pool,
+            models,
+            stack=self.stack,
+            first=self.pool.test.stop if test else None,
+        )
 
     def stretch(self, name: str) -> slice:
         """Where the examples of ``test``, or of ``train`` (those of all clients), lie in the pool. Raises FldiagError where there
         are none of test."""
         if name == "test" and not self.dataset.tested:
-            raise FldiagError(f"{self.name} has no test examples", "choose --slice train, or give data with a test split: --data",
-                              usage=True)
+            raise FldiagError(
+                f"{self.name} has no test examples",
+                "choose --slice train, or give data with a test split: --data",
+                usage=True,
+            )
         return self.pool.test if name == "test" else self.pool.clients
 
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
@@ -198,9 +303,18 @@ class History(Rounds):
         if not len(self.pool.y[where]) and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
         criterion = losses.criterion(self.dataset.regression)
-        problem = Problem(self.network.module, criterion, self.pool.take(where, name), *weights, name=self.name,
-                          dtype=self.dtype, device=self.device, memory=self.memory, labels={**self.labels, **labels},
-                          allow=self.allow)
+        problem = Problem(
+            self.network.module,
+            criterion,
+            self.pool.take(where, name),
+            *weights,
+            name=self.name,
+            dtype=self.dtype,
+            device=self.device,
+            memory=self.memory,
+            labels={**self.labels, **labels},
+            allow=self.allow,
+        )
         problem.shared = self._shared
         return problem
 
@@ -211,8 +325,14 @@ class History(Rounds):
             return []
         try:
             last = self.stored(self.read[-1])
-            problem = self.problem((last.aggregated, last.buffers), self.pool.test, self.pool.split,
-                                   round=last.round, moment="aggregated", scope="global")
+            problem = self.problem(
+                (last.aggregated, last.buffers),
+                self.pool.test,
+                self.pool.split,
+                round=last.round,
+                moment="aggregated",
+                scope="global",
+            )
             return [{**problem.common, **row} for row in loss_rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []
@@ -230,10 +350,24 @@ class History(Rounds):
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change."""
-        weights: Any = sorted(self.files.items()) or [self._weights(read) for read in self._rounds.values()]
-        return digest(weights, list(self._rounds), *self._shown(), list(self.parts), self.samples, *self._answered(),
-                      repr(self.network.module), str(self.dtype), self.stack, self.name, self.labels, list(self._remarks),
-                      *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []))
+        weights: Any = sorted(self.files.items()) or [
+            self._weights(read) for read in self._rounds.values()
+        ]
+        return digest(
+            weights,
+            list(self._rounds),
+            *self._shown(),
+            list(self.parts),
+            self.samples,
+            *self._answered(),
+            repr(self.network.module),
+            str(self.dtype),
+            self.stack,
+            self.name,
+            self.labels,
+            list(self._remarks),
+            *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []),
+        )
 
     def _shown(self) -> list[str]:
         return [] if self._dataset is None else [self._dataset.fingerprint()]
@@ -245,7 +379,11 @@ class History(Rounds):
         w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
         x, _ = self._pool.read(0, min(4, self._pool.n))
         with torch.no_grad():
-            return [self.network.bind(w[None], {n: b[None].clone() for n, b in self.network.buffers.items()})(x[None])]
+            return [
+                self.network.bind(
+                    w[None], {n: b[None].clone() for n, b in self.network.buffers.items()}
+                )(x[None])
+            ]
 
     @staticmethod
     def _weights(read: Callable[[], Stored]) -> Any:

@@ -56,13 +56,26 @@ class Pool:
     clients together (each keeps its share, and its classes theirs).
     """
 
-    def __init__(self, dataset: Dataset, parts: Sequence[np.ndarray], samples: int | None, device: torch.device,
-                 dtype: torch.dtype):
-        self.dataset, self.device, self.dtype, self.sizes = dataset, device, dtype, [len(p) for p in parts]
+    def __init__(
+        self,
+        dataset: Dataset,
+        parts: Sequence[np.ndarray],
+        samples: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.dataset, self.device, self.dtype, self.sizes = (
+            dataset,
+            device,
+            dtype,
+            [len(p) for p in parts],
+        )
         self.split = dataset.evaluation[0]
         total, found = sum(self.sizes), [data.take(dataset, self.split, None, samples)]
         for k, n in enumerate(self.sizes):
-            keep = None if samples is None or total <= samples else max(1, round(samples * n / total))
+            keep = (
+                None if samples is None or total <= samples else max(1, round(samples * n / total))
+            )
             found += [data.take(dataset, f"client:{k}", parts, keep)] if n else []
         self.segments, at = {}, 0
         for s in found:
@@ -98,14 +111,24 @@ class Pool:
         """Inputs and targets of examples start..stop-1, ready for a model."""
         if self._x is None and 4 * self.n * int(np.prod(self.dataset.shape)) <= KEEP_BYTES:
             self._x = ready(self.dataset.normalise(self.x_raw), self.device, self.dtype)
-        x = self._x[start:stop] if self._x is not None else self.dataset.normalise(self.x_raw[start:stop])
+        x = (
+            self._x[start:stop]
+            if self._x is not None
+            else self.dataset.normalise(self.x_raw[start:stop])
+        )
         y = self.y[start:stop].to(self.device)
         return ready(x, self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
 
     def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
         """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""
-        stretches = [where] if mixed else [slice(max(s.start, where.start), min(s.stop, where.stop))
-                                           for s in self.segments.values()]
+        stretches = (
+            [where]
+            if mixed
+            else [
+                slice(max(s.start, where.start), min(s.stop, where.stop))
+                for s in self.segments.values()
+            ]
+        )
         for s in stretches:
             for i in range(s.start, s.stop, size):
                 yield slice(i, min(i + size, s.stop))
@@ -114,13 +137,24 @@ class Pool:
 def stacked(network: Network, dataset: Dataset, stack: str) -> bool:
     """Whether models are evaluated side by side: a fixed rule on the architecture, never timed."""
     if stack == "on" and not network.stackable:
-        raise FldiagError("stack = 'on', and this model cannot be stacked", "use stack = 'auto' or 'off'", usage=True)
+        raise FldiagError(
+            "stack = 'on', and this model cannot be stacked",
+            "use stack = 'auto' or 'off'",
+            usage=True,
+        )
     if not network.stackable or stack == "off":
         return False
     return stack == "on" or forward_macs(network.module, dataset.shape) < STACK_BELOW
 
 
-def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: bool, first: int | None = None) -> Scores:
+def evaluate(
+    network: Network,
+    pool: Pool,
+    models: Sequence[Weights],
+    *,
+    stack: bool,
+    first: int | None = None,
+) -> Scores:
     """Loss and correctness of every model [P] on every example of the pool, or on its ``first`` so many, in eval mode.
 
     A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
@@ -131,7 +165,11 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
     right = None if pool.dataset.regression else np.empty((count, n), dtype=bool)
     valid = np.array([bool(torch.isfinite(w).all()) for w, _ in models], dtype=bool)
     # only a chain of layers: another module is called with its parameters put in place, one call at a time
-    threads = max(1, min(torch.get_num_threads(), count)) if pool.device.type == "cpu" and network.stackable else 1
+    threads = (
+        max(1, min(torch.get_num_threads(), count))
+        if pool.device.type == "cpu" and network.stackable
+        else 1
+    )
     size, groups = BATCH, [[i] for i in range(count)]
     if stack:
         work = forward_macs(network.module, pool.dataset.shape) * min(count, STACK)
@@ -147,7 +185,9 @@ def evaluate(network: Network, pool: Pool, models: Sequence[Weights], *, stack: 
         for where in pool.batches(slice(0, n), size, mixed=not network.batch_dependent):
             x, y = pool.read(where.start, where.stop)
 
-            def score(group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y) -> None:
+            def score(
+                group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y
+            ) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
                     found = losses.per_example(outputs, y.expand(len(group), *y.shape))

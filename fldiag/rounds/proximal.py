@@ -40,8 +40,15 @@ class Batch:
 def batches(where: slice, size: int | None) -> list[Batch]:
     """The stretch as one batch, or in fixed minibatches of ``size`` in the order of the data (the last may be smaller)."""
     step = size or max(where.stop - where.start, 1)
-    return [Batch(tuple(slice(j, min(j + CHUNK, i + step, where.stop)) for j in range(i, min(i + step, where.stop), CHUNK)))
-            for i in range(where.start, where.stop, step)]
+    return [
+        Batch(
+            tuple(
+                slice(j, min(j + CHUNK, i + step, where.stop))
+                for j in range(i, min(i + step, where.stop), CHUNK)
+            )
+        )
+        for i in range(where.start, where.stop, step)
+    ]
 
 
 class Losses:
@@ -51,18 +58,39 @@ class Losses:
     KL(softmax(f(x; w_g) / tau) || softmax(f(x; w) / tau)), without a factor tau^2. ``l2``: 1/2 ||w - w_g||^2.
     """
 
-    def __init__(self, network: Network, pool: Pool, buffers: dict[str, Tensor], start: Weights, batch: Batch, *,
-                 kind: Proximal = "kl", tau: float = 3.0):
+    def __init__(
+        self,
+        network: Network,
+        pool: Pool,
+        buffers: dict[str, Tensor],
+        start: Weights,
+        batch: Batch,
+        *,
+        kind: Proximal = "kl",
+        tau: float = 3.0,
+    ):
         if kind == "kl" and pool.dataset.regression:
-            raise FldiagError("the KL proximal loss needs class outputs, and the data are regression", "use proximal = 'l2'",
-                              usage=True)
-        self.network, self.pool, self.buffers, self.start, self.kind, self.tau = network, pool, buffers, start, kind, tau
+            raise FldiagError(
+                "the KL proximal loss needs class outputs, and the data are regression",
+                "use proximal = 'l2'",
+                usage=True,
+            )
+        self.network, self.pool, self.buffers, self.start, self.kind, self.tau = (
+            network,
+            pool,
+            buffers,
+            start,
+            kind,
+            tau,
+        )
         self.batch = batch
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """[b, out]; with gradients to the weights."""
         w, buffers = weights
-        bound = self.network.bind(w.unsqueeze(0), {n: b.unsqueeze(0).clone() for n, b in buffers.items()})
+        bound = self.network.bind(
+            w.unsqueeze(0), {n: b.unsqueeze(0).clone() for n, b in buffers.items()}
+        )
         return bound(x.unsqueeze(0))[0]
 
     def local(self) -> Iterator[tuple[Function, float]]:
@@ -108,12 +136,24 @@ def gradient(terms: Iterator[tuple[Function, float]], w: Tensor) -> tuple[float,
     return total, g
 
 
-def perturbation(g_p: Tensor, d: Tensor, rho: float, layout: Layout, *, strength: Strength = "adaptive",
-                 part: str = "full", per: Rule = "layer") -> Tensor | None:
+def perturbation(
+    g_p: Tensor,
+    d: Tensor,
+    rho: float,
+    layout: Layout,
+    *,
+    strength: Strength = "adaptive",
+    part: str = "full",
+    per: Rule = "layer",
+) -> Tensor | None:
     """FedSOL's e [P] at weights w with d = w - w_g, zero outside ``part``. None where g_p is rounding noise on that part."""
     start, stop = layout.span(part)
     g = g_p[start:stop]
     if float(norm(g)) < losses.noise_floor(g.dtype):
         return None
-    Lambda = losses.strengths(d[start:stop], layout.part(start, stop), per) if strength == "adaptive" else None
+    Lambda = (
+        losses.strengths(d[start:stop], layout.part(start, stop), per)
+        if strength == "adaptive"
+        else None
+    )
     return F.pad(losses.perturbation(g, rho, Lambda), (start, layout.size - stop))

@@ -25,8 +25,12 @@ def kept_of(history: History) -> KeptUnits:
     return KeptUnits(store, lambda: key)
 
 
-def of_rounds(history: History, rounds: Iterable[Stored], make: Callable[[Stored], list[Row]],
-              kept: KeptUnits | None = None) -> list[Row]:
+def of_rounds(
+    history: History,
+    rounds: Iterable[Stored],
+    make: Callable[[Stored], list[Row]],
+    kept: KeptUnits | None = None,
+) -> list[Row]:
     """The rows of all rounds. Those of a round that was finished before are read back, with what was noted of it.
 
     Args:

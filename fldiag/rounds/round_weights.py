@@ -51,13 +51,21 @@ class Stored:
         """The round with these rows of the clients alone."""
         if self.clients is None or len(rows) == len(self.clients):
             return self
-        return replace(self, ids=tuple(self.ids[j] for j in rows), clients=self.clients[rows],
-                       client_buffers={n: b[rows] for n, b in self.client_buffers.items()})
+        return replace(
+            self,
+            ids=tuple(self.ids[j] for j in rows),
+            clients=self.clients[rows],
+            client_buffers={n: b[rows] for n, b in self.client_buffers.items()},
+        )
 
     @property
     def complete(self) -> bool:
         """Whether received and trained weights are there and can be evaluated."""
-        return self.clients is not None and self.received is not None and self.received_buffers is not None
+        return (
+            self.clients is not None
+            and self.received is not None
+            and self.received_buffers is not None
+        )
 
     @property
     def start(self) -> Weights:
@@ -72,7 +80,10 @@ class Reader:
     def __init__(self, run: Run, module: nn.Module, device: str, dtype: torch.dtype):
         self.run, self.module, self.device, self.dtype = run, module, torch.device(device), dtype
         self.layout = Layout.of(module)
-        self._before: tuple[int, Buffers] = (-1 if 0 in run.rounds else 0, dict(module.named_buffers()))
+        self._before: tuple[int, Buffers] = (
+            -1 if 0 in run.rounds else 0,
+            dict(module.named_buffers()),
+        )
 
     def __call__(self, r: int) -> Stored:
         c = self.run.checkpoint(r)
@@ -80,17 +91,43 @@ class Reader:
         received_buffers = self._received(r)
         self._before = r, buffers
         if c.clients is None or c.received is None:
-            what = "no client weights in this round" if c.clients is None else "what the clients received is not there"
-            return Stored(r, aggregated, buffers=buffers, notes=(what,) if r else ())  # round 0 is before the first
+            what = (
+                "no client weights in this round"
+                if c.clients is None
+                else "what the clients received is not there"
+            )
+            return Stored(
+                r, aggregated, buffers=buffers, notes=(what,) if r else ()
+            )  # round 0 is before the first
         size = self.layout.size
         if c.clients.shape[1:] != (size,) or c.received.shape != (size,):
-            return Stored(r, aggregated, buffers=buffers,
-                          notes=(f"client weights of shape {list(c.clients.shape)} do not fit the model of {size} parameters",))
-        notes = () if received_buffers is not None else (
-            f"the buffers that clients received are those of round {r - 1}, which cannot be read",)
+            return Stored(
+                r,
+                aggregated,
+                buffers=buffers,
+                notes=(
+                    f"client weights of shape {list(c.clients.shape)} do not fit the model of {size} parameters",
+                ),
+            )
+        notes = (
+            ()
+            if received_buffers is not None
+            else (
+                f"the buffers that clients received are those of round {r - 1}, which cannot be read",
+            )
+        )
         own = {n: self._place(b) for n, b in c.buffers.items()}
-        return Stored(r, aggregated, tuple(c.client_ids), self._place(c.clients), self._place(c.received), buffers, own,
-                      received_buffers, notes)
+        return Stored(
+            r,
+            aggregated,
+            tuple(c.client_ids),
+            self._place(c.clients),
+            self._place(c.received),
+            buffers,
+            own,
+            received_buffers,
+            notes,
+        )
 
     def _state(self, c: Checkpoint) -> Weights:
         w = inputs.weights(self.module, self.layout, c.state, self.dtype, self.device)
@@ -102,7 +139,11 @@ class Reader:
         if self._before[0] != r - 1:
             try:
                 first = r == 1 and 0 not in self.run.rounds
-                start = dict(self.module.named_buffers()) if first else self._state(self.run.checkpoint(r - 1))[1]
+                start = (
+                    dict(self.module.named_buffers())
+                    if first
+                    else self._state(self.run.checkpoint(r - 1))[1]
+                )
             except FldiagError:
                 return None
             self._before = r - 1, start

@@ -11,7 +11,9 @@ import pandas as pd
 from fldiag.errors import FldiagError
 from fldiag.rounds.round_weights import Stored
 
-REMEDY = "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
+REMEDY = (
+    "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
+)
 #: How a note ends that says which clients the partition lacks.
 OUTSIDE = ": left out, as nothing says which examples are theirs"
 
@@ -23,12 +25,20 @@ class Rounds:
     After the rounds were read, ``notes`` says what was missing or unreadable, as rows of a table, and ``read`` which were read.
     """
 
-    def __init__(self, rounds: Mapping[int, Callable[[], Stored]], name: str, clients: int, remarks: Sequence[str],
-                 steps: Callable[[int], pd.DataFrame | None] | None):
+    def __init__(
+        self,
+        rounds: Mapping[int, Callable[[], Stored]],
+        name: str,
+        clients: int,
+        remarks: Sequence[str],
+        steps: Callable[[int], pd.DataFrame | None] | None,
+    ):
         self._rounds, self.name, self._clients = dict(sorted(rounds.items())), name, clients
         self._remarks, self._steps = tuple(remarks), steps
         self.remedy = REMEDY
-        self.outside: frozenset[int] = frozenset()  # clients that the partition lacks between others
+        self.outside: frozenset[int] = (
+            frozenset()
+        )  # clients that the partition lacks between others
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
         self._current: tuple[int, Stored] | None = None
@@ -38,7 +48,9 @@ class Rounds:
         """The numbers of the rounds that there are."""
         return list(self._rounds)
 
-    def each(self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True) -> Iterator[Stored]:
+    def each(
+        self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True
+    ) -> Iterator[Stored]:
         """The rounds that can be read, in order; ``notes`` grows by those that cannot.
 
         Raises FldiagError when none can be read, or, with ``clients``, none has what the clients received and made.
@@ -64,7 +76,9 @@ class Rounds:
         if progress:
             progress(len(self._rounds), len(self._rounds), "rounds")
         if not self.read:
-            raise first or FldiagError(f"{self.name}: no stored round can be used", "see its run.json")
+            raise first or FldiagError(
+                f"{self.name}: no stored round can be used", "see its run.json"
+            )
         if clients and not usable:
             raise self._unusable("with client weights")
 
@@ -116,9 +130,11 @@ class Rounds:
         lacking = next((n["note"] for n in self.notes if str(n["note"]).endswith(OUTSIDE)), None)
         if lacking is None:
             return FldiagError(f"{self.name} holds no round {kind}", self.remedy)
-        return FldiagError(f"{self.name} holds no round {kind} of clients in the partition: {lacking}",
-                           "make the run again with the partition of these clients: fldiag convert … --partition FILE, or "
-                           "fldiag.Recorder(..., clients=...)")
+        return FldiagError(
+            f"{self.name} holds no round {kind} of clients in the partition: {lacking}",
+            "make the run again with the partition of these clients: fldiag convert … --partition FILE, or "
+            "fldiag.Recorder(..., clients=...)",
+        )
 
     def steps(self, round: int) -> pd.DataFrame | None:
         """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
@@ -132,12 +148,16 @@ class Rounds:
 
     def note(self, round: int | None, text: str, client: int | None = None) -> None:
         """Remember that something is missing."""
-        self.notes.append({"metric": "missing", "round": round, "client": client, "note": text, "masked": True})
+        self.notes.append(
+            {"metric": "missing", "round": round, "client": client, "note": text, "masked": True}
+        )
 
     def finite(self, stored: Stored) -> Stored:
         """The round without the clients whose weights are not numbers, which are noted."""
         sound = stored.finite()
         for k in stored.ids:
             if k not in sound.ids:
-                self.note(stored.round, f"the trained weights of client {k} are not finite: left out", k)
+                self.note(
+                    stored.round, f"the trained weights of client {k} are not finite: left out", k
+                )
         return sound

@@ -22,12 +22,17 @@ class Statistics:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.module = copy.deepcopy(problem.module)
-        layers = {n: m for n, m in self.module.named_modules()
-                  if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None}
+        layers = {
+            n: m
+            for n, m in self.module.named_modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None
+        }
         for m in layers.values():
             m.train()
             m.momentum = None  # the mean over all batches
-        self.names = {f"{n}.{b}" if n else b for n, m in layers.items() for b, _ in m.named_buffers()}
+        self.names = {
+            f"{n}.{b}" if n else b for n, m in layers.items() for b, _ in m.named_buffers()
+        }
         many = -(-problem.n // DEPENDENT)
         self._bounds = [(i * problem.n // many, (i + 1) * problem.n // many) for i in range(many)]
 
@@ -35,7 +40,9 @@ class Statistics:
         """At weights [P]."""
         p = self.problem
         views = p.layout.views(w.to(p.dtype))
-        held = {n: torch.zeros_like(b) if n in self.names else b.clone() for n, b in p.buffers.items()}
+        held = {
+            n: torch.zeros_like(b) if n in self.names else b.clone() for n, b in p.buffers.items()
+        }
         for start, stop in self._bounds:
             x, _ = p.read(start, stop)
             with p.guarded(), torch.no_grad():
@@ -45,4 +52,7 @@ class Statistics:
 
 def running(problem: Problem) -> bool:
     """Whether the model has statistics that could be found anew."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None for m in problem.module.modules())
+    return any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is not None
+        for m in problem.module.modules()
+    )

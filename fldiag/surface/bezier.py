@@ -44,10 +44,14 @@ def bent(ends: Mixtures, steps: int, progress: Progress | None = None) -> Model:
         a, b, c = shares(t)
         at = (a * first + b * second + c * theta.detach()).to(problem.dtype)
         if problem.buffers:
-            problem.buffers = ends.statistics(at) if ends.buffers == "reestimated" else ends.mixed((1 - t, t))
+            problem.buffers = (
+                ends.statistics(at) if ends.buffers == "reestimated" else ends.mixed((1 - t, t))
+            )
         rule.param_groups[0]["lr"] = start * (1 + math.cos(math.pi * step / steps)) / 2
         theta.grad = c * problem.gradient(at)
         rule.step()
         if progress:
             progress(step + 1, steps, "bending the path")
-    return theta.detach(), ends.mixed((0.5, 0.5))  # with these the buffers go straight from one end's to the other's
+    return theta.detach(), ends.mixed(
+        (0.5, 0.5)
+    )  # with these the buffers go straight from one end's to the other's

@@ -32,20 +32,35 @@ class Directions:
     reach: float = 0.0
 
 
-def eigen(problem: Problem, *, k: int, tol: float, max_products: int, seed: int,
-          progress: Progress | None = None) -> Directions:
+def eigen(
+    problem: Problem,
+    *,
+    k: int,
+    tol: float,
+    max_products: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> Directions:
     """The eigenvectors of the two largest Hessian eigenvalues, unit norm; rows: the k leading eigenvalues.
 
     Raises FldiagError for a model of one parameter, which has no plane.
     """
     if problem.layout.size < 2:
-        raise FldiagError("the model has one parameter, a landscape needs two",
-                          "diagnose its spectrum instead")
-    pairs = eigenpairs(problem, max(k, 2), tol=tol, max_products=max_products, seed=seed, progress=progress)
+        raise FldiagError(
+            "the model has one parameter, a landscape needs two", "diagnose its spectrum instead"
+        )
+    pairs = eigenpairs(
+        problem, max(k, 2), tol=tol, max_products=max_products, seed=seed, progress=progress
+    )
     if len(pairs.values) < 2:
-        raise FldiagError(f"max_products = {max_products} gives one eigenvector, a landscape needs two",
-                          "allow at least 20 products", usage=True)
-    return Directions(pairs.vectors[0], pairs.vectors[1], eigenvalue_rows(pairs, noise=noise_of(problem)))
+        raise FldiagError(
+            f"max_products = {max_products} gives one eigenvector, a landscape needs two",
+            "allow at least 20 products",
+            usage=True,
+        )
+    return Directions(
+        pairs.vectors[0], pairs.vectors[1], eigenvalue_rows(pairs, noise=noise_of(problem))
+    )
 
 
 def random(problem: Problem, *, seed: int) -> Directions:
@@ -70,8 +85,10 @@ def random_direction(problem: Problem, seed: int, number: int) -> Tensor:
         rows, filters = d.view(len(d), -1), weights[name].reshape(len(d), -1)
         rows *= filters.norm(dim=1, keepdim=True) / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
     if not bool(raw.any()):
-        raise FldiagError("the filter-normalised direction is zero: no tensor with two axes has weights",
-                          "use directions = 'eigen'")
+        raise FldiagError(
+            "the filter-normalised direction is zero: no tensor with two axes has weights",
+            "use directions = 'eigen'",
+        )
     return raw
 
 
@@ -85,10 +102,15 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     Raises FldiagError when the three lie on a line or do not fit the model.
     """
     if through is None or isinstance(through, (str, bytes)) or len(through) != 2:
-        raise FldiagError("a plane needs two weight sets besides the problem's own",
-                          "give through = [weights_a, weights_b]", usage=True)
-    ends = [inputs.weights(problem.module, problem.layout, given, problem.dtype, problem.device)
-            for given in through]
+        raise FldiagError(
+            "a plane needs two weight sets besides the problem's own",
+            "give through = [weights_a, weights_b]",
+            usage=True,
+        )
+    ends = [
+        inputs.weights(problem.module, problem.layout, given, problem.dtype, problem.device)
+        for given in through
+    ]
     a, b = (end.double() - problem.w.double() for end in ends)
     size_a, size_b = float(a.norm()), float(b.norm())
     d1 = a / size_a if size_a else a
@@ -97,16 +119,35 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     rest -= (d1 @ rest) * d1
     y_b = float(rest.norm())
     if not size_a or y_b <= 1e-6 * max(size_a, size_b):
-        raise FldiagError("the three weight sets lie on one line, so they span no plane",
-                          "choose three different checkpoints", usage=True)
+        raise FldiagError(
+            "the three weight sets lie on one line, so they span no plane",
+            "choose three different checkpoints",
+            usage=True,
+        )
     rows: list[Row] = []
     running = any(b.is_floating_point() for b in problem.buffers.values())
-    for index, (w, x, y) in enumerate(((problem.w, 0.0, 0.0), (ends[0], size_a, 0.0), (ends[1], x_b, y_b))):
+    for index, (w, x, y) in enumerate(
+        ((problem.w, 0.0, 0.0), (ends[0], size_a, 0.0), (ends[1], x_b, y_b))
+    ):
         path = Path.to(problem, through[index - 1]) if running and index else None
-        value, stderr = path.evaluate(1.0) if path and path.buffers == "interpolated" else problem.loss(w)
-        kind = {"buffers": "fixed" if path and path.buffers == "fixed" else "own"} if running else {}
-        rows.append({"metric": "point", "index": index, "x": x, "y": y, "value": value, "stderr": stderr,
-                     "estimator": "exact", **kind})
+        value, stderr = (
+            path.evaluate(1.0) if path and path.buffers == "interpolated" else problem.loss(w)
+        )
+        kind = (
+            {"buffers": "fixed" if path and path.buffers == "fixed" else "own"} if running else {}
+        )
+        rows.append(
+            {
+                "metric": "point",
+                "index": index,
+                "x": x,
+                "y": y,
+                "value": value,
+                "stderr": stderr,
+                "estimator": "exact",
+                **kind,
+            }
+        )
     return Directions(d1, rest / y_b, rows, reach=max(size_a, abs(x_b), y_b))
 
 
@@ -125,8 +166,12 @@ def labelled(through: Any, what: str, at_least: int) -> dict[Any, Any]:
     else:
         found = {}
     if len(found) < at_least:
-        raise FldiagError(f"{what} at least {at_least} weight set{'s' if at_least > 1 else ''} besides the problem's "
-                          f"own, {len(found)} given", "give through = [weights, ...] or {label: weights}", usage=True)
+        raise FldiagError(
+            f"{what} at least {at_least} weight set{'s' if at_least > 1 else ''} besides the problem's "
+            f"own, {len(found)} given",
+            "give through = [weights, ...] or {label: weights}",
+            usage=True,
+        )
     return found
 
 
@@ -142,8 +187,11 @@ def principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1).to(offsets.device)
     total = float(values.sum())
     if total <= 0 or float(values[1]) <= 1e-12 * total:
-        raise FldiagError("the trajectory lies on one line, so it spans no plane", "give more checkpoints of a run",
-                          usage=True)
+        raise FldiagError(
+            "the trajectory lies on one line, so it spans no plane",
+            "give more checkpoints of a run",
+            usage=True,
+        )
     axes: list[Tensor] = []
     for i in range(2):
         axis = (vectors[:, i] - vectors[:, i].mean()) @ offsets
@@ -164,23 +212,49 @@ def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Dir
     share of the variance). Losses use the problem's buffers. Raises FldiagError for a trajectory on one line.
     """
     given = labelled(through, "a trajectory needs", 2)
-    offsets = torch.zeros(len(given) + 1, problem.layout.size, dtype=torch.float64, device=problem.device)
+    offsets = torch.zeros(
+        len(given) + 1, problem.layout.size, dtype=torch.float64, device=problem.device
+    )
     for row, w in zip(offsets, given.values(), strict=False):  # the last row is the problem itself
         row += inputs.weights(problem.module, problem.layout, w, problem.dtype, problem.device)
         row -= problem.w
     axes, shares = principal(offsets)
-    rows: list[Row] = [{"metric": "explained_variance", "index": i + 1, "value": float(shares[i]), "estimator": "exact"}
-                       for i in range(2)]
+    rows: list[Row] = [
+        {
+            "metric": "explained_variance",
+            "index": i + 1,
+            "value": float(shares[i]),
+            "estimator": "exact",
+        }
+        for i in range(2)
+    ]
     reach = 0.0
     for index, (label, offset) in enumerate(zip([*given, None], offsets, strict=True)):
         x, y = (float(c) for c in axes @ offset)
         value, stderr = problem.loss(problem.w.double() + offset)
         when = {"round": label} if isinstance(through, Mapping) and isinstance(label, int) else {}
         away = float((offset - x * axes[0] - y * axes[1]).norm())
-        rows += [{"metric": "trajectory", "index": index, "x": x, "y": y, "value": value, "stderr": stderr,
-                  "estimator": "exact", **when},
-                 {"metric": "projection_error", "index": index, "x": x, "y": y, "value": away, "estimator": "exact",
-                  **when}]
+        rows += [
+            {
+                "metric": "trajectory",
+                "index": index,
+                "x": x,
+                "y": y,
+                "value": value,
+                "stderr": stderr,
+                "estimator": "exact",
+                **when,
+            },
+            {
+                "metric": "projection_error",
+                "index": index,
+                "x": x,
+                "y": y,
+                "value": away,
+                "estimator": "exact",
+                **when,
+            },
+        ]
         reach = max(reach, abs(x), abs(y))
         if progress:
             progress(index + 1, len(offsets), "losses along the trajectory")

@@ -36,8 +36,14 @@ class Evaluator:
     coefficients zero is ``problem.loss()``, to the bit and whatever the precision).
     """
 
-    def __init__(self, problem: Problem, directions: Sequence[Tensor], *, reach: float = 1.0,
-                 buffers: BuffersAt | None = None):
+    def __init__(
+        self,
+        problem: Problem,
+        directions: Sequence[Tensor],
+        *,
+        reach: float = 1.0,
+        buffers: BuffersAt | None = None,
+    ):
         self.problem, self.buffers = problem, buffers
         self.facts = problem.probe()
         self._w = problem.w.double()
@@ -45,7 +51,9 @@ class Evaluator:
         self._base: tuple[Any, list[Tensor]] = (None, [])
         self._first: list[list[Tensor]] | None = None
         chain = chain_of(problem.module) if not problem.buffers and not problem.frozen else None
-        able = chain is not None and not any(_weighted(m) and LAYERS[type(m)].call is None for _, m in chain)
+        able = chain is not None and not any(
+            _weighted(m) and LAYERS[type(m)].call is None for _, m in chain
+        )
         self.chain = pool_first(chain) if chain is not None and able else None
         if self.chain is not None:
             self._prepare(self.chain)
@@ -72,7 +80,10 @@ class Evaluator:
     def _agrees(self, reach: float) -> bool:
         """Whether the fast way gives the model's outputs, at two far points."""
         tolerance = 1e-4 if self.problem.dtype == torch.float32 else 1e-9
-        signs = ([1.0] * len(self.directions), [(-0.5) ** (i + 1) for i in range(len(self.directions))])
+        signs = (
+            [1.0] * len(self.directions),
+            [(-0.5) ** (i + 1) for i in range(len(self.directions))],
+        )
         with torch.no_grad():
             for sign in signs:
                 places = tuple(reach * s for s in sign)
@@ -92,7 +103,10 @@ class Evaluator:
     def _views(self, w: Tensor) -> Views:
         views = self.problem.layout.views(w.to(self.problem.dtype))
         if self.facts.channels_last:
-            return {n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v for n, v in views.items()}
+            return {
+                n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
+                for n, v in views.items()
+            }
         return views
 
     def _input(self, i: int) -> Tensor:
@@ -101,7 +115,7 @@ class Evaluator:
 
     def _lead(self, x: Tensor) -> Tensor:
         """Through the layers without weights that come before the first one with weights."""
-        for _, m in (self.chain or [])[:self._start]:
+        for _, m in (self.chain or [])[: self._start]:
             x = m(x)
         return x
 
@@ -114,14 +128,17 @@ class Evaluator:
             for c, along in zip(row, first[2:], strict=True):
                 base = [torch.add(a, b, alpha=c) for a, b in zip(base, along, strict=True)]
             self._base = row, base
-        return (torch.add(a, b, alpha=coefficients[0]) for a, b in zip(self._base[1], first[1], strict=True))
+        return (
+            torch.add(a, b, alpha=coefficients[0])
+            for a, b in zip(self._base[1], first[1], strict=True)
+        )
 
     def _chained(self, coefficients: tuple[float, ...]) -> list[Tensor]:
         chain, views = self.chain or [], self._views(self.at(*coefficients))
         sums = self._sums(coefficients) if self._first is not None else None
         found = []
         for i in range(len(self.problem.bounds)):
-            first, *rest = chain[self._start:]
+            first, *rest = chain[self._start :]
             h = _layer(*first, views, self._lead(self._input(i))) if sums is None else next(sums)
             for name, m in rest:  # h is new here: in place never writes into the data
                 overwrite = LAYERS[type(m)].overwrite
@@ -143,7 +160,11 @@ class Evaluator:
 
     def _outputs(self, coefficients: tuple[float, ...]) -> list[Any]:
         with torch.no_grad():
-            return self._chained(coefficients) if self.chain is not None else self._called(coefficients)
+            return (
+                self._chained(coefficients)
+                if self.chain is not None
+                else self._called(coefficients)
+            )
 
     def losses(self, *coefficients: float) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example."""
@@ -154,7 +175,9 @@ class Evaluator:
             return None
         found = self._outputs(coefficients)
         with self.problem.guarded(), torch.no_grad():
-            losses = torch.cat([one_by_one(z, self.problem.batch(i)[1]) for i, z in enumerate(found)])
+            losses = torch.cat(
+                [one_by_one(z, self.problem.batch(i)[1]) for i, z in enumerate(found)]
+            )
         return self.problem.with_decay(losses, self.at(*coefficients))
 
     def __call__(self, *coefficients: float) -> tuple[float, float | None]:
@@ -173,13 +196,16 @@ class Evaluator:
         p = self.problem
         with p.guarded(), torch.no_grad():
             return p.penalty(self.at(*coefficients)) + math.fsum(
-                float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n for (i, z), (start, stop)
-                in zip(enumerate(outputs), p.bounds, strict=True))
+                float(p.criterion(z, p.batch(i)[1])) * (stop - start) / p.n
+                for (i, z), (start, stop) in zip(enumerate(outputs), p.bounds, strict=True)
+            )
 
     def scores(self, *coefficients: float) -> Scores:
         """Losses and right answers of one forward pass."""
         found = self._outputs(coefficients)
-        return self.problem.scores_of(self.at(*coefficients), ((z, self.problem.batch(i)[1]) for i, z in enumerate(found)))
+        return self.problem.scores_of(
+            self.at(*coefficients), ((z, self.problem.batch(i)[1]) for i, z in enumerate(found))
+        )
 
 
 def _weighted(m: nn.Module) -> bool:

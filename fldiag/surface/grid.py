@@ -121,7 +121,9 @@ class Refinement:
         self.points = len(axis)
         steps = np.linspace(-1.0, 1.0, self.points)
         self.where = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-        self.order = numpy_rng(seed, "landscape points").permutation(len(self.where))  # between equals
+        self.order = numpy_rng(seed, "landscape points").permutation(
+            len(self.where)
+        )  # between equals
         self.surpluses: list[tuple[int, float]] = []
         self.checks = 0
 
@@ -158,7 +160,9 @@ class Refinement:
             up = heights.up(self.values.value[found])
             # from the first point's height, so that a flat surface stays flat to the bit
             model = scattered.best(self.where, self.where[found.ravel()], up - up[0])
-            height, expected = (a.reshape(self.asked.shape) for a in (up[0] + model.height, MARGIN * model.expected))
+            height, expected = (
+                a.reshape(self.asked.shape) for a in (up[0] + model.height, MARGIN * model.expected)
+            )
             guess = np.where(self.asked, self.values.value, heights.down(height))
             share = self._share(heights, height, expected)
             wild = self._beside_overflow()
@@ -178,7 +182,11 @@ class Refinement:
         """The error expected as a share of the range, 0 where evaluated."""
         value = heights.down(height)
         with np.errstate(invalid="ignore", over="ignore"):
-            share = heights.share(heights.down(height + expected) - value, value) if heights.wild else expected / heights.size
+            share = (
+                heights.share(heights.down(height + expected) - value, value)
+                if heights.wild
+                else expected / heights.size
+            )
         share = np.where(np.isfinite(share), share, 1e6)  # beyond any share that could be allowed
         return np.where(self.asked, 0.0, share)
 
@@ -195,17 +203,23 @@ class Refinement:
     def _hopeless(self, share: np.ndarray) -> bool:
         """Whether most of what is left is in doubt, and three times the points have not halved what new points bring."""
         doubtful = (share > self.rtol).sum() > (~self.asked).sum() / 2
-        before = [surplus for count, surplus in self.surpluses if 3 * count <= self.asked.sum() and count >= LEAST]
+        before = [
+            surplus
+            for count, surplus in self.surpluses
+            if 3 * count <= self.asked.sum() and count >= LEAST
+        ]
         return bool(doubtful and before and self.surpluses[-1][1] > before[-1] / 2)
 
-    def _add(self, share: np.ndarray, free: np.ndarray, height: np.ndarray, heights: Heights) -> int:
+    def _add(
+        self, share: np.ndarray, free: np.ndarray, height: np.ndarray, heights: Heights
+    ) -> int:
         """New points where most is hidden, none nearer to another new one than to the points before; how many."""
         count = max(16, round(GROWTH * self.asked.sum()))
         gap = scattered.gaps(self.where, self.where[self.asked.ravel()])
         flat = np.where(free, share, -1.0).ravel()
         ranks = np.lexsort((self.order, -np.round(flat / max(float(flat.max()), 1e-300), 6)))
         chosen: list[int] = []
-        for place in ranks[:int(free.sum())]:
+        for place in ranks[: int(free.sum())]:
             if len(chosen) == count or (len(chosen) >= 16 and flat[place] < WORTH * self.rtol):
                 break
             if np.all(np.hypot(*(self.where[chosen] - self.where[place]).T) >= gap[place]):
@@ -216,17 +230,35 @@ class Refinement:
         mask.flat[chosen] = True
         self.ask(mask, f"{int(self.asked.sum()) + len(chosen)} points")
         self.checks += len(chosen)
-        surplus = heights.up(self.values.value[mask]) - height[mask] if np.isfinite(self.values.value[mask]).any() else np.inf
+        surplus = (
+            heights.up(self.values.value[mask]) - height[mask]
+            if np.isfinite(self.values.value[mask]).any()
+            else np.inf
+        )
         self.surpluses.append((int(self.asked.sum()), float(np.sqrt(np.mean(surplus**2)))))
         return len(chosen)
 
-    def _filled(self, value: np.ndarray, heights: Heights, worst: float, model: scattered.Guess, found: np.ndarray) -> Filled:
+    def _filled(
+        self,
+        value: np.ndarray,
+        heights: Heights,
+        worst: float,
+        model: scattered.Guess,
+        found: np.ndarray,
+    ) -> Filled:
         v, asked = self.values, self.asked
         stderr = np.full(asked.shape, np.nan)
         if np.isfinite(v.stderr[found]).all():
             stderr = np.maximum(model.through(v.stderr[found]).reshape(asked.shape), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
-        return Filled(asked, value, np.where(asked, v.stderr, stderr), np.where(asked, np.nan, residual), worst, self.checks)
+        return Filled(
+            asked,
+            value,
+            np.where(asked, v.stderr, stderr),
+            np.where(asked, np.nan, residual),
+            worst,
+            self.checks,
+        )
 
 
 def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int) -> Filled:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 
-def highest(f: Callable[[float], float], places: np.ndarray, values: np.ndarray, most: int,
-            rtol: float) -> tuple[np.ndarray, np.ndarray, float]:
+def highest(
+    f: Callable[[float], float], places: np.ndarray, values: np.ndarray, most: int, rtol: float
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Ask ``f`` at up to ``most`` further places, each in the middle of the interval that may hide most.
 
     Between two neighbours a function lies above both by at most h^2 / 8 times its second derivative, which is taken from the

@@ -44,9 +44,13 @@ class Path:
         there = inputs.buffers(problem.module, None, end, problem.dtype, problem.device)
 
         def along(t: float) -> dict[str, Tensor]:
-            return {n: torch.lerp(b, there[n], t) if n in moving else b.clone() for n, b in here.items()}
+            return {
+                n: torch.lerp(b, there[n], t) if n in moving else b.clone() for n, b in here.items()
+            }
 
-        return Path(Evaluator(problem, [offset], buffers=along), "interpolated", float(offset.norm()))
+        return Path(
+            Evaluator(problem, [offset], buffers=along), "interpolated", float(offset.norm())
+        )
 
 
 def barrier(path: Path, places: np.ndarray, values: np.ndarray) -> Row:
@@ -67,4 +71,10 @@ def barrier(path: Path, places: np.ndarray, values: np.ndarray) -> Row:
     each = [path.evaluate.losses(s) for s in (0.0, t, 1.0)]
     if each[0] is not None and each[1] is not None and each[2] is not None and len(each[0]) > 1:
         stderr = float((each[1] - (1 - t) * each[0] - t * each[2]).std()) / math.sqrt(len(each[0]))
-    return {"metric": "barrier", "value": float(excess[most]), "x": t, "stderr": stderr, "estimator": "exact"}
+    return {
+        "metric": "barrier",
+        "value": float(excess[most]),
+        "x": t,
+        "stderr": stderr,
+        "estimator": "exact",
+    }

@@ -41,14 +41,20 @@ class Mixtures:
 
     def buffers_at(self, shares: Sequence[float]) -> dict[str, Tensor]:
         """The buffers that go with the mixture."""
-        return self.statistics(self.weights(shares)) if self.buffers == "reestimated" else self.mixed(shares)
+        return (
+            self.statistics(self.weights(shares))
+            if self.buffers == "reestimated"
+            else self.mixed(shares)
+        )
 
     def mixed(self, shares: Sequence[float]) -> dict[str, Tensor]:
         """The mixture of the models' own buffers; those that are no floating-point numbers are the first model's."""
         held = {n: b.clone() for n, b in self.problem.buffers.items()}
         for n, b in held.items():
             if b.is_floating_point():
-                mixed = sum(a * own[n].double() for a, (_, own) in zip(shares, self.models, strict=True))
+                mixed = sum(
+                    a * own[n].double() for a, (_, own) in zip(shares, self.models, strict=True)
+                )
                 b.copy_(mixed)  # type: ignore[arg-type]
         return held
 
@@ -62,5 +68,8 @@ class Mixtures:
             return self.buffers_at((1.0 - sum(others), *others))
 
         origin = self.problem.w.double()
-        return Evaluator(self.problem, [w.double() - origin for w, _ in self.models[1:]],
-                         buffers=buffers if self.problem.buffers else None)
+        return Evaluator(
+            self.problem,
+            [w.double() - origin for w, _ in self.models[1:]],
+            buffers=buffers if self.problem.buffers else None,
+        )

@@ -54,8 +54,15 @@ class Points:
         if self.store is not None:
             self.store.save(self._key, self._arrays(), self._extra)
 
-    def fill(self, places: Iterable[Any], evaluate: Callable[..., Value], text: str,
-             progress: Progress | None, planned: int, pool: Pool | None = None) -> None:
+    def fill(
+        self,
+        places: Iterable[Any],
+        evaluate: Callable[..., Value],
+        text: str,
+        progress: Progress | None,
+        planned: int,
+        pool: Pool | None = None,
+    ) -> None:
         """``evaluate(*place)`` -> (value, standard error) at every place not yet done.
 
         ``planned``: how many will be done altogether, as far as that is known now. ``pool`` evaluates lists of places instead
@@ -67,9 +74,12 @@ class Points:
         found: Iterator[tuple[Place, Value]] = ((place, evaluate(*place)) for place in left)
         if pool is not None and len(left) > 1:
             size = -(-len(left) // BLOCKS)
-            blocks = [left[i: i + size] for i in range(0, len(left), size)]
-            found = ((place, value) for number, values in pool.completed(blocks)
-                     for place, value in zip(blocks[number], values, strict=True))
+            blocks = [left[i : i + size] for i in range(0, len(left), size)]
+            found = (
+                (place, value)
+                for number, values in pool.completed(blocks)
+                for place, value in zip(blocks[number], values, strict=True)
+            )
         for count, (place, (value, stderr)) in enumerate(found, start=1):
             self.value[place] = value
             self.stderr[place] = np.nan if stderr is None else stderr
@@ -80,5 +90,8 @@ class Points:
                 # the first points pay for warming up, so they forecast badly
                 rest = (time.monotonic() - start) / count * (len(left) - count)
                 when = f"about {duration(max(rest, 1.0))} left" if count > 2 else "first points"
-                progress(int(self.done.sum()), max(planned, int(self.done.sum())),
-                         f"{text}, {when}" if count < len(left) else text)
+                progress(
+                    int(self.done.sum()),
+                    max(planned, int(self.done.sum())),
+                    f"{text}, {when}" if count < len(left) else text,
+                )

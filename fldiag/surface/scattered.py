@@ -24,10 +24,12 @@ class Guess:
 
     def through(self, values: np.ndarray) -> np.ndarray:
         """Other values at the same points, interpolated in the same way."""
-        return np.asarray(self.basis @ (self.inverse[:, :len(values)] @ values))
+        return np.asarray(self.basis @ (self.inverse[:, : len(values)] @ values))
 
 
-def interpolate(where: np.ndarray, places: np.ndarray, heights: np.ndarray, power: int) -> tuple[Guess, float]:
+def interpolate(
+    where: np.ndarray, places: np.ndarray, heights: np.ndarray, power: int
+) -> tuple[Guess, float]:
     """The polyharmonic spline |r|^power through ``heights`` at ``places`` [m, 2], at all of ``where`` [n, 2]; polynomials
     up to the degree (power + 1) / 2 are exact. Also the root mean square of its leave-one-out errors.
 
@@ -49,12 +51,16 @@ def interpolate(where: np.ndarray, places: np.ndarray, heights: np.ndarray, powe
     reach = np.sqrt(np.abs(np.einsum("ij,ij->i", basis @ inverse, basis)))
     nearest = np.argpartition(distances, NEAR, axis=1)[:, :NEAR]
     local = np.sqrt((roughness[nearest] ** 2).mean(1) + (SHARE * _rms(roughness)) ** 2)
-    return Guess(basis @ coefficients, local * reach, coefficients, basis, inverse), _rms(coefficients[:count] / diagonal)
+    return Guess(basis @ coefficients, local * reach, coefficients, basis, inverse), _rms(
+        coefficients[:count] / diagonal
+    )
 
 
 def best(where: np.ndarray, places: np.ndarray, heights: np.ndarray) -> Guess:
     """The surface whose leave-one-out errors are smallest: smooth surfaces and kinked ones want different powers."""
-    return min((interpolate(where, places, heights, power) for power in POWERS), key=lambda found: found[1])[0]
+    return min(
+        (interpolate(where, places, heights, power) for power in POWERS), key=lambda found: found[1]
+    )[0]
 
 
 def gaps(where: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -67,8 +73,13 @@ def _rms(values: np.ndarray) -> float:
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sqrt((a[:, None, 0] - b[None, :, 0]) ** 2 + (a[:, None, 1] - b[None, :, 1]) ** 2))
+    return np.asarray(
+        np.sqrt((a[:, None, 0] - b[None, :, 0]) ** 2 + (a[:, None, 1] - b[None, :, 1]) ** 2)
+    )
 
 
 def _polynomials(a: np.ndarray, degree: int) -> np.ndarray:
-    return np.stack([a[:, 0] ** i * a[:, 1] ** j for i in range(degree + 1) for j in range(degree + 1 - i)], axis=1)
+    return np.stack(
+        [a[:, 0] ** i * a[:, 1] ** j for i in range(degree + 1) for j in range(degree + 1 - i)],
+        axis=1,
+    )

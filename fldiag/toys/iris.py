@@ -44,13 +44,16 @@ from fldiag.training.setup import Setup
 METHODS = ("fedavg", "feddf", "fedproj")
 CLIENTS, EPOCHS = 3, 5
 PUBLIC, DISTILLED = 300, 5  # public points; epochs of distillation on the server
-GRID, MARGIN = 200, 0.05  # points a side of the grid; the plane reaches so far beyond the data, as a share of its width
+GRID, MARGIN = (
+    200,
+    0.05,
+)  # points a side of the grid; the plane reaches so far beyond the data, as a share of its width
 #: Share of each class (column) that a client (row) gets.
 SPLITS: dict[str, list[list[float]]] = {
     "one": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "two": [[.5, .5, 0], [0, .5, .5], [.5, 0, .5]],
-    "mixed": [[.45, .45, .1], [.1, .45, .45], [.45, .1, .45]],
-    "dominant": [[.8, .1, .1], [.1, .8, .1], [.1, .1, .8]],
+    "two": [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]],
+    "mixed": [[0.45, 0.45, 0.1], [0.1, 0.45, 0.45], [0.45, 0.1, 0.45]],
+    "dominant": [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]],
 }
 
 
@@ -74,10 +77,18 @@ class Protocol:
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
         if not isinstance(self.lr, (int, float)) or not 0 < self.lr < math.inf:
-            raise FldiagError(f"lr = {self.lr!r} is not a learning rate", "give a number above 0", usage=True)
+            raise FldiagError(
+                f"lr = {self.lr!r} is not a learning rate", "give a number above 0", usage=True
+            )
         for name, value in (("batch_size", self.batch_size), ("rounds", self.rounds)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise FldiagError(f"{name} = {value!r} is not valid", "give a whole number of at least 1", usage=True)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise FldiagError(
+                    f"{name} = {value!r} is not valid",
+                    "give a whole number of at least 1",
+                    usage=True,
+                )
 
     @property
     def name(self) -> str:
@@ -91,8 +102,13 @@ def variants(**common: Any) -> tuple[Protocol, ...]:
     """The protocol chosen, one change at a time, and the paper's learning rate, also with whole clients as minibatches.
     ``common``: other fields of all of them, such as rounds."""
     slow = [Protocol(split, 1e-3, None, **common) for split in ("one", "two", "dominant")]
-    return (Protocol(**common), Protocol(raw=True, **common), Protocol(lr=1e-3, **common),
-            *(Protocol(split, **common) for split in ("two", "mixed", "dominant")), *slow)
+    return (
+        Protocol(**common),
+        Protocol(raw=True, **common),
+        Protocol(lr=1e-3, **common),
+        *(Protocol(split, **common) for split in ("two", "mixed", "dominant")),
+        *slow,
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,9 @@ def world(protocol: Protocol, seed: int) -> World:
     train = test = np.arange(len(bunch.target))
     if protocol.train_test:
         state = seed_for(seed, "iris test") % 2**32
-        train, test = train_test_split(train, test_size=0.2, stratify=bunch.target, random_state=state)
+        train, test = train_test_split(
+            train, test_size=0.2, stratify=bunch.target, random_state=state
+        )
     steps = [] if protocol.raw else [StandardScaler()]
     plane = make_pipeline(*steps, PCA(2, svd_solver="full")).fit(bunch.data[train])
     z = plane.transform(bunch.data).astype(np.float32)
@@ -134,8 +152,13 @@ def world(protocol: Protocol, seed: int) -> World:
     public = numpy_rng(seed, "iris public").uniform(low, high, (PUBLIC, 2))
     room = MARGIN * (z.max(0) - z.min(0))
     dataset = Dataset("iris in the plane", x[train], y[train], x[test], y[test], CLASSES)
-    return World(dataset, deal(y[train].numpy(), protocol.split, seed), torch.from_numpy(public).float(), z.min(0) - room,
-                 z.max(0) + room)
+    return World(
+        dataset,
+        deal(y[train].numpy(), protocol.split, seed),
+        torch.from_numpy(public).float(),
+        z.min(0) - room,
+        z.max(0) + room,
+    )
 
 
 def deal(labels: np.ndarray, split: str, seed: int) -> list[np.ndarray]:
@@ -144,7 +167,9 @@ def deal(labels: np.ndarray, split: str, seed: int) -> list[np.ndarray]:
     for c in range(CLASSES):
         members = np.flatnonzero(labels == c)
         members = members[numpy_rng(seed, "iris split", c).permutation(len(members))]
-        cuts = np.rint(np.cumsum([shares[c] for shares in SPLITS[split]]) * len(members)).astype(int)
+        cuts = np.rint(np.cumsum([shares[c] for shares in SPLITS[split]]) * len(members)).astype(
+            int
+        )
         for k, piece in enumerate(np.split(members, cuts[:-1])):
             pieces[k].append(piece)
     return [np.sort(np.concatenate(p)) for p in pieces]
@@ -159,11 +184,26 @@ def config(protocol: Protocol, method: str, seed: int, largest: int) -> Config:
         options |= {"epochs": DISTILLED, "tau": 3.0, "lr": protocol.lr, "optimizer": "sgd"}
     if "gamma_wd" in known:
         options["gamma_wd"] = 0.0
-    return build({
-        "name": "iris", "seed": seed, "rounds": protocol.rounds, "method": options, "model": {"name": "mlp_iris"},
-        "data": {"name": "iris"}, "partition": {"kind": "iid"}, "clients": {"total": CLIENTS, "per_round": CLIENTS},
-        "train": {"epochs": EPOCHS, "batch_size": protocol.batch_size or largest, "lr": protocol.lr, "lr_decay": 1.0,
-                  "momentum": 0.9, "weight_decay": 0.0}})
+    return build(
+        {
+            "name": "iris",
+            "seed": seed,
+            "rounds": protocol.rounds,
+            "method": options,
+            "model": {"name": "mlp_iris"},
+            "data": {"name": "iris"},
+            "partition": {"kind": "iid"},
+            "clients": {"total": CLIENTS, "per_round": CLIENTS},
+            "train": {
+                "epochs": EPOCHS,
+                "batch_size": protocol.batch_size or largest,
+                "lr": protocol.lr,
+                "lr_decay": 1.0,
+                "momentum": 0.9,
+                "weight_decay": 0.0,
+            },
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -182,18 +222,29 @@ class Job:
     @property
     def key(self) -> str:
         """Changes with whatever decides the numbers."""
-        return digest({key: value for key, value in provenance().items() if key not in ("seed", "threads")}, asdict(self))
+        return digest(
+            {key: value for key, value in provenance().items() if key not in ("seed", "threads")},
+            asdict(self),
+        )
 
     def as_table(self, rows: list[Row]) -> pd.DataFrame:
         """The rows of the training, with what they are of."""
-        made = table(rows, run=self.protocol.name, method=self.method, seed=self.seed, estimator="exact",
-                     slice="test" if self.protocol.train_test else "all")
+        made = table(
+            rows,
+            run=self.protocol.name,
+            method=self.method,
+            seed=self.seed,
+            estimator="exact",
+            slice="test" if self.protocol.train_test else "all",
+        )
         return made.astype({column: "string" for column in ("reference", "line") if column in made})
 
 
 def trained(_: None, job: Job) -> list[Row]:
     """The rows of one training, without run, method and seed. Raises FldiagError when it diverges."""
-    with threads(1):  # steps this small only wait for each other on several, most of all on a busy machine
+    with threads(
+        1
+    ):  # steps this small only wait for each other on several, most of all on a busy machine
         return _one_thread(job)
 
 
@@ -209,20 +260,33 @@ def _one_thread(job: Job) -> list[Row]:
         _, trained = federation.round(execute)
         models = torch.stack([received, *trained.rows, federation.w])
         if not bool(torch.isfinite(models).all()):
-            raise FldiagError(f"{job.method} diverged in round {t} with lr = {job.protocol.lr:g} (seed {job.seed})",
-                              "lower --lr", usage=True)
+            raise FldiagError(
+                f"{job.method} diverged in round {t} with lr = {job.protocol.lr:g} (seed {job.seed})",
+                "lower --lr",
+                usage=True,
+            )
         predicted = predict(setup.network, models, made.dataset.test_x)
         rows += [{"round": t, **row} for row in accuracies(predicted, made.dataset.test_y)]
     regions = predict(setup.network, models, made.grid)
     rows += [{"round": t, **row} for row in differences(regions)]
     if job.shown:
-        rows += points(made.dataset, made.parts) + [{"round": t, **row} for row in lines(regions, *made.axes)]
+        rows += points(made.dataset, made.parts) + [
+            {"round": t, **row} for row in lines(regions, *made.axes)
+        ]
     return rows
 
 
-def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = METHODS, seeds: Iterable[int] = range(5), *,
-        shown: int | None = None, keep: Path | None = None, executor: str | Executor = "serial", on_damage: Tell | None = None,
-        progress: Progress | None = None) -> pd.DataFrame:
+def run(
+    protocols: Sequence[Protocol] = (Protocol(),),
+    methods: Sequence[str] = METHODS,
+    seeds: Iterable[int] = range(5),
+    *,
+    shown: int | None = None,
+    keep: Path | None = None,
+    executor: str | Executor = "serial",
+    on_damage: Tell | None = None,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
     """The toy as a table: every protocol (``run``), seed and method. Slice: all 150 flowers, or the 30 of the test.
 
     Rows of every round, in shares of [0, 1] (``n_examples`` flowers): ``accuracy`` and ``class_accuracy`` (index =
@@ -241,24 +305,39 @@ def run(protocols: Sequence[Protocol] = (Protocol(),), methods: Sequence[str] = 
     _check(protocols, methods, seeds)
     shown = seeds[0] if shown is None and len(protocols) == 1 else shown
     jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
-    return _stacked([*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)])
+    return _stacked(
+        [*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)]
+    )
 
 
 def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequence[int]) -> None:
     """Raises FldiagError for what cannot be trained, before anything is."""
     if not protocols or not methods or not seeds:
-        raise FldiagError("nothing to train", "give at least one protocol, method and seed", usage=True)
+        raise FldiagError(
+            "nothing to train", "give at least one protocol, method and seed", usage=True
+        )
     for name, values in (("seeds", seeds), ("methods", methods), ("protocols", protocols)):
         if len(set(values)) != len(values):
-            raise FldiagError(f"{name} = {list(values)} has one twice", "give each once", usage=True)
-    if not all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds):
-        raise FldiagError(f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True)
+            raise FldiagError(
+                f"{name} = {list(values)} has one twice", "give each once", usage=True
+            )
+    if not all(
+        isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds
+    ):
+        raise FldiagError(
+            f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True
+        )
     for method in methods:
         config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
 
 
-def _trainings(jobs: Sequence[Job], kept: Cache | None, executor: str | Executor, progress: Progress | None,
-               on_damage: Tell | None) -> Iterator[pd.DataFrame]:
+def _trainings(
+    jobs: Sequence[Job],
+    kept: Cache | None,
+    executor: str | Executor,
+    progress: Progress | None,
+    on_damage: Tell | None,
+) -> Iterator[pd.DataFrame]:
     """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
     found = [None if kept is None else kept.get(job.name, job.key, on_damage) for job in jobs]
     missing = [job for job, frame in zip(jobs, found, strict=True) if frame is None]

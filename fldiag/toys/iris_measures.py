@@ -26,7 +26,9 @@ def predict(network: Network, models: Tensor, x: Tensor) -> Tensor:
     """Classes [2 + K, n] that the models give the inputs x [n, 2]."""
     bound = network.bind(models)
     with torch.no_grad():
-        return torch.cat([bound(b.expand(len(models), *b.shape)).argmax(-1) for b in x.split(BLOCK)], 1)
+        return torch.cat(
+            [bound(b.expand(len(models), *b.shape)).argmax(-1) for b in x.split(BLOCK)], 1
+        )
 
 
 def accuracies(predicted: Tensor, y: Tensor) -> list[Row]:
@@ -35,13 +37,20 @@ def accuracies(predicted: Tensor, y: Tensor) -> list[Row]:
     right = (predicted == y).double()
     classes = torch.stack([right[:, y == c].mean(1) for c in range(CLASSES)], 1)
     whole = right.mean(1)
-    measures = {"accuracy": whole, "drop": whole[0] - whole, "forgetting": (classes[0] - classes).amax(1)}
+    measures = {
+        "accuracy": whole,
+        "drop": whole[0] - whole,
+        "forgetting": (classes[0] - classes).amax(1),
+    }
     rows: list[Row] = []
     for i in range(len(right)):
         here = _model(i, len(right))
         some = measures if here["moment"] == "trained" else {"accuracy": whole}
         rows += [{**here, "metric": m, "value": float(v[i])} for m, v in some.items()]
-        rows += [{**here, "metric": "class_accuracy", "index": c, "value": float(classes[i, c])} for c in range(CLASSES)]
+        rows += [
+            {**here, "metric": "class_accuracy", "index": c, "value": float(classes[i, c])}
+            for c in range(CLASSES)
+        ]
     mean = {"moment": "trained", "scope": "global"}
     rows += [{**mean, "metric": m, "value": float(v[1:-1].mean())} for m, v in measures.items()]
     return [{"n_examples": len(y), **row} for row in rows]
@@ -53,8 +62,16 @@ def differences(regions: Tensor) -> list[Row]:
     rows: list[Row] = []
     for reference, other in (("received", regions[0]), ("aggregated", regions[-1])):
         shares = (regions[1:-1] != other).double().mean(1)
-        common = {"metric": "disagreement", "moment": "trained", "reference": reference, "n_examples": regions.shape[1]}
-        rows += [{**common, "scope": "client", "client": k, "value": float(v)} for k, v in enumerate(shares)]
+        common = {
+            "metric": "disagreement",
+            "moment": "trained",
+            "reference": reference,
+            "n_examples": regions.shape[1],
+        }
+        rows += [
+            {**common, "scope": "client", "client": k, "value": float(v)}
+            for k, v in enumerate(shares)
+        ]
         rows.append({**common, "scope": "global", "value": float(shares.mean())})
     return rows
 
@@ -68,9 +85,22 @@ def lines(regions: Tensor, x: np.ndarray, y: np.ndarray) -> list[Row]:
     """
     maps = regions.view(len(regions), len(y), len(x)).numpy()
     shares = (maps != maps[-1]).mean(2)
-    return [{**_model(i, len(maps)), "metric": "region", "index": j, "x": float(x[0]), "x_last": float(x[-1]), "y": float(y[j]),
-             "line": "".join(f"{sum(1 for _ in run)}{LETTERS[c]}" for c, run in itertools.groupby(maps[i, j])),
-             "value": float(shares[i, j])} for i in range(1, len(maps)) for j in range(len(y))]
+    return [
+        {
+            **_model(i, len(maps)),
+            "metric": "region",
+            "index": j,
+            "x": float(x[0]),
+            "x_last": float(x[-1]),
+            "y": float(y[j]),
+            "line": "".join(
+                f"{sum(1 for _ in run)}{LETTERS[c]}" for c, run in itertools.groupby(maps[i, j])
+            ),
+            "value": float(shares[i, j]),
+        }
+        for i in range(1, len(maps))
+        for j in range(len(y))
+    ]
 
 
 def points(data: Dataset, parts: Sequence[np.ndarray]) -> list[Row]:
@@ -79,9 +109,19 @@ def points(data: Dataset, parts: Sequence[np.ndarray]) -> list[Row]:
     splits = [("train", data.train_x, data.train_y)]
     if not torch.equal(data.test_x, data.train_x):
         splits.append(("test", data.test_x, data.test_y))
-    return [{"metric": "point", "slice": name, "index": i, "client": owner[i] if name == "train" else None,
-             "x": float(at[0]), "y": float(at[1]), "value": float(c)}
-            for name, xs, ys in splits for i, (at, c) in enumerate(zip(xs, ys, strict=True))]
+    return [
+        {
+            "metric": "point",
+            "slice": name,
+            "index": i,
+            "client": owner[i] if name == "train" else None,
+            "x": float(at[0]),
+            "y": float(at[1]),
+            "value": float(c),
+        }
+        for name, xs, ys in splits
+        for i, (at, c) in enumerate(zip(xs, ys, strict=True))
+    ]
 
 
 def _model(i: int, n: int) -> Row:

@@ -26,20 +26,50 @@ def per_seed(frame: pd.DataFrame) -> pd.DataFrame:
     models: ``local`` (accuracy), ``drop``, ``forgetting``, ``disagreement`` with the aggregated model.
     Raises FldiagError for a table without such rows.
     """
-    flat = pd.DataFrame({c: frame[c].astype(object).where(frame[c].notna(), None) for c in
-                         ("run", "method", "seed", "round", "moment", "scope", "metric", "reference", "value")})
+    flat = pd.DataFrame(
+        {
+            c: frame[c].astype(object).where(frame[c].notna(), None)
+            for c in (
+                "run",
+                "method",
+                "seed",
+                "round",
+                "moment",
+                "scope",
+                "metric",
+                "reference",
+                "value",
+            )
+        }
+    )
     flat = flat[(flat["scope"] == "global") & flat["round"].notna()]
     last = flat["round"] == flat["round"].max()
     made = {}
-    for name, metric, moment in (("accuracy", "accuracy", "aggregated"), ("late", "accuracy", "aggregated"),
-                                 ("local", "accuracy", "trained"), ("drop", "drop", "trained"),
-                                 ("forgetting", "forgetting", "trained"), ("disagreement", "disagreement", "trained")):
+    for name, metric, moment in (
+        ("accuracy", "accuracy", "aggregated"),
+        ("late", "accuracy", "aggregated"),
+        ("local", "accuracy", "trained"),
+        ("drop", "drop", "trained"),
+        ("forgetting", "forgetting", "trained"),
+        ("disagreement", "disagreement", "trained"),
+    ):
         when = flat["round"] > flat["round"].max() - LATE if name == "late" else last
-        rows = flat[when & (flat["metric"] == metric) & (flat["moment"] == moment) & (flat["reference"] != "received")]
-        made[name] = rows.groupby(["run", "method", "seed"], sort=False)["value"].apply(lambda v: float(np.mean(list(v))))
+        rows = flat[
+            when
+            & (flat["metric"] == metric)
+            & (flat["moment"] == moment)
+            & (flat["reference"] != "received")
+        ]
+        made[name] = rows.groupby(["run", "method", "seed"], sort=False)["value"].apply(
+            lambda v: float(np.mean(list(v)))
+        )
     wide = pd.DataFrame(made).reset_index()
     if wide.empty or wide.isna().any(axis=None):
-        raise FldiagError("the table has no accuracies of local and global models", "build it with the Iris toy", usage=True)
+        raise FldiagError(
+            "the table has no accuracies of local and global models",
+            "build it with the Iris toy",
+            usage=True,
+        )
     return wide
 
 
@@ -50,7 +80,10 @@ def interval(values: np.ndarray, step: float, *, single: bool = False) -> tuple[
     n = len(values)
     if n < 2:
         return -math.inf, math.inf
-    room = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(ddof=1) * math.sqrt(single + 1 / n) + step / 2
+    room = (
+        stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * values.std(ddof=1) * math.sqrt(single + 1 / n)
+        + step / 2
+    )
     return float(values.mean() - room), float(values.mean() + room)
 
 
@@ -72,12 +105,24 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     for (run, method), part in per_seed(frame).groupby(["run", "method"], sort=False):
         row = {"run": run, "method": method, "seeds": len(part)}
         for m in MEASURES:
-            row |= {m: float(part[m].mean()), f"{m}_std": float(part[m].std(ddof=1)) if len(part) > 1 else None}
+            row |= {
+                m: float(part[m].mean()),
+                f"{m}_std": float(part[m].std(ddof=1)) if len(part) > 1 else None,
+            }
         values, reported = part["accuracy"].to_numpy(), REPORTED.get(str(method))
         low, high = interval(values, step)
         verdict = None if reported is None or len(part) < 2 else agreement(values, reported, step)
-        rows.append({**row, "low": max(low, 0.0), "high": min(high, 1.0), "lowest": values.min(), "highest": values.max(),
-                     "reported": reported, "agreement": verdict})
+        rows.append(
+            {
+                **row,
+                "low": max(low, 0.0),
+                "high": min(high, 1.0),
+                "lowest": values.min(),
+                "highest": values.max(),
+                "reported": reported,
+                "agreement": verdict,
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -86,18 +131,27 @@ def statements(frame: pd.DataFrame) -> list[str]:
     FedAvg, paired by seed; of several runs which give all reported numbers at once."""
     found = summary(frame)
     rounds = int(frame["round"].max())
-    begin = [] if rounds == REPORTED_ROUNDS else [f"The paper's numbers are those after {REPORTED_ROUNDS} rounds; here are "
-                                                  f"{rounds}."]
+    begin = (
+        []
+        if rounds == REPORTED_ROUNDS
+        else [f"The paper's numbers are those after {REPORTED_ROUNDS} rounds; here are {rounds}."]
+    )
     judged = found[found["reported"].notna()]
     if judged.empty:
         return begin
     if (judged["seeds"] < 2).any():
-        return [*begin, "One seed has no spread, so nothing is said about agreement with the paper: give --seeds 2 or more."]
+        return [
+            *begin,
+            "One seed has no spread, so nothing is said about agreement with the paper: give --seeds 2 or more.",
+        ]
     if found["run"].nunique() > 1:
         return begin + _several(judged)
     said = [_one(row) for _, row in judged.iterrows()] + _paired(per_seed(frame))
-    texts = {"mean": "fits the mean of this protocol", "run": "is not the mean of this protocol, though a single run may give it",
-             "none": "is not what this protocol gives, not even in a single run"}
+    texts = {
+        "mean": "fits the mean of this protocol",
+        "run": "is not the mean of this protocol, though a single run may give it",
+        "none": "is not what this protocol gives, not even in a single run",
+    }
     for word, text in texts.items():
         if methods := list(judged.loc[judged["agreement"] == word, "method"]):
             said.append(f"The paper's accuracy of {', '.join(methods)} {text}.")
@@ -105,9 +159,11 @@ def statements(frame: pd.DataFrame) -> list[str]:
 
 
 def _one(row: pd.Series) -> str:
-    return (f"{row['method']}: {_spread(row['accuracy'], row['accuracy_std'])} % over {row['seeds']} seeds "
-            f"({100 * row['lowest']:.1f} to {100 * row['highest']:.1f}; 95 % interval of the mean {100 * row['low']:.1f} to "
-            f"{100 * row['high']:.1f}); the paper has {100 * row['reported']:.2f} %.")
+    return (
+        f"{row['method']}: {_spread(row['accuracy'], row['accuracy_std'])} % over {row['seeds']} seeds "
+        f"({100 * row['lowest']:.1f} to {100 * row['highest']:.1f}; 95 % interval of the mean {100 * row['low']:.1f} to "
+        f"{100 * row['high']:.1f}); the paper has {100 * row['reported']:.2f} %."
+    )
 
 
 def _spread(mean: float, std: float) -> str:
@@ -120,11 +176,15 @@ def _paired(seeds: pd.DataFrame) -> list[str]:
     for method in REPORTED:
         if method == "fedavg" or not {method, "fedavg"} <= set(seeds["method"]):
             continue
-        gap, local = (100 * (table[m].xs(method, level=1) - table[m].xs("fedavg", level=1)).to_numpy()
-                      for m in ("accuracy", "local"))
+        gap, local = (
+            100 * (table[m].xs(method, level=1) - table[m].xs("fedavg", level=1)).to_numpy()
+            for m in ("accuracy", "local")
+        )
         claim = 100 * (REPORTED[method] - REPORTED["fedavg"])
-        said.append(f"{method} against fedavg, seed by seed: global accuracy {gap.mean():+.1f} ± {gap.std(ddof=1):.1f} points "
-                    f"(paper {claim:+.1f}), local models {local.mean():+.1f} ± {local.std(ddof=1):.1f} points.")
+        said.append(
+            f"{method} against fedavg, seed by seed: global accuracy {gap.mean():+.1f} ± {gap.std(ddof=1):.1f} points "
+            f"(paper {claim:+.1f}), local models {local.mean():+.1f} ± {local.std(ddof=1):.1f} points."
+        )
     return said
 
 
@@ -132,12 +192,19 @@ def _several(judged: pd.DataFrame) -> list[str]:
     said = []
     for method, part in judged.groupby("method", sort=False):
         where = {word: list(part.loc[part["agreement"] == word, "run"]) for word in ("mean", "run")}
-        said.append(f"{method}: the paper's {100 * REPORTED[str(method)]:.2f} % may be the mean of "
-                    f"{', '.join(where['mean']) or 'none of these protocols'}"
-                    + (f"; a single run of {', '.join(where['run'])}" if where["run"] else "") + ".")
+        said.append(
+            f"{method}: the paper's {100 * REPORTED[str(method)]:.2f} % may be the mean of "
+            f"{', '.join(where['mean']) or 'none of these protocols'}"
+            + (f"; a single run of {', '.join(where['run'])}" if where["run"] else "")
+            + "."
+        )
     methods = ", ".join(dict.fromkeys(judged["method"]))
     for words, text in ((("mean",), "as means"), (("mean", "run"), "at least in single runs")):
-        good = judged.groupby("run", sort=False)["agreement"].apply(lambda v, w=words: bool(v.isin(w).all()))
-        said.append(f"All the paper's numbers for {methods}, each by itself {text}: "
-                    f"{', '.join(good[good].index) or 'no protocol here'}.")
+        good = judged.groupby("run", sort=False)["agreement"].apply(
+            lambda v, w=words: bool(v.isin(w).all())
+        )
+        said.append(
+            f"All the paper's numbers for {methods}, each by itself {text}: "
+            f"{', '.join(good[good].index) or 'no protocol here'}."
+        )
     return said

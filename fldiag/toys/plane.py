@@ -30,7 +30,12 @@ from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup
 
 Point = Sequence[float] | np.ndarray
-CURVATURES = (0.2, 0.5, 1.0, 3.0)  # not reciprocal of each other: FedProx's mean would land on the line by symmetry
+CURVATURES = (
+    0.2,
+    0.5,
+    1.0,
+    3.0,
+)  # not reciprocal of each other: FedProx's mean would land on the line by symmetry
 A_RANGE = (1e-6, 1e6)  # beyond it gradient descent takes millions of steps
 CLOSEST = 1e-6  # w_g and w_l* nearer than this leave FedSOL's direction to rounding
 CONVERGED = 1e-7  # at rest: ||gradient|| below this, in units of min(a, 1) D
@@ -59,11 +64,17 @@ def fedsol_end(w_g: Point, w_l: Point, rho: float, eps: float = 0.0) -> np.ndarr
     d = w_l - w_g
     distance = math.hypot(*d)
     if eps == 0 and rho >= distance:
-        raise FldiagError(f"FedSOL has no equilibrium for rho = {rho:g} and w_l* only {distance:g} from w_g: "
-                          "it hovers around w_g", f"give rho below {distance:g}, or eps > 0", usage=True)
+        raise FldiagError(
+            f"FedSOL has no equilibrium for rho = {rho:g} and w_l* only {distance:g} from w_g: "
+            "it hovers around w_g",
+            f"give rho below {distance:g}, or eps > 0",
+            usage=True,
+        )
     b = distance - rho - eps
     root = math.sqrt(b * b + 4 * eps * distance)
-    s = (b + root) / 2 if b > 0 else 2 * eps * distance / (root - b)  # the same root, without cancellation
+    s = (
+        (b + root) / 2 if b > 0 else 2 * eps * distance / (root - b)
+    )  # the same root, without cancellation
     return w_g + s / distance * d
 
 
@@ -81,19 +92,33 @@ def stability_bound(a: float, rho: float, radius: float) -> float:
     """
     (a,), rho, radius = _curvatures((a,)), _number("rho", rho), _number("radius", radius)
     if radius == 0:
-        raise FldiagError("radius = 0: FedSOL's field has no Jacobian at w_g", "give radius > 0", usage=True)
+        raise FldiagError(
+            "radius = 0: FedSOL's field has no Jacobian at w_g", "give radius > 0", usage=True
+        )
     return 2 / (max(a, 1.0) * (1 + rho / radius))
 
 
-def geometry(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_g: Point = (0.5, -0.4),
-             w_l: Point = (3.0, 2.0)) -> dict[str, Any]:
+def geometry(
+    rho: float = 1.5,
+    beta: float = 1.0,
+    a: Iterable[float] = CURVATURES,
+    w_g: Point = (0.5, -0.4),
+    w_l: Point = (3.0, 2.0),
+) -> dict[str, Any]:
     """What a picture needs besides the table: plain numbers and lists, ``equilibrium`` None when D <= rho."""
     start, goal = _points(w_g, w_l)
     rho, beta, curvatures = _number("rho", rho), _number("beta", beta), _curvatures(a)
     distance = math.hypot(*(goal - start))
     rest = fedsol_end(start, goal, rho).tolist() if rho < distance else None
-    return {"w_g": start.tolist(), "w_l": goal.tolist(), "a": curvatures, "rho": rho, "beta": beta,
-            "distance": distance, "equilibrium": rest}
+    return {
+        "w_g": start.tolist(),
+        "w_l": goal.tolist(),
+        "a": curvatures,
+        "rho": rho,
+        "beta": beta,
+        "distance": distance,
+        "equilibrium": rest,
+    }
 
 
 class Recorder(Part):
@@ -129,8 +154,9 @@ def clients(a: Sequence[float]) -> tuple[Dataset, list[np.ndarray]]:
     return Dataset("plane", x, y, x, y, 1), [np.array([2 * k, 2 * k + 1]) for k in range(len(a))]
 
 
-def simulate(method: dict[str, Any], a: Sequence[float], w_g: Point, w_l: Point, *, lr: float,
-             steps: int) -> tuple[np.ndarray, np.ndarray]:
+def simulate(
+    method: dict[str, Any], a: Sequence[float], w_g: Point, w_l: Point, *, lr: float, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
     """One round of the method (name and options, as in a config) from w_g: plain full-batch SGD in float64.
 
     Returns the clients' paths [len(a), steps + 1, 2] and the aggregate [2]. Raises FldiagError for wrong
@@ -138,11 +164,26 @@ def simulate(method: dict[str, Any], a: Sequence[float], w_g: Point, w_l: Point,
     """
     start, goal = _points(w_g, w_l)
     curvatures, lr, steps = _curvatures(a), _positive("lr", lr), _count(steps)
-    config = build({
-        "name": "plane", "rounds": 1, "method": method, "model": {"name": "mlp", "hidden": (), "bias": False},
-        "partition": {"kind": "iid"}, "clients": {"total": len(curvatures), "per_round": len(curvatures)},
-        "train": {"epochs": steps, "batch_size": 2, "lr": lr, "lr_decay": 1.0, "momentum": 0.0,
-                  "weight_decay": 0.0, "aggregate": "uniform", "precision": "fp64"}})
+    config = build(
+        {
+            "name": "plane",
+            "rounds": 1,
+            "method": method,
+            "model": {"name": "mlp", "hidden": (), "bias": False},
+            "partition": {"kind": "iid"},
+            "clients": {"total": len(curvatures), "per_round": len(curvatures)},
+            "train": {
+                "epochs": steps,
+                "batch_size": 2,
+                "lr": lr,
+                "lr_decay": 1.0,
+                "momentum": 0.0,
+                "weight_decay": 0.0,
+                "aggregate": "uniform",
+                "precision": "fp64",
+            },
+        }
+    )
     dataset, parts = clients(curvatures)
     module = models.build("mlp", dataset.shape, dataset.classes, config.model.options).double()
     with torch.no_grad():
@@ -158,8 +199,15 @@ def simulate(method: dict[str, Any], a: Sequence[float], w_g: Point, w_l: Point,
     return paths, goal + federation.w.numpy()
 
 
-def run(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_g: Point = (0.5, -0.4),
-        w_l: Point = (3.0, 2.0), steps: int | None = None, lr: float | None = None) -> pd.DataFrame:
+def run(
+    rho: float = 1.5,
+    beta: float = 1.0,
+    a: Iterable[float] = CURVATURES,
+    w_g: Point = (0.5, -0.4),
+    w_l: Point = (3.0, 2.0),
+    steps: int | None = None,
+    lr: float | None = None,
+) -> pd.DataFrame:
     """The toy as a table: FedSOL (L_p = l2, fixed strength, full model) and FedProx (mu = ``beta``).
 
     Unless given, ``lr`` is half of what is stable for every client (each method its own) and ``steps`` are
@@ -184,7 +232,8 @@ def run(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_
     steps = _enough(curvatures, rho, beta, distance, rates) if steps is None else _count(steps)
     methods: list[dict[str, Any]] = [
         {"name": "fedsol", "rho": rho, "loss": "l2", "strength": "fixed", "part": "full"},
-        {"name": "fedprox", "mu": beta}]
+        {"name": "fedprox", "mu": beta},
+    ]
     rows: list[dict[str, Any]] = []
     for method in methods:
         exact: list[np.ndarray] | None = None
@@ -196,60 +245,106 @@ def run(rho: float = 1.5, beta: float = 1.0, a: Iterable[float] = CURVATURES, w_
         paths, mean = simulate(method, curvatures, start, goal, lr=rate, steps=steps)
         common = {"method": method["name"], "round": 1}
         for k, (v, path) in enumerate(zip(curvatures, paths, strict=True)):
-            rows += [{**row, **common, "moment": "trained", "scope": "client", "client": k, "a": v}
-                     for row in _client(path, start, goal, v, rate, None if exact is None else exact[k])]
+            rows += [
+                {**row, **common, "moment": "trained", "scope": "client", "client": k, "a": v}
+                for row in _client(path, start, goal, v, rate, None if exact is None else exact[k])
+            ]
         common |= {"moment": "aggregated", "scope": "global"}
         rows.append({**_at("aggregate", mean, start), **common})
-        rows += [{**row, **common, "metric": f"aggregate_{row['metric']}"}
-                 for row in _against(mean, start, goal, None if exact is None else np.mean(exact, 0))]
+        rows += [
+            {**row, **common, "metric": f"aggregate_{row['metric']}"}
+            for row in _against(mean, start, goal, None if exact is None else np.mean(exact, 0))
+        ]
     return table(rows)
 
 
-def _client(path: np.ndarray, start: np.ndarray, goal: np.ndarray, a: float, lr: float,
-            exact: np.ndarray | None) -> list[dict[str, Any]]:
+def _client(
+    path: np.ndarray,
+    start: np.ndarray,
+    goal: np.ndarray,
+    a: float,
+    lr: float,
+    exact: np.ndarray | None,
+) -> list[dict[str, Any]]:
     residual = math.hypot(*(path[-1] - path[-2])) / lr
     at_rest = residual <= CONVERGED * min(a, 1.0) * math.hypot(*(goal - start))
     rows = [{**_at("trajectory", w, start), "index": t} for t, w in enumerate(path)]
-    rows.append({**_at("end_point", path[-1], start), "index": len(path) - 1, "residual": residual,
-                 "converged": exact is not None and at_rest})
+    rows.append(
+        {
+            **_at("end_point", path[-1], start),
+            "index": len(path) - 1,
+            "residual": residual,
+            "converged": exact is not None and at_rest,
+        }
+    )
     if exact is None:
-        tail = path[-max(1, len(path) // 4):] - start
-        return [*rows, {"metric": "hover_radius", "value": float(np.linalg.norm(tail, axis=1).max()),
-                        "estimator": "simulated", "converged": False}]
+        tail = path[-max(1, len(path) // 4) :] - start
+        return [
+            *rows,
+            {
+                "metric": "hover_radius",
+                "value": float(np.linalg.norm(tail, axis=1).max()),
+                "estimator": "simulated",
+                "converged": False,
+            },
+        ]
     return rows + _against(path[-1], start, goal, exact)
 
 
-def _against(end: np.ndarray, start: np.ndarray, goal: np.ndarray,
-             exact: np.ndarray | None) -> list[dict[str, Any]]:
+def _against(
+    end: np.ndarray, start: np.ndarray, goal: np.ndarray, exact: np.ndarray | None
+) -> list[dict[str, Any]]:
     """Closed form, distance from it and angle to the line; nothing where there is no equilibrium."""
     if exact is None:
         return []
     (ux, uy), (dx, dy) = end - start, goal - start
     angle = math.degrees(math.atan2(abs(dx * uy - dy * ux), dx * ux + dy * uy))
-    return [_at("closed_form", exact, start, "exact"),
-            {"metric": "distance", "value": math.hypot(*(end - exact)), "estimator": "simulated"},
-            {"metric": "angle", "value": angle, "unit": "degrees", "estimator": "simulated"}]
+    return [
+        _at("closed_form", exact, start, "exact"),
+        {"metric": "distance", "value": math.hypot(*(end - exact)), "estimator": "simulated"},
+        {"metric": "angle", "value": angle, "unit": "degrees", "estimator": "simulated"},
+    ]
 
 
-def _at(metric: str, w: np.ndarray, start: np.ndarray, estimator: str = "simulated") -> dict[str, Any]:
-    return {"metric": metric, "x": float(w[0]), "y": float(w[1]), "value": math.hypot(*(w - start)),
-            "estimator": estimator}
+def _at(
+    metric: str, w: np.ndarray, start: np.ndarray, estimator: str = "simulated"
+) -> dict[str, Any]:
+    return {
+        "metric": metric,
+        "x": float(w[0]),
+        "y": float(w[1]),
+        "value": math.hypot(*(w - start)),
+        "estimator": estimator,
+    }
 
 
 def _rates(a: list[float], rho: float, beta: float, distance: float) -> dict[str, float]:
     """Half the bound of the steepest client; without equilibrium, as if it were at D/10 (small hovering)."""
     radius = distance - rho if rho < distance else distance / 10
-    return {"fedsol": stability_bound(max(a), rho, radius) / 2, "fedprox": 1 / (max(*a, 1.0) + beta)}
+    return {
+        "fedsol": stability_bound(max(a), rho, radius) / 2,
+        "fedprox": 1 / (max(*a, 1.0) + beta),
+    }
 
 
-def _enough(a: list[float], rho: float, beta: float, distance: float, rates: dict[str, float]) -> int:
+def _enough(
+    a: list[float], rho: float, beta: float, distance: float, rates: dict[str, float]
+) -> int:
     """Steps that shrink the flattest direction of either method by 1e-10; hovering needs none."""
     flattest = min(*a, 1.0)
-    shrink = [rates["fedprox"] * (flattest + beta)] + ([rates["fedsol"] * flattest] if rho < distance else [])
-    steps = max(MIN_STEPS, *(math.ceil(math.log(1e10) / -math.log1p(-min(share, 0.9))) for share in shrink))
+    shrink = [rates["fedprox"] * (flattest + beta)] + (
+        [rates["fedsol"] * flattest] if rho < distance else []
+    )
+    steps = max(
+        MIN_STEPS, *(math.ceil(math.log(1e10) / -math.log1p(-min(share, 0.9))) for share in shrink)
+    )
     if steps > MAX_STEPS:
-        raise FldiagError(f"coming to rest takes {steps} steps (a in {min(a):g}..{max(a):g}, rho = {rho:g}, "
-                          f"D = {distance:g})", "give a nearer to 1, a lower rho, or steps", usage=True)
+        raise FldiagError(
+            f"coming to rest takes {steps} steps (a in {min(a):g}..{max(a):g}, rho = {rho:g}, "
+            f"D = {distance:g})",
+            "give a nearer to 1, a lower rho, or steps",
+            usage=True,
+        )
     return steps
 
 
@@ -261,12 +356,17 @@ def _points(w_g: Point, w_l: Point) -> tuple[np.ndarray, np.ndarray]:
         except (TypeError, ValueError):
             value = np.empty(0)
         if value.shape != (2,) or not np.isfinite(value).all():
-            raise FldiagError(f"{name} = {point!r} is not a point", "give two finite numbers", usage=True)
+            raise FldiagError(
+                f"{name} = {point!r} is not a point", "give two finite numbers", usage=True
+            )
         pair.append(value)
     start, goal = pair
     if math.hypot(*(goal - start)) < CLOSEST:
-        raise FldiagError(f"w_g = {start.tolist()} and w_l = {goal.tolist()} coincide: no line joins them",
-                          f"give points at least {CLOSEST:g} apart", usage=True)
+        raise FldiagError(
+            f"w_g = {start.tolist()} and w_l = {goal.tolist()} coincide: no line joins them",
+            f"give points at least {CLOSEST:g} apart",
+            usage=True,
+        )
     return start, goal
 
 
@@ -277,13 +377,17 @@ def _curvatures(a: Iterable[float]) -> list[float]:
         values = []
     low, high = A_RANGE
     if not values or not all(low <= v <= high for v in values):
-        raise FldiagError(f"a = {a!r} are not curvatures", f"give numbers in {low:g}..{high:g}", usage=True)
+        raise FldiagError(
+            f"a = {a!r} are not curvatures", f"give numbers in {low:g}..{high:g}", usage=True
+        )
     return values
 
 
 def _number(name: str, value: float) -> float:
     if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
-        raise FldiagError(f"{name} = {value!r} is not valid", "give a finite number >= 0", usage=True)
+        raise FldiagError(
+            f"{name} = {value!r} is not valid", "give a finite number >= 0", usage=True
+        )
     return float(value)
 
 
@@ -295,5 +399,7 @@ def _positive(name: str, value: float) -> float:
 
 def _count(steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
-        raise FldiagError(f"steps = {steps!r} is not valid", "give a whole number of at least 1", usage=True)
+        raise FldiagError(
+            f"steps = {steps!r} is not valid", "give a whole number of at least 1", usage=True
+        )
     return int(steps)

@@ -56,7 +56,9 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
         part.begin(local)
     trained = slice(*(local.trained or (None,)))
     kept = local.state[MOMENTUM][:, trained] if MOMENTUM in local.state else None
-    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](local.train, local.w[:, trained], kept)
+    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](
+        local.train, local.w[:, trained], kept
+    )
     maps = any(part.maps for part in method)
     plain = all(type(part).loss is Part.loss for part in method)
     for s, (x, y, weight, index) in enumerate(feed.steps()):
@@ -77,8 +79,16 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
             recorder.moved(step)
         seen[: step.k] += loss
     result = Trained(
-        ids=local.ids, rows=local.w, buffers=local.buffers, n=local.n, steps=local.steps, effective=local.effective_steps(),
-        loss=seen / local.steps.clamp(min=1), state=local.state, notes=recorder.rows(local.ids) if recorder else None)
+        ids=local.ids,
+        rows=local.w,
+        buffers=local.buffers,
+        n=local.n,
+        steps=local.steps,
+        effective=local.effective_steps(),
+        loss=seen / local.steps.clamp(min=1),
+        state=local.state,
+        notes=recorder.rows(local.ids) if recorder else None,
+    )
     for part in method:
         result.uploads.update(part.finish(local))
     return result
@@ -91,8 +101,15 @@ class Feed:
     differ in size, short ones are padded and their examples weighted, so each client's mean is its own.
     """
 
-    def __init__(self, dataset: Dataset, parts: list[np.ndarray], batches: list[Batches], device: torch.device,
-                 dtype: torch.dtype, augment: list[torch.Generator] | None):
+    def __init__(
+        self,
+        dataset: Dataset,
+        parts: list[np.ndarray],
+        batches: list[Batches],
+        device: torch.device,
+        dtype: torch.dtype,
+        augment: list[torch.Generator] | None,
+    ):
         self.dataset, self.parts, self.batches = dataset, parts, batches
         self.device, self.dtype, self.augment = device, dtype, augment
         sizes = [len(p) for p in parts]
@@ -102,7 +119,11 @@ class Feed:
         self.y = y.to(dtype) if y.is_floating_point() else y
         self.x = None if augment else ready(dataset.batch(everything, None), device, dtype)
         #: images as convolutions take them
-        self._last = self.x.permute(0, 2, 3, 1).contiguous() if self.x is not None and self.x.dim() == 4 else None
+        self._last = (
+            self.x.permute(0, 2, 3, 1).contiguous()
+            if self.x is not None and self.x.dim() == 4
+            else None
+        )
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
         """(x [k, B, ...], y [k, B], weight [k, B] or None, positions within the client [k, B]) of each step."""
@@ -118,22 +139,37 @@ class Feed:
         everywhere = self.offset[:, None] + indices
         labels = self.y[everywhere]
         within = np.arange(padded.shape[-1]) < sizes[..., None]
-        weights = torch.from_numpy(within / np.maximum(sizes, 1)[..., None]).to(self.device, self.dtype)
+        weights = torch.from_numpy(within / np.maximum(sizes, 1)[..., None]).to(
+            self.device, self.dtype
+        )
         widths = sizes.max(1, initial=0)
         mixed = ((sizes != widths[:, None]) & (sizes > 0)).any(1)
-        for s, (k, width, uneven) in enumerate(zip(np.count_nonzero(sizes, 1).tolist(), widths.tolist(), mixed, strict=True)):
+        for s, (k, width, uneven) in enumerate(
+            zip(np.count_nonzero(sizes, 1).tolist(), widths.tolist(), mixed, strict=True)
+        ):
             here = s, slice(k), slice(width)
-            yield self._inputs(s, everywhere[here]), labels[here], weights[here] if uneven else None, indices[here]
+            yield (
+                self._inputs(s, everywhere[here]),
+                labels[here],
+                weights[here] if uneven else None,
+                indices[here],
+            )
 
     def _inputs(self, s: int, where: Tensor) -> Tensor:
         """Those of step s, which lie at ``where`` [k, B]."""
         if self.x is not None:
             return self.x[where] if self._last is None else self._last[where].permute(0, 1, 4, 2, 3)
         rows, (k, width) = [], where.shape
-        for part, batches, generator in zip(self.parts[:k], self.batches, self.augment or [], strict=False):
+        for part, batches, generator in zip(
+            self.parts[:k], self.batches, self.augment or [], strict=False
+        ):
             b = batches[s]
-            x = ready(self.dataset.batch(torch.as_tensor(part[b]), generator), self.device, self.dtype)
-            rows.append(torch.cat([x, x[:1].expand(width - len(b), *x.shape[1:])]) if len(b) < width else x)
+            x = ready(
+                self.dataset.batch(torch.as_tensor(part[b]), generator), self.device, self.dtype
+            )
+            rows.append(
+                torch.cat([x, x[:1].expand(width - len(b), *x.shape[1:])]) if len(b) < width else x
+            )
         return torch.stack(rows)
 
 

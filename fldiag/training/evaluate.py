@@ -54,10 +54,12 @@ def sums(network: Network, unit: Tested, dataset: Dataset, device: torch.device)
     found, w = Sums(), unit.w.to(device)
     _, inputs, targets = dataset.evaluation
     with torch.no_grad():
-        bound = network.bind(w.unsqueeze(0), {k: b.to(device).unsqueeze(0).clone() for k, b in unit.buffers.items()})
+        bound = network.bind(
+            w.unsqueeze(0), {k: b.to(device).unsqueeze(0).clone() for k, b in unit.buffers.items()}
+        )
         for i in (number * BATCH for number in unit.batches):
-            x = ready(dataset.normalise(inputs[i: i + BATCH]), w.device, w.dtype).unsqueeze(0)
-            y = targets[i: i + BATCH].to(w.device).unsqueeze(0)
+            x = ready(dataset.normalise(inputs[i : i + BATCH]), w.device, w.dtype).unsqueeze(0)
+            y = targets[i : i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)
             right = 0 if y.is_floating_point() else int((losses.predicted(logits) == y).sum())
@@ -79,7 +81,19 @@ def tested(network: Network, state: Mapping[str, Tensor], dataset: Dataset) -> l
     """The same of a state_dict, as rows of a run's metrics. Buffers that it lacks are the network's."""
     own = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
     w = network.layout.row({n: state[n].float() for n in network.layout.names})
-    scores = evaluate((sums(network, unit, dataset, w.device) for unit in units(0, w, own, dataset)), dataset)
+    scores = evaluate(
+        (sums(network, unit, dataset, w.device) for unit in units(0, w, own, dataset)), dataset
+    )
     n, split = int(scores.pop("n")), dataset.evaluation[0]
-    return [{"moment": "aggregated", "scope": "global", "slice": split, "metric": metric, "value": value, "n_examples": n,
-             "estimator": "exact"} for metric, value in scores.items()]
+    return [
+        {
+            "moment": "aggregated",
+            "scope": "global",
+            "slice": split,
+            "metric": metric,
+            "value": value,
+            "n_examples": n,
+            "estimator": "exact",
+        }
+        for metric, value in scores.items()
+    ]

@@ -47,7 +47,9 @@ class Federation:
         found = self.setup.units(self.t, ids, self.sent(), self.buffers, sent, states)
         return [replace(unit, record=record) for unit in found]
 
-    def train(self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False) -> Trained:
+    def train(
+        self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
+    ) -> Trained:
         """Local training of these clients from the current state; nothing of it is kept here."""
         return merge(list(execute(self.units(ids, record))), ids)
 
@@ -57,11 +59,24 @@ class Federation:
         config, ids = setup.config, sorted(setup.schedule.sampled(self.t))
         trained = self.train(ids, execute, config.metrics.of_round(self.t + 1, config.rounds))
         seen = Round(
-            t=self.t, lr=config.train.lr * config.train.lr_decay**self.t, w_g=self.w, ids=ids, rows=trained.rows,
-            n=trained.n, steps=trained.steps, effective=trained.effective, uploads=trained.uploads, buffers=trained.buffers,
-            clients=config.clients.total, examples=setup.examples, state=dict(self.state),
+            t=self.t,
+            lr=config.train.lr * config.train.lr_decay**self.t,
+            w_g=self.w,
+            ids=ids,
+            rows=trained.rows,
+            n=trained.n,
+            steps=trained.steps,
+            effective=trained.effective,
+            uploads=trained.uploads,
+            buffers=trained.buffers,
+            clients=config.clients.total,
+            examples=setup.examples,
+            state=dict(self.state),
             sent={name: self.state[name] for name in method.sent if name in self.state},
-            network=setup.network, seed=config.seed, public=setup.public)
+            network=setup.network,
+            seed=config.seed,
+            public=setup.public,
+        )
         w = aggregate(seen, method, config.train)
         seen.mean_buffers = mean_buffers(trained.buffers, seen.p)
         with setup.seeded("server", self.t):
@@ -69,13 +84,22 @@ class Federation:
                 w = part.refine(seen, w)
         self.w, self.buffers, self.state = w, seen.mean_buffers, seen.state
         if trained.state and self.finite:
-            self.clients.update({i: {name: rows[j].clone() for name, rows in trained.state.items()} for j, i in enumerate(ids)})
+            self.clients.update(
+                {
+                    i: {name: rows[j].clone() for name, rows in trained.state.items()}
+                    for j, i in enumerate(ids)
+                }
+            )
         self.t += 1
         return seen, trained
 
     def _of(self, client: int) -> State:
         held = self.clients.get(client)
-        return self._client0 if held is None else {name: value.to(self.w.device) for name, value in held.items()}
+        return (
+            self._client0
+            if held is None
+            else {name: value.to(self.w.device) for name, value in held.items()}
+        )
 
     @property
     def finite(self) -> bool:
@@ -111,19 +135,30 @@ def merge(cohorts: list[Trained], ids: list[int]) -> Trained:
     order = [where[i] for i in ids]
 
     def join(rows: list[Tensor]) -> Tensor:
-        single = [row for some in rows for row in some.split(1)]  # put in order before the copy, not after it
+        single = [
+            row for some in rows for row in some.split(1)
+        ]  # put in order before the copy, not after it
         return torch.cat([single[j] for j in order])
 
     def joins(name: str) -> dict[str, Tensor]:
         return {k: join([getattr(c, name)[k] for c in cohorts]) for k in getattr(cohorts[0], name)}
 
     return Trained(
-        ids=ids, rows=join([c.rows for c in cohorts]), n=join([c.n for c in cohorts]), steps=join([c.steps for c in cohorts]),
-        effective=join([c.effective for c in cohorts]), loss=join([c.loss for c in cohorts]),
-        buffers=joins("buffers"), state=joins("state"), uploads=joins("uploads"),
-        notes=join_notes([c.notes for c in cohorts]))
+        ids=ids,
+        rows=join([c.rows for c in cohorts]),
+        n=join([c.n for c in cohorts]),
+        steps=join([c.steps for c in cohorts]),
+        effective=join([c.effective for c in cohorts]),
+        loss=join([c.loss for c in cohorts]),
+        buffers=joins("buffers"),
+        state=joins("state"),
+        uploads=joins("uploads"),
+        notes=join_notes([c.notes for c in cohorts]),
+    )
 
 
 def join_notes(notes: list[pd.DataFrame | None]) -> pd.DataFrame | None:
     there = [n for n in notes if n is not None]
-    return pd.concat(there).sort_values("client", kind="stable", ignore_index=True) if there else None
+    return (
+        pd.concat(there).sort_values("client", kind="stable", ignore_index=True) if there else None
+    )

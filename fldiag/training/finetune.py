@@ -33,25 +33,53 @@ class Models:
     buffers: dict[str, Tensor]  # name -> [K, ...]
 
 
-def tuned(setup: Setup, plan: Personal, w: Tensor, buffers: dict[str, Tensor], states: Mapping[int, dict[str, Tensor]],
-          rounds: int, ids: Sequence[int], seed: int, look: Callable[[Models], Any], executor: Any = "serial",
-          kept: KeptUnits | None = None, run: str = "", progress: Progress | None = None) -> list[Any]:
+def tuned(
+    setup: Setup,
+    plan: Personal,
+    w: Tensor,
+    buffers: dict[str, Tensor],
+    states: Mapping[int, dict[str, Tensor]],
+    rounds: int,
+    ids: Sequence[int],
+    seed: int,
+    look: Callable[[Models], Any],
+    executor: Any = "serial",
+    kept: KeptUnits | None = None,
+    run: str = "",
+    progress: Progress | None = None,
+) -> list[Any]:
     """What ``look`` finds in the clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, looked at on the
     way. ``kept``: what was found of finished cohorts; they are told apart by their clients and ``run``."""
     config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
-    config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)  # a schedule of a round's epochs
+    config = config.replace(
+        train__local_decay=1.0, train__local_decay_after=0.5
+    )  # a schedule of a round's epochs
     schedule = Epochs(config, max(plan.epochs), plan.steps)
-    stops = {e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids} for e in sorted(set(plan.epochs))}
+    stops = {
+        e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids}
+        for e in sorted(set(plan.epochs))
+    }
     method = plan.method or Method()
     worker = copy.copy(setup)
     worker.config, worker.schedule, worker.method = config, schedule, Method(*method, Stops(stops))  # type: ignore[assignment]
     initial = method.client_init(setup.initial())
-    needed = {i: {name: states.get(i, initial)[name] for name in initial} for i in ids} if initial else {}
+    needed = (
+        {i: {name: states.get(i, initial)[name] for name in initial} for i in ids}
+        if initial
+        else {}
+    )
     units = worker.units(rounds, list(ids), w, buffers, {}, needed)
 
     def looked(unit: Unit, uploads: dict[str, Tensor]) -> list[Any]:
-        return [look(Models(e, unit.ids, uploads[f"{e}"], {name: uploads[f"{e}/{name}"] for name in buffers})) for e in stops]
+        return [
+            look(
+                Models(
+                    e, unit.ids, uploads[f"{e}"], {name: uploads[f"{e}/{name}"] for name in buffers}
+                )
+            )
+            for e in stops
+        ]
 
     def name(unit: Unit) -> str:
         return f"{run}: clients {', '.join(map(str, unit.ids))}"
@@ -105,7 +133,9 @@ class Stops(Part):
 
     def begin(self, local: Local) -> None:
         self.s = 0
-        self.kept = {e: (local.w.clone(), {n: b.clone() for n, b in local.buffers.items()}) for e in self.at}
+        self.kept = {
+            e: (local.w.clone(), {n: b.clone() for n, b in local.buffers.items()}) for e in self.at
+        }
 
     def batch(self, step: Step) -> None:
         self._keep(step.local, [self.s] * step.k)
@@ -114,7 +144,9 @@ class Stops(Part):
     def finish(self, local: Local) -> dict[str, Tensor]:
         self._keep(local, local.steps.tolist())
         uploads = {f"{e}": w for e, (w, _) in self.kept.items()}
-        return uploads | {f"{e}/{n}": b for e, (_, buffers) in self.kept.items() for n, b in buffers.items()}
+        return uploads | {
+            f"{e}/{n}": b for e, (_, buffers) in self.kept.items() for n, b in buffers.items()
+        }
 
     def _keep(self, local: Local, done: list[int]) -> None:
         for e, (w, buffers) in self.kept.items():

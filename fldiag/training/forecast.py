@@ -43,7 +43,13 @@ class Forecast:
     remarks: list[str]
 
 
-def forecast(config: Config, *, executor: str | Executor = "serial", device: str = "auto", download: bool = False) -> Forecast:
+def forecast(
+    config: Config,
+    *,
+    executor: str | Executor = "serial",
+    device: str = "auto",
+    download: bool = False,
+) -> Forecast:
     """How long ``train`` would take here, and how much it would store.
 
     Args:
@@ -65,7 +71,11 @@ def forecast(config: Config, *, executor: str | Executor = "serial", device: str
     """
     setup = Setup(checked(config), device=device, download=download, rehearsal=True)
     federation = Federation(setup)
-    states = len(federation.state) + config.clients.total * len(setup.method.client_init(federation.w)) + 1
+    states = (
+        len(federation.state)
+        + config.clients.total * len(setup.method.client_init(federation.w))
+        + 1
+    )
     units = _units(federation)
     step, choice = _per_step(setup, units[0]), chosen(executor)
     steps = [float(max((len(b) for b in u.batches), default=0)) for u in units]
@@ -76,12 +86,28 @@ def forecast(config: Config, *, executor: str | Executor = "serial", device: str
 
     at_a_time = workers(choice)
     seconds = total(phases(step), at_a_time)
-    better = None if at_a_time is None else faster(phases(step), seconds) or (
-        faster(phases(alone), seconds, 1) if alone is not None else None)
+    better = (
+        None
+        if at_a_time is None
+        else faster(phases(step), seconds)
+        or (faster(phases(alone), seconds, 1) if alone is not None else None)
+    )
     size, clients = setup.model_bytes, sum(len(unit.ids) for unit in units)
     disk = size * (held.stored_rounds(config) + states) + held.bytes_of_clients(config, size)
-    return Forecast(seconds, total(phases(step), 1), None if alone is None else total(phases(alone), 1), str(choice), at_a_time,
-                    disk, setup.network.size, clients, setup.stack, better, held.described(config, size), setup.remarks)
+    return Forecast(
+        seconds,
+        total(phases(step), 1),
+        None if alone is None else total(phases(alone), 1),
+        str(choice),
+        at_a_time,
+        disk,
+        setup.network.size,
+        clients,
+        setup.stack,
+        better,
+        held.described(config, size),
+        setup.remarks,
+    )
 
 
 def _on_one_thread(setup: Setup, unit: Unit) -> float | None:

@@ -32,7 +32,9 @@ def clients(config: Config, model_bytes: int, t: int, sampled: Iterable[int]) ->
         sampled: the clients that train in it.
     """
     keep = config.checkpoint.clients
-    if keep == "none" or (keep == "auto" and t < config.rounds and not every_round(config, model_bytes)):
+    if keep == "none" or (
+        keep == "auto" and t < config.rounds and not every_round(config, model_bytes)
+    ):
         return []
     if keep == "all":
         return list(range(config.clients.total))
@@ -41,7 +43,13 @@ def clients(config: Config, model_bytes: int, t: int, sampled: Iterable[int]) ->
 
 def bytes_of_clients(config: Config, model_bytes: int) -> int:
     """What the clients' weights take on disk in the whole run; a file that holds any holds what they received, too."""
-    with_clients = stored_rounds(config) if every_round(config, model_bytes) else 1 if config.checkpoint.clients == "auto" else 0
+    with_clients = (
+        stored_rounds(config)
+        if every_round(config, model_bytes)
+        else 1
+        if config.checkpoint.clients == "auto"
+        else 0
+    )
     each = len(clients(config, model_bytes, config.rounds, range(config.clients.per_round)))
     return with_clients * (each + 1) * model_bytes if each else 0
 
@@ -51,9 +59,16 @@ def described(config: Config, model_bytes: int) -> str:
     keep, size = config.checkpoint.clients, bytes_of_clients(config, model_bytes) / 1e6
     if keep == "none":
         return "checkpoints hold no client's weights (checkpoint.clients = none)"
-    whose = {"auto": "the sampled clients'", "sampled": "the sampled clients'", "all": "all clients'"}.get(
-        str(keep), f"{len(keep)} clients'")
+    whose = {
+        "auto": "the sampled clients'",
+        "sampled": "the sampled clients'",
+        "all": "all clients'",
+    }.get(str(keep), f"{len(keep)} clients'")
     if every_round(config, model_bytes):
-        return f"every stored round holds {whose} weights: {size:,.0f} MB in all (checkpoint.clients)"
-    return (f"the last round holds {whose} weights: {size:,.0f} MB; in every stored round they would take "
-            f"{size * stored_rounds(config):,.0f} MB (checkpoint.clients = sampled)")
+        return (
+            f"every stored round holds {whose} weights: {size:,.0f} MB in all (checkpoint.clients)"
+        )
+    return (
+        f"the last round holds {whose} weights: {size:,.0f} MB; in every stored round they would take "
+        f"{size * stored_rounds(config):,.0f} MB (checkpoint.clients = sampled)"
+    )

@@ -17,14 +17,23 @@ class SGD:
         """``v`` [K, P]: momentum kept from an earlier round, updated in place (zero is a fresh start)."""
         self.train, self.v = train, v
 
-    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor) -> None:
+    def step(
+        self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor
+    ) -> None:
         """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay. ``lr``: one for all
         rows, or [k, 1]."""
-        if isinstance(lr, float) and isinstance(decay, float) and w.is_contiguous() and w.device.type == "cpu":
+        if (
+            isinstance(lr, float)
+            and isinstance(decay, float)
+            and w.is_contiguous()
+            and w.device.type == "cpu"
+        ):
             return self._fused(w, g, decay, lr)
         g = prepare(self.train, w, g, decay)
         if self.train.momentum:
-            self.v = g.clone() if self.v is None else self.v[: len(w)].mul_(self.train.momentum).add_(g)
+            self.v = (
+                g.clone() if self.v is None else self.v[: len(w)].mul_(self.train.momentum).add_(g)
+            )
             g = g.add_(self.v, alpha=self.train.momentum) if self.train.nesterov else self.v
         if isinstance(lr, Tensor):
             w.sub_(g * lr)
@@ -34,8 +43,18 @@ class SGD:
     def _fused(self, w: Tensor, g: Tensor, decay: float, lr: float) -> None:
         """The same in one pass over the rows."""
         train, v = self.train, [None if self.v is None else self.v[: len(w)]]
-        sgd([w], [clip(train, g)], v, weight_decay=decay + train.weight_decay, momentum=train.momentum, lr=lr, dampening=0.0,
-            nesterov=train.nesterov, maximize=False, fused=True)
+        sgd(
+            [w],
+            [clip(train, g)],
+            v,
+            weight_decay=decay + train.weight_decay,
+            momentum=train.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=train.nesterov,
+            maximize=False,
+            fused=True,
+        )
         self.v = v[0]
 
 
@@ -46,7 +65,9 @@ class Adam:
         self.train, self.count = train, 0
         self.m, self.s = torch.zeros_like(w), torch.zeros_like(w)
 
-    def step(self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor) -> None:
+    def step(
+        self, w: Tensor, g: Tensor, decay: float | Tensor = 0.0, *, lr: float | Tensor
+    ) -> None:
         g = prepare(self.train, w, g, decay)
         self.count += 1
         m, s = self.m[: len(w)], self.s[: len(w)]

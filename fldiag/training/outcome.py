@@ -19,7 +19,9 @@ def failure(run: Run) -> str | None:
     last = int(frame["round"].max())
     if run.status == "diverged":
         return f"diverged: the global weights are no longer finite after round {last}"
-    test = frame[(frame["slice"] == "test") & (frame["round"] == last) & (frame["scope"] == "global")]
+    test = frame[
+        (frame["slice"] == "test") & (frame["round"] == last) & (frame["scope"] == "global")
+    ]
     found = {str(m): float(v) for m, v in zip(test["metric"], test["value"], strict=True)}
     if "loss" not in found or "accuracy" not in found:  # regression, or no common model
         return None

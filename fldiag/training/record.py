@@ -39,12 +39,21 @@ class Recorder(Notes):
             if found.start == 0:
                 self.cosine(g_u, found.g, None, found.kind)
             if layout.has_head and found.start <= layout.size - layout.head_size:
-                self.cosine(g_u[:, -layout.head_size:], found.g[:, -layout.head_size:], "part:head", found.kind)
+                self.cosine(
+                    g_u[:, -layout.head_size :],
+                    found.g[:, -layout.head_size :],
+                    "part:head",
+                    found.kind,
+                )
 
     def moved(self, step: Step) -> None:
         """After the base optimiser."""
         self.add("update_norm", length(step.w - step.local.w_g))
-        self.sizes.append(np.full(step.k, step.x.shape[1]) if step.weight is None else (step.weight > 0).sum(1).cpu().numpy())
+        self.sizes.append(
+            np.full(step.k, step.x.shape[1])
+            if step.weight is None
+            else (step.weight > 0).sum(1).cpu().numpy()
+        )
         self.steps.append({})
 
     def proximal(self, step: Step) -> Published | None:
@@ -63,7 +72,9 @@ class Recorder(Notes):
 
         device = step.w.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            value, g = step.gradient(divergence)  # not the first pass of the step: statistics of batch-norm stay
+            value, g = step.gradient(
+                divergence
+            )  # not the first pass of the step: statistics of batch-norm stay
         return Published(kind, g, value, 0, g_u)
 
     def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
@@ -72,7 +83,10 @@ class Recorder(Notes):
 
     def rows(self, ids: list[int]) -> pd.DataFrame:
         """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""
-        order: dict[Any, int] = {key: j for j, key in enumerate(dict.fromkeys(key for step in self.steps for key in step))}
+        order: dict[Any, int] = {
+            key: j
+            for j, key in enumerate(dict.fromkeys(key for step in self.steps for key in step))
+        }
         pieces = []
         for key, j in order.items():
             for s, step in enumerate(self.steps):
@@ -80,16 +94,36 @@ class Recorder(Notes):
                     continue
                 values, mask = step[key]
                 at = np.arange(len(values)) if mask is None else np.flatnonzero(mask.cpu().numpy())
-                pieces.append((at, np.full(len(at), s), np.full(len(at), j), values.cpu().numpy()[at], self.sizes[s][at]))
+                pieces.append(
+                    (
+                        at,
+                        np.full(len(at), s),
+                        np.full(len(at), j),
+                        values.cpu().numpy()[at],
+                        self.sizes[s][at],
+                    )
+                )
         if not pieces:
             return pd.DataFrame()
-        client, index, kind, value, size = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        client, index, kind, value, size = (
+            np.concatenate(column) for column in zip(*pieces, strict=True)
+        )
         by = np.lexsort((kind, index, client))
         client, index, kind, value, size = client[by], index[by], kind[by], value[by], size[by]
         names = [np.array([key[i] for key in order], dtype=object)[kind] for i in range(3)]
         scale = np.array([self.scales.get(key, np.nan) for key in order])[kind]
-        return pd.DataFrame({"client": np.asarray(ids)[client], "index": index + 1, "metric": names[0], "layer": names[1],
-                             "proximal": names[2], "value": value.astype(float), "scaled": value * scale, "n_examples": size})
+        return pd.DataFrame(
+            {
+                "client": np.asarray(ids)[client],
+                "index": index + 1,
+                "metric": names[0],
+                "layer": names[1],
+                "proximal": names[2],
+                "value": value.astype(float),
+                "scaled": value * scale,
+                "n_examples": size,
+            }
+        )
 
 
 def length(rows: Tensor) -> Tensor:
@@ -99,5 +133,8 @@ def length(rows: Tensor) -> Tensor:
 
 def check(metrics: Metrics, dataset: Dataset) -> None:
     if metrics.proximal == "kl" and dataset.regression:
-        raise FldiagError("metrics.proximal = 'kl' compares class probabilities, the data set has real targets",
-                          "set metrics.proximal = 'l2'", usage=True)
+        raise FldiagError(
+            "metrics.proximal = 'kl' compares class probabilities, the data set has real targets",
+            "set metrics.proximal = 'l2'",
+            usage=True,
+        )

@@ -20,25 +20,39 @@ def same_run(run: Run, config: Config) -> None:
     """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
     checkpoints are to hold may differ, and there may be more rounds."""
     if run.origin:
-        raise FldiagError(f"{run.path} was trained with another config, by another program",
-                          "train again with another --out; the existing run can still be diagnosed", usage=True)
+        raise FldiagError(
+            f"{run.path} was trained with another config, by another program",
+            "train again with another --out; the existing run can still be diagnosed",
+            usage=True,
+        )
     stored, version = run.config, run.method_version
-    if run.index["hash"] not in {stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)}:
-        raise FldiagError(f"{run.path / 'run.json'}: its hash is not that of its config",
-                          "the file was edited; restore it or train again")
+    if run.index["hash"] not in {
+        stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)
+    }:
+        raise FldiagError(
+            f"{run.path / 'run.json'}: its hash is not that of its config",
+            "the file was edited; restore it or train again",
+        )
     if not same_but_rounds(stored, config) or config.rounds < stored.rounds:
-        raise FldiagError(f"{run.path} was trained with another config", difference(stored, config), usage=True)
+        raise FldiagError(
+            f"{run.path} was trained with another config", difference(stored, config), usage=True
+        )
     if version != config.method_version:
-        raise FldiagError(f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
-                          f"has version {config.method_version}: the two parts of the run would follow different formulas "
-                          "(fldiag explain "
-                          f"{config.method.name} says what changed)",
-                          "train again with another --out; the existing run can still be diagnosed", usage=True)
+        raise FldiagError(
+            f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
+            f"has version {config.method_version}: the two parts of the run would follow different formulas "
+            "(fldiag explain "
+            f"{config.method.name} says what changed)",
+            "train again with another --out; the existing run can still be diagnosed",
+            usage=True,
+        )
 
 
 def same_but_rounds(a: Config, b: Config) -> bool:
     """Whether two configs train the same, one perhaps for more rounds."""
-    return a.model_copy(update={"rounds": b.rounds}).fingerprint(version=1) == b.fingerprint(version=1)
+    return a.model_copy(update={"rounds": b.rounds}).fingerprint(version=1) == b.fingerprint(
+        version=1
+    )
 
 
 def elsewhere(path: Path, config: Config) -> Run | None:
@@ -46,7 +60,11 @@ def elsewhere(path: Path, config: Config) -> Run | None:
     for file in sorted(path.parent.glob(f"{path.name.rpartition('-')[0]}-*/run.json")):
         with contextlib.suppress(FldiagError):
             run = Run.open(file.parent)
-            if not run.is_record and same_but_rounds(run.config, config) and run.config.rounds <= config.rounds:
+            if (
+                not run.is_record
+                and same_but_rounds(run.config, config)
+                and run.config.rounds <= config.rounds
+            ):
                 return run
     return None
 
@@ -54,7 +72,11 @@ def elsewhere(path: Path, config: Config) -> Run | None:
 def with_weights(run: Run) -> None:
     """Raises FldiagError for the record of a run."""
     if run.is_record:
-        raise FldiagError(f"{run.path} {RECORD}, from which training cannot go on", "train again with another --out", usage=True)
+        raise FldiagError(
+            f"{run.path} {RECORD}, from which training cannot go on",
+            "train again with another --out",
+            usage=True,
+        )
 
 
 def extend(run: Run, config: Config) -> None:
@@ -68,9 +90,16 @@ def extend(run: Run, config: Config) -> None:
     """
     before = run.config
     if run.index.get("thinned", {}).get("state"):
-        raise FldiagError(f"{run.path} no longer has the clients' states, from which more rounds would start",
-                          "train again with another --out", usage=True)
-    run.index["config"]["rounds"], run.index["hash"], run.index["status"] = config.rounds, config.hash, "running"
+        raise FldiagError(
+            f"{run.path} no longer has the clients' states, from which more rounds would start",
+            "train again with another --out",
+            usage=True,
+        )
+    run.index["config"]["rounds"], run.index["hash"], run.index["status"] = (
+        config.rounds,
+        config.hash,
+        "running",
+    )
     if run.done < before.rounds:
         return
     last, stays = before.rounds, list[str]()
@@ -89,25 +118,37 @@ def extend(run: Run, config: Config) -> None:
 def same_data(run: Run, setup: Setup) -> None:
     """Raises FldiagError when data or partition are not those that the run began with."""
     if run.index["provenance"].get("data") != setup.dataset.fingerprint():
-        raise FldiagError(f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
-                          "put the original data back, or train again with another --out")
+        raise FldiagError(
+            f"the data set {setup.dataset.name!r} is not the one {run.path} was trained on so far",
+            "put the original data back, or train again with another --out",
+        )
     if run.index["provenance"].get("base") != base.provenance(setup.module).get("base"):
-        raise FldiagError(f"the frozen weights are not those beneath the adapters of {run.path}",
-                          "train again with another --out")
+        raise FldiagError(
+            f"the frozen weights are not those beneath the adapters of {run.path}",
+            "train again with another --out",
+        )
     stored = partition.load_parts(run.verified("partition.npz"))
     if not partition.same(stored, setup.parts):
-        raise FldiagError(f"the partition is not the one {run.path} was trained with so far",
-                          "use the same partition, or train again with another --out")
+        raise FldiagError(
+            f"the partition is not the one {run.path} was trained with so far",
+            "use the same partition, or train again with another --out",
+        )
 
 
 def difference(old: Config, new: Config) -> str:
     """One line naming the first keys that differ, apart from what the checkpoints hold."""
     before, after = (_flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (old, new))
-    found = [f"{key}: {before.get(key)!r} there, {after.get(key)!r} now" for key in sorted(before.keys() | after.keys())
-             if before.get(key) != after.get(key)]
+    found = [
+        f"{key}: {before.get(key)!r} there, {after.get(key)!r} now"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
     return "; ".join(found[:3]) + "; use another --out, or the same config"
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}" if key else section: value for section, values in tree.items()
-            for key, value in (values.items() if isinstance(values, dict) else [("", values)])}
+    return {
+        f"{section}.{key}" if key else section: value
+        for section, values in tree.items()
+        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+    }

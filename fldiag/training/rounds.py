@@ -38,12 +38,24 @@ def run_path(config: Config) -> Path:
     """Where a run goes unless told otherwise: named by what it is. A run that is there under the name that fldiag 0.1.0
     gave it (what the checkpoints hold was part of it) stays there."""
     stem = f"{config.name}-{config.method.name}-s{config.seed}"
-    path, before = (RUNS / f"{stem}-{digits[:8]}" for digits in (config.hash, config.fingerprint(checkpoint=True)))
+    path, before = (
+        RUNS / f"{stem}-{digits[:8]}"
+        for digits in (config.hash, config.fingerprint(checkpoint=True))
+    )
     return before if (before / "run.json").is_file() and not path.exists() else path
 
 
-def train(config: Config, *, out: str | Path | None = None, executor: str | Executor = "serial", on_event: Event | None = None,
-          resume: bool = False, device: str = "auto", download: bool = False, setup: Setup | None = None) -> Run:
+def train(
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    executor: str | Executor = "serial",
+    on_event: Event | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    download: bool = False,
+    setup: Setup | None = None,
+) -> Run:
     """Train ``config`` and return its run.
 
     ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial``,
@@ -62,14 +74,19 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
             raise _there(path)
         run = Run.open(path)
         same_run(run, config)
-        if run.status == "diverged" or (run.status == "finished" and run.config.rounds == config.rounds):
+        if run.status == "diverged" or (
+            run.status == "finished" and run.config.rounds == config.rounds
+        ):
             if os.path.exists(path / owner.NAME):  # it was killed at the very end
                 with owner.hold(path):
                     _end(run)
             return run
     elif resume and out is None and (other := elsewhere(path, config)) is not None:
-        raise FldiagError(f"{path} does not exist, but {other.path} is the same run with {other.config.rounds} rounds",
-                          f"continue that run: --out {other.path}; or leave out --resume to start a new one", usage=True)
+        raise FldiagError(
+            f"{path} does not exist, but {other.path} is the same run with {other.config.rounds} rounds",
+            f"continue that run: --out {other.path}; or leave out --resume to start a new one",
+            usage=True,
+        )
     given = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
@@ -78,8 +95,15 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
     trainer = worker.Trainer(setup, config, device, given)
     with owner.hold(path) as mine, started(choice, worker.work, trainer, name=worker.name) as pool:
         run = _opened(path, config, setup, federation, resume)
-        emit({"event": "start", "round": run.done, "rounds": config.rounds, "path": str(path),
-              "notes": [*setup.remarks, held.described(config, setup.model_bytes)]})
+        emit(
+            {
+                "event": "start",
+                "round": run.done,
+                "rounds": config.rounds,
+                "path": str(path),
+                "notes": [*setup.remarks, held.described(config, setup.model_bytes)],
+            }
+        )
         try:
             _loop(config, run, federation, mine, pool, emit)
             if run.status == "running":
@@ -96,8 +120,12 @@ def train(config: Config, *, out: str | Path | None = None, executor: str | Exec
 
 
 def _there(path: Path) -> FldiagError:
-    return FldiagError(f"{path} already holds a run", "continue it with --resume, replace it with --overwrite, or choose another "
-                       "folder with --out", usage=True)
+    return FldiagError(
+        f"{path} already holds a run",
+        "continue it with --resume, replace it with --overwrite, or choose another "
+        "folder with --out",
+        usage=True,
+    )
 
 
 def _opened(path: Path, config: Config, setup: Setup, federation: Federation, resume: bool) -> Run:
@@ -113,7 +141,9 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     same_data(run, setup)
     run.clean()
     keep = config.checkpoint.model_dump(mode="json")
-    if run.index["config"]["checkpoint"] != keep:  # from here on; ``segments`` tells what the rounds before kept
+    if (
+        run.index["config"]["checkpoint"] != keep
+    ):  # from here on; ``segments`` tells what the rounds before kept
         run.index["config"]["checkpoint"], run.index["hash"] = keep, config.hash
     if run.config.rounds != config.rounds:
         extend(run, config)
@@ -121,9 +151,11 @@ def _opened(path: Path, config: Config, setup: Setup, federation: Federation, re
     if not run.done:
         federation.clients = run.states
     elif not federation.restore(run, must=not unfinished):
-        warnings.warn(f"{path}: the end of its journal is lost, and the state of server and clients after round {run.done} is no "
-                      f"longer there; training with {config.method.name} needs it, so it starts again from the beginning",
-                      stacklevel=2)
+        warnings.warn(
+            f"{path}: the end of its journal is lost, and the state of server and clients after round {run.done} is no "
+            f"longer there; training with {config.method.name} needs it, so it starts again from the beginning",
+            stacklevel=2,
+        )
         run = _new(path, config, setup, federation)
         run.clean()
     return run
@@ -138,20 +170,36 @@ def _new(path: Path, config: Config, setup: Setup, federation: Federation) -> Ru
     return run
 
 
-def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: Pool, emit: Event) -> None:
+def _loop(
+    config: Config, run: Run, federation: Federation, mine: Owner, pool: Pool, emit: Event
+) -> None:
     run.index["status"], plan = "running", planned(federation.setup)
     segment = Segment(run)
     while federation.t < config.rounds:
         before = federation.w, federation.buffers
         began, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        stored = config.checkpoint.keep > 0 or t % config.checkpoint.every == 0 or t == config.rounds
-        recorded = federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
+        stored = (
+            config.checkpoint.keep > 0 or t % config.checkpoint.every == 0 or t == config.rounds
+        )
+        recorded = (
+            federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
+        )
         seen, trained = federation.round(pool.map)
         mine.confirm()
         if trained.notes is not None:
             run.put_steps(t, step_rows(t, trained.notes, **run.common))
         if not federation.finite:
-            run.add_metrics([{"round": t, "moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0}])
+            run.add_metrics(
+                [
+                    {
+                        "round": t,
+                        "moment": "aggregated",
+                        "scope": "global",
+                        "metric": "diverged",
+                        "value": 1.0,
+                    }
+                ]
+            )
             run.index["status"] = "diverged"
             if t > 1 and t - 1 not in run.rounds:  # the last finite state is worth keeping
                 federation.t, federation.w, federation.buffers = t - 1, *before
@@ -161,7 +209,9 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
             return _end(run)
         run.put_clients(HELD)
         scores = _tested(federation, pool)
-        run.add_metrics(round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated))
+        run.add_metrics(
+            round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated)
+        )
         if stored:
             run.index["done"] = t
             store(run, federation, [trained, *([recorded] if recorded else [])], received)
@@ -171,7 +221,15 @@ def _loop(config: Config, run: Run, federation: Federation, mine: Owner, pool: P
                 _end(run)
             else:
                 run.append()
-        emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": time.perf_counter() - began, **scores})
+        emit(
+            {
+                "event": "round",
+                "round": t,
+                "rounds": config.rounds,
+                "seconds": time.perf_counter() - began,
+                **scores,
+            }
+        )
 
 
 def _tested(federation: Federation, pool: Pool) -> dict[str, float]:
@@ -180,7 +238,9 @@ def _tested(federation: Federation, pool: Pool) -> dict[str, float]:
     parts = units(federation.t, federation.w, federation.buffers, setup.dataset)
     if len(parts) > 1:
         return evaluate(pool.map(parts), setup.dataset)
-    return evaluate((sums(setup.network, part, setup.dataset, setup.device) for part in parts), setup.dataset)
+    return evaluate(
+        (sums(setup.network, part, setup.dataset, setup.device) for part in parts), setup.dataset
+    )
 
 
 def _personalise(run: Run, federation: Federation, choice: Choice, emit: Event) -> None:
@@ -188,8 +248,18 @@ def _personalise(run: Run, federation: Federation, choice: Choice, emit: Event) 
     plan = planned(federation.setup)
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
-        rows = measure(federation.setup, plan, federation.w, federation.buffers, federation.clients, run.done, executor=choice,
-                       progress=lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}))
+        rows = measure(
+            federation.setup,
+            plan,
+            federation.w,
+            federation.buffers,
+            federation.clients,
+            run.done,
+            executor=choice,
+            progress=lambda done, total, text: emit(
+                {"event": "personalise", "done": done, "total": total}
+            ),
+        )
         run.add_metrics(rows)
     run.index["status"] = "finished"
     _end(run)

@@ -28,7 +28,9 @@ class Seeded:
     def sampled(self, t: int) -> list[int]:
         """Ids of round t's clients. The same for every method: only the seed and the round enter, or the round alone."""
         if self.sampling == "by_round":
-            return sorted(np.random.RandomState(t).choice(self.total, self.per_round, replace=False).tolist())
+            return sorted(
+                np.random.RandomState(t).choice(self.total, self.per_round, replace=False).tolist()
+            )
         rng = numpy_rng(self.seed, "clients", t)
         while self.sampling == "independent":  # drawn again when nobody joins
             joined = np.flatnonzero(rng.random(self.total) < self.per_round / self.total)
@@ -40,7 +42,11 @@ class Seeded:
         rng = numpy_rng(self.seed, "batches", t, client)
         orders = (rng.permutation(n) for _ in range(self.epochs))
         end = n - n % self.batch_size if self.drop_last else n
-        return [order[i: i + self.batch_size] for order in orders for i in range(0, end, self.batch_size)]
+        return [
+            order[i : i + self.batch_size]
+            for order in orders
+            for i in range(0, end, self.batch_size)
+        ]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,12 @@ def aggregate(round: Round, method: Method, train: Train) -> Tensor:
     """
     p = torch.full((round.m,), 1 / round.m, dtype=torch.float64)
     counts = {"n": round.n, "batches": round.n // train.batch_size}.get(train.aggregate)
-    if counts is not None and int(counts.sum()):  # when no client fills a minibatch, nobody trained: all equal
-        p = (counts.double() / counts.double().sum()).cpu()  # where it is when uniform, whatever the device
+    if counts is not None and int(
+        counts.sum()
+    ):  # when no client fills a minibatch, nobody trained: all equal
+        p = (
+            counts.double() / counts.double().sum()
+        ).cpu()  # where it is when uniform, whatever the device
     round.p = p
     w = round.mean(round.rows, p)
     for part in method:

@@ -46,13 +46,17 @@ def combinations(over: Values) -> list[dict[str, Any]]:
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def configs(source: Config | str | Path, over: Values, fixed: Mapping[str, Any] | None = None) -> list[Config]:
+def configs(
+    source: Config | str | Path, over: Values, fixed: Mapping[str, Any] | None = None
+) -> list[Config]:
     """The configs of a sweep, all different. Of a preset or file each gets what that says of its method.
 
     Raises FldiagError for what a config refuses, and for combinations that mean the same run."""
     found = [_config(source, {**(fixed or {}), **keys}) for keys in combinations(over)]
     if len({c.hash for c in found}) < len(found):
-        raise FldiagError("two combinations of the sweep are the same run", "give every value once", usage=True)
+        raise FldiagError(
+            "two combinations of the sweep are the same run", "give every value once", usage=True
+        )
     return found
 
 
@@ -60,9 +64,18 @@ def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
     return source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
 
 
-def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any] | None = None, out: Path | None = None,
-          executor: Any = "serial", shard: Shard | None = None, device: str = "auto", download: bool = False,
-          on_event: Event | None = None) -> list[Run]:
+def sweep(
+    source: Config | str | Path,
+    over: Values,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    executor: Any = "serial",
+    shard: Shard | None = None,
+    device: str = "auto",
+    download: bool = False,
+    on_event: Event | None = None,
+) -> list[Run]:
     """Train every combination; what a former call finished is read, and what it began goes on.
 
     Args:
@@ -85,7 +98,13 @@ def sweep(source: Config | str | Path, over: Values, *, fixed: Mapping[str, Any]
     """
     wanted = configs(source, over, fixed)
     wanted = shard.part(wanted) if shard is not None else wanted
-    return _all(wanted, [_folder(config, out) for config in wanted], executor, Bench(device, download), on_event)
+    return _all(
+        wanted,
+        [_folder(config, out) for config in wanted],
+        executor,
+        Bench(device, download),
+        on_event,
+    )
 
 
 @dataclass(frozen=True)
@@ -96,23 +115,62 @@ class Bench:
     download: bool
     dataset: data.Dataset | None = None
 
-    def train(self, config: Config, out: Path | None, executor: Any = "serial", on_event: Event | None = None) -> Run:
-        setup = None if self.dataset is None else Setup(config, device=self.device, download=self.download, dataset=self.dataset)
-        return rounds.train(config, out=out, resume=True, executor=executor, device=self.device, download=self.download,
-                            on_event=on_event, setup=setup)
+    def train(
+        self,
+        config: Config,
+        out: Path | None,
+        executor: Any = "serial",
+        on_event: Event | None = None,
+    ) -> Run:
+        setup = (
+            None
+            if self.dataset is None
+            else Setup(config, device=self.device, download=self.download, dataset=self.dataset)
+        )
+        return rounds.train(
+            config,
+            out=out,
+            resume=True,
+            executor=executor,
+            device=self.device,
+            download=self.download,
+            on_event=on_event,
+            setup=setup,
+        )
 
 
-def _all(wanted: Sequence[Config], outs: Sequence[Path | None], executor: Any, bench: Bench, on_event: Event | None) -> list[Run]:
+def _all(
+    wanted: Sequence[Config],
+    outs: Sequence[Path | None],
+    executor: Any,
+    bench: Bench,
+    on_event: Event | None,
+) -> list[Run]:
     if chosen(executor).kind == "serial" or len(wanted) <= 1:  # of one run the clients
-        return [bench.train(config, out, executor, on_event) for config, out in zip(wanted, outs, strict=True)]
-    folders = [(out or rounds.run_path(config)).absolute() for config, out in zip(wanted, outs, strict=True)]
+        return [
+            bench.train(config, out, executor, on_event)
+            for config, out in zip(wanted, outs, strict=True)
+        ]
+    folders = [
+        (out or rounds.run_path(config)).absolute()
+        for config, out in zip(wanted, outs, strict=True)
+    ]
     if bench.download and bench.dataset is None:  # once, rather than by every worker
         for config in {config.data: config for config in wanted}.values():
             data.of(config.data, True, config.allowed_code)
-    with started(executor, _trained, replace(bench, download=False), name=_name, most=len(wanted)) as pool:
+    with started(
+        executor, _trained, replace(bench, download=False), name=_name, most=len(wanted)
+    ) as pool:
         for i, status in pool.completed(list(zip(wanted, folders, strict=True))):
             if on_event is not None:
-                on_event({"event": "end", "status": status, "round": wanted[i].rounds, "path": str(folders[i])})
+                on_event(
+                    {
+                        "event": "end",
+                        "status": status,
+                        "round": wanted[i].rounds,
+                        "path": str(folders[i]),
+                    }
+                )
     return [Run.open(folder) for folder in folders]
 
 
@@ -129,9 +187,18 @@ def _folder(config: Config, out: Path | None) -> Path | None:
     return None if out is None else out / rounds.run_path(config).name
 
 
-def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mapping[str, Any] | None = None,
-         out: Path | None = None, executor: Any = "serial", device: str = "auto", download: bool = False,
-         on_event: Event | None = None) -> Tuned:
+def tune(
+    source: Config | str | Path,
+    grid: Values,
+    budget: int,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    executor: Any = "serial",
+    device: str = "auto",
+    download: bool = False,
+    on_event: Event | None = None,
+) -> Tuned:
     """Choose hyper-parameters of one setting on held-out training examples.
 
     Every tenth training example of each class (``HELD_OUT``) is taken out before the data are dealt to clients; the final
@@ -160,10 +227,18 @@ def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mappi
         drawn = numpy_rng(0, "tune").permutation(len(candidates))[:budget]
         candidates = [candidates[i] for i in sorted(drawn)]
     made = [_config(source, {**(fixed or {}), **keys}) for keys in candidates]
-    bench = Bench(device, download, _held_out(data.of(made[0].data, download, made[0].allowed_code)))
+    bench = Bench(
+        device, download, _held_out(data.of(made[0].data, download, made[0].allowed_code))
+    )
     outs = [(out or rounds.RUNS) / "tuning" / rounds.run_path(config).name for config in made]
     runs = _all(made, outs, executor, bench, on_event)
-    found = Tuned({}, [(keys, None if failure(run) else _score(run)) for keys, run in zip(candidates, runs, strict=True)])
+    found = Tuned(
+        {},
+        [
+            (keys, None if failure(run) else _score(run))
+            for keys, run in zip(candidates, runs, strict=True)
+        ],
+    )
     scored = [(score, keys) for keys, score in found.tried if score is not None]
     if not scored:
         raise FldiagError("every candidate failed", "give smaller learning rates", usage=True)
@@ -174,21 +249,32 @@ def tune(source: Config | str | Path, grid: Values, budget: int, *, fixed: Mappi
 def _held_out(dataset: data.Dataset) -> data.Dataset:
     """The training split without every tenth example of each class, and these in place of the test split."""
     if dataset.made:
-        raise FldiagError(f"tuning holds out examples of the training split, and those of {dataset.name!r} are made client by "
-                          "client", "tune on another data set", usage=True)
+        raise FldiagError(
+            f"tuning holds out examples of the training split, and those of {dataset.name!r} are made client by "
+            "client",
+            "tune on another data set",
+            usage=True,
+        )
     n = len(dataset.train_y)
     count = max(1, round(HELD_OUT * n))
     mask = torch.zeros(n, dtype=torch.bool)
     mask[spread(dataset.train_y.cpu(), count)] = True
-    return replace(dataset, train_x=dataset.train_x[~mask], train_y=dataset.train_y[~mask], test_x=dataset.train_x[mask],
-                   test_y=dataset.train_y[mask])
+    return replace(
+        dataset,
+        train_x=dataset.train_x[~mask],
+        train_y=dataset.train_y[~mask],
+        test_x=dataset.train_x[mask],
+        test_y=dataset.train_y[mask],
+    )
 
 
 def _score(run: Run) -> float | None:
     """The final accuracy: of the global model, or of the clients' own where there is none."""
     frame = run.metrics
     for metric in ("accuracy", "personal_accuracy"):
-        rows = frame[(frame["metric"] == metric) & (frame["scope"] == "global") & (frame["slice"] != "train")]
+        rows = frame[
+            (frame["metric"] == metric) & (frame["scope"] == "global") & (frame["slice"] != "train")
+        ]
         if len(rows):
             return float(rows.sort_values("round")["value"].iloc[-1])
     return None

@@ -10,8 +10,14 @@ from fldiag.console import Console
 from fldiag.export import convert as library
 from fldiag.results.table import Row
 
-COLUMNS = {"round": "round", "clients": "clients", "received": "received", "global": "global model", "accuracy": "accuracy",
-           "loss": "loss"}
+COLUMNS = {
+    "round": "round",
+    "clients": "clients",
+    "received": "received",
+    "global": "global model",
+    "accuracy": "accuracy",
+    "loss": "loss",
+}
 
 
 def convert(console: Console, source: Path, out: Path, **options: Any) -> None:
@@ -29,5 +35,7 @@ def convert(console: Console, source: Path, out: Path, **options: Any) -> None:
         return console.done(made)
     shown = rows if len(rows) <= 12 else [rows[j * (len(rows) - 1) // 11] for j in range(12)]
     scored = any("loss" in row for row in rows)
-    console.table(shown, {k: v for k, v in COLUMNS.items() if scored or k not in ("accuracy", "loss")})
+    console.table(
+        shown, {k: v for k, v in COLUMNS.items() if scored or k not in ("accuracy", "loss")}
+    )
     console.done(made.path / "run.json", made.path)

@@ -15,7 +15,9 @@ from fldiag.export import scalars
 KINDS = ("tensorboard", "wandb", "mlflow")
 
 
-def export(console: Console, path: Path, to: str, out: Path | None, tables: list[Path], *, per_client: bool) -> None:
+def export(
+    console: Console, path: Path, to: str, out: Path | None, tables: list[Path], *, per_client: bool
+) -> None:
     if to not in KINDS:
         raise unknown("format", to, KINDS)
     run = api.load(path)
@@ -27,6 +29,8 @@ def export(console: Console, path: Path, to: str, out: Path | None, tables: list
     with console.progress(f"{len(collected.series)} numbers to {to}"):
         written = importlib.import_module(f"fldiag.export.{to}").export(collected, folder)
     tags = collected.series["tag"].nunique()
-    console.table([{"run": run.path.name, "series": tags, "numbers": len(collected.series)}],
-                  {"run": "run", "series": "series", "numbers": "numbers"})
+    console.table(
+        [{"run": run.path.name, "series": tags, "numbers": len(collected.series)}],
+        {"run": "run", "series": "series", "numbers": "numbers"},
+    )
     console.done(written)

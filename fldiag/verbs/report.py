@@ -18,21 +18,46 @@ from fldiag.report.collect import collect
 from fldiag.results.provenance import digest
 
 
-def report(console: Console, runs: list[Path], out: Path | None, *, title: str | None, places: list[Path], compute: bool,
-           where: dict[str, Any], chosen: Sequence[str] = (), allow_code: Sequence[str] = ()) -> None:
+def report(
+    console: Console,
+    runs: list[Path],
+    out: Path | None,
+    *,
+    title: str | None,
+    places: list[Path],
+    compute: bool,
+    where: dict[str, Any],
+    chosen: Sequence[str] = (),
+    allow_code: Sequence[str] = (),
+) -> None:
     """See ``fldiag.report.collect`` for which tables it shows. ``chosen``: how the runs' settings were chosen, said first."""
     found = collect(runs, places)
     folder = prepare(out or _folder(found))
     if compute and _compute(console, found, where, allow_code=allow_code):
         found = collect(runs, places)
     found.chosen += chosen
-    labels = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in m.label) for m in found.members)
-    name = labels if len(labels) <= 60 else f"{len(found.members)}-runs-{digest([m.label for m in found.members])[:8]}"
+    labels = "-".join(
+        "".join(c if c.isalnum() or c in "._" else "-" for c in m.label) for m in found.members
+    )
+    name = (
+        labels
+        if len(labels) <= 60
+        else f"{len(found.members)}-runs-{digest([m.label for m in found.members])[:8]}"
+    )
     with console.progress("report") as progress:
         path = build.write(found, folder / f"report-{name}.html", title=title, progress=progress)
-    console.table([_row(m) for m in found.members], {
-        "run": "run", "method": "method", "rounds": "rounds", "accuracy": "test accuracy", "loss": "test loss",
-        **{n.name: n.short for n in summary.shown_numbers()}, "missing": "not in the report"})
+    console.table(
+        [_row(m) for m in found.members],
+        {
+            "run": "run",
+            "method": "method",
+            "rounds": "rounds",
+            "accuracy": "test accuracy",
+            "loss": "test loss",
+            **{n.name: n.short for n in summary.shown_numbers()},
+            "missing": "not in the report",
+        },
+    )
     for text in [*summary.remarks(found), *found.notes]:
         console.note(text)
     console.result["bytes"] = path.stat().st_size
@@ -45,7 +70,12 @@ def demo(console: Console, runs: list[Path], folder: Path, device: str) -> Path:
     if _compute(console, found, {"device": device}, kinds=("forgetting",)):
         found = collect(runs, [folder])
     with console.progress("report") as progress:
-        return build.write(found, folder / "report.html", title="FedAvg and FedSOL on the digits", progress=progress)
+        return build.write(
+            found,
+            folder / "report.html",
+            title="FedAvg and FedSOL on the digits",
+            progress=progress,
+        )
 
 
 def _folder(found: Collected) -> Path:
@@ -56,18 +86,35 @@ def _folder(found: Collected) -> Path:
 
 
 def _row(m: Member) -> dict[str, Any]:
-    values = {"accuracy": summary.accuracy(m), "loss": summary.loss(m),
-              **{n.name: summary.measured(m, n) for n in summary.shown_numbers()}}
+    values = {
+        "accuracy": summary.accuracy(m),
+        "loss": summary.loss(m),
+        **{n.name: summary.measured(m, n) for n in summary.shown_numbers()},
+    }
     kinds = {k.split(":")[0] for k in m.tables}
     # What trains again is not counted as missing.
-    usual = [e.name for e in registry.diagnostics() if e.section is not None and e.on in ("problem", "run")]
+    usual = [
+        e.name
+        for e in registry.diagnostics()
+        if e.section is not None and e.on in ("problem", "run")
+    ]
     missing = [name for name in usual if name not in kinds]
-    return {"run": m.label, "method": str(m.setting("method", "name")), "rounds": m.run.done,
-            **{k: None if v is None else v.value for k, v in values.items()}, "missing": ", ".join(missing)}
+    return {
+        "run": m.label,
+        "method": str(m.setting("method", "name")),
+        "rounds": m.run.done,
+        **{k: None if v is None else v.value for k, v in values.items()},
+        "missing": ", ".join(missing),
+    }
 
 
-def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: Sequence[str] | None = None,
-             allow_code: Sequence[str] = ()) -> bool:
+def _compute(
+    console: Console,
+    found: Collected,
+    where: dict[str, Any],
+    kinds: Sequence[str] | None = None,
+    allow_code: Sequence[str] = (),
+) -> bool:
     """Make the tables that are missing, of all cheap diagnostics or of these; what cannot be made is noted."""
     kinds = [e.name for e in registry.diagnostics() if e.cheap] if kinds is None else kinds
     made = False
@@ -75,7 +122,13 @@ def _compute(console: Console, found: Collected, where: dict[str, Any], kinds: S
         for kind in [k for k in kinds if k not in m.tables]:
             try:
                 run = m.run.allow(allow_code)
-                answer(kind, [run], {k: v for k, v in where.items() if v}, bar=console.progress, tell=console.note)
+                answer(
+                    kind,
+                    [run],
+                    {k: v for k, v in where.items() if v},
+                    bar=console.progress,
+                    tell=console.note,
+                )
                 made = True
             except FldiagError as error:
                 console.note(f"{m.label}: no {kind}: {error}")

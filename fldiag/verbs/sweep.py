@@ -38,9 +38,17 @@ def several(texts: list[str]) -> dict[str, list[Any]]:
     for text in texts:
         key, eq, values = text.partition("=")
         if not eq or not key.strip() or not values.strip():
-            raise FldiagError(f"{text!r} is not of the form key=value,value", "write for example --over seed=0,1,2", usage=True)
+            raise FldiagError(
+                f"{text!r} is not of the form key=value,value",
+                "write for example --over seed=0,1,2",
+                usage=True,
+            )
         if key.strip() in found:
-            raise FldiagError(f"{key.strip()} is given twice", "give all its values at once: key=a,b,c", usage=True)
+            raise FldiagError(
+                f"{key.strip()} is given twice",
+                "give all its values at once: key=a,b,c",
+                usage=True,
+            )
         found[key.strip()] = [parse_override(f"{key}={value}")[1] for value in values.split(",")]
     return found
 
@@ -61,82 +69,162 @@ class Plan:
         return sweeps.combinations({k: v for k, v in self.over.items() if k != "seed"})
 
 
-def plan(source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None) -> Plan:
+def plan(
+    source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None
+) -> Plan:
     values, grid, fixed = several(over), several(tune), dict(parse_override(o) for o in overrides)
     if budget is not None and not grid:
-        raise FldiagError("--budget limits the candidates of --tune, and --tune is not given",
-                          "give --tune key=a,b,c", usage=True)
+        raise FldiagError(
+            "--budget limits the candidates of --tune, and --tune is not given",
+            "give --tune key=a,b,c",
+            usage=True,
+        )
     twice = sorted((set(values) & set(grid)) | ((set(values) | set(grid)) & set(fixed)))
     if twice:
         raise FldiagError(f"{twice[0]} is given in two ways", "give it once", usage=True)
     candidates = len(sweeps.combinations(grid)) if grid else 0
-    return Plan(source, values, fixed, grid, candidates if budget is None else min(budget, candidates))
+    return Plan(
+        source, values, fixed, grid, candidates if budget is None else min(budget, candidates)
+    )
 
 
-def sweep(console: Console, source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None,
-          out: Path | None, dry_run: bool, executor: str, shard: str | None, download: bool, device: str) -> None:
+def sweep(
+    console: Console,
+    source: str,
+    over: list[str],
+    overrides: list[str],
+    tune: list[str],
+    budget: int | None,
+    out: Path | None,
+    dry_run: bool,
+    executor: str,
+    shard: str | None,
+    download: bool,
+    device: str,
+) -> None:
     part = Shard.parse(shard)
     if part is not None and tune:
-        raise FldiagError("--shard trains a part of the runs, and --tune chooses for all of them",
-                          "tune first, and give the values found with --set", usage=True)
+        raise FldiagError(
+            "--shard trains a part of the runs, and --tune chooses for all of them",
+            "tune first, and give the values found with --set",
+            usage=True,
+        )
     asked = plan(source, over, overrides, tune, budget)
     wanted = sweeps.configs(source, asked.over, asked.fixed)
-    before = f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings" if asked.grid else ""
+    before = (
+        f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings"
+        if asked.grid
+        else ""
+    )
     console.say(f"{len(wanted)} runs{before}")
     if dry_run:
         with importable():
-            return forecast(console, asked, part.part(wanted) if part is not None else wanted, executor, download, device)
+            return forecast(
+                console,
+                asked,
+                part.part(wanted) if part is not None else wanted,
+                executor,
+                download,
+                device,
+            )
     try:
         with importable():
             runs, tuned = trained(console, asked, out, executor, part, download, device)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; everything up to the last checkpoint is kept",
-                                "run the same command again to continue") from None
+        raise KeyboardInterrupt(
+            "stopped; everything up to the last checkpoint is kept",
+            "run the same command again to continue",
+        ) from None
     if part is not None:
-        console.say(f"part {part}: {len(runs)} of {len(wanted)} runs; when all parts are done, the same command without --shard "
-                    "makes the table")
+        console.say(
+            f"part {part}: {len(runs)} of {len(wanted)} runs; when all parts are done, the same command without --shard "
+            "makes the table"
+        )
         return console.done(*(run.path for run in runs))
     frame = table(runs, asked.over, tuned)
     console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
     names, folder = [run.path.name for run in runs], out or sweeps.rounds.RUNS
-    about = {"source": source, "over": asked.over, "fixed": asked.fixed, "runs": names,
-             "tuned": {k: {"chosen": t.chosen, "tried": [{"values": v, "score": s} for v, s in t.tried]}
-                       for k, t in tuned.items()}, **provenance()}
+    about = {
+        "source": source,
+        "over": asked.over,
+        "fixed": asked.fixed,
+        "runs": names,
+        "tuned": {
+            k: {"chosen": t.chosen, "tried": [{"values": v, "score": s} for v, s in t.tried]}
+            for k, t in tuned.items()
+        },
+        **provenance(),
+    }
     stem = f"sweep-{digest(names, asked.grid, asked.tries)[:8]}"
     files.write_table(frame, folder / f"{stem}.csv", about)
     if "diverged" in frame:
         console.alarm("some runs diverged; the numbers are those of the others")
-    report.report(console, [run.path for run in runs], folder / f"{stem}-report", title=None, places=[], compute=False, where={},
-                  chosen=[_choice(setting, best) for setting, best in tuned.items()])
+    report.report(
+        console,
+        [run.path for run in runs],
+        folder / f"{stem}-report",
+        title=None,
+        places=[],
+        compute=False,
+        where={},
+        chosen=[_choice(setting, best) for setting, best in tuned.items()],
+    )
 
 
-def forecast(console: Console, asked: Plan, wanted: list[Config], executor: str, download: bool, device: str) -> None:
+def forecast(
+    console: Console, asked: Plan, wanted: list[Config], executor: str, download: bool, device: str
+) -> None:
     """What the runs take, and before them their candidates; those that differ by the seed alone are taken for alike."""
     alike: dict[Config, Forecast] = {}
     firsts = dict.fromkeys(c.replace(seed=0) for c in wanted)
     with console.progress("forecast") as progress:
         for i, config in enumerate(firsts):
             progress(i, len(firsts), config.method.name)
-            alike[config] = one(config, executor="serial" if len(wanted) > 1 else executor, device=device, download=download)
+            alike[config] = one(
+                config,
+                executor="serial" if len(wanted) > 1 else executor,
+                device=device,
+                download=download,
+            )
     found, choice = [alike[c.replace(seed=0)] for c in wanted], chosen(executor)
 
     def phases(of: Callable[[Forecast], float]) -> list[list[float]]:
-        return [*([of(f)] * asked.tries for f in alike.values() if asked.grid), [of(f) for f in found]]
+        return [
+            *([of(f)] * asked.tries for f in alike.values() if asked.grid),
+            [of(f) for f in found],
+        ]
 
     *tried, runs = phases(lambda f: f.serial_seconds)
     at_a_time = workers(choice) if len(wanted) > 1 or tried else 1
     spent = total(tried, workers(choice)) if tried else 0.0
-    seconds, work = spent + (found[0].seconds if len(found) == 1 else total([runs], at_a_time)), total([*tried, runs], 1)
-    size = sum(f.bytes for f in found) + (asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0)
-    rows = [{"run": sweeps.rounds.run_path(c).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
-            for c, f in zip(wanted, found, strict=True)]
+    seconds, work = (
+        spent + (found[0].seconds if len(found) == 1 else total([runs], at_a_time)),
+        total([*tried, runs], 1),
+    )
+    size = sum(f.bytes for f in found) + (
+        asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0
+    )
+    rows = [
+        {"run": sweeps.rounds.run_path(c).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
+        for c, f in zip(wanted, found, strict=True)
+    ]
     console.table(rows, {"run": "run", "time": "time", "mb": "MB"})
-    console.result |= {"seconds": seconds, "serial_seconds": work, "bytes": size, "executor": str(choice)}
+    console.result |= {
+        "seconds": seconds,
+        "serial_seconds": work,
+        "bytes": size,
+        "executor": str(choice),
+    }
     where = {1: "on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
-        at_a_time, f"with {at_a_time} at a time on this machine ({duration(work)} of work)")
+        at_a_time, f"with {at_a_time} at a time on this machine ({duration(work)} of work)"
+    )
     before = f", {duration(spent)} of it for the candidates" if tried else ""
-    console.say(f"forecast: {duration(seconds)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk")
-    better = faster([*tried, runs], seconds) or faster(phases(lambda f: f.one_thread_seconds or f.serial_seconds), seconds, 1)
+    console.say(
+        f"forecast: {duration(seconds)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk"
+    )
+    better = faster([*tried, runs], seconds) or faster(
+        phases(lambda f: f.one_thread_seconds or f.serial_seconds), seconds, 1
+    )
     if at_a_time is not None and better is not None:
         console.say(better.said(seconds))
     console.done()
@@ -144,16 +232,27 @@ def forecast(console: Console, asked: Plan, wanted: list[Config], executor: str,
 
 def _choice(setting: str, best: sweeps.Tuned) -> str:
     """What a reader of the report must know of a tuned setting: how many tries it had, and on what it was judged."""
-    return (f"{words.label(setting.removeprefix('name '))}: {_label(best.chosen)}, the best of {len(best.tried)} candidates on "
-            "training examples that were held out; no test example was looked at.")
+    return (
+        f"{words.label(setting.removeprefix('name '))}: {_label(best.chosen)}, the best of {len(best.tried)} candidates on "
+        "training examples that were held out; no test example was looked at."
+    )
 
 
-def trained(console: Console, asked: Plan, out: Path | None, executor: str, shard: Shard | None, download: bool,
-            device: str) -> tuple[list[Run], dict[str, sweeps.Tuned]]:
+def trained(
+    console: Console,
+    asked: Plan,
+    out: Path | None,
+    executor: str,
+    shard: Shard | None,
+    download: bool,
+    device: str,
+) -> tuple[list[Run], dict[str, sweeps.Tuned]]:
     """The runs in the order of the combinations, and what was tuned for each setting."""
     with console.progress("sweep") as progress:
         planned = sweeps.combinations(asked.over)
-        total = len(shard.part(planned) if shard else planned) + asked.tries * len(asked.settings) * bool(asked.grid)
+        total = len(shard.part(planned) if shard else planned) + asked.tries * len(
+            asked.settings
+        ) * bool(asked.grid)
         ended: list[float] = []
         began = time.perf_counter()
 
@@ -171,49 +270,101 @@ def trained(console: Console, asked: Plan, out: Path | None, executor: str, shar
             over, fixed = asked.over, asked.fixed
             if setting is not None:
                 first = {"seed": over["seed"][0]} if "seed" in over else {}
-                best = sweeps.tune(asked.source, asked.grid, asked.tries, fixed={**fixed, **setting, **first}, out=out,
-                                   executor=executor, device=device, download=download, on_event=on_event)
+                best = sweeps.tune(
+                    asked.source,
+                    asked.grid,
+                    asked.tries,
+                    fixed={**fixed, **setting, **first},
+                    out=out,
+                    executor=executor,
+                    device=device,
+                    download=download,
+                    on_event=on_event,
+                )
                 tuned[_label(setting)] = best
                 over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
                 fixed = {**fixed, **best.chosen}
-            runs += sweeps.sweep(asked.source, over, fixed=fixed, out=out, executor=executor, shard=shard, device=device,
-                                 download=download, on_event=on_event)
+            runs += sweeps.sweep(
+                asked.source,
+                over,
+                fixed=fixed,
+                out=out,
+                executor=executor,
+                shard=shard,
+                device=device,
+                download=download,
+                on_event=on_event,
+            )
     return _in_order(runs, asked) if asked.grid else runs, tuned
 
 
 def _in_order(runs: list[Run], asked: Plan) -> list[Run]:
     """Runs that were trained setting by setting, in the order of the combinations."""
     seeds = asked.over.get("seed", [None])
-    by = {(_label(setting), seed): runs[i * len(seeds) + j]
-          for i, setting in enumerate(asked.settings) for j, seed in enumerate(seeds)}
-    return [by[_label({k: v for k, v in keys.items() if k != "seed"}), keys.get("seed")]
-            for keys in sweeps.combinations(asked.over)]
+    by = {
+        (_label(setting), seed): runs[i * len(seeds) + j]
+        for i, setting in enumerate(asked.settings)
+        for j, seed in enumerate(seeds)
+    }
+    return [
+        by[_label({k: v for k, v in keys.items() if k != "seed"}), keys.get("seed")]
+        for keys in sweeps.combinations(asked.over)
+    ]
 
 
 def _label(keys: dict[str, Any]) -> str:
-    return ", ".join(f"{k.removeprefix('method.').removeprefix('train.')} {v}" for k, v in keys.items()) or "all"
+    return (
+        ", ".join(
+            f"{k.removeprefix('method.').removeprefix('train.')} {v}" for k, v in keys.items()
+        )
+        or "all"
+    )
 
 
-def table(runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuned]) -> pd.DataFrame:
+def table(
+    runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuned]
+) -> pd.DataFrame:
     """A row a setting: mean and deviation over the seeds of the last round's numbers, and what was tuned with which budget."""
     rows = []
     for run, keys in zip(runs, sweeps.combinations(values), strict=True):
-        last = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round").groupby("metric")["value"].last()
+        last = (
+            run.metrics.query("scope == 'global' and slice != 'train'")
+            .sort_values("round")
+            .groupby("metric")["value"]
+            .last()
+        )
         why = failure(run)
-        rows.append({**{k: str(v) for k, v in keys.items()}, "failed": why is not None,
-                     **{m: float(last[m]) for m in METRICS if m in last}})
+        rows.append(
+            {
+                **{k: str(v) for k, v in keys.items()},
+                "failed": why is not None,
+                **{m: float(last[m]) for m in METRICS if m in last},
+            }
+        )
     frame, by = pd.DataFrame(rows), [k for k in values if k != "seed"]
     found = []
     for key, part in frame.groupby(by, sort=False) if by else [((), frame)]:
-        line: dict[str, Any] = dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | {"runs": len(part)}
+        line: dict[str, Any] = dict(
+            zip(by, key if isinstance(key, tuple) else (key,), strict=True)
+        ) | {"runs": len(part)}
         ended = part[~part["failed"]]
         for metric in METRICS:
             if metric in part and len(ended):
-                line |= {metric: ended[metric].mean(), f"{metric}_std": ended[metric].std(ddof=1) if len(ended) > 1 else None}
+                line |= {
+                    metric: ended[metric].mean(),
+                    f"{metric}_std": ended[metric].std(ddof=1) if len(ended) > 1 else None,
+                }
         if part["failed"].any():
             line["diverged"] = int(part["failed"].sum())
         if tuned:
-            best = tuned[_label({k: v for k, v in zip(by, key if isinstance(key, tuple) else (key,), strict=True)})]
+            best = tuned[
+                _label(
+                    {
+                        k: v
+                        for k, v in zip(by, key if isinstance(key, tuple) else (key,), strict=True)
+                    }
+                )
+            ]
             line |= {"tuned": _label(best.chosen), "tries": len(best.tried)}
         found.append(line)
     return pd.DataFrame(found)

@@ -29,13 +29,24 @@ from fldiag.user_code import importable
 DIVERGED = 3
 
 
-def train(console: Console, source: str, overrides: list[str], out: Path | None, resume: bool, overwrite: bool, dry_run: bool,
-          executor: str,
-          download: bool, device: str) -> None:
+def train(
+    console: Console,
+    source: str,
+    overrides: list[str],
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    executor: str,
+    download: bool,
+    device: str,
+) -> None:
     config = configs.load(source, overrides)
     path = out or rounds.run_path(config)
     if overwrite and resume:
-        raise FldiagError("--overwrite starts again and --resume continues", "give one of them", usage=True)
+        raise FldiagError(
+            "--overwrite starts again and --resume continues", "give one of them", usage=True
+        )
     if dry_run:
         return forecast(console, config, path, executor, download, device)
     if said := emulated(config.train.precision, device):
@@ -48,9 +59,16 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "round":
                 clock.append(event["seconds"])
-                if len(clock) == 2 and (left := clock[-1] * (event["rounds"] - event["round"])) > ANNOUNCE:
+                if (
+                    len(clock) == 2
+                    and (left := clock[-1] * (event["rounds"] - event["round"])) > ANNOUNCE
+                ):
                     console.note(f"about {duration(left)} to go; Ctrl-C keeps finished work")
-                score = f"accuracy {event['accuracy']:.4f}" if "accuracy" in event else f"loss {event['loss']:.4g}"
+                score = (
+                    f"accuracy {event['accuracy']:.4f}"
+                    if "accuracy" in event
+                    else f"loss {event['loss']:.4g}"
+                )
                 progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
             elif event["event"] == "personalise":
                 progress(event["done"], event["total"], "clients' own models")
@@ -62,11 +80,20 @@ def train(console: Console, source: str, overrides: list[str], out: Path | None,
 
         try:
             with importable():
-                run = rounds.train(config, out=out, executor=executor, on_event=on_event, resume=resume, device=device,
-                                   download=download)
+                run = rounds.train(
+                    config,
+                    out=out,
+                    executor=executor,
+                    on_event=on_event,
+                    resume=resume,
+                    device=device,
+                    download=download,
+                )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; everything up to the last checkpoint is kept in {path}",
-                                    "to continue, run the same command with --resume") from None
+            raise KeyboardInterrupt(
+                f"stopped; everything up to the last checkpoint is kept in {path}",
+                "to continue, run the same command with --resume",
+            ) from None
     report(console, run)
 
 
@@ -75,10 +102,16 @@ def report(console: Console, run: Any) -> None:
     frame = run.metrics
     last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
     why = failure(run)
-    row = {"run": run.path.name, "method": run.config.method.name, "rounds": int(frame["round"].max()),
-           "status": "diverged" if why else run.status,
-           **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)}}
-    console.table([row], {key: key for key in ("run", "method", "rounds", "status", "accuracy", "loss")})
+    row = {
+        "run": run.path.name,
+        "method": run.config.method.name,
+        "rounds": int(frame["round"].max()),
+        "status": "diverged" if why else run.status,
+        **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)},
+    }
+    console.table(
+        [row], {key: key for key in ("run", "method", "rounds", "status", "accuracy", "loss")}
+    )
     for item in personal.summary(frame, {}):
         if isinstance(item, Small):
             console.table(list(item.rows), dict(item.columns))
@@ -90,23 +123,37 @@ def report(console: Console, run: Any) -> None:
         sys.exit(DIVERGED)
 
 
-def forecast(console: Console, config: Config, path: Path, executor: str, download: bool, device: str) -> None:
+def forecast(
+    console: Console, config: Config, path: Path, executor: str, download: bool, device: str
+) -> None:
     """Writes nothing."""
     with importable():
         found = forecasts.forecast(config, executor=executor, device=device, download=download)
-    free = shutil.disk_usage(next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))).free
+    free = shutil.disk_usage(
+        next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))
+    ).free
     console.result |= {"config": config.model_dump(mode="json"), **asdict(found), "path": str(path)}
     console.say(json.dumps(config.model_dump(mode="json"), indent=1))
-    console.say(f"{found.parameters:,} parameters, {found.clients} of {config.clients.total} clients a round, "
-                f"{'stacked' if found.stacked else 'one after another'}")
-    where = {1: "of local training on this machine", None: f"of work for {found.executor}, by the speed of this machine"}.get(
+    console.say(
+        f"{found.parameters:,} parameters, {found.clients} of {config.clients.total} clients a round, "
+        f"{'stacked' if found.stacked else 'one after another'}"
+    )
+    where = {
+        1: "of local training on this machine",
+        None: f"of work for {found.executor}, by the speed of this machine",
+    }.get(
         found.at_a_time,
-        f"of local training with {found.at_a_time} at a time on this machine ({duration(found.serial_seconds)} of work)")
-    console.say(f"forecast: {duration(found.seconds)} {where}, {found.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)")
+        f"of local training with {found.at_a_time} at a time on this machine ({duration(found.serial_seconds)} of work)",
+    )
+    console.say(
+        f"forecast: {duration(found.seconds)} {where}, {found.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)"
+    )
     if found.faster is not None:
         console.say(found.faster.said(found.seconds))
     for text in [*found.remarks, found.kept]:
         console.say(text)
     if found.bytes > free:
-        console.note("that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'")
+        console.note(
+            "that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'"
+        )
     console.done(path)

@@ -12,18 +12,32 @@ import time
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-         "--hide-scrollbars", "--remote-debugging-pipe")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--enable-unsafe-swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
 
 
 def executable():
     """The browser's path. Fails, rather than skips, where there is none: these tests are the proof that a report opens."""
     named = os.environ.get("FLDIAG_BROWSER")
     found = shutil.which(named) if named else next((p for p in map(shutil.which, NAMES) if p), None)
-    assert found, (f"FLDIAG_BROWSER={named} is not an executable" if named else
-                   f"none of {', '.join(NAMES)} is on PATH: install one (Debian: apt-get install chromium), or name one in "
-                   "FLDIAG_BROWSER, or leave these tests out with -m 'not browser'")
+    assert found, (
+        f"FLDIAG_BROWSER={named} is not an executable"
+        if named
+        else f"none of {', '.join(NAMES)} is on PATH: install one (Debian: apt-get install chromium), or name one in "
+        "FLDIAG_BROWSER, or leave these tests out with -m 'not browser'"
+    )
     return found
 
 
@@ -44,17 +58,35 @@ class Browser:
         # the browser reads from its 3 and writes to its 4, so the ends that it inherits must not be these
         read, write = (_moved(fd) for fd in (read, write))
         argv = [executable(), *FLAGS, *flags, f"--user-data-dir={self.folder}", "about:blank"]
-        self.pid = os.posix_spawn(argv[0], argv, os.environ, setpgroup=0, file_actions=[
-            *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)),
-            (os.POSIX_SPAWN_DUP2, read, 3), (os.POSIX_SPAWN_DUP2, write, 4)])
+        self.pid = os.posix_spawn(
+            argv[0],
+            argv,
+            os.environ,
+            setpgroup=0,
+            file_actions=[
+                *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)),
+                (os.POSIX_SPAWN_DUP2, read, 3),
+                (os.POSIX_SPAWN_DUP2, write, 4),
+            ],
+        )
         os.close(read), os.close(write)
         self.buffer, self.count, self.session = b"", 0, None
         self.errors, self.requests, self.downloads = [], [], {}
-        target = next(t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page")
-        self.session = self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        target = next(
+            t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page"
+        )
+        self.session = self.send(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=mobile,
+        )
         if mobile:
             self.send("Emulation.setTouchEmulationEnabled", enabled=True)
         if before:  # JavaScript that runs before that of the page
@@ -106,15 +138,21 @@ class Browser:
             details = about["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description", details["text"]))
         elif name == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
-            self.errors.append(" ".join(str(a.get("value", a.get("description"))) for a in about["args"]))
+            self.errors.append(
+                " ".join(str(a.get("value", a.get("description"))) for a in about["args"])
+            )
         elif name == "Log.entryAdded" and about["entry"]["level"] == "error":
             self.errors.append(about["entry"]["text"])
         elif name == "Page.javascriptDialogOpening":
             self.errors.append(f"the page opened a dialog: {about['message']}")
-        elif name == "Network.requestWillBeSent" and not about["request"]["url"].startswith(("data:", "blob:")):
+        elif name == "Network.requestWillBeSent" and not about["request"]["url"].startswith(
+            ("data:", "blob:")
+        ):
             self.requests.append(about["request"]["url"])
         elif name == "Browser.downloadProgress" and about["state"] == "completed":
-            self.downloads[about["guid"]] = Path(self.folder) / "saved" / self.downloads[about["guid"]]
+            self.downloads[about["guid"]] = (
+                Path(self.folder) / "saved" / self.downloads[about["guid"]]
+            )
         elif name == "Browser.downloadWillBegin":
             self.downloads[about["guid"]] = about["suggestedFilename"]
 
@@ -123,12 +161,17 @@ class Browser:
     def open(self, path):
         """Open a file; returns when its figures are drawn."""
         self.send("Page.navigate", url=Path(path).resolve().as_uri())
-        assert self.wait("document.documentElement?.dataset.ready") == "yes", (self.run("document.body.innerText"), self.errors)
+        assert self.wait("document.documentElement?.dataset.ready") == "yes", (
+            self.run("document.body.innerText"),
+            self.errors,
+        )
         return self
 
     def run(self, code):
         """The value of a JavaScript expression, awaited."""
-        answer = self.send("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+        answer = self.send(
+            "Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -141,31 +184,67 @@ class Browser:
         return value
 
     def dark(self, on):
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}])
+        self.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}],
+        )
 
     def key(self, name, code):
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
+            self.send(
+                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code
+            )
 
     def drag(self, start, end, steps=8):
         """Press at a place, move in steps, release."""
         (x, y), (u, v) = start, end
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        self.send("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", buttons=1, clickCount=1)
+        self.send(
+            "Input.dispatchMouseEvent",
+            type="mousePressed",
+            x=x,
+            y=y,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
         for i in range(1, steps + 1):
-            self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x + (u - x) * i / steps, y=y + (v - y) * i / steps,
-                      button="left", buttons=1)
-        self.send("Input.dispatchMouseEvent", type="mouseReleased", x=u, y=v, button="left", buttons=0, clickCount=1)
+            self.send(
+                "Input.dispatchMouseEvent",
+                type="mouseMoved",
+                x=x + (u - x) * i / steps,
+                y=y + (v - y) * i / steps,
+                button="left",
+                buttons=1,
+            )
+        self.send(
+            "Input.dispatchMouseEvent",
+            type="mouseReleased",
+            x=u,
+            y=v,
+            button="left",
+            buttons=0,
+            clickCount=1,
+        )
 
     def download(self, click):
         """The file that a click (JavaScript) saves: (name, content)."""
         folder = Path(self.folder) / "saved"
         folder.mkdir(exist_ok=True)
-        self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder), eventsEnabled=True)
+        self.send(
+            "Browser.setDownloadBehavior",
+            behavior="allow",
+            downloadPath=str(folder),
+            eventsEnabled=True,
+        )
         before = set(self.downloads)
         self.run(click + "; 0")
         end = time.monotonic() + 30
-        while not (done := [p for g, p in self.downloads.items() if g not in before and isinstance(p, Path)]):
+        while not (
+            done := [
+                p for g, p in self.downloads.items() if g not in before and isinstance(p, Path)
+            ]
+        ):
             assert time.monotonic() < end, "nothing was saved"
             self.run("0")
             time.sleep(0.05)

@@ -21,20 +21,35 @@ SITE = Path(__file__).parents[2] / "site"
 def barriers(browser):
     """What axe-core finds serious or critical: rule, and the first element."""
     browser.run((resources.files(axe) / "axe.min.js").read_text("utf-8") + "; 0")
-    found = json.loads(browser.run("axe.run(document, {resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))"))
-    return [(v["id"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")]
+    found = json.loads(
+        browser.run(
+            "axe.run(document, {resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))"
+        )
+    )
+    return [
+        (v["id"], v["nodes"][0]["html"][:200])
+        for v in found
+        if v["impact"] in ("serious", "critical")
+    ]
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    runs = [reports.everything(reports.run(folder / "a", steps=4)).path, reports.run(folder / "c", "fedprox", keep="none").path]
+    runs = [
+        reports.everything(reports.run(folder / "a", steps=4)).path,
+        reports.run(folder / "c", "fedprox", keep="none").path,
+    ]
     surface = folder / "landscape.html"
     surface.write_text(interactive.page(table(reports.surface(), run="fedavg")), "utf-8")
     return {"report": build.write(collect(runs), folder / "r.html"), "landscape": surface}
 
 
-@pytest.mark.parametrize("look", [{}, {"dark": True}, {"width": 390, "height": 844, "mobile": True}], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(
+    "look",
+    [{}, {"dark": True}, {"width": 390, "height": 844, "mobile": True}],
+    ids=["light", "dark", "phone"],
+)
 @pytest.mark.parametrize("page", ["report", "landscape"])
 def test_a_page_has_no_serious_barrier(pages, page, look):
     with Browser(**look) as browser:

@@ -19,7 +19,9 @@ def made(tmp_path_factory):
     """(collection, page): two runs with all tables, one of them called like an attack, and an empty one."""
     folder = tmp_path_factory.mktemp("report")
     a = reports.everything(reports.run(folder / reports.EVIL, steps=4))
-    b = reports.everything(reports.run(folder / "b" / "script>", "fedsol", accuracy=0.6, steps=4), 2.0)
+    b = reports.everything(
+        reports.run(folder / "b" / "script>", "fedsol", accuracy=0.6, steps=4), 2.0
+    )
     c = reports.run(folder / "c", "fedprox", keep="none", data="others")
     found = collect([a.path, b.path, c.path])
     return found, build.write(found, folder / "r.html", title=reports.EVIL)
@@ -45,9 +47,19 @@ def test_every_figure_is_drawn_without_complaint_or_request(desktop, made):
                 scene: Boolean(canvas && canvas.width > 50 && plot._fullLayout.scene)};
         function data_kind(p) { return p.classList[1]; }
     })""")
-    assert len(drawn) > 30 and {d["kind"] for d in drawn} == {"lines", "scene", "map", "heatmap", "bars", "terms", "boxes"}
+    assert len(drawn) > 30 and {d["kind"] for d in drawn} == {
+        "lines",
+        "scene",
+        "map",
+        "heatmap",
+        "bars",
+        "terms",
+        "boxes",
+    }
     for figure in drawn:
-        assert min(figure["size"]) > 150 and (figure["scene"] if figure["kind"] == "scene" else figure["marks"] > 0), figure
+        assert min(figure["size"]) > 150 and (
+            figure["scene"] if figure["kind"] == "scene" else figure["marks"] > 0
+        ), figure
     assert desktop.errors == [] and desktop.requests == [made[1].resolve().as_uri()]
 
 
@@ -68,10 +80,19 @@ def test_a_surface_is_really_painted(desktop):
 
 
 def test_names_are_shown_and_not_run(desktop):
-    assert desktop.run("document.title") == desktop.run("document.querySelector('h1').textContent") == reports.EVIL
-    assert desktop.run("document.querySelectorAll('main script, header script, svg script').length") == 0
+    assert (
+        desktop.run("document.title")
+        == desktop.run("document.querySelector('h1').textContent")
+        == reports.EVIL
+    )
+    assert (
+        desktop.run("document.querySelectorAll('main script, header script, svg script').length")
+        == 0
+    )
     assert desktop.run("document.querySelector('.runs label').textContent.trim()") == reports.EVIL
-    assert "<b>head</b>" in desktop.run("Array.from(document.querySelectorAll('.plot.terms .xtick'), t => t.textContent).join()")
+    assert "<b>head</b>" in desktop.run(
+        "Array.from(document.querySelectorAll('.plot.terms .xtick'), t => t.textContent).join()"
+    )
 
 
 def test_cameras_are_linked_to_the_mouse(desktop):
@@ -79,21 +100,32 @@ def test_cameras_are_linked_to_the_mouse(desktop):
     before = desktop.run(eyes)
     assert len(before) == 2 and before[0] == before[1]
     desktop.run(f"{SCENES}[0].scrollIntoView({{block: 'center'}})")
-    box = desktop.run(f"(() => {{ const b = {SCENES}[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; }})()")
+    box = desktop.run(
+        f"(() => {{ const b = {SCENES}[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; }})()"
+    )
     desktop.drag(box, [box[0] + 120, box[1] + 30])
     close = "['x', 'y', 'z'].every((k) => Math.abs(e[0][k] - e[1][k]) < 1e-6)"
-    after = desktop.wait(f"(() => {{ const e = {eyes}; return Math.abs(e[1].x - {before[1]['x']}) > 0.1 && {close} && e; }})()")
+    after = desktop.wait(
+        f"(() => {{ const e = {eyes}; return Math.abs(e[1].x - {before[1]['x']}) > 0.1 && {close} && e; }})()"
+    )
     assert after[0] == pytest.approx(after[1])  # and so they stay
     assert desktop.run(eyes) == after
 
 
 def test_csv_is_the_table_itself(desktop, made):
     source = made[0].members[1].tables["forgetting"]
-    name, content = desktop.download(f"document.querySelector('[data-file=\"{source.place}\"]').click()")
+    name, content = desktop.download(
+        f"document.querySelector('[data-file=\"{source.place}\"]').click()"
+    )
     assert content == source.raw and name.endswith(".csv")
     name, content = desktop.download("document.querySelector('#runs button[data-table]').click()")
     lines = content.decode("utf-8").splitlines()
-    assert name == "runs-1.csv" and len(lines) == 3 and lines[0].startswith("Run,Method,Data") and lines[1].startswith(reports.EVIL)
+    assert (
+        name == "runs-1.csv"
+        and len(lines) == 3
+        and lines[0].startswith("Run,Method,Data")
+        and lines[1].startswith(reports.EVIL)
+    )
 
 
 def test_the_round_is_chosen_with_the_keyboard(desktop):
@@ -102,7 +134,12 @@ def test_the_round_is_chosen_with_the_keyboard(desktop):
     desktop.run("document.querySelector('[data-control=forgetting-round]').focus()")
     desktop.key("ArrowLeft", 37)
     assert desktop.wait(f"{value} < 0.2 && {value}") == pytest.approx(0.18)
-    assert desktop.run("document.querySelector('[data-control=forgetting-round]').parentElement.querySelector('output').textContent") == "2"
+    assert (
+        desktop.run(
+            "document.querySelector('[data-control=forgetting-round]').parentElement.querySelector('output').textContent"
+        )
+        == "2"
+    )
     desktop.key("End", 35)
     desktop.wait(f"{value} > 0.2")
 
@@ -111,7 +148,9 @@ def test_a_choice_changes_its_figure(desktop):
     first = "document.querySelector('[data-control=drift-rho-0]')"
     value = f"{first}.closest('.group').querySelector('.plot').data.at(-1).y[0]"
     before = desktop.run(value)
-    desktop.run(f"{first}.value = '2'; {first}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+    desktop.run(
+        f"{first}.value = '2'; {first}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    )
     assert desktop.wait(f"{value} !== {before} && [{value}]")[0] == pytest.approx(0.0)
 
 
@@ -123,10 +162,15 @@ def test_clients_are_sorted_by_mouse_and_keyboard(desktop):
     head = f"{CLIENTS}.tHead.rows[0].cells[6]"
     before = desktop.run(drops)
     desktop.run(f"{head}.querySelector('button').click()")
-    assert desktop.run(drops) == sorted(before) != before and desktop.run(f"{head}.ariaSort") == "ascending"
+    assert (
+        desktop.run(drops) == sorted(before) != before
+        and desktop.run(f"{head}.ariaSort") == "ascending"
+    )
     desktop.run(f"{head}.querySelector('button').focus()")
     desktop.key(" ", 32)
-    assert desktop.wait(f"{head}.ariaSort === 'descending'") and desktop.run(drops) == sorted(before, reverse=True)
+    assert desktop.wait(f"{head}.ariaSort === 'descending'") and desktop.run(drops) == sorted(
+        before, reverse=True
+    )
     desktop.run(f"{CLIENTS}.tHead.rows[0].cells[0].querySelector('button').click()")
     assert desktop.run(f"{CLIENTS}.querySelectorAll('[aria-sort]').length") == 1
 
@@ -141,7 +185,9 @@ def test_a_link_to_what_is_folded_away_opens_it(desktop):
 def test_a_class_map_has_no_bands_beyond_its_classes(desktop):
     ranges = desktop.run("""Array.from(document.querySelectorAll('#forgetting .plot.heatmap'), (p) =>
         [p._fullLayout.xaxis.range, p._fullLayout.yaxis.range, p.data[0].x.length, p.data[0].y.length])""")
-    assert ranges and all(x == [-0.5, columns - 0.5] and y == [rows - 0.5, -0.5] for x, y, columns, rows in ranges)
+    assert ranges and all(
+        x == [-0.5, columns - 0.5] and y == [rows - 0.5, -0.5] for x, y, columns, rows in ranges
+    )
 
 
 def test_a_run_can_be_hidden(desktop):
@@ -158,8 +204,12 @@ def test_a_run_can_be_hidden(desktop):
 def test_everything_that_acts_can_be_reached_by_the_tab_key(desktop):
     assert desktop.run("""Array.from(document.querySelectorAll('a[href], button, select, input:not([disabled]), summary, .wide'))
         .every((e) => e.tabIndex >= 0)""")
-    assert desktop.run("Array.from(document.querySelectorAll('input, select')).every((e) => e.closest('label'))")
-    desktop.run("document.activeElement.blur(); window.getSelection().removeAllRanges(); document.querySelector('.skip').focus()")
+    assert desktop.run(
+        "Array.from(document.querySelectorAll('input, select')).every((e) => e.closest('label'))"
+    )
+    desktop.run(
+        "document.activeElement.blur(); window.getSelection().removeAllRanges(); document.querySelector('.skip').focus()"
+    )
     assert desktop.run("document.querySelector('.skip').getBoundingClientRect().left") >= 0
     desktop.key("Tab", 9)
     assert desktop.run("document.activeElement.closest('nav') !== null")
@@ -168,7 +218,9 @@ def test_everything_that_acts_can_be_reached_by_the_tab_key(desktop):
 def test_provenance_opens(desktop, made):
     sha = reports.sha(made[0].members[0].run, 3)
     desktop.run("document.querySelector('#forgetting details summary').click()")
-    assert desktop.wait(f"document.querySelector('#forgetting details').innerText.includes('{sha}')")
+    assert desktop.wait(
+        f"document.querySelector('#forgetting details').innerText.includes('{sha}')"
+    )
 
 
 def test_it_follows_the_dark_mode(desktop):
@@ -177,9 +229,14 @@ def test_it_follows_the_dark_mode(desktop):
     light = desktop.run(ink)
     try:
         desktop.dark(True)
-        assert desktop.wait(f"{ink} !== '{light}' && {ink}") == "#e8e8e8" and desktop.run(COLOUR) == "rgb(22, 24, 28)"
+        assert (
+            desktop.wait(f"{ink} !== '{light}' && {ink}") == "#e8e8e8"
+            and desktop.run(COLOUR) == "rgb(22, 24, 28)"
+        )
         # what is drawn black on white is not lost on black
-        line = desktop.run("document.querySelector('#curves .plot').data.map((t) => t.line.color).join()")
+        line = desktop.run(
+            "document.querySelector('#curves .plot').data.map((t) => t.line.color).join()"
+        )
         assert "#000000" not in line and "#e8e8e8" in line
     finally:
         desktop.dark(False)
@@ -190,7 +247,11 @@ def test_it_prints_light_also_from_the_dark(desktop):
     desktop.dark(True)
     content = desktop.pdf()
     desktop.dark(False)
-    assert content.startswith(b"%PDF") and len(re.findall(rb"/Type\s*/Page\b", content)) > 3 and desktop.errors == []
+    assert (
+        content.startswith(b"%PDF")
+        and len(re.findall(rb"/Type\s*/Page\b", content)) > 3
+        and desktop.errors == []
+    )
 
 
 def test_a_phone_needs_no_sideways_scrolling(phone):
@@ -200,18 +261,24 @@ def test_a_phone_needs_no_sideways_scrolling(phone):
     outside = phone.run("""Array.from(document.querySelectorAll('main *')).filter((e) => !e.closest('.wide, .plot, .skip, pre, thead')
         && e.getBoundingClientRect().right > 391).map((e) => e.outerHTML.slice(0, 80))""")
     assert outside == []
-    assert phone.run("Array.from(document.querySelectorAll('.plot')).every((p) => p.getBoundingClientRect().width > 300)")
+    assert phone.run(
+        "Array.from(document.querySelectorAll('.plot')).every((p) => p.getBoundingClientRect().width > 300)"
+    )
     assert phone.errors == []
 
 
 def test_a_finger_scrolls_past_the_curves_of_a_phone(phone):
-    assert phone.run("Array.from(document.querySelectorAll('.plot:not(.scene)')).every((p) => p._fullLayout.dragmode === false)")
+    assert phone.run(
+        "Array.from(document.querySelectorAll('.plot:not(.scene)')).every((p) => p._fullLayout.dragmode === false)"
+    )
 
 
 def test_without_webgl_surfaces_are_maps(made):
     with Browser(flags=("--disable-3d-apis",)) as browser:
         browser.open(made[1])
-        assert browser.run(f"{SCENES}.every((p) => p.data[0].type === 'contour' && p.querySelector('.contourlayer, .hm'))")
+        assert browser.run(
+            f"{SCENES}.every((p) => p.data[0].type === 'contour' && p.querySelector('.contourlayer, .hm'))"
+        )
         limits = browser.run(f"{SCENES}.map((p) => [p.data[0].zmin, p.data[0].zmax])")
         assert limits[0] == limits[1] and browser.errors == []
 
@@ -228,8 +295,13 @@ def test_an_almost_empty_run_makes_a_whole_page(tmp_path):
     found = collect([reports.run(tmp_path / "only", rounds=1, keep="none").path])
     with Browser() as browser:
         browser.open(build.write(found, tmp_path / "r.html"))
-        assert browser.errors == [] and browser.run("document.querySelectorAll('#curves .plot svg.main-svg').length") >= 2
-        assert browser.run("document.querySelectorAll('.missing').length") >= 7 and not browser.run("document.querySelector('.runs')")
+        assert (
+            browser.errors == []
+            and browser.run("document.querySelectorAll('#curves .plot svg.main-svg').length") >= 2
+        )
+        assert browser.run("document.querySelectorAll('.missing').length") >= 7 and not browser.run(
+            "document.querySelector('.runs')"
+        )
 
 
 def test_the_packed_data_is_what_the_page_reads(desktop, made):

@@ -18,7 +18,12 @@ def trained(tmp_path_factory):
     """One round and eight of the same training: the second is clearly better."""
     folder = tmp_path_factory.mktemp("verb")
     for name, rounds in (("short", 1), ("long", 8)):
-        fldiag.train(Config.load("digits", rounds=rounds, model__name="mlp", train__epochs=1, partition__kind="iid"), out=folder / name)
+        fldiag.train(
+            Config.load(
+                "digits", rounds=rounds, model__name="mlp", train__epochs=1, partition__kind="iid"
+            ),
+            out=folder / name,
+        )
     return folder
 
 
@@ -27,17 +32,36 @@ def here(trained, monkeypatch):
     monkeypatch.chdir(trained)
 
 
-@pytest.mark.parametrize(("conditions", "strict", "code", "verdict"), [
-    (["accuracy < baseline - 1pt", "loss > baseline"], False, 3, "fail"), (["accuracy > baseline"], False, 0, "pass"),
-    (["accuracy < 99.9% ", "accuracy > baseline"], False, 3, "fail"), (["lambda_1 > 1e9"], True, 0, "pass"),
-    (["loss < baseline", "worst_decile < 200%"], True, 3, "fail")])
+@pytest.mark.parametrize(
+    ("conditions", "strict", "code", "verdict"),
+    [
+        (["accuracy < baseline - 1pt", "loss > baseline"], False, 3, "fail"),
+        (["accuracy > baseline"], False, 0, "pass"),
+        (["accuracy < 99.9% ", "accuracy > baseline"], False, 3, "fail"),
+        (["lambda_1 > 1e9"], True, 0, "pass"),
+        (["loss < baseline", "worst_decile < 200%"], True, 3, "fail"),
+    ],
+)
 def test_exit_codes_and_junit(conditions, strict, code, verdict, tmp_path):
     words = [w for c in conditions for w in ("--fail-if", c)] + ["--strict"] * strict
-    result = run("check", "short", "--baseline", "long", *words, "--junit", tmp_path / "check.xml", "--out", tmp_path, code=code)
+    result = run(
+        "check",
+        "short",
+        "--baseline",
+        "long",
+        *words,
+        "--junit",
+        tmp_path / "check.xml",
+        "--out",
+        tmp_path,
+        code=code,
+    )
     assert f"verdict: {verdict}" in result.stdout and last(result) == tmp_path / "check.xml"
     suite = ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
     assert [case.get("name") for case in suite.iter("testcase")] == [c.strip() for c in conditions]
-    assert int(suite.get("tests")) == len(conditions) and (int(suite.get("failures")) > 0) == (code == 3)
+    assert int(suite.get("tests")) == len(conditions) and (int(suite.get("failures")) > 0) == (
+        code == 3
+    )
     assert len(list(suite.iter("failure"))) == int(suite.get("failures"))
     assert "two given models" in suite.find("properties/property").get("value")
 
@@ -51,17 +75,31 @@ def test_undecided_passes_unless_it_is_strict(tmp_path):
     assert 'failures="1"' in (tmp_path / "s.xml").read_text()
 
 
-@pytest.mark.parametrize("words", [["--level", "nan"], ["--level", "0"], ["--level", "2"], ["--fail-if", "accuracy < 1e400"],
-                                   ["--junit", "."]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--level", "nan"],
+        ["--level", "0"],
+        ["--level", "2"],
+        ["--fail-if", "accuracy < 1e400"],
+        ["--junit", "."],
+    ],
+    ids=" ".join,
+)
 def test_what_is_no_check_is_one_error(words, tmp_path):
     for verb in ("check", "diff") if words[0] == "--level" else ("check",):
-        said = run(verb, "short", "long", *words, "--out", tmp_path, code=1 if words[0] == "--junit" else 2).stderr
+        said = run(
+            verb, "short", "long", *words, "--out", tmp_path, code=1 if words[0] == "--junit" else 2
+        ).stderr
         assert "error: " in said and "→" in said and "unexpected" not in said and len(said) < 700
 
 
 def test_a_model_that_cannot_be_made_is_no_noise(tmp_path):
     result = run("check", "short", "long", "--model", "os:system", "--out", tmp_path, code=2)
-    assert "verdict: error (not every number could be computed)" in result.stdout and "failed (TypeError" in result.stdout
+    assert (
+        "verdict: error (not every number could be computed)" in result.stdout
+        and "failed (TypeError" in result.stdout
+    )
     assert "model factory 'os:system' failed (TypeError" in result.stderr
 
 
@@ -81,23 +119,46 @@ def lacking(trained):
     return folder
 
 
-@pytest.mark.parametrize(("words", "remedy"), [
-    (["plain.pt"], "--data digits"), (["plain.pt", "plain.pt"], "--data digits"), (["plain.pt", "--data", "digits"], "--model NAME"),
-    (["alone.pt", "--data", "npz:nowhere.npz"], "path"), (["alone.pt", "--data", "nowhere:f"], "install it"),
-    (["nan.pt", "--model", "mlp", "--data", "digits"], "from before the training diverged"),
-    (["alone.pt", "--fail-if", "forgetting > 0.2"], "run"), (["gone", "--fail-if", "lambda_1 > 9"], "restore"),
-    (["unread", "--fail-if", "loss > 9", "--data", "digits"], "restore"),
-    (["alone.pt", "--fail-if", "drift > 2", "--fail-if", "loss > 1e9"], "run"),
-    (["alone.pt", "--fail-if", "drift > 2", "--strict"], "run")], ids=lambda w: " ".join(w) if isinstance(w, list) else "")
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["plain.pt"], "--data digits"),
+        (["plain.pt", "plain.pt"], "--data digits"),
+        (["plain.pt", "--data", "digits"], "--model NAME"),
+        (["alone.pt", "--data", "npz:nowhere.npz"], "path"),
+        (["alone.pt", "--data", "nowhere:f"], "install it"),
+        (["nan.pt", "--model", "mlp", "--data", "digits"], "from before the training diverged"),
+        (["alone.pt", "--fail-if", "forgetting > 0.2"], "run"),
+        (["gone", "--fail-if", "lambda_1 > 9"], "restore"),
+        (["unread", "--fail-if", "loss > 9", "--data", "digits"], "restore"),
+        (["alone.pt", "--fail-if", "drift > 2", "--fail-if", "loss > 1e9"], "run"),
+        (["alone.pt", "--fail-if", "drift > 2", "--strict"], "run"),
+    ],
+    ids=lambda w: " ".join(w) if isinstance(w, list) else "",
+)
 def test_what_could_not_be_computed_is_not_green(lacking, tmp_path, monkeypatch, words, remedy):
     monkeypatch.chdir(lacking)
     words = [*words, *(["--fail-if", "accuracy < 1%"] if "--fail-if" not in words else [])]
-    result = run("check", *words, "--json", "--junit", tmp_path / "check.xml", "--out", tmp_path, code=2)
-    assert result.stderr.startswith("error: not tested: ") and remedy in result.stderr.splitlines()[1], result.stderr
-    answer, suite = json.loads(result.stdout), ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
+    result = run(
+        "check", *words, "--json", "--junit", tmp_path / "check.xml", "--out", tmp_path, code=2
+    )
+    assert (
+        result.stderr.startswith("error: not tested: ") and remedy in result.stderr.splitlines()[1]
+    ), result.stderr
+    answer, suite = (
+        json.loads(result.stdout),
+        ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite"),
+    )
     errors = [row for row in answer["rows"] if row["verdict"] == "error"]
-    assert answer["verdict"] == "error" and errors and all(row["note"] and row["remedy"] for row in errors)
-    assert int(suite.get("errors")) == len(list(suite.iter("error"))) == len(errors) and suite.get("failures") == "0"
+    assert (
+        answer["verdict"] == "error"
+        and errors
+        and all(row["note"] and row["remedy"] for row in errors)
+    )
+    assert (
+        int(suite.get("errors")) == len(list(suite.iter("error"))) == len(errors)
+        and suite.get("failures") == "0"
+    )
 
 
 def test_following_the_remedy_tests_the_model(lacking, tmp_path, monkeypatch):
@@ -112,7 +173,18 @@ def test_following_the_remedy_tests_the_model(lacking, tmp_path, monkeypatch):
 
 def test_a_failure_comes_before_what_could_not_be_computed(lacking, tmp_path, monkeypatch):
     monkeypatch.chdir(lacking)
-    words = ["check", "alone.pt", "--fail-if", "loss > 0", "--fail-if", "drift > 2", "--junit", tmp_path / "check.xml", "--out", tmp_path]
+    words = [
+        "check",
+        "alone.pt",
+        "--fail-if",
+        "loss > 0",
+        "--fail-if",
+        "drift > 2",
+        "--junit",
+        tmp_path / "check.xml",
+        "--out",
+        tmp_path,
+    ]
     result = run(*words, code=3)
     assert "verdict: fail" in result.stdout and "not tested: 'drift > 2'" in result.output
     suite = ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
@@ -121,17 +193,30 @@ def test_a_failure_comes_before_what_could_not_be_computed(lacking, tmp_path, mo
 
 def test_for_machines(tmp_path):
     found = json.loads(run("check", "short", "long", "--json", "--out", tmp_path, code=3).stdout)
-    assert found["verdict"] == "fail" and found["rows"][0]["metric"] == "accuracy" and found["rows"][0]["low"] < found["rows"][0]["high"] < 0
+    assert (
+        found["verdict"] == "fail"
+        and found["rows"][0]["metric"] == "accuracy"
+        and found["rows"][0]["low"] < found["rows"][0]["high"] < 0
+    )
     frame = pd.read_csv(found["paths"][-1])
     assert frame["verdict"].tolist() == ["fail"] and frame["question"].tolist() == ["models"]
-    diff = json.loads(run("diff", "short", "long", "--number", "loss", "--json", "--out", tmp_path).stdout)
+    diff = json.loads(
+        run("diff", "short", "long", "--number", "loss", "--json", "--out", tmp_path).stdout
+    )
     assert diff["rows"][0]["better"] == "B" and "two given models" in diff["question"]
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (["check", "short", "--fail-if", "accuracy < basline"], "position 12"), (["check"], "no run is given"),
-    (["check", "short", "long", "--baseline", "long"], "a side is given twice"), (["diff", "short"], "one side is given"),
-    (["check", "short", "long", "short"], "quote a pattern"), (["check", "short", "nowhere"], "is not there")])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["check", "short", "--fail-if", "accuracy < basline"], "position 12"),
+        (["check"], "no run is given"),
+        (["check", "short", "long", "--baseline", "long"], "a side is given twice"),
+        (["diff", "short"], "one side is given"),
+        (["check", "short", "long", "short"], "quote a pattern"),
+        (["check", "short", "nowhere"], "is not there"),
+    ],
+)
 def test_wrong_use_is_one_error(words, says):
     text = run(*words, code=2).stderr
     assert says in text and "Traceback" not in text and len(text.strip().splitlines()) == 2

@@ -31,8 +31,19 @@ runner = CliRunner()
 def own(tmp_path_factory):
     """A run of fldiag, and its weights as another program might have left them."""
     base = tmp_path_factory.mktemp("own")
-    config = load("digits", ["rounds=3", "model.name=mlp", "clients.total=4", "clients.per_round=4", "partition.alpha=1.0",
-                             "train.epochs=1", "checkpoint.clients=sampled", "train.lr=0.1"])
+    config = load(
+        "digits",
+        [
+            "rounds=3",
+            "model.name=mlp",
+            "clients.total=4",
+            "clients.per_round=4",
+            "partition.alpha=1.0",
+            "train.epochs=1",
+            "checkpoint.clients=sampled",
+            "train.lr=0.1",
+        ],
+    )
     run, files = fldiag.train(config, out=base / "run"), base / "files"
     layout = Layout.of(models.build("mlp", (1, 8, 8), 10, config.model.options))
     for r in run.rounds:
@@ -40,11 +51,17 @@ def own(tmp_path_factory):
         folder.mkdir(parents=True)
         torch.save(c.state, folder / "global.pt")
         for k, w in zip(c.client_ids, c.clients, strict=True):
-            torch.save({n: v.clone() for n, v in layout.views(w).items()}, folder / f"client_{k}.pt")
+            torch.save(
+                {n: v.clone() for n, v in layout.views(w).items()}, folder / f"client_{k}.pt"
+            )
         if r == 1:
-            torch.save({n: v.clone() for n, v in layout.views(c.received).items()}, files / "start.pt")
+            torch.save(
+                {n: v.clone() for n, v in layout.views(c.received).items()}, files / "start.pt"
+            )
     parts = partition.load_parts(run.path / "partition.npz")
-    (files / "parts.json").write_text(json.dumps({f"client_{k}": p.tolist() for k, p in enumerate(parts)}))
+    (files / "parts.json").write_text(
+        json.dumps({f"client_{k}": p.tolist() for k, p in enumerate(parts)})
+    )
     return run, files
 
 
@@ -74,32 +91,52 @@ def tables_equal(a, b, name, **options):
     found = []
     for run in (a, b):
         frame = fldiag.diagnose(History.of(run), name, **options)
-        found.append(frame[frame["metric"] != "missing"].drop(columns=["run", "method"]).reset_index(drop=True))
+        found.append(
+            frame[frame["metric"] != "missing"]
+            .drop(columns=["run", "method"])
+            .reset_index(drop=True)
+        )
     assert len(found[0]) > 20 and found[0].equals(found[1])
 
 
 @pytest.mark.slow
 def test_the_same_numbers_as_the_run_the_files_are_of(own, files):
-    shown = convert(files, *GLOBAL, "--initial", files / "start.pt", "--partition", files / "parts.json")
+    shown = convert(
+        files, *GLOBAL, "--initial", files / "start.pt", "--partition", files / "parts.json"
+    )
     assert shown == ""
     theirs = Run.open("theirs")
     assert theirs.rounds == [0, 1, 2, 3] and theirs.status == "finished"
     for r in (1, 2, 3):
         a, b = own[0].checkpoint(r), theirs.checkpoint(r)
-        assert torch.equal(a.clients, b.clients) and torch.equal(a.received, b.received) and a.client_ids == b.client_ids
+        assert (
+            torch.equal(a.clients, b.clients)
+            and torch.equal(a.received, b.received)
+            and a.client_ids == b.client_ids
+        )
     tables_equal(own[0], theirs, "forgetting")
     tables_equal(own[0], theirs, "drift", propositions=False, representation=False)
-    accuracy = [f.query("metric == 'accuracy' and slice == 'test'")["value"].tolist() for f in (own[0].metrics, theirs.metrics)]
+    accuracy = [
+        f.query("metric == 'accuracy' and slice == 'test'")["value"].tolist()
+        for f in (own[0].metrics, theirs.metrics)
+    ]
     assert accuracy[0] == accuracy[1] and len(accuracy[0]) == 3
 
 
 @pytest.mark.slow
 def test_verbs_take_it(files):
     convert(files, *GLOBAL, "--partition", files / "parts.json")
-    for verb in (["forgetting", "theirs"], ["drift", "theirs", "--no-propositions"], ["spectrum", "theirs", "-k", "1", "--samples", "50"]):
+    for verb in (
+        ["forgetting", "theirs"],
+        ["drift", "theirs", "--no-propositions"],
+        ["spectrum", "theirs", "-k", "1", "--samples", "50"],
+    ):
         assert json.loads(call(*verb, "--out", "out", "--json").stdout)["rows"]
     assert "another program" in call("partition", "theirs", code=2).stderr
-    assert "trained with another config" in call("train", "digits", "--out", "theirs", "--resume", code=2).stderr
+    assert (
+        "trained with another config"
+        in call("train", "digits", "--out", "theirs", "--resume", code=2).stderr
+    )
 
 
 def test_global_files_from_before_the_round(files, own):
@@ -107,8 +144,9 @@ def test_global_files_from_before_the_round(files, own):
     for r in (3, 2, 1):
         source = files / f"round_{r - 1}" / "global.pt" if r > 1 else files / "start.pt"
         shutil.copy(source, files / f"round_{r}" / "global.pt")
-    assert "round 3: its global model is not there" in convert(files, *GLOBAL, "--global-is", "received", "--partition",
-                                                               files / "parts.json")
+    assert "round 3: its global model is not there" in convert(
+        files, *GLOBAL, "--global-is", "received", "--partition", files / "parts.json"
+    )
     for r in (1, 2, 3):
         a, b = own[0].checkpoint(r), Run.open("theirs").checkpoint(r)
         assert torch.equal(a.received, b.received)
@@ -121,32 +159,51 @@ def test_without_globals_and_partition(files):
     assert "each counted alike as no partition" in shown and "round 1" in shown
     run = Run.open("theirs")
     c = run.checkpoint(1)
-    mean = torch.cat([c.state[n].reshape(-1) for n in Layout.of(models.build("mlp", (1, 8, 8), 10)).names])
+    mean = torch.cat(
+        [c.state[n].reshape(-1) for n in Layout.of(models.build("mlp", (1, 8, 8), 10)).names]
+    )
     assert torch.allclose(mean, c.clients.mean(0), atol=1e-6) and c.received is None
-    assert torch.equal(run.checkpoint(2).received, mean) and not (run.path / "partition.npz").exists()
+    assert (
+        torch.equal(run.checkpoint(2).received, mean) and not (run.path / "partition.npz").exists()
+    )
     assert "which examples belong" in call("matching", "theirs", "--out", "o", code=1).stderr
     shown = call("forgetting", "theirs", "--out", "o", "--json")
     assert "which examples belong" in shown.stderr
     rows = {row["round"]: row for row in json.loads(shown.stdout)["rows"]}
-    assert rows[1]["received"] is None and rows[2]["received"] == rows[1]["aggregated"] and rows[2]["trained"] is not None
+    assert (
+        rows[1]["received"] is None
+        and rows[2]["received"] == rows[1]["aggregated"]
+        and rows[2]["trained"] is not None
+    )
 
 
 @pytest.mark.slow
 def test_what_is_missing_or_damaged_is_named_and_the_rest_works(files):
-    (files / "round_2" / "client_1.pt").write_bytes((files / "round_2" / "client_1.pt").read_bytes()[:900])
+    (files / "round_2" / "client_1.pt").write_bytes(
+        (files / "round_2" / "client_1.pt").read_bytes()[:900]
+    )
     (files / "round_3" / "client_2.pt").unlink()
     (files / "round_2" / "global.pt").write_bytes(b"")
     shown = convert(files, *GLOBAL, "--partition", files / "parts.json")
     assert "round 2, client 1: checkpoint" in shown and "truncated" in shown
     assert "round 3 has no file of client 2" in shown
-    assert "round 2: its global model is not there" in shown and "round 3: what the clients received" in shown
+    assert (
+        "round 2: its global model is not there" in shown
+        and "round 3: what the clients received" in shown
+    )
     run = Run.open("theirs")
     assert run.checkpoint(2).client_ids == [0, 2, 3] and run.checkpoint(3).client_ids == [0, 1, 3]
     sizes = [len(p) for p in partition.load_parts(run.path / "partition.npz")]
     c = run.checkpoint(2)
-    mean = sum(sizes[k] * w.double() for k, w in zip(c.client_ids, c.clients, strict=True)) / sum(sizes[k] for k in c.client_ids)
-    assert torch.allclose(torch.cat([t.reshape(-1) for t in c.state.values()]).double(), mean, atol=1e-6)
-    assert "truncated" in call("forgetting", "theirs", "--out", "o").stderr  # the verbs say it again
+    mean = sum(sizes[k] * w.double() for k, w in zip(c.client_ids, c.clients, strict=True)) / sum(
+        sizes[k] for k in c.client_ids
+    )
+    assert torch.allclose(
+        torch.cat([t.reshape(-1) for t in c.state.values()]).double(), mean, atol=1e-6
+    )
+    assert (
+        "truncated" in call("forgetting", "theirs", "--out", "o").stderr
+    )  # the verbs say it again
     shutil.rmtree("theirs")
     shutil.rmtree(files / "round_2")
     assert "no client files of round 2" in convert(files)
@@ -164,10 +221,16 @@ def test_another_architecture_is_an_error_that_names_the_tensor(files):
     state["fc1.weight"] = torch.zeros(7, 64)
     torch.save(state, files / "round_2" / "client_3.pt")
     shown = convert(files, code=1)
-    assert "round 2, client 3 (round_2/client_3.pt)" in shown and "fc1.weight is [7, 64] there and [" in shown
+    assert (
+        "round 2, client 3 (round_2/client_3.pt)" in shown
+        and "fc1.weight is [7, 64] there and [" in shown
+    )
     run = Run.open("theirs")
     assert run.rounds == [1] and run.status == "interrupted"
-    torch.save(torch.load(files / "round_1" / "client_3.pt", weights_only=True), files / "round_2" / "client_3.pt")
+    torch.save(
+        torch.load(files / "round_1" / "client_3.pt", weights_only=True),
+        files / "round_2" / "client_3.pt",
+    )
     convert(files)  # the same command goes on
     run = Run.open("theirs")
     assert run.rounds == [1, 2, 3] and run.metrics["metric"].value_counts()["accuracy"] == 3
@@ -180,15 +243,33 @@ def test_prefixes_containers_names_and_rounds_from_zero(files):
         (other / f"t{r - 1}").mkdir(parents=True)
         for k, name in enumerate(("bonn", "aachen")):
             state = torch.load(files / f"round_{r}" / f"client_{k}.pt", weights_only=True)
-            torch.save({"epoch": r, "state_dict": {f"module.{n}": v for n, v in state.items()}}, other / f"t{r - 1}" / f"{name}.ckpt")
+            torch.save(
+                {"epoch": r, "state_dict": {f"module.{n}": v for n, v in state.items()}},
+                other / f"t{r - 1}" / f"{name}.ckpt",
+            )
     np.savez(other / "parts.npz", bonn=np.arange(5), aachen=np.arange(5, 12))
-    shown = call("convert", other, "run", "--pattern", "t{round}/{client}.ckpt", *WORLD, "--partition", other / "parts.npz").stderr
-    assert "without 'module.'" in shown and "0 = aachen, 1 = bonn" in shown and "rounds start at 0" in shown
+    shown = call(
+        "convert",
+        other,
+        "run",
+        "--pattern",
+        "t{round}/{client}.ckpt",
+        *WORLD,
+        "--partition",
+        other / "parts.npz",
+    ).stderr
+    assert (
+        "without 'module.'" in shown
+        and "0 = aachen, 1 = bonn" in shown
+        and "rounds start at 0" in shown
+    )
     run = Run.open("run")
     assert run.rounds == [1, 2] and run.origin["names"] == {0: "aachen", 1: "bonn"}
     assert [len(p) for p in partition.load_parts(run.path / "partition.npz")] == [7, 5]
     bonn = torch.load(files / "round_1" / "client_0.pt", weights_only=True)
-    assert torch.equal(run.checkpoint(1).clients[1], torch.cat([v.reshape(-1) for v in bonn.values()]))
+    assert torch.equal(
+        run.checkpoint(1).clients[1], torch.cat([v.reshape(-1) for v in bonn.values()])
+    )
 
 
 def test_safetensors_files_and_nothing_is_executed(files):
@@ -197,8 +278,10 @@ def test_safetensors_files_and_nothing_is_executed(files):
     (files / "round_1" / "client_1.pt").write_bytes(b"cos\nsystem\n(S'touch exploded'\ntR.")
     for r in (1, 2):
         for k in (0, 2):
-            save_file(torch.load(files / f"round_{r}" / f"client_{k}.pt", weights_only=True),
-                      files / f"round_{r}" / f"client_{k}.safetensors")
+            save_file(
+                torch.load(files / f"round_{r}" / f"client_{k}.pt", weights_only=True),
+                files / f"round_{r}" / f"client_{k}.safetensors",
+            )
     call("convert", files, "st", "--pattern", "round_{round}/client_{client}.safetensors", *WORLD)
     convert(files)
     assert not Path("exploded").exists()
@@ -208,8 +291,10 @@ def test_safetensors_files_and_nothing_is_executed(files):
 
 @pytest.mark.slow
 def test_user_code_is_only_run_when_typed(files):
-    Path("convert_net.py").write_text("from fldiag.models import build\ndef f():\n    open('ran', 'a').write('x')\n"
-                                  "    return build('mlp', (1, 8, 8), 10)\n")
+    Path("convert_net.py").write_text(
+        "from fldiag.models import build\ndef f():\n    open('ran', 'a').write('x')\n"
+        "    return build('mlp', (1, 8, 8), 10)\n"
+    )
     call("convert", files, "theirs", *PATTERN, "--model", "convert_net:f", "--no-evaluate")
     ran = Path("ran").read_text()
     shown = call("forgetting", "theirs", "--data", "digits", "--out", "o", code=1).stderr
@@ -221,12 +306,20 @@ def test_user_code_is_only_run_when_typed(files):
     assert Path("ran").read_text() != ran
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["files", "x"], "--pattern 'round_{round}/client_{client}.pt'"), (["files", "x", *PATTERN], "--model"),
-    (["files", "x", *PATTERN, "--model", "mlp"], "--data"), (["files", "x", *PATTERN, *WORLD, "--global-is", "odd"], "received"),
-    (["files", "x", "--pattern", "a{client}.pt", *WORLD], "round_1/client_0.pt"),
-    (["files", "x", *PATTERN, *WORLD, "--partition", "gone.npz"], "gone.npz"), (["gone", "x"], "gone"),
-    (["files/start.pt", "x.pt"], "not a conversion"), (["files/start.pt", "x.safetensors", "--model", "mlp"], "--model is for a folder")])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["files", "x"], "--pattern 'round_{round}/client_{client}.pt'"),
+        (["files", "x", *PATTERN], "--model"),
+        (["files", "x", *PATTERN, "--model", "mlp"], "--data"),
+        (["files", "x", *PATTERN, *WORLD, "--global-is", "odd"], "received"),
+        (["files", "x", "--pattern", "a{client}.pt", *WORLD], "round_1/client_0.pt"),
+        (["files", "x", *PATTERN, *WORLD, "--partition", "gone.npz"], "gone.npz"),
+        (["gone", "x"], "gone"),
+        (["files/start.pt", "x.pt"], "not a conversion"),
+        (["files/start.pt", "x.safetensors", "--model", "mlp"], "--model is for a folder"),
+    ],
+)
 def test_wrong_use(files, arguments, expected):
     assert expected in call("convert", *arguments, code=2).stderr
     assert not Path("x").exists()
@@ -234,7 +327,9 @@ def test_wrong_use(files, arguments, expected):
 
 def test_a_partition_of_other_data(files):
     (files / "parts.json").write_text(json.dumps({str(k): [k, 5000] for k in range(4)}))
-    assert "has example 5000, and data set 'digits' has 1500" in convert(files, "--partition", files / "parts.json", code=2)
+    assert "has example 5000, and data set 'digits' has 1500" in convert(
+        files, "--partition", files / "parts.json", code=2
+    )
 
 
 # -- single files
@@ -247,8 +342,12 @@ def test_a_checkpoint_there_and_back_is_the_same_file(tmp_path, monkeypatch):
     assert Path("b.pt").read_bytes() == EXAMPLE.read_bytes()
     a, b = fldiag.load("a.safetensors"), fldiag.load(EXAMPLE)
     assert a.manifest == b.manifest and all(torch.equal(a.state[n], b.state[n]) for n in b.state)
-    rows = [json.loads(call("spectrum", f, "-k", "1", "--samples", "60", "--out", "o", "--json").stdout)["rows"]
-            for f in ("a.safetensors", EXAMPLE)]
+    rows = [
+        json.loads(
+            call("spectrum", f, "-k", "1", "--samples", "60", "--out", "o", "--json").stdout
+        )["rows"]
+        for f in ("a.safetensors", EXAMPLE)
+    ]
     assert rows[0][0]["value"] == rows[1][0]["value"]
 
 
@@ -258,38 +357,74 @@ def test_a_plain_state_dict_stays_plain(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     torch.save({"state_dict": net.state_dict(), "epoch": 4}, "w.pt")
-    assert "left out, because they are not weights: epoch" in call("convert", "w.pt", "w.safetensors").stderr
+    assert (
+        "left out, because they are not weights: epoch"
+        in call("convert", "w.pt", "w.safetensors").stderr
+    )
     with safe_open("w.safetensors", framework="pt") as file:
         assert set(file.keys()) == set(net.state_dict()) and file.metadata() == {"format": "pt"}
     call("convert", "w.safetensors", "v.pt")
     state = torch.load("v.pt", weights_only=True)
-    assert all(torch.equal(state[n], v) and state[n].dtype == v.dtype for n, v in net.state_dict().items())
+    assert all(
+        torch.equal(state[n], v) and state[n].dtype == v.dtype for n, v in net.state_dict().items()
+    )
     assert "already there" in call("convert", "v.pt", "w.safetensors", code=2).stderr
     Path("cut.safetensors").write_bytes(Path("w.safetensors").read_bytes()[:50])
-    assert "safetensors" in call("convert", "cut.safetensors", "x.pt", code=1).stderr and not Path("x.pt").exists()
+    assert (
+        "safetensors" in call("convert", "cut.safetensors", "x.pt", code=1).stderr
+        and not Path("x.pt").exists()
+    )
 
 
 @pytest.mark.parametrize("shift", [1, -1])
 def test_a_partition_that_is_numbered_by_one_off_is_refused_and_its_remedy_works(files, shift):
     """The weights are recorded without it, so that nothing is measured on another client's examples."""
-    parts = {int(name.split("_")[1]): v for name, v in json.loads((files / "parts.json").read_text()).items()}
+    parts = {
+        int(name.split("_")[1]): v
+        for name, v in json.loads((files / "parts.json").read_text()).items()
+    }
     (files / "parts.json").write_text(json.dumps({k + max(-shift, 0): v for k, v in parts.items()}))
     for file in sorted(files.glob("round_*/client_*.pt"), reverse=True):
         k = int(file.stem.split("_")[1])
         file.rename(file.with_stem(f"client_{k + max(shift, 0)}"))
     shown = convert(files, *GLOBAL, "--partition", files / "parts.json", code=2)
     assert "made without the partition" in shown and "with the clients' own numbers" in shown
-    assert "partition.npz" not in Run.open("theirs").index["files"] and "the partition is left out" in call("forgetting", "theirs").stderr
+    assert (
+        "partition.npz" not in Run.open("theirs").index["files"]
+        and "the partition is left out" in call("forgetting", "theirs").stderr
+    )
     (files / "mended.json").write_text(json.dumps({k + max(shift, 0): v for k, v in parts.items()}))
-    assert "partition" not in call("convert", files, "mended", *PATTERN, *WORLD, *GLOBAL, "--partition", files / "mended.json").stderr
+    assert (
+        "partition"
+        not in call(
+            "convert",
+            files,
+            "mended",
+            *PATTERN,
+            *WORLD,
+            *GLOBAL,
+            "--partition",
+            files / "mended.json",
+        ).stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["3", "1"])
 def test_a_client_that_the_partition_lacks_is_named(files, name):
     parts = {k.split("_")[1]: v for k, v in json.loads((files / "parts.json").read_text()).items()}
     (files / "parts.json").write_text(json.dumps({k: v for k, v in parts.items() if k != name}))
-    assert f"does not say which examples client {name} has" in convert(files, *GLOBAL, "--partition", files / "parts.json")
+    assert f"does not say which examples client {name} has" in convert(
+        files, *GLOBAL, "--partition", files / "parts.json"
+    )
     shown = call("forgetting", "theirs").stderr
-    assert f"which examples client {name} has" in shown and f"client {name} is not in the partition" in shown
+    assert (
+        f"which examples client {name} has" in shown
+        and f"client {name} is not in the partition" in shown
+    )
     table = fldiag.diagnose(fldiag.load("theirs"), "forgetting")
-    assert set(table.query("moment == 'trained' and scope == 'client'")["client"]) == {0, 1, 2, 3} - {int(name)}
+    assert set(table.query("moment == 'trained' and scope == 'client'")["client"]) == {
+        0,
+        1,
+        2,
+        3,
+    } - {int(name)}

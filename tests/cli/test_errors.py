@@ -36,17 +36,34 @@ def complaint(*arguments, code):
     return result.stderr
 
 
-@pytest.mark.parametrize(("override", "expected"), [
-    ("method.rhoo=1", "did you mean 'rho'?"), ("trian.lr=1", "did you mean 'train'?"), ("lr=1", "did you mean 'train.lr'?"),
-    ("method.name=fedsoll", "did you mean 'fedsol'?"), ("model.name=mlpp", "did you mean 'mlp'?"),
-    ("data.name=mnsit", "did you mean 'mnist'?"), ("train.lr=-1", "greater than 0"), ("train.lr=nan", "finite"),
-    ("method.rho=-1", "greater than or equal to 0"), ("clients.per_round=50", "total = 20"),
-    ("partition.kind=lad", "'lda'"), ("partition.shards=2", "no meaning for kind = 'lda'"), ("partition.alpha=0", "greater than 0"),
-    ("checkpoint.clients=[99]", "outside 0..19"), ("train.precision=fp16", "'bf16'"), ("name=../up", "name"),
-    ("nonsense", "key=value"), ("clients.total=2000", "1500"), ("partition.min_size=200", "min_size"),
-])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("method.rhoo=1", "did you mean 'rho'?"),
+        ("trian.lr=1", "did you mean 'train'?"),
+        ("lr=1", "did you mean 'train.lr'?"),
+        ("method.name=fedsoll", "did you mean 'fedsol'?"),
+        ("model.name=mlpp", "did you mean 'mlp'?"),
+        ("data.name=mnsit", "did you mean 'mnist'?"),
+        ("train.lr=-1", "greater than 0"),
+        ("train.lr=nan", "finite"),
+        ("method.rho=-1", "greater than or equal to 0"),
+        ("clients.per_round=50", "total = 20"),
+        ("partition.kind=lad", "'lda'"),
+        ("partition.shards=2", "no meaning for kind = 'lda'"),
+        ("partition.alpha=0", "greater than 0"),
+        ("checkpoint.clients=[99]", "outside 0..19"),
+        ("train.precision=fp16", "'bf16'"),
+        ("name=../up", "name"),
+        ("nonsense", "key=value"),
+        ("clients.total=2000", "1500"),
+        ("partition.min_size=200", "min_size"),
+    ],
+)
 def test_wrong_config(override, expected):
-    assert expected in complaint("train", "digits", "--set", "method.name=fedsol", "--set", override, code=2)
+    assert expected in complaint(
+        "train", "digits", "--set", "method.name=fedsol", "--set", override, code=2
+    )
 
 
 def test_unknown_preset_and_missing_file():
@@ -62,10 +79,16 @@ def test_names_are_found_in_any_case_and_few_are_listed():
     assert "fedalign" not in complaint("train", "digit", code=2)
 
 
-@pytest.mark.parametrize(("option", "key"), [("--rounds", "rounds"), ("--lr", "train.lr"), ("--method", "method.name")])
+@pytest.mark.parametrize(
+    ("option", "key"), [("--rounds", "rounds"), ("--lr", "train.lr"), ("--method", "method.name")]
+)
 def test_a_key_of_the_config_typed_as_an_option_says_how_to_set_it(option, key):
     result = runner.invoke(app, ["train", "digits", option, "5"])
-    assert result.exit_code == 2 and f"--set {key}=..." in result.stderr and "--out" not in result.stderr
+    assert (
+        result.exit_code == 2
+        and f"--set {key}=..." in result.stderr
+        and "--out" not in result.stderr
+    )
 
 
 def test_a_path_of_the_wrong_kind_says_what_it_is():
@@ -86,7 +109,9 @@ def test_what_can_never_be_computed_is_refused():
 
 def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path):
     assert "FLDIAG_DATA" in complaint("train", "digits", "--set", "data.name=mnist", code=2)
-    text = complaint("train", "digits", "--set", "data.name=cifar10", "--set", f"data.root={tmp_path}", code=1)
+    text = complaint(
+        "train", "digits", "--set", "data.name=cifar10", "--set", f"data.root={tmp_path}", code=1
+    )
     assert "cifar10.npz" in text and "--download" in text
 
 
@@ -95,18 +120,33 @@ def test_a_forecast_needs_no_data():
     small = ["--set", "model.name=mlp", "--set", "train.batch_size=10", "--dry-run"]
     result = runner.invoke(app, ["train", "fedsol-mnist-lda0.1", *small])
     assert result.exit_code == 0, result.output
-    assert "forecast:" in result.stdout and "60,000 blank pictures" in result.stdout and "needs a data folder" in result.stdout
+    assert (
+        "forecast:" in result.stdout
+        and "60,000 blank pictures" in result.stdout
+        and "needs a data folder" in result.stdout
+    )
     distilled = [*small, "--set", "data.public=cifar100", "--set", "data.public_size=100"]
     result = runner.invoke(app, ["train", "fedproj-cifar10-lda0.3", *distilled, "--json"])
     assert result.exit_code == 0, result.output
-    assert [text.split("'")[1] for text in json.loads(result.stdout)["remarks"]] == ["cifar10", "cifar100"]
-    assert "unknown data set" in complaint("train", "digits", "--set", "data.name=own", "--dry-run", code=2)
-    assert "known: fedsol" in complaint("train", "fedsol-mnist-lda0.1", "--set", "data.variant=x", "--dry-run", code=2)
+    assert [text.split("'")[1] for text in json.loads(result.stdout)["remarks"]] == [
+        "cifar10",
+        "cifar100",
+    ]
+    assert "unknown data set" in complaint(
+        "train", "digits", "--set", "data.name=own", "--dry-run", code=2
+    )
+    assert "known: fedsol" in complaint(
+        "train", "fedsol-mnist-lda0.1", "--set", "data.variant=x", "--dry-run", code=2
+    )
 
 
 def test_damaged_checkpoints(tmp_path):
     whole = EXAMPLE.read_bytes()
-    for name, content in (("empty.pt", b""), ("cut.pt", whole[: len(whole) // 2]), ("text.pt", b"not a checkpoint")):
+    for name, content in (
+        ("empty.pt", b""),
+        ("cut.pt", whole[: len(whole) // 2]),
+        ("text.pt", b"not a checkpoint"),
+    ):
         Path(name).write_bytes(content)
         assert name in complaint("spectrum", name, code=1)
     Path("renamed.safetensors").write_bytes(whole)
@@ -175,12 +215,24 @@ def test_existing_run_is_not_overwritten(tmp_path):
     assert runner.invoke(app, ["train", "digits", *quick]).exit_code == 0
     before = (tmp_path / "r" / "run.json").read_bytes()
     assert "--resume" in complaint("train", "digits", *quick, code=2)
-    assert "train.lr" in complaint("train", "digits", *quick, "--set", "train.lr=0.5", "--resume", code=2)
+    assert "train.lr" in complaint(
+        "train", "digits", *quick, "--set", "train.lr=0.5", "--resume", code=2
+    )
     assert (tmp_path / "r" / "run.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("question", [("--slice", "client:99"), ("--slice", "tset"), ("--client", "3"), ("--samples", "0"),
-                                      ("--device", "tpu"), ("--precision", "fp8"), ("--which", "odd")])
+@pytest.mark.parametrize(
+    "question",
+    [
+        ("--slice", "client:99"),
+        ("--slice", "tset"),
+        ("--client", "3"),
+        ("--samples", "0"),
+        ("--device", "tpu"),
+        ("--precision", "fp8"),
+        ("--which", "odd"),
+    ],
+)
 def test_wrong_questions(question):
     complaint("spectrum", EXAMPLE, *question, code=2)
 
@@ -191,24 +243,41 @@ def test_even_grid_is_refused():
 
 def test_diverged_training_is_an_outcome():
     """Also where all weights are finite: the table says so too."""
-    result = runner.invoke(app, ["train", "digits", "--set", "train.lr=5000", "--set", "rounds=3", "--out", "r"])
+    result = runner.invoke(
+        app, ["train", "digits", "--set", "train.lr=5000", "--set", "rounds=3", "--out", "r"]
+    )
     assert result.exit_code == 3 and "diverged" in result.stdout and "finished" not in result.output
     assert "diverged: the test loss is" in result.stderr
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_state_and_says_how_to_go_on():
-    code = ("import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background\n"
-            "from fldiag.training import rounds\n"
-            "old = rounds.store\n"
-            "def store(run, federation, *rest):\n    old(run, federation, *rest)\n"
-            "    if federation.t == 2: os.kill(os.getpid(), signal.SIGINT)\n"
-            "rounds.store = store\nfrom fldiag.cli import app\n"
-            "app(['train', 'digits', '--set', 'model.name=mlp', '--set', 'rounds=4', '--out', 'r'])\n")
+    code = (
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background\n"
+        "from fldiag.training import rounds\n"
+        "old = rounds.store\n"
+        "def store(run, federation, *rest):\n    old(run, federation, *rest)\n"
+        "    if federation.t == 2: os.kill(os.getpid(), signal.SIGINT)\n"
+        "rounds.store = store\nfrom fldiag.cli import app\n"
+        "app(['train', 'digits', '--set', 'model.name=mlp', '--set', 'rounds=4', '--out', 'r'])\n"
+    )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.returncode == 1 and "--resume" in done.stderr and "Traceback" not in done.stderr
-    result = runner.invoke(app, ["train", "digits", "--set", "model.name=mlp", "--set", "rounds=4", "--out", "r", "--resume"])
+    result = runner.invoke(
+        app,
+        [
+            "train",
+            "digits",
+            "--set",
+            "model.name=mlp",
+            "--set",
+            "rounds=4",
+            "--out",
+            "r",
+            "--resume",
+        ],
+    )
     assert result.exit_code == 0 and "0004.pt" in result.stdout
 
 
@@ -223,14 +292,29 @@ def test_debug_shows_the_traceback_and_ends_with_the_versions():
 @pytest.mark.parametrize("verb", [["list"], ["list", "methods", "--json"]])
 def test_who_reads_only_the_beginning_gets_no_message(verb):
     """fldiag list | head -c 1"""
-    process = subprocess.Popen([sys.executable, "-m", "fldiag.cli", *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fldiag.cli", *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(60) == 1
 
 
 def test_a_warning_is_one_line_without_the_place_in_the_code():
-    result = runner.invoke(app, ["partition", "digits", "--set", "partition.kind=sharding", "--set", "partition.shards=3",
-                                 "--set", "clients.total=17", "--out", "split.png"])
+    result = runner.invoke(
+        app,
+        [
+            "partition",
+            "digits",
+            "--set",
+            "partition.kind=sharding",
+            "--set",
+            "partition.shards=3",
+            "--set",
+            "clients.total=17",
+            "--out",
+            "split.png",
+        ],
+    )
     assert result.exit_code == 0, result.output
     said = [line for line in result.stderr.splitlines() if "shards do not divide" in line]
     assert len(said) == 1 and said[0].startswith("warning: 51 shards"), result.stderr

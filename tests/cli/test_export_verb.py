@@ -46,17 +46,39 @@ def test_to_tensorboard_in_the_run_or_elsewhere(run):
     result = call(run, "--to", "tensorboard")
     assert Path(result.stdout.strip().splitlines()[-1]) == run / "export" / "tensorboard" / "run"
     found = points(run / "export" / "tensorboard" / "run")
-    assert found["run/accuracy/aggregated/test"] == [1, 2] and not any("client 0" in tag for tag in found)
+    assert found["run/accuracy/aggregated/test"] == [1, 2] and not any(
+        "client 0" in tag for tag in found
+    )
     table([{"metric": "m", "round": 2, "client": 0, "value": 1.0}]).to_csv("mine.csv", index=False)
-    said = json.loads(call(run, "--to", "tensorboard", "--out", "o", "--per-client", "--table", "mine.csv", "--json").stdout)
+    said = json.loads(
+        call(
+            run,
+            "--to",
+            "tensorboard",
+            "--out",
+            "o",
+            "--per-client",
+            "--table",
+            "mine.csv",
+            "--json",
+        ).stdout
+    )
     assert said["paths"] == ["o/run"] and points("o/run")["mine/m/client 0"] == [2]
-    assert said["rows"][0]["numbers"] == sum(len(v) for k, v in points("o/run").items() if k != "config/text_summary")
+    assert said["rows"][0]["numbers"] == sum(
+        len(v) for k, v in points("o/run").items() if k != "config/text_summary"
+    )
 
 
-@pytest.mark.parametrize(("arguments", "expected", "code"), [
-    (["run", "--to", "tensorbord"], "did you mean 'tensorboard'?", 2), (["nowhere", "--to", "mlflow"], "nowhere", 2),
-    (["run/rounds/0001.pt", "--to", "mlflow"], "one checkpoint", 2), (["run", "--to", "mlflow", "--out", "file/x"], "--out", 1),
-    (["run", "--to", "mlflow", "--table", "gone.csv"], "gone.csv", 1)])
+@pytest.mark.parametrize(
+    ("arguments", "expected", "code"),
+    [
+        (["run", "--to", "tensorbord"], "did you mean 'tensorboard'?", 2),
+        (["nowhere", "--to", "mlflow"], "nowhere", 2),
+        (["run/rounds/0001.pt", "--to", "mlflow"], "one checkpoint", 2),
+        (["run", "--to", "mlflow", "--out", "file/x"], "--out", 1),
+        (["run", "--to", "mlflow", "--table", "gone.csv"], "gone.csv", 1),
+    ],
+)
 def test_wrong_use(run, arguments, expected, code):
     Path("file").write_text("")
     result = call(*arguments, code=code)

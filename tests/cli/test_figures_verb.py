@@ -22,11 +22,23 @@ def test_a_figure_and_the_ledger(tmp_path):
     done = runner.invoke(app, ["figures", "fedsol/fig2", "fig12"])
     assert done.exit_code == 0, done.output
     assert done.stdout.rstrip().endswith("figures/fedsol/fig12.png")
-    for name in ("fedsol/fig2.png", "fedsol/fig2.pdf", "fedsol/fig2.csv", "fedsol/fig2.json", "ledger.csv", "ledger.md", "gallery.md"):
+    for name in (
+        "fedsol/fig2.png",
+        "fedsol/fig2.pdf",
+        "fedsol/fig2.csv",
+        "fedsol/fig2.json",
+        "ledger.csv",
+        "ledger.md",
+        "gallery.md",
+    ):
         assert (tmp_path / "figures" / name).is_file()
     (tmp_path / "figures" / "ledger.csv").unlink()
     again = runner.invoke(app, ["figures", "--ledger", "--json"])
-    assert again.exit_code == 0 and json.loads(again.stdout)["paths"][-1].endswith("ledger.csv") and (tmp_path / "figures" / "ledger.csv").is_file()
+    assert (
+        again.exit_code == 0
+        and json.loads(again.stdout)["paths"][-1].endswith("ledger.csv")
+        and (tmp_path / "figures" / "ledger.csv").is_file()
+    )
 
 
 def test_dry_run_writes_no_run(tmp_path):
@@ -35,36 +47,73 @@ def test_dry_run_writes_no_run(tmp_path):
     assert done.exit_code == 0 and (found["runs"], found["rounds"], found["there"]) == (2, 8, 0)
     assert 0 < found["seconds"] < 600 and found["bytes"] > 0
     assert not list(tmp_path.rglob("run.json"))
-    one = runner.invoke(app, ["figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json"])
+    one = runner.invoke(
+        app, ["figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json"]
+    )
     assert json.loads(one.stdout)["runs"] == 1
 
 
 def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
-    said = {scale: runner.invoke(app, ["figures", "fedsol/fig7", "--scale", scale, "--only", "seed=0", "--dry-run"]).output
-            for scale in ("paper", "paper-bf16")}
+    said = {
+        scale: runner.invoke(
+            app, ["figures", "fedsol/fig7", "--scale", scale, "--only", "seed=0", "--dry-run"]
+        ).output
+        for scale in ("paper", "paper-bf16")
+    }
     assert ["bf16 is emulated" in text for text in said.values()] == [False, True], said
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     assert machine.emulated("bf16", "cpu") == ""
 
 
-@pytest.mark.parametrize(("arguments", "says"), [(["fedsol/fig66"], "unknown figure 'fedsol/fig66'"), (["fig2x"], "unknown figure"), (["--scale", "tiny"], "unknown scale 'tiny'"),
-                                                 (["fedsol/fig2", "--jobs", "0"], "jobs = 0"), (["fedsol/fig6", "--as-is", "--dry-run"], "nothing to forecast"),
-                                                 (["fedsol/fig11"], "concept"), (["fedsol/fig6", "--only", "method.name=fedsol,ours"], "unknown method.name of --only 'ours'")])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fedsol/fig66"], "unknown figure 'fedsol/fig66'"),
+        (["fig2x"], "unknown figure"),
+        (["--scale", "tiny"], "unknown scale 'tiny'"),
+        (["fedsol/fig2", "--jobs", "0"], "jobs = 0"),
+        (["fedsol/fig6", "--as-is", "--dry-run"], "nothing to forecast"),
+        (["fedsol/fig11"], "concept"),
+        (
+            ["fedsol/fig6", "--only", "method.name=fedsol,ours"],
+            "unknown method.name of --only 'ours'",
+        ),
+    ],
+)
 def test_wrong_use(arguments, says):
     done = runner.invoke(app, ["figures", *arguments])
     assert done.exit_code == 2 and says in done.output
 
 
 def test_a_reason_without_a_forecast_is_said_once():
-    unknown = {"fedavg on x": "x was not found", "fedsol on x": "x was not found", "fedavg on y": "y is broken"}
-    assert not_forecast(unknown) == ["not in the forecast: fedavg on x and 1 more: x was not found",
-                                     "not in the forecast: fedavg on y: y is broken"]
+    unknown = {
+        "fedavg on x": "x was not found",
+        "fedsol on x": "x was not found",
+        "fedavg on y": "y is broken",
+    }
+    assert not_forecast(unknown) == [
+        "not in the forecast: fedavg on x and 1 more: x was not found",
+        "not in the forecast: fedavg on y: y is broken",
+    ]
 
 
 @pytest.mark.slow
 def test_as_is_with_nothing_there_says_how_to_train_it():
-    done = runner.invoke(app, ["figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs"])
-    assert done.exit_code == 1 and "error: 1 of 1 could not be made" in done.stderr and "without --as-is" in done.stderr
-    both = runner.invoke(app, ["figures", "fedsol/fig6", "fedsol/fig12", "--as-is", "--out", "figures", "--runs", "runs"])
-    assert both.exit_code == 0 and "none of their runs is finished: fedsol/fig6" in both.stderr and both.stdout.rstrip().endswith("fig12.png")
+    done = runner.invoke(
+        app, ["figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs"]
+    )
+    assert (
+        done.exit_code == 1
+        and "error: 1 of 1 could not be made" in done.stderr
+        and "without --as-is" in done.stderr
+    )
+    both = runner.invoke(
+        app,
+        ["figures", "fedsol/fig6", "fedsol/fig12", "--as-is", "--out", "figures", "--runs", "runs"],
+    )
+    assert (
+        both.exit_code == 0
+        and "none of their runs is finished: fedsol/fig6" in both.stderr
+        and both.stdout.rstrip().endswith("fig12.png")
+    )

@@ -42,41 +42,74 @@ def test_the_demo(here):
         result = run("demo", "--out", "shown")
     assert last(result).name == "landscape.png" and (here / last(result)).is_file()
     assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
-    taken = [json.loads(file.read_text())["provenance"]["threads"] for file in (here / "shown").glob("*/run.json")]
+    taken = [
+        json.loads(file.read_text())["provenance"]["threads"]
+        for file in (here / "shown").glob("*/run.json")
+    ]
     assert taken == [1, 1], "two would wait for each other wherever another program uses a core"
 
 
 @pytest.mark.parametrize("verb", ["forgetting", "drift", "matching", "landscape", "spectrum"])
 def test_every_diagnostic_of_the_default_run(here, trained, verb):
-    few = {"landscape": ("--points", "9", "--samples", "200"), "matching": ("--samples", "200")}.get(verb, ())
+    few = {
+        "landscape": ("--points", "9", "--samples", "200"),
+        "matching": ("--samples", "200"),
+    }.get(verb, ())
     assert (here / last(run(verb, trained, *few, "--device", "cpu"))).stat().st_size > 1000
 
 
 def test_two_methods_and_a_report(here, trained):
-    other = last(run("train", "digits", "--set", "method.name=scaffold", "--set", "rounds=5", "--device", "cpu"))
+    other = last(
+        run(
+            "train",
+            "digits",
+            "--set",
+            "method.name=scaffold",
+            "--set",
+            "rounds=5",
+            "--device",
+            "cpu",
+        )
+    )
     page = here / last(run("report", trained, other.parent.parent))
-    assert "fedavg" in page.read_text("utf-8").lower() and "scaffold" in page.read_text("utf-8").lower()
+    assert (
+        "fedavg" in page.read_text("utf-8").lower()
+        and "scaffold" in page.read_text("utf-8").lower()
+    )
 
 
 @pytest.fixture(scope="module")
 def own(folder):
     digits = load_digits()
     x, y = (digits.images * 15.9).astype(np.uint8), digits.target
-    np.savez(folder / "own.npz", train_images=x[:1500], train_labels=y[:1500], test_images=x[1500:], test_labels=y[1500:])
+    np.savez(
+        folder / "own.npz",
+        train_images=x[:1500],
+        train_labels=y[:1500],
+        test_images=x[1500:],
+        test_labels=y[1500:],
+    )
     return "npz:own.npz"
 
 
 def test_own_data(own):
-    result = run("train", "digits", "--set", f"data.name={own}", "--set", "rounds=5", "--device", "cpu")
+    result = run(
+        "train", "digits", "--set", f"data.name={own}", "--set", "rounds=5", "--device", "cpu"
+    )
     assert "pixels / 255" in result.stderr and "finished" in result.stdout
 
 
 def test_own_model_has_its_own_loss(here, own):
     """A net trained elsewhere on x / 255: the loss that fldiag reports is the loss it was trained to."""
-    (here / "hour_net.py").write_text("from torch import nn\n\n\ndef net():\n"
-                                      "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n")
+    (here / "hour_net.py").write_text(
+        "from torch import nn\n\n\ndef net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))\n"
+    )
     with np.load(here / "own.npz") as file:
-        x, y = torch.from_numpy(file["train_images"]).float()[:, None] / 255, torch.from_numpy(file["train_labels"])
+        x, y = (
+            torch.from_numpy(file["train_images"]).float()[:, None] / 255,
+            torch.from_numpy(file["train_labels"]),
+        )
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(net.parameters(), 0.5)
@@ -86,20 +119,54 @@ def test_own_model_has_its_own_loss(here, own):
         loss.backward()
         optimizer.step()
     torch.save(net.state_dict(), here / "net.pt")
-    answer = run("spectrum", "net.pt", "--model", "hour_net:net", "--data", own, "--device", "cpu", "--json", "-k", "1").stdout
+    answer = run(
+        "spectrum",
+        "net.pt",
+        "--model",
+        "hour_net:net",
+        "--data",
+        own,
+        "--device",
+        "cpu",
+        "--json",
+        "-k",
+        "1",
+    ).stdout
     found = {row["metric"]: row["value"] for row in json.loads(answer)["rows"]}
     assert found["loss"] == pytest.approx(float(cross_entropy(net(x), y)), rel=1e-5)
 
 
 def test_answers_about_other_data_do_not_replace_each_other(here, own):
     """One file of weights, two data sets of one size: two answers, each of which says what it saw."""
-    (here / "two_nets.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
+    (here / "two_nets.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
     torch.save(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).state_dict(), here / "two.pt")
     with np.load(here / "own.npz") as file:
-        np.savez(here / "floats.npz", **{k: v.astype(np.float32) if "images" in k else v for k, v in file.items()})
+        np.savez(
+            here / "floats.npz",
+            **{k: v.astype(np.float32) if "images" in k else v for k, v in file.items()},
+        )
     about = {}
     for data in (own, "npz:floats.npz"):
-        made = last(run("spectrum", "two.pt", "--model", "two_nets:net", "--data", data, "--device", "cpu", "-k", "1"))
-        about[made] = json.loads((here / made).with_suffix(".json").read_text())["checkpoints"]["two"]
-    assert [a["data"] for a in about.values()] == [own, "npz:floats.npz"] and {a["model"] for a in about.values()} == {"two_nets:net"}
+        made = last(
+            run(
+                "spectrum",
+                "two.pt",
+                "--model",
+                "two_nets:net",
+                "--data",
+                data,
+                "--device",
+                "cpu",
+                "-k",
+                "1",
+            )
+        )
+        about[made] = json.loads((here / made).with_suffix(".json").read_text())["checkpoints"][
+            "two"
+        ]
+    assert [a["data"] for a in about.values()] == [own, "npz:floats.npz"] and {
+        a["model"] for a in about.values()
+    } == {"two_nets:net"}
     assert ["pixels / 255" in a["remarks"][-1] for a in about.values()] == [True, False]

@@ -27,7 +27,9 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def copy(trained, tmp_path):
     """The run, to be damaged; its diagnostics left behind."""
-    return Path(shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics")))
+    return Path(
+        shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics"))
+    )
 
 
 @pytest.mark.parametrize("verb", ["forgetting", "drift"])
@@ -48,7 +50,12 @@ def test_forgetting_writes_table_provenance_and_pictures(trained):
     own = fldiag.load(trained).metrics
     for r in (1, 4):  # the very numbers that training reported
         theirs = own[(own["round"] == r) & (own["metric"] == "accuracy")].value.iloc[0]
-        mine = frame[(frame["round"] == r) & (frame.moment == "aggregated") & (frame.metric == "accuracy") & (frame["slice"] == "test")]
+        mine = frame[
+            (frame["round"] == r)
+            & (frame.moment == "aggregated")
+            & (frame.metric == "accuracy")
+            & (frame["slice"] == "test")
+        ]
         assert mine.value.iloc[0] == pytest.approx(theirs, abs=1e-8)
     assert run("forgetting", trained).stdout == result.stdout
 
@@ -58,15 +65,26 @@ def test_why_gives_the_account_and_its_rest(trained):
     result = run("forgetting", trained, "--why", "--k", 2, "--samples", 200, "--json")
     answer = json.loads(result.stdout)
     whole = [row for row in answer["rows"] if row.get("client") == "all"]
-    assert len(whole) == 1 and whole[0]["change"] == pytest.approx(sum(whole[0][t] for t in ("linear", "quadratic", "rest")), abs=1e-6)
-    assert Path(answer["paths"][-1]).name.startswith("account-") and Path(answer["paths"][-1]).is_file()
+    assert len(whole) == 1 and whole[0]["change"] == pytest.approx(
+        sum(whole[0][t] for t in ("linear", "quadratic", "rest")), abs=1e-6
+    )
+    assert (
+        Path(answer["paths"][-1]).name.startswith("account-")
+        and Path(answer["paths"][-1]).is_file()
+    )
 
 
 @pytest.mark.slow
 def test_drift_of_some_rounds(trained):
-    result = run("drift", trained, "--rounds", "2-3", "--rho", 0, "--rho", 1.5, "--no-representation")
+    result = run(
+        "drift", trained, "--rounds", "2-3", "--rho", 0, "--rho", 1.5, "--no-representation"
+    )
     frame = table(last(result))
-    assert set(frame["round"].dropna()) == {2, 3} and set(frame["rho"].dropna()) >= {0.0, 1.5} and "cka" not in set(frame.metric)
+    assert (
+        set(frame["round"].dropna()) == {2, 3}
+        and set(frame["rho"].dropna()) >= {0.0, 1.5}
+        and "cka" not in set(frame.metric)
+    )
     assert "proposition 2: error falls as eta^" in result.stdout
 
 
@@ -74,17 +92,37 @@ def test_drift_of_some_rounds(trained):
 def test_drift_says_what_training_recorded_or_how_to_record_it(trained, tmp_path):
     few = ("--no-gradients", "--no-representation", "--no-propositions")
     text = run("drift", trained, "--rounds", "4", *few).stdout
-    assert "--set metrics.steps=true --set metrics.proximal=kl" in text and "means over the local steps" not in text
-    run("train", "digits", *SMALL, "--set", "checkpoint.clients=sampled", "--set", "metrics.steps=true", "--set",
-        "metrics.proximal=l2", "--out", tmp_path / "run")
+    assert (
+        "--set metrics.steps=true --set metrics.proximal=kl" in text
+        and "means over the local steps" not in text
+    )
+    run(
+        "train",
+        "digits",
+        *SMALL,
+        "--set",
+        "checkpoint.clients=sampled",
+        "--set",
+        "metrics.steps=true",
+        "--set",
+        "metrics.proximal=l2",
+        "--out",
+        tmp_path / "run",
+    )
     result = run("drift", tmp_path / "run", *few)
     assert "means over the local steps" in result.stdout and "metrics.steps" not in result.stdout
     frame = table(last(result))
     steps = frame[(frame.estimator == "steps") & (frame.scope == "global")]
-    assert set(steps["round"]) == {1, 2, 3, 4} and set(steps.metric) == {"cos_gu_gp", "proximal_loss"} and set(steps.proximal) == {"l2"}
+    assert (
+        set(steps["round"]) == {1, 2, 3, 4}
+        and set(steps.metric) == {"cos_gu_gp", "proximal_loss"}
+        and set(steps.proximal) == {"l2"}
+    )
     rows = json.loads(run("drift", tmp_path / "run", *few, "--json").stdout)["rows"]
     shown = {r["round"]: r for r in rows if r.get("estimator") == "steps"}
-    assert shown[2]["proximal"] == pytest.approx(float(steps[(steps["round"] == 2) & (steps.metric == "proximal_loss")].value.iloc[0]))
+    assert shown[2]["proximal"] == pytest.approx(
+        float(steps[(steps["round"] == 2) & (steps.metric == "proximal_loss")].value.iloc[0])
+    )
 
 
 @pytest.mark.slow
@@ -94,11 +132,19 @@ def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy
     (copy / "rounds" / "0003.pt").unlink()
     for verb in ("forgetting", "drift"):
         result = run(verb, copy)
-        assert "round 2: " in result.stderr and "sha256 differs" in result.stderr and "0003.pt is listed in run.json but is not there" in result.stderr
+        assert (
+            "round 2: " in result.stderr
+            and "sha256 differs" in result.stderr
+            and "0003.pt is listed in run.json but is not there" in result.stderr
+        )
         frame = table(last(result))
-        assert set(frame[frame.metric != "missing"]["round"].dropna()) == {1, 4} and set(frame[frame.metric == "missing"]["round"]) == {2, 3}
+        assert set(frame[frame.metric != "missing"]["round"].dropna()) == {1, 4} and set(
+            frame[frame.metric == "missing"]["round"]
+        ) == {2, 3}
     (copy / "rounds" / "0002.pt").write_bytes(content)
-    assert set(table(last(run("forgetting", copy))).query("metric != 'missing'")["round"].dropna()) == {1, 2, 4}  # not the cached table
+    assert set(
+        table(last(run("forgetting", copy))).query("metric != 'missing'")["round"].dropna()
+    ) == {1, 2, 4}  # not the cached table
 
 
 def rewrite(folder, r, change):
@@ -133,15 +179,34 @@ def test_an_unlisted_round_is_named(copy):
     index = json.loads((copy / "run.json").read_text())
     del index["files"]["rounds/0002.pt"]
     write_index(copy, index)
-    assert "lists no checkpoint of round 2" in run("drift", copy, "--no-gradients", "--no-representation").stderr
+    assert (
+        "lists no checkpoint of round 2"
+        in run("drift", copy, "--no-gradients", "--no-representation").stderr
+    )
 
 
 def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
-    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--set",
-        "checkpoint.clients=none", "--out", tmp_path / "bare")
+    run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=1",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "checkpoint.clients=none",
+        "--out",
+        tmp_path / "bare",
+    )
     for verb in ("forgetting", "drift"):
         text = run(verb, tmp_path / "bare", code=1).stderr
-        assert "holds no client weights" in text and "checkpoint.clients=sampled" in text and "Traceback" not in text
+        assert (
+            "holds no client weights" in text
+            and "checkpoint.clients=sampled" in text
+            and "Traceback" not in text
+        )
     assert not (tmp_path / "bare" / "diagnostics").exists()
 
 
@@ -151,24 +216,42 @@ def test_nothing_readable_is_one_complaint(copy):
     assert "0001.pt" in run("forgetting", copy, code=1).stderr
 
 
-@pytest.mark.parametrize(("arguments", "text"), [
-    (("--rounds", "9"), "stored are"), (("--rounds", "x"), "is not valid"), (("--rounds", "every:0"), "is not valid"),
-    (("--min-count", "0"), "greater than or equal to 1"), (("--confidence", "1"), "less than 1"), (("--samples", "0"), "samples")])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--rounds", "9"), "stored are"),
+        (("--rounds", "x"), "is not valid"),
+        (("--rounds", "every:0"), "is not valid"),
+        (("--min-count", "0"), "greater than or equal to 1"),
+        (("--confidence", "1"), "less than 1"),
+        (("--samples", "0"), "samples"),
+    ],
+)
 def test_wrong_options(trained, arguments, text):
     error = run("forgetting", trained, *arguments, code=2).stderr
     assert text in error or (arguments[1] == "9" and "no checkpoint of round 9" in error)
 
 
 def test_one_checkpoint_is_not_a_run(trained):
-    assert "is a single checkpoint" in run("forgetting", trained / "rounds" / "0002.pt", code=2).stderr
+    assert (
+        "is a single checkpoint" in run("forgetting", trained / "rounds" / "0002.pt", code=2).stderr
+    )
     with pytest.raises(FldiagError, match="needs a run"):
         fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "drift")
 
 
 def test_choice_of_rounds():
     there = [1, 2, 3, 5, 8, 10]
-    assert rounds(None, there) is None and rounds("last", there) == [10] and rounds("2-8", there) == [2, 3, 5, 8]
-    assert rounds("1,3,8-10", there) == [1, 3, 8, 10] and rounds("every:5", there) == [5, 10] and rounds("4", there) == [4]
+    assert (
+        rounds(None, there) is None
+        and rounds("last", there) == [10]
+        and rounds("2-8", there) == [2, 3, 5, 8]
+    )
+    assert (
+        rounds("1,3,8-10", there) == [1, 3, 8, 10]
+        and rounds("every:5", there) == [5, 10]
+        and rounds("4", there) == [4]
+    )
 
 
 def test_no_code_that_a_run_names_is_executed(copy):

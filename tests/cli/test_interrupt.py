@@ -31,8 +31,14 @@ NOTICES = "the last round holds the sampled clients' weights", "about "
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [*(0.2 + 0.23 * i for i in range(14)), 6], ids="{:.2f}".format)
 def test_ctrl_c_while_it_starts(after, tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], cwd=tmp_path, text=True,
-                             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
+        cwd=tmp_path,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert child.stdout.readline() == "up\n"
     time.sleep(after)
     child.send_signal(signal.SIGINT)
@@ -47,15 +53,31 @@ def test_ctrl_c_while_it_starts(after, tmp_path):
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_ctrl_c_while_workers_train(executor, tmp_path):
     """A terminal sends it to the workers, too."""
-    words = SCRIPT.replace('"--out", sys.argv[1]', f'"--out", sys.argv[1], "--executor", "{executor}"')
-    child = subprocess.Popen([sys.executable, "-c", words, str(tmp_path / "run")], cwd=tmp_path, text=True, start_new_session=True,
-                             env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = SCRIPT.replace(
+        '"--out", sys.argv[1]', f'"--out", sys.argv[1], "--executor", "{executor}"'
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", words, str(tmp_path / "run")],
+        cwd=tmp_path,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while not list(tmp_path.glob("run/rounds/*.pt")) and child.poll() is None:
         time.sleep(0.2)
     os.killpg(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=100)
-    assert child.returncode == 1 and "stopped; everything up to the last checkpoint is kept" in said and "Traceback" not in said
-    assert Run.open(tmp_path / "run").status == "interrupted" and not (tmp_path / "run" / "owner.json").exists()
+    assert (
+        child.returncode == 1
+        and "stopped; everything up to the last checkpoint is kept" in said
+        and "Traceback" not in said
+    )
+    assert (
+        Run.open(tmp_path / "run").status == "interrupted"
+        and not (tmp_path / "run" / "owner.json").exists()
+    )
 
 
 def test_the_reading_of_the_command_line_is_no_work():

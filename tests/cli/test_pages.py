@@ -18,12 +18,32 @@ from fldiag.cli import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Pages whose commands need what a test of their own lays out.
-ELSEWHERE = {"clusters.md": "test_clusters_page.py", "other_frameworks.md": "test_other_frameworks.py", "many-clients.md": "unit/test_synthetic.py"}
-PAGES = sorted(p for p in DOCS.rglob("*.md") if "made" not in str(p.parent) and p.name not in ELSEWHERE and "_ext" not in p.parts)
+ELSEWHERE = {
+    "clusters.md": "test_clusters_page.py",
+    "other_frameworks.md": "test_other_frameworks.py",
+    "many-clients.md": "unit/test_synthetic.py",
+}
+PAGES = sorted(
+    p
+    for p in DOCS.rglob("*.md")
+    if "made" not in str(p.parent) and p.name not in ELSEWHERE and "_ext" not in p.parts
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-CONSOLE = ("$ pip install", "$ python flower_digits.py", "$ fldiag forgetting runs/flower", "$ fldiag convert received/", "    --model small_cnn",
-           "$ fldiag forgetting theirs", "$ fldiag spectrum my-bert/", "$ fldiag train texts --set data.name=csv:films.csv", "$ fldiag train minilm-lora",
-           "$ fldiag doctor runs/mine", "$ make", "$ git", "$ python -m")
+CONSOLE = (
+    "$ pip install",
+    "$ python flower_digits.py",
+    "$ fldiag forgetting runs/flower",
+    "$ fldiag convert received/",
+    "    --model small_cnn",
+    "$ fldiag forgetting theirs",
+    "$ fldiag spectrum my-bert/",
+    "$ fldiag train texts --set data.name=csv:films.csv",
+    "$ fldiag train minilm-lora",
+    "$ fldiag doctor runs/mine",
+    "$ make",
+    "$ git",
+    "$ python -m",
+)
 pytestmark = pytest.mark.slow
 
 
@@ -40,11 +60,17 @@ def place(tmp_path, monkeypatch):
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:  # modules that a page wrote
-        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(tmp_path):
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(
+            tmp_path
+        ):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(kind in ("sh", "python") for kind, _ in blocks(p))], ids=lambda p: str(p.relative_to(DOCS)))
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if any(kind in ("sh", "python") for kind, _ in blocks(p))],
+    ids=lambda p: str(p.relative_to(DOCS)),
+)
 def test_every_block_runs(page, place):
     names = {}
     for kind, text in blocks(page):
@@ -60,7 +86,11 @@ def test_every_block_runs(page, place):
                 elif program != "true":
                     assert program == "fldiag", line
                     found = commands.runner.invoke(app, arguments)
-                    assert found.exit_code in ((0, 3) if arguments[0] == "check" else (0,)), (line, found.output, found.exception)
+                    assert found.exit_code in ((0, 3) if arguments[0] == "check" else (0,)), (
+                        line,
+                        found.output,
+                        found.exception,
+                    )
 
 
 def test_what_is_not_run_is_known():
@@ -75,4 +105,7 @@ def test_what_is_not_run_is_known():
 def test_links_between_pages_lead_somewhere(page):
     for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8")):
         target = (page.parent / link).resolve()
-        assert target.exists() or "made" in target.parts or "gallery_made" in target.parts, (page, link)
+        assert target.exists() or "made" in target.parts or "gallery_made" in target.parts, (
+            page,
+            link,
+        )

@@ -11,7 +11,16 @@ from commands import run
 from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 
-QUICK = ["--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1", "--device", "cpu"]
+QUICK = [
+    "--set",
+    "rounds=1",
+    "--set",
+    "model.name=mlp",
+    "--set",
+    "train.epochs=1",
+    "--device",
+    "cpu",
+]
 
 
 def complaint(*arguments, code):
@@ -30,18 +39,34 @@ def trained(tmp_path_factory):
 
 def test_help_has_an_example():
     text = run("personalise", "--help").stdout
-    assert "Example: fldiag personalise" in text and all(f"--{o}" in text for o in ("epochs", "knn", "json", "seed", "debug"))
+    assert "Example: fldiag personalise" in text and all(
+        f"--{o}" in text for o in ("epochs", "knn", "json", "seed", "debug")
+    )
 
 
 def test_training_a_personalised_method_ends_with_mean_and_deviation():
-    answer = json.loads(run("train", "digits", *QUICK, "--set", "method.name=fedbabu", "--set", "method.tune_epochs=[0,1]",
-                            "--out", "r", "--json").stdout)
+    answer = json.loads(
+        run(
+            "train",
+            "digits",
+            *QUICK,
+            "--set",
+            "method.name=fedbabu",
+            "--set",
+            "method.tune_epochs=[0,1]",
+            "--out",
+            "r",
+            "--json",
+        ).stdout
+    )
     rows = [row for row in answer["rows"] if "std" in row]
     assert [(row["epochs"], row["clients"]) for row in rows] == [(0, 20), (1, 20)]
     frame = Run.open("r").metrics
     for row in rows:
         part = frame[(frame["index"] == row["epochs"]) & (frame["scope"] == "client")]["value"]
-        assert row["mean"] == pytest.approx(part.mean()) and row["std"] == pytest.approx(part.std(ddof=0))
+        assert row["mean"] == pytest.approx(part.mean()) and row["std"] == pytest.approx(
+            part.std(ddof=0)
+        )
         assert (row["lowest"], row["highest"]) == (part.min(), part.max())
     assert answer["paths"][-1].endswith("0001.pt")
 
@@ -54,24 +79,42 @@ def test_a_run_of_any_method_table_picture_and_provenance(trained):
     frame = pd.read_csv(png.with_suffix(".csv"))
     assert sorted(frame["index"].unique()) == [0, 2] and (frame["scope"] == "client").sum() == 40
     about = json.loads(png.with_suffix(".json").read_text())
-    assert [len(c["sha256"]) for c in about["checkpoints"].values()] == [64] and about["options"]["epochs"] == "0,2"
-    assert run("personalise", trained, "--epochs", "0,2").stdout == result.stdout  # the cache's answer is the same
+    assert [len(c["sha256"]) for c in about["checkpoints"].values()] == [64] and about["options"][
+        "epochs"
+    ] == "0,2"
+    assert (
+        run("personalise", trained, "--epochs", "0,2").stdout == result.stdout
+    )  # the cache's answer is the same
 
 
 def test_what_voted_is_said(trained, tmp_path):
-    said = run("personalise", trained, "--epochs", 0, "--knn", "--clients", "0,3", "--out", tmp_path / "o").stdout
+    said = run(
+        "personalise", trained, "--epochs", 0, "--knn", "--clients", "0,3", "--out", tmp_path / "o"
+    ).stdout
     assert "voted: the 5 nearest of at most 500 training examples" in said and "weight 0.5" in said
 
 
 @pytest.mark.slow
 def test_options_change_the_answer_and_its_name(trained, tmp_path):
     seen = {}
-    for options in ([], ["--knn"], ["--lr", "initial", "--seed", 3], ["--test", "own"], ["--clients", "0,3"]):
-        answer = json.loads(run("personalise", trained, "--epochs", 1, *options, "--out", tmp_path / "o", "--json").stdout)
+    for options in (
+        [],
+        ["--knn"],
+        ["--lr", "initial", "--seed", 3],
+        ["--test", "own"],
+        ["--clients", "0,3"],
+    ):
+        answer = json.loads(
+            run(
+                "personalise", trained, "--epochs", 1, *options, "--out", tmp_path / "o", "--json"
+            ).stdout
+        )
         seen[answer["paths"][-1]] = pd.read_csv(answer["paths"][1])
     assert len(seen) == 5 and all(Path(p).parent == tmp_path / "o" for p in seen)
     plain, knn, _, own, two = seen.values()
-    assert not plain["value"].equals(knn["value"]) and set(knn["prediction"]) == {"model and neighbours"}
+    assert not plain["value"].equals(knn["value"]) and set(knn["prediction"]) == {
+        "model and neighbours"
+    }
     assert own["slice"].iloc[0] == "client:0/own" and two["client"].dropna().tolist() == [0, 3]
 
 

@@ -18,14 +18,30 @@ def figures(path):
 def commands(path):
     import html
 
-    return [html.unescape(c) for c in re.findall(r"<code>(.*?)</code>", Path(path).read_text("utf-8"))]
+    return [
+        html.unescape(c) for c in re.findall(r"<code>(.*?)</code>", Path(path).read_text("utf-8"))
+    ]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "my run"
-    run("train", "digits", "--set", "rounds=2", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled", "--set",
-        "clients.per_round=3", "--set", "metrics.steps=true", "--out", folder)
+    run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=2",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "checkpoint.clients=sampled",
+        "--set",
+        "clients.per_round=3",
+        "--set",
+        "metrics.steps=true",
+        "--out",
+        folder,
+    )
     return folder
 
 
@@ -34,7 +50,10 @@ def test_the_commands_that_a_report_names_fill_it(trained):
     """What is missing is made by typing what the report says, until nothing is missing."""
     first = json.loads(run("report", trained, "--json").stdout)
     assert first["paths"][-1] == str(trained / "diagnostics" / "report-my-run.html")
-    assert "landscape" in first["rows"][0]["missing"] and first["bytes"] == Path(first["paths"][-1]).stat().st_size
+    assert (
+        "landscape" in first["rows"][0]["missing"]
+        and first["bytes"] == Path(first["paths"][-1]).stat().st_size
+    )
     named = commands(first["paths"][-1])
     verbs = {"doctor", "drift", "forgetting", "landscape", "matching", "personalise", "spectrum"}
     assert {shlex.split(text)[1] for text in named} == verbs
@@ -44,9 +63,21 @@ def test_the_commands_that_a_report_names_fill_it(trained):
         run(*arguments, *(["--points", 5, "--samples", 200] if arguments[0] == "landscape" else []))
     second = json.loads(run("report", trained, "--json").stdout)
     assert second["rows"][0]["missing"] == "" and not commands(second["paths"][-1])
-    assert {f["kind"] for f in figures(second["paths"][-1])} == {"lines", "scene", "heatmap", "bars", "terms", "boxes"}
+    assert {f["kind"] for f in figures(second["paths"][-1])} == {
+        "lines",
+        "scene",
+        "heatmap",
+        "bars",
+        "terms",
+        "boxes",
+    }
     row = second["rows"][0]
-    assert row["lambda_1"] > 0 and row["drift"] > 0 and 0 < row["accuracy"] < 1 and row["drop"] is not None
+    assert (
+        row["lambda_1"] > 0
+        and row["drift"] > 0
+        and 0 < row["accuracy"] < 1
+        and row["drop"] is not None
+    )
 
 
 @pytest.mark.slow
@@ -56,18 +87,37 @@ def test_compute_makes_the_cheap_tables_first(trained, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("diagnostics"))
     result = run("report", copy, "--compute", "--out", tmp_path / "o")
-    assert list((copy / "diagnostics").glob("forgetting-*.csv")) and list((copy / "diagnostics").glob("drift-*.csv"))
+    assert list((copy / "diagnostics").glob("forgetting-*.csv")) and list(
+        (copy / "diagnostics").glob("drift-*.csv")
+    )
     path = result.stdout.strip().splitlines()[-1]
     assert path == str(tmp_path / "o" / "report-copy.html")
-    assert not any(c.startswith(("fldiag drift", "fldiag forgetting")) and "--why" not in c for c in commands(path))
+    assert not any(
+        c.startswith(("fldiag drift", "fldiag forgetting")) and "--why" not in c
+        for c in commands(path)
+    )
 
 
 def test_several_runs_go_to_one_file_here(trained, tmp_path):
-    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "method.name=fedsol", "--set",
-        "checkpoint.clients=none", "--out", tmp_path / "b")
+    run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=1",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "method.name=fedsol",
+        "--set",
+        "checkpoint.clients=none",
+        "--out",
+        tmp_path / "b",
+    )
     result = run("report", trained, tmp_path / "b", "--title", "Both")
     path = Path(result.stdout.strip().splitlines()[-1])
-    assert path == Path("fldiag-out") / "report-my-run-b.html" and "<title>Both</title>" in path.read_text("utf-8")
+    assert path == Path(
+        "fldiag-out"
+    ) / "report-my-run-b.html" and "<title>Both</title>" in path.read_text("utf-8")
     assert "different numbers of rounds" in result.stderr
     assert "checkpoint.clients=sampled" in path.read_text("utf-8")
 
@@ -75,13 +125,27 @@ def test_several_runs_go_to_one_file_here(trained, tmp_path):
 def test_wrong_use_is_one_message_with_a_remedy(tmp_path):
     for arguments in (["report", tmp_path], ["report", tmp_path / "none"]):
         result = run(*arguments, code=2)
-        assert "error:" in result.stderr and "→" in result.stderr and "Traceback" not in result.output
+        assert (
+            "error:" in result.stderr and "→" in result.stderr and "Traceback" not in result.output
+        )
     run("report", code=2)
 
 
 @pytest.mark.slow
 def test_compute_says_what_it_cannot_make(tmp_path):
-    run("train", "digits", "--set", "rounds=1", "--set", "model.name=mlp", "--set", "checkpoint.clients=none",
-        "--out", tmp_path / "b")
+    run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=1",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "checkpoint.clients=none",
+        "--out",
+        tmp_path / "b",
+    )
     result = run("report", tmp_path / "b", "--compute")
-    assert "no forgetting" in result.stderr and Path(result.stdout.strip().splitlines()[-1]).is_file()
+    assert (
+        "no forgetting" in result.stderr and Path(result.stdout.strip().splitlines()[-1]).is_file()
+    )

@@ -59,8 +59,20 @@ def own(tmp_path, monkeypatch):
                 b.uniform_(0.5, 2)
             torch.save(module.state_dict(), tmp_path / f"w{seed}.pt")
             files.append(str(tmp_path / f"w{seed}.pt"))
-        result = runner.invoke(app, [verb, *files, "--model", f"{name}:{model}", "--data", f"{name}:load", "--device", "cpu",
-                                     *map(str, arguments)])
+        result = runner.invoke(
+            app,
+            [
+                verb,
+                *files,
+                "--model",
+                f"{name}:{model}",
+                "--data",
+                f"{name}:load",
+                "--device",
+                "cpu",
+                *map(str, arguments),
+            ],
+        )
         assert result.exit_code == code, (result.output, result.exception)
         return result
 
@@ -83,7 +95,9 @@ def test_the_trace_of_a_net_without_closed_form_is_estimated_to_rtol(own, rtol, 
 
 @pytest.mark.slow
 def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
-    rows = json.loads(own("spectrum", "net", "--k", 2, "--which", "smallest", "--matrix", "ggn", "--json").stdout)["rows"]
+    rows = json.loads(
+        own("spectrum", "net", "--k", 2, "--which", "smallest", "--matrix", "ggn", "--json").stdout
+    )["rows"]
     values = [r for r in rows if r["metric"] == "eigenvalue"]
     assert [(r["which"], r["matrix"]) for r in values] == [("smallest", "ggn")] * 2
     assert not any(r["metric"] == "eigenvalue_ratio" for r in rows)
@@ -124,7 +138,7 @@ def test_a_density_beyond_the_memory_is_refused_before_the_spectrum(own, monkeyp
     assert not list(Path("fldiag-out").rglob("*.parquet"))
 
 
-LANGUAGE = '''
+LANGUAGE = """
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -157,7 +171,7 @@ def masked(z, batch):
 
 def summed(z, y):
     return cross_entropy(z.transpose(1, 2), y, reduction="sum")
-'''
+"""
 
 
 @pytest.mark.slow
@@ -170,22 +184,46 @@ def test_tokens_masks_and_sums_from_the_command_line(tmp_path, monkeypatch):
     torch.save({"_orig_mod." + k: v for k, v in net.state_dict().items()}, "net.pt")
     left = int(names["MASK"].sum())
     expected = float(names["masked"](net(names["TOKENS"]), names["words"]())[0].detach()) / left
-    for more, value, told in ((("--data", "language:words", "--loss", "language:masked"), expected, f"over what it counts: {left} in 8"),
-                              (("--data", "language:batches"), expected, f"{40 - left} targets are ignored"),
-                              (("--data", "language:batches", "--loss", "language:summed", "--reduction", "sum"), left * expected, "sum")):
+    for more, value, told in (
+        (
+            ("--data", "language:words", "--loss", "language:masked"),
+            expected,
+            f"over what it counts: {left} in 8",
+        ),
+        (("--data", "language:batches"), expected, f"{40 - left} targets are ignored"),
+        (
+            ("--data", "language:batches", "--loss", "language:summed", "--reduction", "sum"),
+            left * expected,
+            "sum",
+        ),
+    ):
         result = run("spectrum", "net.pt", "--model", "language:Net", "--k", "1", "--json", *more)
         assert json.loads(result.stdout)["rows"][0]["value"] == pytest.approx(value, rel=1e-5)
-        assert told in result.stdout + result.stderr and "without '_orig_mod.'" in result.stdout + result.stderr
-    assert "no loss of its own" in run("spectrum", "net.pt", "--model", "language:Net", "--data", "language:words", code=1).stderr
+        assert (
+            told in result.stdout + result.stderr
+            and "without '_orig_mod.'" in result.stdout + result.stderr
+        )
+    assert (
+        "no loss of its own"
+        in run(
+            "spectrum", "net.pt", "--model", "language:Net", "--data", "language:words", code=1
+        ).stderr
+    )
 
 
 @pytest.mark.slow
 def test_another_loss(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_loss.py").write_text("from torch.nn.functional import cross_entropy\n\n\n"
-                                          "def double(outputs, y):\n    return 2 * cross_entropy(outputs, y)\n")
-    first, second = (json.loads(run("spectrum", EXAMPLE, "--k", "1", "--samples", "100", "--json", *more).stdout)["rows"]
-                     for more in ((), ("--loss", "own_loss:double")))
+    (tmp_path / "own_loss.py").write_text(
+        "from torch.nn.functional import cross_entropy\n\n\n"
+        "def double(outputs, y):\n    return 2 * cross_entropy(outputs, y)\n"
+    )
+    first, second = (
+        json.loads(
+            run("spectrum", EXAMPLE, "--k", "1", "--samples", "100", "--json", *more).stdout
+        )["rows"]
+        for more in ((), ("--loss", "own_loss:double"))
+    )
     for one, other in zip(first, second, strict=True):
         if one["metric"] in ("loss", "eigenvalue"):
             assert other["value"] == pytest.approx(2 * one["value"], rel=1e-3)
@@ -193,7 +231,7 @@ def test_another_loss(tmp_path, monkeypatch):
     assert "cannot import nowhere" in run("spectrum", EXAMPLE, "--loss", "nowhere:f", code=2).stderr
 
 
-CHOICES = '''
+CHOICES = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -215,7 +253,7 @@ def poisson(z, y):
 
 def root(z, y):
     return (z[:, 0] - y).square().mean().sqrt()
-'''
+"""
 
 
 def test_what_is_a_target_a_loss_and_the_weights_is_said_and_chosen(tmp_path, monkeypatch):
@@ -226,20 +264,41 @@ def test_what_is_a_target_a_loss_and_the_weights_is_said_and_chosen(tmp_path, mo
     exec(CHOICES, names)
     net, average = names["Net"](), names["Net"]()
     torch.save({"model": net.state_dict(), "model_ema": average.state_dict(), "epoch": 3}, "w.pt")
-    asked = "spectrum", "w.pt", "--model", "choices:Net", "--data", "choices:with_domain", "--k", "1"
+    asked = (
+        "spectrum",
+        "w.pt",
+        "--model",
+        "choices:Net",
+        "--data",
+        "choices:with_domain",
+        "--k",
+        "1",
+    )
     x, y = names["X"], names["Y"]
-    for more, module, loss in (((), net, "poisson"), (("--key", "model_ema"), average, "poisson"),
-                               (("--reduction", "batch"), net, "root")):
+    for more, module, loss in (
+        ((), net, "poisson"),
+        (("--key", "model_ema"), average, "poisson"),
+        (("--reduction", "batch"), net, "root"),
+    ):
         result = run(*asked, "--loss", f"choices:{loss}", *more)
         path = next(line for line in reversed(result.stdout.splitlines()) if line.strip()).strip()
-        table, about = pd.read_csv(Path(path).with_suffix(".csv")), json.loads(Path(path).with_suffix(".json").read_text())
+        table, about = (
+            pd.read_csv(Path(path).with_suffix(".csv")),
+            json.loads(Path(path).with_suffix(".json").read_text()),
+        )
         value = float(table.loc[table["metric"] == "loss", "value"].iloc[0])
         assert value == pytest.approx(float(names[loss](module(x), y)), rel=1e-5)
         key = "model_ema" if module is average else "model"
         (origin,) = about["checkpoints"].values()
         assert origin["key"] == key and set(table["run"]) == {f"w {key}"}
         assert "entry 2 is the target; entry 3 is not used" in " ".join(result.stderr.split())
-        assert ("model is read, and model_ema is not" in " ".join(result.stderr.split())) is (key == "model")
+        assert ("model is read, and model_ema is not" in " ".join(result.stderr.split())) is (
+            key == "model"
+        )
     refused = run(*asked, "--loss", "choices:root", code=1).stderr
-    assert "it couples them" in " ".join(refused.split()) and "--reduction batch" in " ".join(refused.split())
-    assert "did you mean 'model_ema'?" in " ".join(run(*asked, "--key", "ema", code=2).stderr.split())
+    assert "it couples them" in " ".join(refused.split()) and "--reduction batch" in " ".join(
+        refused.split()
+    )
+    assert "did you mean 'model_ema'?" in " ".join(
+        run(*asked, "--key", "ema", code=2).stderr.split()
+    )

@@ -23,12 +23,21 @@ main()
 
 
 def without_torch(*words):
-    return subprocess.run([sys.executable, "-c", WITHOUT, *map(str, words)], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *map(str, words)], capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = Config.load("digits", rounds=2, model__name="mlp", clients__per_round=2, train__epochs=1, checkpoint__clients="sampled")
+    config = Config.load(
+        "digits",
+        rounds=2,
+        model__name="mlp",
+        clients__per_round=2,
+        train__epochs=1,
+        checkpoint__clients="sampled",
+    )
     return fldiag.train(config, out=tmp_path_factory.mktemp("startup") / "run").path
 
 
@@ -40,12 +49,16 @@ def test_a_cached_answer_and_a_report_need_no_torch(run):
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
     table = [line for line in first.stdout.splitlines() if line.strip().startswith(("1", "2"))]
-    assert table and all(line.split() in [other.split() for other in again.stdout.splitlines()] for line in table)
+    assert table and all(
+        line.split() in [other.split() for other in again.stdout.splitlines()] for line in table
+    )
     made = without_torch("report", run)
     assert made.returncode == 0, made.stderr
 
 
-@pytest.mark.parametrize("name", ["rounds/0002.pt", "diagnostics/*.png", "diagnostics/cache/asked-*.parquet"])
+@pytest.mark.parametrize(
+    "name", ["rounds/0002.pt", "diagnostics/*.png", "diagnostics/cache/asked-*.parquet"]
+)
 @pytest.mark.slow
 def test_what_was_changed_is_not_recalled(run, name):
     """Of a checkpoint, a picture and the table alike: the question then takes its usual way, which reads weights."""

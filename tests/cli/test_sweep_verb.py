@@ -8,8 +8,20 @@ import pandas as pd
 import pytest
 from commands import last, run
 
-SHORT = ("--set", "rounds=1", "--set", "model.name=mlp", "--set", "model.hidden=[8]", "--set", "train.epochs=1", "--set",
-         "clients.per_round=3", "--device", "cpu")
+SHORT = (
+    "--set",
+    "rounds=1",
+    "--set",
+    "model.name=mlp",
+    "--set",
+    "model.hidden=[8]",
+    "--set",
+    "train.epochs=1",
+    "--set",
+    "clients.per_round=3",
+    "--device",
+    "cpu",
+)
 
 
 @pytest.fixture
@@ -20,42 +32,91 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sweep_ends_in_a_table_and_a_report(here):
-    for verb in (("train", "digits", "--sweep", "method.name=fedavg,scaffold", "--sweep", "seed=0,1"),
-                 ("sweep", "digits", "--over", "method.name=fedavg,scaffold", "--over", "seed=0,1")):
+    for verb in (
+        ("train", "digits", "--sweep", "method.name=fedavg,scaffold", "--sweep", "seed=0,1"),
+        ("sweep", "digits", "--over", "method.name=fedavg,scaffold", "--over", "seed=0,1"),
+    ):
         result = run(*verb, *SHORT)
         page = Path(last(result))
         assert page.suffix == ".html" and page.is_file() and "4 runs" in result.stdout
     (csv,) = (here / "checkpoints").glob("sweep-*.csv")
     frame = pd.read_csv(csv)
-    assert frame["method.name"].tolist() == ["fedavg", "scaffold"] and frame["runs"].tolist() == [2, 2]
+    assert frame["method.name"].tolist() == ["fedavg", "scaffold"] and frame["runs"].tolist() == [
+        2,
+        2,
+    ]
     assert frame["accuracy_std"].notna().all()
     rows = json.loads(run("runs", "--json").stdout)["rows"]
     assert len(rows) == 4 and {row["status"] for row in rows} == {"finished"}
 
 
 def test_tuned_with_the_same_budget(here):
-    result = run("sweep", "digits", "--over", "method.name=fedavg,fedprox", "--tune", "train.lr=1e-6,0.1", "--budget", "2", *SHORT)
+    result = run(
+        "sweep",
+        "digits",
+        "--over",
+        "method.name=fedavg,fedprox",
+        "--tune",
+        "train.lr=1e-6,0.1",
+        "--budget",
+        "2",
+        *SHORT,
+    )
     (csv,) = (here / "checkpoints").glob("sweep-*.csv")
     about = json.loads(csv.with_suffix(".json").read_text())
-    assert pd.read_csv(csv)["tries"].tolist() == [2, 2] and len(about["tuned"]) == 2 and "2 candidates" in result.stdout
+    assert (
+        pd.read_csv(csv)["tries"].tolist() == [2, 2]
+        and len(about["tuned"]) == 2
+        and "2 candidates" in result.stdout
+    )
     page = Path(last(result)).read_text("utf-8")
-    assert all(re.search(f"{m}: lr [0-9.e-]+, the best of 2 candidates", page) for m in ("FedAvg", "FedProx"))
+    assert all(
+        re.search(f"{m}: lr [0-9.e-]+, the best of 2 candidates", page)
+        for m in ("FedAvg", "FedProx")
+    )
 
 
 def test_a_dry_run_forecasts_all_runs_and_writes_nothing(here):
-    sweep = ("sweep", "digits", "--over", "method.name=fedavg,fedprox", "--over", "seed=0,1", *SHORT, "--dry-run", "--json")
-    found, tuned = (json.loads(run(*sweep, *more).stdout) for more in ((), ("--tune", "train.lr=0.01,0.1")))
-    assert len(found["rows"]) == 4 and found["seconds"] == found["serial_seconds"] > 0 and not list(here.iterdir())
-    assert tuned["bytes"] == 2 * found["bytes"], "two candidates of each setting take the disk of its two seeds"
-    assert json.loads(run(*sweep, "--shard", "5/5").stdout)["seconds"] == 0, "a part of none of the four"
+    sweep = (
+        "sweep",
+        "digits",
+        "--over",
+        "method.name=fedavg,fedprox",
+        "--over",
+        "seed=0,1",
+        *SHORT,
+        "--dry-run",
+        "--json",
+    )
+    found, tuned = (
+        json.loads(run(*sweep, *more).stdout) for more in ((), ("--tune", "train.lr=0.01,0.1"))
+    )
+    assert (
+        len(found["rows"]) == 4
+        and found["seconds"] == found["serial_seconds"] > 0
+        and not list(here.iterdir())
+    )
+    assert tuned["bytes"] == 2 * found["bytes"], (
+        "two candidates of each setting take the disk of its two seeds"
+    )
+    assert json.loads(run(*sweep, "--shard", "5/5").stdout)["seconds"] == 0, (
+        "a part of none of the four"
+    )
     spread = json.loads(run(*sweep, "--executor", "processes:2").stdout)
     assert spread["seconds"] != spread["serial_seconds"] and spread["executor"] == "processes:2"
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (("--over", "seed"), "not of the form key=value,value"), (("--over", "seed=0", "--over", "seed=1"), "given twice"),
-    (("--over", "seed=0,0"), "same run"), (("--over", "seed=0", "--budget", "2"), "--tune is not given"),
-    (("--over", "seed=0", "--set", "seed=1"), "in two ways"), (("--over", "metod.name=fedavg"), "metod")])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--over", "seed"), "not of the form key=value,value"),
+        (("--over", "seed=0", "--over", "seed=1"), "given twice"),
+        (("--over", "seed=0,0"), "same run"),
+        (("--over", "seed=0", "--budget", "2"), "--tune is not given"),
+        (("--over", "seed=0", "--set", "seed=1"), "in two ways"),
+        (("--over", "metod.name=fedavg"), "metod"),
+    ],
+)
 def test_a_wrong_sweep_is_refused_before_anything_is_trained(here, arguments, words):
     assert words in run("sweep", "digits", *arguments, code=2).stderr and not list(here.iterdir())
 
@@ -66,19 +127,39 @@ def test_overwrite_begins_anew(here):
     assert "--resume" in told and "--overwrite" in told
     (here / "r" / "mine.txt").write_text("mine")
     run("train", "digits", *SHORT, "--set", "seed=5", "--out", "r", "--overwrite")
-    assert json.loads((here / "r" / "run.json").read_text())["config"]["seed"] == 5 and (here / "r" / "mine.txt").is_file()
+    assert (
+        json.loads((here / "r" / "run.json").read_text())["config"]["seed"] == 5
+        and (here / "r" / "mine.txt").is_file()
+    )
 
 
 def test_prune_asks(here):
     run("train", "digits", *SHORT, "--set", "method.name=scaffold", "--out", "r")
     assert "nothing was removed" in run("prune", "r", "--dry-run").stdout
     assert len(list((here / "r" / "state").glob("client*"))) == 1
-    assert "--yes" in run("prune", "r", code=2).stderr and list((here / "r" / "state").glob("client*"))  # nobody is there
+    assert "--yes" in run("prune", "r", code=2).stderr and list(
+        (here / "r" / "state").glob("client*")
+    )  # nobody is there
     run("prune", "r", "--yes")
     assert "nothing to remove" in run("prune", "r").stdout
-    assert not list((here / "r" / "state").glob("client*")) and "no run under" in run("runs", "r/state", code=2).stderr
+    assert (
+        not list((here / "r" / "state").glob("client*"))
+        and "no run under" in run("runs", "r/state", code=2).stderr
+    )
 
 
 def test_list_without_a_kind_lists_all():
     text = run("list").stdout
-    assert all(word in text for word in ("methods", "fedsol", "models", "small_cnn", "diagnostics", "matching", "presets", "figures"))
+    assert all(
+        word in text
+        for word in (
+            "methods",
+            "fedsol",
+            "models",
+            "small_cnn",
+            "diagnostics",
+            "matching",
+            "presets",
+            "figures",
+        )
+    )

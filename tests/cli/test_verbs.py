@@ -27,7 +27,18 @@ EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
 def trained(tmp_path_factory):
     """A short run with client weights, written by the command itself."""
     folder = tmp_path_factory.mktemp("run") / "r"
-    run("train", "digits", "--set", "rounds=3", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled", "--out", folder)
+    run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=3",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "checkpoint.clients=sampled",
+        "--out",
+        folder,
+    )
     return folder
 
 
@@ -36,16 +47,36 @@ def test_help_answers_without_torch_and_quickly():
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
+        )
         seconds.append(time.perf_counter() - began)
         assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in ("demo", "train", "landscape", "spectrum", "matching", "forgetting",
-                                                  "drift", "report", "convert", "figures", "toy", "list", "explain"))
+    assert all(
+        verb in done.stdout
+        for verb in (
+            "demo",
+            "train",
+            "landscape",
+            "spectrum",
+            "matching",
+            "forgetting",
+            "drift",
+            "report",
+            "convert",
+            "figures",
+            "toy",
+            "list",
+            "explain",
+        )
+    )
 
 
 def verbs(group=get_command(app), before=""):
     for name, command in group.commands.items():
-        yield from verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
+        yield from (
+            verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
+        )
 
 
 @pytest.mark.parametrize("verb", list(verbs()))
@@ -58,7 +89,11 @@ def test_every_verb_has_help_with_an_example(verb):
 def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
     verb, flag = known.FLAGS[name].split()
     options = {option for p in get_command(app).commands[verb].params for option in p.opts}
-    assert flag in options and name not in get_command(app).commands and name in fldiag.catalogue("diagnostics")
+    assert (
+        flag in options
+        and name not in get_command(app).commands
+        and name in fldiag.catalogue("diagnostics")
+    )
     refused = " ".join(run(name, EXAMPLE, code=2).stderr.split())
     assert f"fldiag {known.FLAGS[name]}" in refused and f"fldiag diagnose {name}" in refused
     assert f"fldiag diagnose {name}" in run("explain", name).stdout
@@ -66,7 +101,21 @@ def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
 
 @pytest.mark.parametrize("name", ["trace", "diagonal", "density"])
 def test_what_is_asked_by_a_flag_is_asked_by_diagnose_too(name, tmp_path):
-    frame = pd.read_csv(last(run("diagnose", name, EXAMPLE, "--set", "samples=20", "--set", "device=cpu", "--out", tmp_path)).with_suffix(".csv"))
+    frame = pd.read_csv(
+        last(
+            run(
+                "diagnose",
+                name,
+                EXAMPLE,
+                "--set",
+                "samples=20",
+                "--set",
+                "device=cpu",
+                "--out",
+                tmp_path,
+            )
+        ).with_suffix(".csv")
+    )
     assert ("density" if name == "density" else "trace") in set(frame.metric)
 
 
@@ -78,8 +127,19 @@ def test_the_demo_draws_for_the_journal(monkeypatch):
 
 
 def test_train_ends_with_the_checkpoint_and_resumes(trained):
-    result = run("train", "digits", "--set", "rounds=3", "--set", "model.name=mlp", "--set", "checkpoint.clients=sampled",
-                 "--out", trained, "--resume")
+    result = run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=3",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "checkpoint.clients=sampled",
+        "--out",
+        trained,
+        "--resume",
+    )
     assert last(result) == trained / "rounds" / "0003.pt" and last(result).is_file()
     assert fldiag.load(trained).status == "finished"
 
@@ -87,7 +147,11 @@ def test_train_ends_with_the_checkpoint_and_resumes(trained):
 def test_dry_run_writes_nothing_and_forecasts(tmp_path):
     result = run("train", "digits", "--dry-run", "--json")
     answer = json.loads(result.stdout)
-    assert answer["seconds"] > 0 and answer["bytes"] > 20 * 4 * 46594 and answer["config"]["rounds"] == 20
+    assert (
+        answer["seconds"] > 0
+        and answer["bytes"] > 20 * 4 * 46594
+        and answer["config"]["rounds"] == 20
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -105,8 +169,16 @@ def test_landscape_of_a_run_checkpoint(trained):
 
 @pytest.mark.slow
 def test_landscapes_of_two_checkpoints_share_one_picture(trained):
-    result = run("landscape", trained / "rounds" / "0001.pt", trained / "rounds" / "0003.pt", "--points", 3, "--samples", 100,
-                 "--json")
+    result = run(
+        "landscape",
+        trained / "rounds" / "0001.pt",
+        trained / "rounds" / "0003.pt",
+        "--points",
+        3,
+        "--samples",
+        100,
+        "--json",
+    )
     answer = json.loads(result.stdout)
     assert [row["run"] for row in answer["rows"]] == ["fedavg round 1", "fedavg round 3"]
     assert answer["paths"][-1].endswith(".png")
@@ -133,7 +205,9 @@ def test_spectrum_of_the_committed_example_has_the_promised_rows():
 @pytest.mark.slow
 def test_spectrum_of_a_client_differs_from_the_global_one(trained):
     client = fldiag.load(trained).checkpoint().client_ids[0]
-    own = json.loads(run("spectrum", trained, "--client", client, "--k", 1, "--json").stdout)["rows"]
+    own = json.loads(run("spectrum", trained, "--client", client, "--k", 1, "--json").stdout)[
+        "rows"
+    ]
     whole = json.loads(run("spectrum", trained, "--k", 1, "--json").stdout)["rows"]
     assert own[0]["run"].endswith(f"client {client}") and own[0]["value"] != whole[0]["value"]
 
@@ -141,9 +215,15 @@ def test_spectrum_of_a_client_differs_from_the_global_one(trained):
 def test_a_second_question_is_read_from_the_cache(trained):
     question = ("spectrum", trained, "--k", 2, "--json")
     first = run(*question)
-    kept = {p: p.stat().st_mtime_ns for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")}
+    kept = {
+        p: p.stat().st_mtime_ns
+        for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")
+    }
     assert run(*question).stdout == first.stdout
-    assert {p: p.stat().st_mtime_ns for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")} == kept
+    assert {
+        p: p.stat().st_mtime_ns
+        for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")
+    } == kept
 
 
 @pytest.mark.slow
@@ -156,19 +236,38 @@ def test_toy_plane_prints_closed_forms():
 def test_partition_picture_and_counts(trained):
     result = run("partition", "digits", "--set", "partition.kind=sharding")
     counts = pd.read_csv(last(result).with_name(last(result).name.removesuffix(".png") + ".csv"))
-    assert counts["count"].sum() == 1500 and (counts[counts["count"] > 0].groupby("client").size() <= 2).all()
+    assert (
+        counts["count"].sum() == 1500
+        and (counts[counts["count"] > 0].groupby("client").size() <= 2).all()
+    )
     assert last(run("partition", trained)).parent == trained / "diagnostics"
 
 
 @pytest.mark.parametrize("what", ["methods", "models", "datasets", "diagnostics", "presets"])
 def test_lists_name_what_is_registered(what):
     names = {row["name"] for row in json.loads(run("list", what, "--json").stdout)["rows"]}
-    assert {"methods": "fedsol", "models": "mlp", "datasets": "digits", "diagnostics": "spectrum", "presets": "digits"}[what] in names
+    assert {
+        "methods": "fedsol",
+        "models": "mlp",
+        "datasets": "digits",
+        "diagnostics": "spectrum",
+        "presets": "digits",
+    }[what] in names
 
 
 def test_explain_gives_equations_options_and_source():
     text = run("explain", "fedsol").stdout
-    assert all(part in text for part in ("Lambda", "rho", "CVPR 2024", "float >= 0", "full | body | head", "equals fedavg"))
+    assert all(
+        part in text
+        for part in (
+            "Lambda",
+            "rho",
+            "CVPR 2024",
+            "float >= 0",
+            "full | body | head",
+            "equals fedavg",
+        )
+    )
 
 
 @pytest.mark.slow
@@ -185,10 +284,28 @@ def test_plain_state_dict_with_own_model_and_data(tmp_path):
         "def net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 10))\n"
         "def load():\n    g = torch.Generator().manual_seed(0)\n"
         "    x, y = torch.randn(60, 1, 8, 8, generator=g), torch.arange(60) % 10\n    return x, y, x[:20], y[:20]\n"
-        "if __name__ == '__main__': torch.save(net().state_dict(), 'w.pt')\n")
+        "if __name__ == '__main__': torch.save(net().state_dict(), 'w.pt')\n"
+    )
     subprocess.run([sys.executable, "mine.py"], check=True)
-    done = subprocess.run([sys.executable, "-m", "fldiag.cli", "spectrum", "w.pt", "--model", "mine:net", "--data", "mine:load",
-                           "--k", "2", "--json"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fldiag.cli",
+            "spectrum",
+            "w.pt",
+            "--model",
+            "mine:net",
+            "--data",
+            "mine:load",
+            "--k",
+            "2",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     assert sum(r["metric"] == "eigenvalue" for r in json.loads(done.stdout)["rows"]) == 2
 
@@ -196,20 +313,26 @@ def test_plain_state_dict_with_own_model_and_data(tmp_path):
 @pytest.mark.slow
 def test_the_method_of_the_readme_is_complete(tmp_path):
     """The example file of the README, as a package with an entry point, trains and meets its own neutral setting."""
-    source = re.search(r"```python\n(# steady\.py.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    source = re.search(
+        r"```python\n(# steady\.py.*?)```", (ROOT / "README.md").read_text(), re.S
+    ).group(1)
     (tmp_path / "steady.py").write_text(source)
     info = tmp_path / "steady-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steady\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fldiag.methods]\nsteady = steady\n")
-    code = ("from fldiag import config; from fldiag.training import rounds; import torch\n"
-            "w = {}\n"
-            "for m in ('fedavg', 'steady', 'steady0'):\n"
-            "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
-            "    w[m] = torch.cat([v.flatten() for v in rounds.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
-            "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n")
+    code = (
+        "from fldiag import config; from fldiag.training import rounds; import torch\n"
+        "w = {}\n"
+        "for m in ('fedavg', 'steady', 'steady0'):\n"
+        "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
+        "    w[m] = torch.cat([v.flatten() for v in rounds.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
+        "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n"
+    )
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -9,7 +9,9 @@ from fldiag import registry
 from fldiag.config import Config
 from fldiag.training import outcome, rounds
 
-TABLE = pd.read_csv(Path(__file__).parents[2] / "figures" / "methods" / "digits.csv").set_index("method")
+TABLE = pd.read_csv(Path(__file__).parents[2] / "figures" / "methods" / "digits.csv").set_index(
+    "method"
+)
 SEEDS = 3
 
 
@@ -21,15 +23,27 @@ def test_every_method_is_in_the_table():
 @pytest.mark.parametrize("name", registry.method.names())
 def test_learns_with_the_default_preset(name, tmp_path):
     row = TABLE.loc[name]
-    kind, metric = ("accuracy", "accuracy") if pd.notna(row["accuracy"]) else ("personal", "personal_accuracy")
+    kind, metric = (
+        ("accuracy", "accuracy") if pd.notna(row["accuracy"]) else ("personal", "personal_accuracy")
+    )
     found = []
     for seed in range(SEEDS):
-        config = Config.load("digits", method__name=name, seed=seed, checkpoint__every=100, checkpoint__clients="none")
+        config = Config.load(
+            "digits",
+            method__name=name,
+            seed=seed,
+            checkpoint__every=100,
+            checkpoint__clients="none",
+        )
         assert config.rounds == row["rounds"]
         run = rounds.train(config, out=tmp_path / str(seed))
         assert outcome.failure(run) is None
         frame = run.metrics
-        rows = frame[(frame["metric"] == metric) & (frame["scope"] == "global") & (frame["round"] == config.rounds)]
+        rows = frame[
+            (frame["metric"] == metric)
+            & (frame["scope"] == "global")
+            & (frame["round"] == config.rounds)
+        ]
         found.append(float(rows["value"].iloc[-1]))
     mean = sum(found) / SEEDS
     assert abs(mean - row[kind]) <= max(0.03, 2 * row[f"{kind}_std"]), (found, row[kind])

@@ -24,18 +24,59 @@ THIRD = 1 / 3
 #: Options with which the count is of a step of the size the statement means.
 SIZES = {"fedproj": {"memory_batch": BATCH}}
 COSTS = [
-    *[(name, {}, 1.0) for name in ("fedavg", "fedprox", "fednova", "scaffold", "feddyn", "feddc", "fedadam", "fedyogi", "fedavgm",
-                                   "fedacg", "fedcm", "fedlesam", "fedlesam_d", "fedlesam_s", "mixup", "feddf", "fedet")],
-    *[(name, {}, 2.0) for name in ("fedsam", "fedasam", "mofedsam", "fedgamma", "fedsmoo", "fedspeed", "fedtoga", "fedproj")],
-    ("moon", {}, 1 + 2 * THIRD), ("fedntd", {}, 1 + THIRD),
-    ("fedsol", {}, 1 + THIRD), ("fedsol", {"part": "body"}, 2 + THIRD), ("fedsol", {"part": "full"}, 2 + THIRD),
+    *[
+        (name, {}, 1.0)
+        for name in (
+            "fedavg",
+            "fedprox",
+            "fednova",
+            "scaffold",
+            "feddyn",
+            "feddc",
+            "fedadam",
+            "fedyogi",
+            "fedavgm",
+            "fedacg",
+            "fedcm",
+            "fedlesam",
+            "fedlesam_d",
+            "fedlesam_s",
+            "mixup",
+            "feddf",
+            "fedet",
+        )
+    ],
+    *[
+        (name, {}, 2.0)
+        for name in (
+            "fedsam",
+            "fedasam",
+            "mofedsam",
+            "fedgamma",
+            "fedsmoo",
+            "fedspeed",
+            "fedtoga",
+            "fedproj",
+        )
+    ],
+    ("moon", {}, 1 + 2 * THIRD),
+    ("fedntd", {}, 1 + THIRD),
+    ("fedsol", {}, 1 + THIRD),
+    ("fedsol", {"part": "body"}, 2 + THIRD),
+    ("fedsol", {"part": "full"}, 2 + THIRD),
     *[("fedsol", {"loss": loss}, 1.0) for loss in ("l2", "scaffold", "fednova", "feddyn")],
     ("fedsol", {"loss": "moon"}, 2 + 2 * THIRD),
-    ("gradient_projection", {}, 2 + THIRD), ("gradient_projection", {"loss": "l2"}, 1.0),
-    ("fedtoga", {"mode": "neighbour"}, 1.0), ("fedtoga", {"mode": "fusion"}, 2.0),
-    ("fednova", {"ccvr": "fixed"}, 1.0), ("fedlesam", {"estimate": "server"}, 1.0),
-    ("strategy", {"id": "A0"}, 1.0), ("strategy", {}, 1 + THIRD), ("strategy", {"id": "A5", "loss": "l2"}, 1.0),
-    ("fedalign", {}, 1.02), ("fedrcl", {}, 1.0),
+    ("gradient_projection", {}, 2 + THIRD),
+    ("gradient_projection", {"loss": "l2"}, 1.0),
+    ("fedtoga", {"mode": "neighbour"}, 1.0),
+    ("fedtoga", {"mode": "fusion"}, 2.0),
+    ("fednova", {"ccvr": "fixed"}, 1.0),
+    ("fedlesam", {"estimate": "server"}, 1.0),
+    ("strategy", {"id": "A0"}, 1.0),
+    ("strategy", {}, 1 + THIRD),
+    ("strategy", {"id": "A5", "loss": "l2"}, 1.0),
+    ("fedalign", {}, 1.02),
+    ("fedrcl", {}, 1.0),
 ]
 #: The papers' counts, where ours is lower: both passes of FedSOL's head mode share the body's features.
 PUBLISHED = {"fedsol": 1.33 + THIRD, "fedalign": 1.02}
@@ -46,13 +87,23 @@ OTHERS = [case for case in COSTS if case[1] and case[0] in registry.method.names
 def federation(name, options, epochs):
     """On a wide MLP, or a small residual network where the method asks for one."""
     options = {**SIZES.get(name, {}), **options}
-    cases = [("mlp", {"hidden": (160, 160)}, classification((BATCH * BATCHES,))),
-             ("small_resnet", {}, images((BATCH * BATCHES,), shape=(3, 16, 16)))]
+    cases = [
+        ("mlp", {"hidden": (160, 160)}, classification((BATCH * BATCHES,))),
+        ("small_resnet", {}, images((BATCH * BATCHES,), shape=(3, 16, 16))),
+    ]
     for model, shape, (data, parts) in cases if name != "fedrcl" else cases[1:]:
         public = torch.zeros(BATCH, *data.shape)
         try:
-            chosen = config(name, options, total=1, epochs=epochs, batch_size=BATCH, model=model, model_options=shape,
-                            precision="fp32")
+            chosen = config(
+                name,
+                options,
+                total=1,
+                epochs=epochs,
+                batch_size=BATCH,
+                model=model,
+                model_options=shape,
+                precision="fp32",
+            )
             return Federation(Setup(chosen, dataset=data, parts=parts, public=public))
         except FldiagError as error:
             refused = error
@@ -61,7 +112,9 @@ def federation(name, options, epochs):
 
 def unit(made):
     """Multiply-adds of a forward and a backward pass of the module on a minibatch."""
-    module = made.setup.module.eval().requires_grad_()  # whole: in training blocks may be dropped at random
+    module = (
+        made.setup.module.eval().requires_grad_()
+    )  # whole: in training blocks may be dropped at random
     x = torch.randn(BATCH, *made.setup.dataset.shape)
     with FlopCounterMode(display=False) as seen:
         F.cross_entropy(module(x), torch.zeros(BATCH, dtype=torch.long)).backward()
@@ -86,7 +139,9 @@ def _augmented(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options", "expected"), OTHERS, ids=[label(case[:2]) for case in OTHERS])
+@pytest.mark.parametrize(
+    ("name", "options", "expected"), OTHERS, ids=[label(case[:2]) for case in OTHERS]
+)
 def test_a_step_costs_what_the_papers_count(name, options, expected):
     assert cost(name, options) == pytest.approx(expected, rel=0.02)
 

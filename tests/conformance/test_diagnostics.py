@@ -35,8 +35,14 @@ def run(name, problem, progress=None, **options):
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.4), nn.Flatten(),
-                         nn.Linear(48, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Dropout(0.4),
+        nn.Flatten(),
+        nn.Linear(48, 3),
+    )
 
 
 def examples(n=13):
@@ -68,7 +74,10 @@ def evaluations(name):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.slow
 def test_the_callers_things_are_untouched(name, error, training):
-    calls, last = [], evaluations(name) if error else None  # the error shall come at the very last evaluation
+    calls, last = (
+        [],
+        evaluations(name) if error else None,
+    )  # the error shall come at the very last evaluation
 
     def loss(z, y):
         calls.append(1)
@@ -79,25 +88,49 @@ def test_the_callers_things_are_untouched(name, error, training):
     net, (x, y) = network().train(training), examples()
     state, inputs = copy.deepcopy(net.state_dict()), x.clone()
     modes = [m.training for m in net.modules()]
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
     try:
         run(name, Problem(net, loss, (x, y)))
         assert error is None
     except (RuntimeError, KeyboardInterrupt, FldiagError):
         assert error is not None
     assert len(calls) == last or not error
-    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items()) and torch.equal(x, inputs)
-    assert modes == [m.training for m in net.modules()] and all(p.grad is None for p in net.parameters())
-    after = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
-    assert torch.equal(before[0], after[0]) and (before[1] == after[1]).all() and before[2:] == after[2:]
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items()) and torch.equal(
+        x, inputs
+    )
+    assert modes == [m.training for m in net.modules()] and all(
+        p.grad is None for p in net.parameters()
+    )
+    after = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
+    assert (
+        torch.equal(before[0], after[0])
+        and (before[1] == after[1]).all()
+        and before[2:] == after[2:]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_table_schema_and_origin(name):
     labels = {"method": "fedavg", "round": 4, "seed": 1, "moment": "aggregated", "scope": "global"}
-    frame = check(run(name, Problem(network(), cross_entropy, examples(), name="mine", labels=labels)))
+    frame = check(
+        run(name, Problem(network(), cross_entropy, examples(), name="mine", labels=labels))
+    )
     assert len(frame) and set(frame.run) == {"mine"} and frame["slice"].notna().all()
-    assert (frame.n_examples == 13).all() and set(frame.method) == {"fedavg"} and set(frame["round"]) == {4}
+    assert (
+        (frame.n_examples == 13).all()
+        and set(frame.method) == {"fedavg"}
+        and set(frame["round"]) == {4}
+    )
     masked = frame.get("masked", pd.Series(False, index=frame.index)).astype(bool)
     assert (frame.estimator.notna() | masked).all() and (frame.value.notna() | masked).all()
 
@@ -111,9 +144,17 @@ def test_the_same_seed_gives_the_same_table(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow
 def test_independent_of_the_batch_size(name):
-    a, b = (run(name, Problem(network(), cross_entropy, examples(), dtype=torch.float64, memory=m), tol=1e-9)
-            for m in (2**31, 1))
-    pd.testing.assert_frame_equal(a.drop(columns="residual"), b.drop(columns="residual"), rtol=1e-6, atol=1e-9)
+    a, b = (
+        run(
+            name,
+            Problem(network(), cross_entropy, examples(), dtype=torch.float64, memory=m),
+            tol=1e-9,
+        )
+        for m in (2**31, 1)
+    )
+    pd.testing.assert_frame_equal(
+        a.drop(columns="residual"), b.drop(columns="residual"), rtol=1e-6, atol=1e-9
+    )
 
 
 class Weights(nn.Module):
@@ -135,9 +176,11 @@ def test_closed_forms_on_a_quadratic(name):
     p = Problem(Weights(), loss, (torch.zeros(4, 1), torch.zeros(4)), dtype=torch.float64)
     frame = run(name, p, k=6, tol=1e-6)
     centre = 0.5 * float(p.w @ a @ p.w)
-    known = {"eigenvalue": lambda row: EIGENVALUES[int(row.index_) - 1],
-             "eigenvalue_ratio": lambda row: None,  # over an eigenvalue of zero
-             "trace": lambda row: sum(EIGENVALUES)}
+    known = {
+        "eigenvalue": lambda row: EIGENVALUES[int(row.index_) - 1],
+        "eigenvalue_ratio": lambda row: None,  # over an eigenvalue of zero
+        "trace": lambda row: sum(EIGENVALUES),
+    }
     checked = 0
     for row in frame.rename(columns={"index": "index_"}).itertuples():
         expected = None

@@ -10,32 +10,58 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.toys import iris
 
-ON = {kind: [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == kind and not n.startswith("personal")]
-      for kind in ("run", "problem")}
+ON = {
+    kind: [
+        n
+        for n in registry.diagnostic.names()
+        if registry.diagnostic.get(n).on == kind and not n.startswith("personal")
+    ]
+    for kind in ("run", "problem")
+}
 TRAINS = ["personalise", "leave-one-out"]
 #: Small answers.
-FEW = {"matching": {"samples": 20, "every_round": True, "k": 2}, "landscape": {"points": 9, "samples": 100}, "profile": {"points": 9},
-       "density": {"samples": 100}, "leave-one-out": {"last": (1,)}}
+FEW = {
+    "matching": {"samples": 20, "every_round": True, "k": 2},
+    "landscape": {"points": 9, "samples": 100},
+    "profile": {"points": 9},
+    "density": {"samples": 100},
+    "leave-one-out": {"last": (1,)},
+}
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    config = fldiag.Config.load("digits", rounds=3, model__name="mlp", model__hidden=[8], clients__total=6, clients__per_round=3,
-                                train__epochs=1, checkpoint__clients="sampled", metrics__steps=True)
+    config = fldiag.Config.load(
+        "digits",
+        rounds=3,
+        model__name="mlp",
+        model__hidden=[8],
+        clients__total=6,
+        clients__per_round=3,
+        train__epochs=1,
+        checkpoint__clients="sampled",
+        metrics__steps=True,
+    )
     return fldiag.train(config, out=tmp_path_factory.mktemp("executors") / "run", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def adapted(trained):
-    return fldiag.train(trained.config.replace(model__lora_rank=2), out=trained.path.parent / "adapted", device="cpu")
+    return fldiag.train(
+        trained.config.replace(model__lora_rank=2),
+        out=trained.path.parent / "adapted",
+        device="cpu",
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _workers_find_the_tests():
     """A Dask worker is started anew and finds modules by PYTHONPATH."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), before or ""])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [os.path.dirname(os.path.dirname(__file__)), before or ""]
+    )
     yield
     os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
@@ -69,14 +95,24 @@ def test_what_trains(trained, name, executor):
 
 
 def test_the_iris_toy():
-    here, there = (iris.run((iris.Protocol(rounds=2),), seeds=(0, 1), executor=e) for e in ("serial", "processes:2"))
+    here, there = (
+        iris.run((iris.Protocol(rounds=2),), seeds=(0, 1), executor=e)
+        for e in ("serial", "processes:2")
+    )
     pd.testing.assert_frame_equal(here, there, check_exact=True)
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_connectivity_of_the_clients_and_of_checkpoints(trained, executor):
     same(trained, "connectivity", executor, samples=60, curve=3, points=3, mixtures=4, align=True)
-    same([trained.checkpoint(1), trained.checkpoint(3)], "connectivity", executor, samples=60, curve=3, points=3)
+    same(
+        [trained.checkpoint(1), trained.checkpoint(3)],
+        "connectivity",
+        executor,
+        samples=60,
+        curve=3,
+        points=3,
+    )
 
 
 def test_a_history_of_the_callers_own_functions_stays_here(trained):

@@ -19,11 +19,15 @@ CNN = {"model": "small_cnn", "model_options": {}}
 every_method = pytest.mark.parametrize("name", NAMES)
 #: Methods on batch-norm nets train one client at a time.
 STACKED = [case for case in VARIANTS if stacks(case[0])]
-every_stacked_variant = pytest.mark.parametrize(("name", "options"), STACKED, ids=map(label, STACKED))
+every_stacked_variant = pytest.mark.parametrize(
+    ("name", "options"), STACKED, ids=map(label, STACKED)
+)
 
 
 def in_both_forms(names):
-    return pytest.mark.parametrize(("name", "stack"), [(n, s) for n in names for s in ("off", "on") if s == "off" or stacks(n)])
+    return pytest.mark.parametrize(
+        ("name", "stack"), [(n, s) for n in names for s in ("off", "on") if s == "off" or stacks(n)]
+    )
 
 
 NEUTRAL = [n for n in NAMES if registry.method.get(n).meta["equals"]]
@@ -34,7 +38,9 @@ def test_the_neutral_setting_is_the_simpler_method(name, stack):
     meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
     # the simpler method's own options keep their values where the two share them
     shared = set(registry.method.get(meta["equals"]).options.model_fields) & set(meta["neutral"])
-    simple = final(config(meta["equals"], {k: meta["neutral"][k] for k in shared}, stack=stack, **kind), data)
+    simple = final(
+        config(meta["equals"], {k: meta["neutral"][k] for k in shared}, stack=stack, **kind), data
+    )
     neutral = final(config(name, meta["neutral"], stack=stack, **kind), data)
     if stack == "off":
         assert torch.equal(neutral, simple)
@@ -46,7 +52,9 @@ def test_the_neutral_setting_is_the_simpler_method(name, stack):
 def test_away_from_the_neutral_setting_the_method_does_something(name):
     """Otherwise the neutral test would pass for a method that does nothing at all."""
     meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
-    assert not torch.allclose(final(config(name, **kind), data), final(config(meta["equals"], **kind), data), rtol=1e-6)
+    assert not torch.allclose(
+        final(config(name, **kind), data), final(config(meta["equals"], **kind), data), rtol=1e-6
+    )
 
 
 @every_stacked_variant
@@ -54,7 +62,10 @@ def test_away_from_the_neutral_setting_the_method_does_something(name):
 @pytest.mark.slow
 def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tolerance):
     data, kind = world(name), needs(name)
-    looped, stacked = (federation(config(name, options, precision=precision, stack=s, **kind), data) for s in ("off", "on"))
+    looped, stacked = (
+        federation(config(name, options, precision=precision, stack=s, **kind), data)
+        for s in ("off", "on")
+    )
     one, other = play(looped, 2), play(stacked, 2)
     for (a, _), (b, _) in zip(one, other, strict=True):
         assert a.steps.tolist() == b.steps.tolist() == [6, 4, 2]
@@ -70,7 +81,10 @@ def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tole
 @pytest.mark.slow
 def test_a_stack_of_convolutional_nets_trains_as_its_clients_one_by_one(name):
     data = images()
-    looped, stacked = (final(config(name, stack=s, epochs=1, **{**needs(name), **CNN}), data) for s in ("off", "on"))
+    looped, stacked = (
+        final(config(name, stack=s, epochs=1, **{**needs(name), **CNN}), data)
+        for s in ("off", "on")
+    )
     assert relative(stacked, looped) <= 1e-10
 
 
@@ -85,10 +99,18 @@ def test_the_order_of_the_sampled_clients_does_not_show(name):
     chosen = config(name, total=4, per_round=3, rounds=2, **needs(name))
     seeded = Seeded(0, 4, 3, 2, 8)
     ids = [seeded.sampled(t) for t in range(2)]
-    positions = [{i: [b.tolist() for b in seeded.batches(t, i, len(parts[i]))] for i in range(4)} for t in range(2)]
-    ends = [final(chosen, (data, parts), schedule=Given(order, positions)) for order in (ids, [i[::-1] for i in ids])]
+    positions = [
+        {i: [b.tolist() for b in seeded.batches(t, i, len(parts[i]))] for i in range(4)}
+        for t in range(2)
+    ]
+    ends = [
+        final(chosen, (data, parts), schedule=Given(order, positions))
+        for order in (ids, [i[::-1] for i in ids])
+    ]
     assert torch.equal(ends[0], ends[1])
-    assert torch.equal(ends[0], final(chosen, (data, parts)))  # and the seeded schedule is what was recorded
+    assert torch.equal(
+        ends[0], final(chosen, (data, parts))
+    )  # and the seeded schedule is what was recorded
 
 
 @every_method
@@ -140,12 +162,16 @@ def test_the_state_survives_the_checkpoint(name, tmp_path):
     assert restored.clients.keys() == memory.clients.keys()
     assert all(same(restored.clients[i], memory.clients[i]) for i in memory.clients)
     stored = run.checkpoint().state
-    assert torch.equal(torch.cat([stored[n].flatten() for n in memory.setup.network.layout.names]), memory.w)
+    assert torch.equal(
+        torch.cat([stored[n].flatten() for n in memory.setup.network.layout.names]), memory.w
+    )
     assert same(restored.buffers, memory.buffers)
 
 
 def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in b)
+    return a.keys() == b.keys() and all(
+        torch.equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in b
+    )
 
 
 @every_method
@@ -159,7 +185,9 @@ def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
     buffers = sum(b.nbytes for b in made.network.buffers.values())
     item = {"fp32": 4, "fp64": 8}[precision]
     uploaded = [name for part in method for name in part.uploaded]
-    scalars = [name for name in uploaded if name == "a_k"]  # one number a client, everything else is a vector
+    scalars = [
+        name for name in uploaded if name == "a_k"
+    ]  # one number a client, everything else is a vector
     up = 1 + len(uploaded) - len(scalars)
     down = 1 + len(set(method.sent) & set(method.server_init(made.initial())))  # in round 0
     talks = not method.isolated
@@ -199,7 +227,9 @@ def test_a_client_without_a_step_changes_nothing_of_itself(name):
     before = made.w.clone()
     [(seen, _)] = play(made)
     assert torch.equal(seen.rows, before.expand(3, -1))
-    torch.testing.assert_close(made.w, before, rtol=0, atol=1e-12)  # Adam on rounding noise moves by about 1e-13
+    torch.testing.assert_close(
+        made.w, before, rtol=0, atol=1e-12
+    )  # Adam on rounding noise moves by about 1e-13
 
 
 @every_method

@@ -37,11 +37,15 @@ def problem(name):
 def test_products_are_finite_differences_of_the_gradient(name):
     p = problem(name)
     # few activations change sign over a short way, and each that does shows in one entry only
-    v = torch.randn(p.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) / math.sqrt(p.layout.size)
+    v = torch.randn(
+        p.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ) / math.sqrt(p.layout.size)
     step = 1e-7
     difference = (p.gradient(p.w + step * v) - p.gradient(p.w - step * v)) / (2 * step)
     product = p.hessian()(v)
-    assert torch.linalg.vector_norm(product - difference) <= 1e-4 * torch.linalg.vector_norm(difference)
+    assert torch.linalg.vector_norm(product - difference) <= 1e-4 * torch.linalg.vector_norm(
+        difference
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "small_cnn", "small_resnet", "lenet"])
@@ -50,15 +54,29 @@ def test_an_exact_diagonal_is_that_of_products_with_unit_vectors(name):
     found = diagonal_of(p)
     d, h = found.values, p.hessian()
     assert found.estimator == "exact", found.why
-    for at in [*torch.randint(p.layout.size, (4,), generator=torch.Generator().manual_seed(2)).tolist(), int(d.argmax())]:
+    for at in [
+        *torch.randint(p.layout.size, (4,), generator=torch.Generator().manual_seed(2)).tolist(),
+        int(d.argmax()),
+    ]:
         e = torch.zeros(p.layout.size, dtype=torch.float64)
         e[at] = 1.0
-        assert float(h(e)[at]) == pytest.approx(float(d[at]), rel=1e-9, abs=1e-12 * float(d.abs().max()))
+        assert float(h(e)[at]) == pytest.approx(
+            float(d[at]), rel=1e-9, abs=1e-12 * float(d.abs().max())
+        )
 
 
 @pytest.mark.slow
 def test_which_models_are_piecewise_linear_in_each_layers_weights():
     """Group norm and attention are not."""
     known = {n for n in HERE if obstacle(problem(n).module.eval()) is None}
-    assert {"mlp", "small_cnn", "fedavg_cifar", "fedavg_mnist", "lenet", "vgg11", "resnet56", "resnet18_p3"} <= known
+    assert {
+        "mlp",
+        "small_cnn",
+        "fedavg_cifar",
+        "fedavg_mnist",
+        "lenet",
+        "vgg11",
+        "resnet56",
+        "resnet18_p3",
+    } <= known
     assert not {"resnet18_gn", "sl_vit"} & known

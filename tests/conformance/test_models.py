@@ -17,31 +17,66 @@ SHAPES = [(3, 32, 32), (3, 28, 28), (1, 8, 8), (6,)]
 #: (name, shape, classes, options) -> parameters, as printed in the papers or counted by hand.
 COUNTS = [
     ("fedavg_cifar", (3, 32, 32), 10, {}, 2_156_490),
-    ("fedavg_mnist", (3, 28, 28), 10, {}, 1_664_970), ("fedavg_mnist", (3, 28, 28), 9, {}, 1_664_457),
+    ("fedavg_mnist", (3, 28, 28), 10, {}, 1_664_970),
+    ("fedavg_mnist", (3, 28, 28), 9, {}, 1_664_457),
     ("fedavg_mnist", (3, 28, 28), 8, {}, 1_663_944),
-    ("mlp", (2,), 3, {}, 4_547), ("mlp", (8,), 3, {"hidden": (6, 5)}, 107), ("mlp", (4,), 1, {"hidden": (), "bias": False}, 4),
-    ("small_cnn", (1, 8, 8), 10, {}, 46_594), ("mlp_iris", (2,), 3, {}, 4_547),
-    ("lenet", (3, 32, 32), 10, {}, 797_962), ("lenet", (3, 32, 32), 100, {}, 815_332),
-    ("vgg11", (3, 32, 32), 10, {}, 9_750_922), ("vgg11", (3, 28, 28), 9, {}, 9_750_409),
-    ("sl_vit", (3, 32, 32), 10, {}, 6_176_275), ("sl_vit", (3, 32, 32), 9, {}, 6_176_082),
+    ("mlp", (2,), 3, {}, 4_547),
+    ("mlp", (8,), 3, {"hidden": (6, 5)}, 107),
+    ("mlp", (4,), 1, {"hidden": (), "bias": False}, 4),
+    ("small_cnn", (1, 8, 8), 10, {}, 46_594),
+    ("mlp_iris", (2,), 3, {}, 4_547),
+    ("lenet", (3, 32, 32), 10, {}, 797_962),
+    ("lenet", (3, 32, 32), 100, {}, 815_332),
+    ("vgg11", (3, 32, 32), 10, {}, 9_750_922),
+    ("vgg11", (3, 28, 28), 9, {}, 9_750_409),
+    ("sl_vit", (3, 32, 32), 10, {}, 6_176_275),
+    ("sl_vit", (3, 32, 32), 9, {}, 6_176_082),
     ("sl_vit", (3, 28, 28), 9, {}, 6_132_432),
     ("resnet18_cifar", (3, 32, 32), 10, {}, 11_173_962),
-    ("resnet18_gn", (3, 32, 32), 10, {}, 11_181_642), ("resnet18_gn", (3, 32, 32), 100, {}, 11_227_812),
+    ("resnet18_gn", (3, 32, 32), 10, {}, 11_181_642),
+    ("resnet18_gn", (3, 32, 32), 100, {}, 11_227_812),
     ("resnet8_p3", (3, 32, 32), 10, {}, 4_903_242),
-    ("resnet18_p3", (3, 32, 32), 100, {}, 11_220_132), ("resnet18_p3", (3, 32, 32), 10, {}, 11_173_962),
-    ("resnet56", (3, 32, 32), 100, {}, 614_452), ("resnet56", (3, 32, 32), 10, {}, 591_322),
-    ("resnet56", (3, 32, 32), 100, {"projection": True}, 746_036), ("resnet56", (3, 32, 32), 100, {"keep_last": 0.9}, 614_452),
-    ("resnet18_imagenet", (3, 64, 64), 200, {}, 11_279_112), ("small_resnet", (1, 8, 8), 10, {}, 77_754),
-    ("bert_tiny", (64,), 3, {}, 4_385_920 + 387), ("bert_tiny", (64,), 2, {}, 4_385_920 + 258), ("bert_tiny", (64,), 5, {}, 4_385_920 + 645)]
+    ("resnet18_p3", (3, 32, 32), 100, {}, 11_220_132),
+    ("resnet18_p3", (3, 32, 32), 10, {}, 11_173_962),
+    ("resnet56", (3, 32, 32), 100, {}, 614_452),
+    ("resnet56", (3, 32, 32), 10, {}, 591_322),
+    ("resnet56", (3, 32, 32), 100, {"projection": True}, 746_036),
+    ("resnet56", (3, 32, 32), 100, {"keep_last": 0.9}, 614_452),
+    ("resnet18_imagenet", (3, 64, 64), 200, {}, 11_279_112),
+    ("small_resnet", (1, 8, 8), 10, {}, 77_754),
+    ("bert_tiny", (64,), 3, {}, 4_385_920 + 387),
+    ("bert_tiny", (64,), 2, {}, 4_385_920 + 258),
+    ("bert_tiny", (64,), 5, {}, 4_385_920 + 645),
+]
 #: (name, shape, classes) -> multiply-adds of one forward pass for one example.
 COSTS = [
-    ("fedavg_cifar", (3, 32, 32), 10, 17_667_072), ("fedavg_mnist", (3, 28, 28), 10, 13_527_552),
-    ("lenet", (3, 32, 32), 10, 28 * 28 * 64 * 75 + 10 * 10 * 64 * 1600 + 1600 * 384 + 384 * 192 + 192 * 10),
-    ("vgg11", (3, 28, 28), 10, 9 * (32**2 * 3 * 64 + 16**2 * 64 * 128 + 8**2 * 384 * 256 + 4**2 * 768 * 512 + 2**2 * 1024 * 512)
-     + 2 * 512**2 + 5120),
+    ("fedavg_cifar", (3, 32, 32), 10, 17_667_072),
+    ("fedavg_mnist", (3, 28, 28), 10, 13_527_552),
+    (
+        "lenet",
+        (3, 32, 32),
+        10,
+        28 * 28 * 64 * 75 + 10 * 10 * 64 * 1600 + 1600 * 384 + 384 * 192 + 192 * 10,
+    ),
+    (
+        "vgg11",
+        (3, 28, 28),
+        10,
+        9
+        * (
+            32**2 * 3 * 64
+            + 16**2 * 64 * 128
+            + 8**2 * 384 * 256
+            + 4**2 * 768 * 512
+            + 2**2 * 1024 * 512
+        )
+        + 2 * 512**2
+        + 5120,
+    ),
     ("resnet56", (3, 32, 32), 100, 87_237_632),
     # 1,814,073,344 with ImageNet's 1000 classes
-    ("resnet18_imagenet", (3, 224, 224), 200, 1_814_073_344 - 800 * 512)]
+    ("resnet18_imagenet", (3, 224, 224), 200, 1_814_073_344 - 800 * 512),
+]
 #: Those that are chains of common layers: several models go side by side.
 STACKABLE = {"fedavg_cifar", "fedavg_mnist", "lenet", "mlp", "mlp_iris", "small_cnn", "vgg11"}
 every_model = pytest.mark.parametrize("name", HERE)
@@ -101,11 +136,15 @@ def test_which_models_stack():
 def test_a_stack_gives_each_rows_logits(name):
     module, shape = built(name)
     net = Network(module.double(), precision="fp64")
-    w = flatten(module) + 0.01 * torch.randn(2, net.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    w = flatten(module) + 0.01 * torch.randn(
+        2, net.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     x = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     stacked = net.bind(w)(x)
     for k in range(2):
-        torch.testing.assert_close(net.bind(w[k: k + 1])(x[k: k + 1])[0], stacked[k], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            net.bind(w[k : k + 1])(x[k : k + 1])[0], stacked[k], rtol=1e-10, atol=1e-12
+        )
 
 
 @pytest.mark.slow
@@ -143,10 +182,22 @@ def test_described_with_its_size(name):
     assert list(inspect.signature(entry.build).parameters)[:2] == ["shape", "classes"]
 
 
-@pytest.mark.parametrize(("name", "shape"), [("fedavg_cifar", (3, 28, 28)), ("fedavg_mnist", (1, 28, 28)), ("small_cnn", (6,)),
-                                             ("small_cnn", (1, 3, 8)), ("lenet", (3, 15, 32)), ("vgg11", (3, 33, 33)),
-                                             ("sl_vit", (3, 32, 28)), ("sl_vit", (1, 30, 30)), ("sl_vit", (4,)),
-                                             ("resnet56", (3, 7, 32)), ("small_resnet", (64,))])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("fedavg_cifar", (3, 28, 28)),
+        ("fedavg_mnist", (1, 28, 28)),
+        ("small_cnn", (6,)),
+        ("small_cnn", (1, 3, 8)),
+        ("lenet", (3, 15, 32)),
+        ("vgg11", (3, 33, 33)),
+        ("sl_vit", (3, 32, 28)),
+        ("sl_vit", (1, 30, 30)),
+        ("sl_vit", (4,)),
+        ("resnet56", (3, 7, 32)),
+        ("small_resnet", (64,)),
+    ],
+)
 def test_data_of_another_shape_are_refused_with_a_way_out(name, shape):
     with pytest.raises(FldiagError, match=f"model '{name}' takes") as caught:
         models.build(name, shape, 10)

@@ -55,9 +55,16 @@ def test_documented_and_validated(name):
 @pytest.mark.slow
 def test_table_schema_and_origin(name):
     frame = check(fldiag.diagnose(federation(name), name))
-    assert set(frame.run) == {"made"} and set(frame.method) == {"none"} and frame.estimator.notna().all()
+    assert (
+        set(frame.run) == {"made"}
+        and set(frame.method) == {"none"}
+        and frame.estimator.notna().all()
+    )
     shown = frame[frame.value.isna()]
-    assert (shown.get("masked", pd.Series(True, index=shown.index)).fillna(False).astype(bool) | (shown.metric.str.endswith("order"))).all()
+    assert (
+        shown.get("masked", pd.Series(True, index=shown.index)).fillna(False).astype(bool)
+        | (shown.metric.str.endswith("order"))
+    ).all()
     assert frame.value.map(lambda v: pd.isna(v) or np.isfinite(v)).all()
 
 
@@ -76,23 +83,49 @@ def test_the_same_table_again_and_however_it_is_computed(name):
 def test_a_model_with_buffers_and_dropout(name):
     """Batch-norm with running statistics of its own for every model, and dropout that must be off."""
     torch.manual_seed(0)
-    net = fitted(name, nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3)))
+    net = fitted(
+        name,
+        nn.Sequential(
+            nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.ReLU(), nn.Linear(5, 3)
+        ),
+    )
     data, parts = helpers.classification((20, 13, 17))
     w, clients = moved(net)
     item = stored(w, clients)
-    own = {n: torch.stack([b.clone() + k if b.is_floating_point() else b for k in range(3)]) for n, b in net.named_buffers()}
-    start = {n: b.clone().double() if b.is_floating_point() else b.clone() for n, b in net.named_buffers()}
+    own = {
+        n: torch.stack([b.clone() + k if b.is_floating_point() else b for k in range(3)])
+        for n, b in net.named_buffers()
+    }
+    start = {
+        n: b.clone().double() if b.is_floating_point() else b.clone()
+        for n, b in net.named_buffers()
+    }
     own = {n: b.double() if b.is_floating_point() else b for n, b in own.items()}
-    item = item.__class__(1, item.aggregated, item.ids, item.clients, item.received, start, own, start)
+    item = item.__class__(
+        1, item.aggregated, item.ids, item.clients, item.received, start, own, start
+    )
     before = copy.deepcopy(net.state_dict()), [m.training for m in net.modules()]
-    a, b = (fldiag.diagnose(history(net, data, parts, item, dtype=torch.float64), name) for _ in range(2))
+    a, b = (
+        fldiag.diagnose(history(net, data, parts, item, dtype=torch.float64), name)
+        for _ in range(2)
+    )
     pd.testing.assert_frame_equal(a, b, check_exact=True)
-    assert all(torch.equal(before[0][k], v) for k, v in net.state_dict().items()) and before[1] == [m.training for m in net.modules()]
+    assert all(torch.equal(before[0][k], v) for k, v in net.state_dict().items()) and before[1] == [
+        m.training for m in net.modules()
+    ]
     if name == "forgetting":
         x, y = data.test_x.double(), data.test_y
-        v = dict(zip([n for n, _ in net.named_parameters()], clients[2].split([p.numel() for p in net.parameters()]), strict=True))
+        v = dict(
+            zip(
+                [n for n, _ in net.named_parameters()],
+                clients[2].split([p.numel() for p in net.parameters()]),
+                strict=True,
+            )
+        )
         v = {n: t.view_as(p) for (n, p), t in zip(net.named_parameters(), v.values(), strict=True)}
-        out = torch.func.functional_call(net.eval(), {**v, **{n: t[2] for n, t in own.items()}}, (x,))
+        out = torch.func.functional_call(
+            net.eval(), {**v, **{n: t[2] for n, t in own.items()}}, (x,)
+        )
         loss = a[(a.metric == "loss") & (a["slice"] == "test")].query("client == 2").value.iloc[0]
         assert loss == pytest.approx(float(nn.functional.cross_entropy(out, y)))
 
@@ -103,7 +136,12 @@ def test_the_callers_things_are_untouched(name, stop):
     net = fitted(name, tanh_net()).train()
     made = federation("", net)
     weights, w = flatten(net), made.last().clients.clone()
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
 
     def progress(done, total, text):
         if stop and done:
@@ -114,10 +152,23 @@ def test_the_callers_things_are_untouched(name, stop):
         assert not stop
     except KeyboardInterrupt:
         assert stop
-    assert torch.equal(flatten(net), weights) and net.training and all(p.grad is None for p in net.parameters())
+    assert (
+        torch.equal(flatten(net), weights)
+        and net.training
+        and all(p.grad is None for p in net.parameters())
+    )
     assert torch.equal(made.last().clients, w)
-    after = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
-    assert torch.equal(before[0], after[0]) and (before[1] == after[1]).all() and before[2:] == after[2:]
+    after = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
+    assert (
+        torch.equal(before[0], after[0])
+        and (before[1] == after[1]).all()
+        and before[2:] == after[2:]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,7 +186,9 @@ def test_cached_under_everything_it_depends_on(name, tmp_path):
     (kept,) = tmp_path.glob("*.parquet")
     stamp = kept.stat().st_mtime_ns
     again = fldiag.diagnose(federation(name), name, cache=tmp_path)
-    plain = [f.astype(object).where(f.notna(), None) for f in (first, again)]  # parquet knows one kind of nothing
+    plain = [
+        f.astype(object).where(f.notna(), None) for f in (first, again)
+    ]  # parquet knows one kind of nothing
     pd.testing.assert_frame_equal(*plain)
     assert kept.stat().st_mtime_ns == stamp
     fldiag.diagnose(federation(name, samples=12), name, cache=tmp_path)

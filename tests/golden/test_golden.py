@@ -41,18 +41,36 @@ def recorded(x, y):
 
 
 def golden_config(method, options, hyper, **more):
-    return config(method, options, model_options={"hidden": (6, 5)}, lr=hyper["lr"], momentum=hyper["momentum"],
-                  lr_decay=hyper.get("lr_decay_per_round", 1.0), weight_decay=hyper["weight_decay"], **more)
+    return config(
+        method,
+        options,
+        model_options={"hidden": (6, 5)},
+        lr=hyper["lr"],
+        momentum=hyper["momentum"],
+        lr_decay=hyper.get("lr_decay_per_round", 1.0),
+        weight_decay=hyper["weight_decay"],
+        **more,
+    )
 
 
 def replay(name, method, options, stack):
     z = load(name)
     hyper = json.loads(str(z["hyper"]))
     n, rounds = len(z["n_k"]), len(z["sampled"])
-    data = recorded(np.concatenate([z[f"X_{k}"] for k in range(n)]), np.concatenate([z[f"y_{k}"] for k in range(n)]))
-    positions = [{k: [b[b >= 0].tolist() for b in z["batches"][t, k]] for k in range(n)} for t in range(rounds)]
-    made = federation(golden_config(method, options, hyper, rounds=rounds, stack=stack), (data, split(z["n_k"])),
-                      schedule=Given(z["sampled"].tolist(), positions), start=torch.from_numpy(z["w0"]))
+    data = recorded(
+        np.concatenate([z[f"X_{k}"] for k in range(n)]),
+        np.concatenate([z[f"y_{k}"] for k in range(n)]),
+    )
+    positions = [
+        {k: [b[b >= 0].tolist() for b in z["batches"][t, k]] for k in range(n)}
+        for t in range(rounds)
+    ]
+    made = federation(
+        golden_config(method, options, hyper, rounds=rounds, stack=stack),
+        (data, split(z["n_k"])),
+        schedule=Given(z["sampled"].tolist(), positions),
+        start=torch.from_numpy(z["w0"]),
+    )
     return z, made
 
 
@@ -70,7 +88,9 @@ def test_rounds_of_the_released_code(name, method, options, tolerance, stack):
         for position, k in enumerate(order):
             theirs = z["w_clients"][t, position]
             assert far(seen.rows[seen.ids.index(k)], theirs) <= tolerance
-            assert np.abs(theirs - z["w_global"][t]).max() > 1e-2  # the comparison is not of a standstill
+            assert (
+                np.abs(theirs - z["w_global"][t]).max() > 1e-2
+            )  # the comparison is not of a standstill
     assert far(made.w, z["w_global"][-1]) <= tolerance
 
 
@@ -106,7 +126,11 @@ def test_norms_of_the_gradients_that_define_the_perturbation():
 
     part.perturb = perturb
     play(made, len(z["sampled"]))
-    theirs = [z["trace_first_grad_norm"][t, list(order).index(k)] for t, order in enumerate(z["sampled"]) for k in sorted(order)]
+    theirs = [
+        z["trace_first_grad_norm"][t, list(order).index(k)]
+        for t, order in enumerate(z["sampled"])
+        for k in sorted(order)
+    ]
     assert np.abs(np.array(norms) - np.concatenate(theirs)).max() <= 1e-10
 
 
@@ -114,8 +138,12 @@ def test_steps_of_the_released_code_away_from_the_received_weights():
     z = load("fedsol_fixed_full_offset")
     hyper = json.loads(str(z["hyper"]))
     data = recorded(z["X"], z["y"])
-    made = federation(golden_config("fedsol", FIXED, hyper, total=1), (data, [np.arange(24)]),
-                      schedule=Given([[0]], [{0: z["batches"].tolist()}]), start=torch.from_numpy(z["w_global"]))
+    made = federation(
+        golden_config("fedsol", FIXED, hyper, total=1),
+        (data, [np.arange(24)]),
+        schedule=Given([[0]], [{0: z["batches"].tolist()}]),
+        start=torch.from_numpy(z["w_global"]),
+    )
     made.setup.method = Method(StartAt(torch.from_numpy(z["w_start"])), *made.setup.method.parts)
     spy = trace(made)
     proximal = []

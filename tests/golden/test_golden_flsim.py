@@ -12,9 +12,12 @@ from test_golden import far, recorded
 from fldiag.training.schedule import Given
 
 HERE = Path(__file__).parent
-CASES = [("fedcm", {"alpha_cm": 0.1}), ("fedspeed", {"rho": 0.1, "lam": 0.1}),
-         # FedTOGA without its two corrections is FedSpeed
-         ("fedtoga", {"rho": 0.1, "lam": 0.1, "kappa": 0.0, "beta_dual": 0.0})]
+CASES = [
+    ("fedcm", {"alpha_cm": 0.1}),
+    ("fedspeed", {"rho": 0.1, "lam": 0.1}),
+    # FedTOGA without its two corrections is FedSpeed
+    ("fedtoga", {"rho": 0.1, "lam": 0.1, "kappa": 0.0, "beta_dual": 0.0}),
+]
 
 
 @pytest.mark.parametrize("stack", ["off", "on"])
@@ -25,13 +28,33 @@ def test_rounds_of_the_released_code(method, options, stack):
         z = {k: file[k] for k in file.files}
     hyper = json.loads(str(z["hyper"]))
     n, rounds = len(z["n_k"]), len(z["sampled"])
-    data = recorded(np.concatenate([z[f"X_{k}"] for k in range(n)]), np.concatenate([z[f"y_{k}"] for k in range(n)]))
-    positions = [{k: [b[b >= 0].tolist() for b in z["batches"][t, k]] for k in range(n)} for t in range(rounds)]
-    chosen = config(method, options, model_options={"hidden": (6, 5)}, lr=hyper["local_learning_rate"], momentum=0.0,
-                    lr_decay=hyper["lr_decay"], weight_decay=hyper["weight_decay"], aggregate="uniform", clip=10.0,
-                    rounds=rounds, stack=stack)
-    made = federation(chosen, (data, split(z["n_k"])), schedule=Given(z["sampled"].tolist(), positions),
-                      start=torch.from_numpy(z["w0"]))
+    data = recorded(
+        np.concatenate([z[f"X_{k}"] for k in range(n)]),
+        np.concatenate([z[f"y_{k}"] for k in range(n)]),
+    )
+    positions = [
+        {k: [b[b >= 0].tolist() for b in z["batches"][t, k]] for k in range(n)}
+        for t in range(rounds)
+    ]
+    chosen = config(
+        method,
+        options,
+        model_options={"hidden": (6, 5)},
+        lr=hyper["local_learning_rate"],
+        momentum=0.0,
+        lr_decay=hyper["lr_decay"],
+        weight_decay=hyper["weight_decay"],
+        aggregate="uniform",
+        clip=10.0,
+        rounds=rounds,
+        stack=stack,
+    )
+    made = federation(
+        chosen,
+        (data, split(z["n_k"])),
+        schedule=Given(z["sampled"].tolist(), positions),
+        start=torch.from_numpy(z["w0"]),
+    )
     for t, order in enumerate(z["sampled"]):
         assert far(made.w, z["w_global"][t]) <= 1e-10
         if method == "fedcm":

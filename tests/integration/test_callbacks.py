@@ -23,7 +23,9 @@ def rounds(run, example):
     first = flatten(example.net())
     for t in (1, 2):
         stored = run.checkpoint(t)
-        assert stored.client_ids == list(range(example.CLIENTS)) and torch.equal(stored.received, first)
+        assert stored.client_ids == list(range(example.CLIENTS)) and torch.equal(
+            stored.received, first
+        )
         names = [n for n, _ in example.net().named_parameters()]
         first = torch.cat([stored.state[n].reshape(-1) for n in names])
         assert torch.allclose(first, stored.clients.mean(0), atol=1e-6)
@@ -62,9 +64,15 @@ def test_without_clients_every_epoch_is_a_round(example):
     net = made.net()
     x, y = made.digits.batch(torch.arange(64)), made.digits.train_y[:64]
     with fldiag.Recorder("run", net, data=(x, y)) as rec:
-        lightning.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                          enable_model_summary=False, callbacks=[recording.callback(rec)]).fit(
-            net, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32))
+        lightning.Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[recording.callback(rec)],
+        ).fit(net, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32))
     assert rec.run.rounds == [0, 1, 2, 3]
     state = rec.run.checkpoint(3).state
     assert all(torch.equal(state[n], v) for n, v in net.state_dict().items())

@@ -11,8 +11,18 @@ import fldiag
 
 resource = pytest.importorskip("resource")  # not on Windows
 pytestmark = pytest.mark.slow
-SMALL = ("--set", "rounds=2", "--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "clients.total=4", "--set",
-         "clients.per_round=2")
+SMALL = (
+    "--set",
+    "rounds=2",
+    "--set",
+    "model.name=mlp",
+    "--set",
+    "train.epochs=1",
+    "--set",
+    "clients.total=4",
+    "--set",
+    "clients.per_round=2",
+)
 
 
 @contextlib.contextmanager
@@ -29,18 +39,35 @@ def refused(*words, size):
     with files_of_at_most(size):
         result = commands.run(*words, code=1)
     assert result.stderr.count("error: cannot write ") == 1 and "File too large" in result.stderr
-    assert "free some disk space or choose another folder with --out" in result.stderr and "Traceback" not in result.stderr
+    assert (
+        "free some disk space or choose another folder with --out" in result.stderr
+        and "Traceback" not in result.stderr
+    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("full") / "run"
-    return fldiag.train(fldiag.Config.load("digits", rounds=2, model__name="mlp", train__epochs=1, clients__total=4,
-                                           clients__per_round=2, checkpoint__clients="sampled"), out=out, device="cpu")
+    return fldiag.train(
+        fldiag.Config.load(
+            "digits",
+            rounds=2,
+            model__name="mlp",
+            train__epochs=1,
+            clients__total=4,
+            clients__per_round=2,
+            checkpoint__clients="sampled",
+        ),
+        out=out,
+        device="cpu",
+    )
 
 
-@pytest.mark.parametrize("words", [("doctor",), ("flatness", "--estimate", "hutchinson", "--rtol", "0.9"), ("report",)],
-                         ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    [("doctor",), ("flatness", "--estimate", "hutchinson", "--rtol", "0.9"), ("report",)],
+    ids=lambda words: words[0],
+)
 def test_of_a_run(run, tmp_path, words):
     verb, *more = words
     refused(verb, str(run.path), *more, "--out", str(tmp_path / "out"), size=2000)

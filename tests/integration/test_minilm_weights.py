@@ -19,9 +19,15 @@ def _forget():
 
 def test_the_encoder_knows_what_sentences_mean():
     made = models.build("minilm", (16,), 2)
-    assert Layout.of(made).size == 22_713_216 - 384 * 385 + 2 * 385, "without the pooler that it was not trained with"
+    assert Layout.of(made).size == 22_713_216 - 384 * 385 + 2 * 385, (
+        "without the pooler that it was not trained with"
+    )
     words = Words.packaged(16)
-    texts = [("a gripping film about love",), ("a touching movie on romance",), ("the tax code was amended",)]
+    texts = [
+        ("a gripping film about love",),
+        ("a touching movie on romance",),
+        ("the tax code was amended",),
+    ]
     x = words.numbers(texts).long()
     assert words.text(x[0]) == texts[0][0]
     with torch.no_grad():

@@ -24,7 +24,9 @@ class Net(nn.Module):
 
 def model():
     torch.manual_seed(0)
-    return peft.get_peft_model(Net(), peft.LoraConfig(r=2, lora_alpha=6, target_modules=["fc1"], modules_to_save=["fc2"]))
+    return peft.get_peft_model(
+        Net(), peft.LoraConfig(r=2, lora_alpha=6, target_modules=["fc1"], modules_to_save=["fc2"])
+    )
 
 
 def trained(net, x, y):
@@ -41,20 +43,32 @@ def test_the_adapters_of_peft_are_recorded_and_diagnosed(tmp_path):
     x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
     parts, net = [range(30), range(30, 40)], model()
     ends = [trained(net, x[list(p)], y[list(p)]) for p in parts]
-    mean = {n: 0.75 * ends[0].state_dict()[n] + 0.25 * ends[1].state_dict()[n] for n in net.state_dict()}
+    mean = {
+        n: 0.75 * ends[0].state_dict()[n] + 0.25 * ends[1].state_dict()[n] for n in net.state_dict()
+    }
     with fldiag.Recorder(tmp_path / "run", net, data=(x, y), clients=parts, trainable=True) as rec:
         rec.round(received=net, clients=dict(enumerate(ends)), aggregated=mean)
     run = fldiag.load(tmp_path / "run", model=model())
     (layer,) = adapters(net)
-    assert run.checkpoint().clients.shape == (2, sum(p.numel() for p in net.parameters() if p.requires_grad))
+    assert run.checkpoint().clients.shape == (
+        2,
+        sum(p.numel() for p in net.parameters() if p.requires_grad),
+    )
     table = fldiag.diagnose(run, "lora", k=1)
-    products = [end.get_submodule(layer).get_delta_weight("default").detach().double() for end in ends]
+    products = [
+        end.get_submodule(layer).get_delta_weight("default").detach().double() for end in ends
+    ]
     exact = 0.75 * products[0] + 0.25 * products[1]
     net.load_state_dict(mean)
-    lost = torch.linalg.norm(exact - net.get_submodule(layer).get_delta_weight("default").detach()) / torch.linalg.norm(exact)
+    lost = torch.linalg.norm(
+        exact - net.get_submodule(layer).get_delta_weight("default").detach()
+    ) / torch.linalg.norm(exact)
     found = table[table["metric"] == "aggregation_error"]["value"].item()
     assert found == pytest.approx(float(lost), rel=1e-4) and found > 1e-3
-    assert set(table[table["metric"] == "eigenvalue"]["estimator"]) == {"lanczos", "lanczos-matrices"}
+    assert set(table[table["metric"] == "eigenvalue"]["estimator"]) == {
+        "lanczos",
+        "lanczos-matrices",
+    }
     together = merged(net)
     torch.testing.assert_close(together(x), net.merge_and_unload()(x))
     assert [n for n, p in together.named_parameters() if p.requires_grad] == [f"{layer}.weight"]

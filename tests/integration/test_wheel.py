@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 def run(*command, cwd):
     here = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    found = subprocess.run([str(c) for c in command], cwd=cwd, env=here, capture_output=True, text=True, timeout=600)
+    found = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env=here, capture_output=True, text=True, timeout=600
+    )
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout
 
@@ -27,8 +29,12 @@ def test_a_wheel_in_an_empty_environment(tmp_path):
     # The other packages are those of this environment; what it says of fldiag itself comes after the wheel's.
     empty = tmp_path / "empty"
     empty.mkdir()
-    start = f"import sys; sys.path[:0] = [{str(where)!r}]; from fldiag.cli import main; import fldiag; " \
-            f"assert fldiag.__file__.startswith({str(where)!r}); sys.argv = ['fldiag', *sys.argv[1:]]; main()"
-    assert Path(run(sys.executable, "-c", start, "demo", cwd=empty).strip().splitlines()[-1]).suffix in (".html", ".png")
+    start = (
+        f"import sys; sys.path[:0] = [{str(where)!r}]; from fldiag.cli import main; import fldiag; "
+        f"assert fldiag.__file__.startswith({str(where)!r}); sys.argv = ['fldiag', *sys.argv[1:]]; main()"
+    )
+    assert Path(
+        run(sys.executable, "-c", start, "demo", cwd=empty).strip().splitlines()[-1]
+    ).suffix in (".html", ".png")
     assert "fedsol-cifar10-lda0.1" in run(sys.executable, "-c", start, "list", "presets", cwd=empty)
     assert "fedsol/fig6" in run(sys.executable, "-c", start, "list", "figures", cwd=empty)

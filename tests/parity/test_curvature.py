@@ -18,10 +18,21 @@ from fldiag.problem.problem import Problem
 @pytest.fixture(scope="module")
 def trained():
     digits = load_digits()
-    x, y = torch.tensor(digits.images[:600] / 16, dtype=torch.float32)[:, None], torch.tensor(digits.target[:600])
+    x, y = (
+        torch.tensor(digits.images[:600] / 16, dtype=torch.float32)[:, None],
+        torch.tensor(digits.target[:600]),
+    )
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 12, 3, padding=1),
-                        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(48, 10))
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 12, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+    )
     optimiser = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     for epoch in range(8):
         order = torch.randperm(600, generator=torch.Generator().manual_seed(epoch))
@@ -32,13 +43,17 @@ def trained():
     return net.eval(), (x, y)
 
 
-@pytest.mark.parametrize("which, scipy_which", [("largest", "LA"), ("smallest", "SA"), ("magnitude", "LM")])
+@pytest.mark.parametrize(
+    "which, scipy_which", [("largest", "LA"), ("smallest", "SA"), ("magnitude", "LM")]
+)
 @pytest.mark.slow
 def test_eigsh_in_double_precision(trained, which, scipy_which):
     net, given = trained
     p = Problem(net, cross_entropy, given, dtype=torch.float64)
     h, size = p.hessian(), p.layout.size
-    operator = LinearOperator((size, size), lambda v: h(torch.from_numpy(v.reshape(-1))).numpy(), dtype=np.float64)
+    operator = LinearOperator(
+        (size, size), lambda v: h(torch.from_numpy(v.reshape(-1))).numpy(), dtype=np.float64
+    )
     values = eigsh(operator, k=5, which=scipy_which, tol=1e-8, ncv=40, return_eigenvectors=False)
     values = values[np.argsort({"LA": -values, "SA": values, "LM": -abs(values)}[scipy_which])]
     assert eigenpairs(p, 5, which=which, tol=1e-8).values == pytest.approx(values, rel=1e-7)
@@ -76,7 +91,9 @@ def test_exact_trace_and_diagonal_within_the_scatter_of_pyhessian(trained):
     ours = diagonal_of(Problem(net, cross_entropy, (x, y)))
     double = diagonal_of(Problem(net, cross_entropy, (x, y), dtype=torch.float64))
     assert ours.estimator == "exact" and ours.trace == pytest.approx(double.trace, rel=1e-5)
-    assert torch.allclose(ours.values, double.values, rtol=1e-3, atol=1e-5 * float(double.values.max()))
+    assert torch.allclose(
+        ours.values, double.values, rtol=1e-3, atol=1e-5 * float(double.values.max())
+    )
     engine = pyhessian.hessian(net, nn.CrossEntropyLoss(), data=(x, y), cuda=False)
     torch.manual_seed(3)
     samples = np.array(engine.trace(maxIter=60, tol=0.0))

@@ -21,14 +21,18 @@ def pair(request):
     x = torch.tensor((iris.data - iris.data.mean(0)) / iris.data.std(0), dtype=dtype)
     y = torch.tensor(iris.target)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    net = nn.Sequential(
+        nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)
+    ).to(dtype)
     optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     for _ in range(60):
         optimiser.zero_grad()
         cross_entropy(net(x), y).backward()
         optimiser.step()
     batches = list(zip(x.split(64), y.split(64), strict=True))
-    theirs = HessianLinearOperator(net.eval(), nn.CrossEntropyLoss(), list(net.parameters()), batches)
+    theirs = HessianLinearOperator(
+        net.eval(), nn.CrossEntropyLoss(), list(net.parameters()), batches
+    )
     return Problem(net, cross_entropy, (x, y), dtype=dtype), theirs
 
 
@@ -40,15 +44,26 @@ def test_products_and_dense_matrix(pair):
     p, theirs = pair
     dense = (theirs @ torch.eye(p.layout.size, dtype=p.dtype)).double()
     ours = torch.stack([p.hessian()(e) for e in torch.eye(p.layout.size)])
-    assert torch.allclose(ours, dense, rtol=0, atol=tight(p, 1e-6, 1e-12) * float(dense.abs().max()) * 10)
+    assert torch.allclose(
+        ours, dense, rtol=0, atol=tight(p, 1e-6, 1e-12) * float(dense.abs().max()) * 10
+    )
     assert float(dense.abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("which, theirs_which", [("largest", "LA"), ("smallest", "SA"), ("magnitude", "LM")])
+@pytest.mark.parametrize(
+    "which, theirs_which", [("largest", "LA"), ("smallest", "SA"), ("magnitude", "LM")]
+)
 @pytest.mark.slow
 def test_eigenvalues(pair, which, theirs_which):
     p, theirs = pair
-    values = eigsh(theirs.to_scipy(), k=5, which=theirs_which, tol=1e-6, v0=np.ones(p.layout.size), return_eigenvectors=False)
+    values = eigsh(
+        theirs.to_scipy(),
+        k=5,
+        which=theirs_which,
+        tol=1e-6,
+        v0=np.ones(p.layout.size),
+        return_eigenvectors=False,
+    )
     values = np.sort(values)[:: 1 if which == "smallest" else -1]
     found = eigenpairs(p, 5, which=which, tol=1e-6, max_products=300)
     order = np.argsort(found.values if which == "smallest" else -found.values)
@@ -60,7 +75,9 @@ def test_exact_trace_and_diagonal(pair):
     columns = (theirs @ torch.eye(p.layout.size, dtype=p.dtype)).double().diagonal()
     d = diagonal_of(p)
     assert d.estimator == "exact"
-    assert torch.allclose(d.values, columns, rtol=0, atol=tight(p, 1e-5, 1e-12) * float(columns.max()))
+    assert torch.allclose(
+        d.values, columns, rtol=0, atol=tight(p, 1e-5, 1e-12) * float(columns.max())
+    )
     assert d.trace == pytest.approx(float(columns.sum()), rel=tight(p, 1e-5, 1e-12))
 
 

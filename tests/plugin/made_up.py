@@ -24,14 +24,26 @@ def draw(frame, ax=None):
 
 def summary(frame, options):
     yield Say(f"power {options['power']}")
-    yield Small([{"metric": m, "value": v} for m, v in zip(frame["metric"], frame["value"], strict=True)],
-                {"metric": "metric", "value": "value"})
+    yield Small(
+        [{"metric": m, "value": v} for m, v in zip(frame["metric"], frame["value"], strict=True)],
+        {"metric": "metric", "value": "value"},
+    )
 
 
-@diagnostic("roughness", draw=draw, summary=summary, cost=lambda problem, options: 1.0, example="ckpt.pt --power 3")
-def roughness(weights, progress=None, *,
-              power: Annotated[int, Field(ge=1, description="Which norm of the gradient.")] = 2,
-              called: Annotated[str | None, Field(description="A file that counts the calls.")] = None) -> pd.DataFrame:
+@diagnostic(
+    "roughness",
+    draw=draw,
+    summary=summary,
+    cost=lambda problem, options: 1.0,
+    example="ckpt.pt --power 3",
+)
+def roughness(
+    weights,
+    progress=None,
+    *,
+    power: Annotated[int, Field(ge=1, description="Which norm of the gradient.")] = 2,
+    called: Annotated[str | None, Field(description="A file that counts the calls.")] = None,
+) -> pd.DataFrame:
     """A norm of the gradient at the weights."""
     _count(called)
     value = float(weights.gradient().abs().pow(power).sum() ** (1 / power))
@@ -39,13 +51,26 @@ def roughness(weights, progress=None, *,
 
 
 @diagnostic("wobble", on="run", needs="clients", draw=draw, order=7)
-def wobble(history, progress=None, *, scale: Annotated[float, Field(gt=0, description="Of what is told.")] = 1.0) -> pd.DataFrame:
+def wobble(
+    history,
+    progress=None,
+    *,
+    scale: Annotated[float, Field(gt=0, description="Of what is told.")] = 1.0,
+) -> pd.DataFrame:
     """How far the global weights move from round to round."""
     rows = []
     for stored in history.each(progress):
         moved = (stored.aggregated - stored.received).norm() * scale
-        rows.append({"metric": "wobble", "round": stored.round, "moment": "aggregated", "scope": "global", "value": float(moved),
-                     "estimator": "exact"})
+        rows.append(
+            {
+                "metric": "wobble",
+                "round": stored.round,
+                "moment": "aggregated",
+                "scope": "global",
+                "value": float(moved),
+                "estimator": "exact",
+            }
+        )
     return table([*rows, *history.notes], **history.common)
 
 
@@ -53,8 +78,12 @@ def wobble(history, progress=None, *, scale: Annotated[float, Field(gt=0, descri
 def tallest(runs, progress=None) -> pd.DataFrame:
     """The largest global weight of each run."""
     values = [max(float(w.abs().max()) for w in run.checkpoint().state.values()) for run in runs]
-    return table([{"metric": "tallest", "run": run.path.name, "value": v, "estimator": "exact"}
-                  for run, v in zip(runs, values, strict=True)])
+    return table(
+        [
+            {"metric": "tallest", "run": run.path.name, "value": v, "estimator": "exact"}
+            for run, v in zip(runs, values, strict=True)
+        ]
+    )
 
 
 def _count(called):

@@ -9,37 +9,118 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "fldiag"
-GROUND = {"errors", "minilm", "choices", "execution", "device", "config", "sections", "identity", "seeding", "params", "registry", "losses", "clock", "version", "user_code"}
+GROUND = {
+    "errors",
+    "minilm",
+    "choices",
+    "execution",
+    "device",
+    "config",
+    "sections",
+    "identity",
+    "seeding",
+    "params",
+    "registry",
+    "losses",
+    "clock",
+    "version",
+    "user_code",
+}
 #: What diagnostics, their answers and their tables stand on.
-MIDDLE = GROUND | {"data", "models", "checkpoint", "results", "problem", "rounds", "plotting", "diagnosis"}
+MIDDLE = GROUND | {
+    "data",
+    "models",
+    "checkpoint",
+    "results",
+    "problem",
+    "rounds",
+    "plotting",
+    "diagnosis",
+}
 FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
-    "errors": set(), "seeding": set(), "clock": set(), "version": set(), "device": {"errors"},
-    "params": {"errors"}, "minilm": {"errors"}, "choices": set(), "losses": {"errors", "seeding", "params", "choices"},
-    "registry": {"errors"}, "execution": {"clock", "errors", "version"}, "identity": {"registry"}, "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
-    "sections": {"errors"}, "user_code": {"errors", "sections"}, "console": {"errors", "version"},
-    "data": GROUND, "models": GROUND, "results": GROUND,
+    "errors": set(),
+    "seeding": set(),
+    "clock": set(),
+    "version": set(),
+    "device": {"errors"},
+    "params": {"errors"},
+    "minilm": {"errors"},
+    "choices": set(),
+    "losses": {"errors", "seeding", "params", "choices"},
+    "registry": {"errors"},
+    "execution": {"clock", "errors", "version"},
+    "identity": {"registry"},
+    "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
+    "sections": {"errors"},
+    "user_code": {"errors", "sections"},
+    "console": {"errors", "version"},
+    "data": GROUND,
+    "models": GROUND,
+    "results": GROUND,
     "checkpoint": GROUND | {"data", "models", "results"},
-    "local": GROUND | {"models"}, "step": GROUND | {"local", "models", "data"}, "method": GROUND | {"local", "step", "data", "models"},
+    "local": GROUND | {"models"},
+    "step": GROUND | {"local", "models", "data"},
+    "method": GROUND | {"local", "step", "data", "models"},
     "parts": GROUND | {"method", "local", "step", "data", "models"},
     "methods": GROUND | {"method", "local", "step", "parts", "data", "models"},
     "training": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results"},
     "curvature": GROUND | {"models", "results"},
     "problem": GROUND | {"data", "models", "checkpoint", "results", "curvature"},
     "surface": GROUND | {"models", "results", "curvature", "problem"},
-    "training/diagnostics": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results", "training", "plotting",
-                                   "problem", "rounds"},
+    "training/diagnostics": GROUND
+    | {
+        "method",
+        "local",
+        "step",
+        "data",
+        "models",
+        "checkpoint",
+        "results",
+        "training",
+        "plotting",
+        "problem",
+        "rounds",
+    },
     "rounds": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem"},
     "plotting": {"errors", "results"},
-    "diagnostics": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem", "surface", "rounds", "plotting"},
-    "diagnosis": GROUND | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
-    "comparison": MIDDLE | {"diagnostics"}, "presets": set(), "known": {"errors", "registry", "config"}, "write_catalogue": {"known", "registry", "config", "figures"},
-    "api": MIDDLE | {"known", "training", "comparison"}, "report": MIDDLE | {"api", "known"}, "toys": MIDDLE | {"api", "method", "local", "step", "training"},
-    "export": MIDDLE | {"api", "training"}, "figures": FIGURES | {"toys", "parts"},
+    "diagnostics": GROUND
+    | {
+        "data",
+        "models",
+        "checkpoint",
+        "results",
+        "curvature",
+        "problem",
+        "surface",
+        "rounds",
+        "plotting",
+    },
+    "diagnosis": GROUND
+    | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
+    "comparison": MIDDLE | {"diagnostics"},
+    "presets": set(),
+    "known": {"errors", "registry", "config"},
+    "write_catalogue": {"known", "registry", "config", "figures"},
+    "api": MIDDLE | {"known", "training", "comparison"},
+    "report": MIDDLE | {"api", "known"},
+    "toys": MIDDLE | {"api", "method", "local", "step", "training"},
+    "export": MIDDLE | {"api", "training"},
+    "figures": FIGURES | {"toys", "parts"},
     "verbs": FIGURES | {"comparison", "console", "figures", "toys", "report", "export"},
     "cli": FIGURES | {"comparison", "console", "figures", "toys", "report", "export", "verbs"},
-    "": {"errors", "config", "registry", "api", "checkpoint", "method", "problem", "rounds", "version"},
+    "": {
+        "errors",
+        "config",
+        "registry",
+        "api",
+        "checkpoint",
+        "method",
+        "problem",
+        "rounds",
+        "version",
+    },
 }
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -63,14 +144,20 @@ def imported(file):
             if module == ["fldiag"]:
                 found |= {a.name for a in node.names}
             elif module[0] == "fldiag":
-                found.add("training/diagnostics" if module[1:3] == ["training", "diagnostics"] else module[1])
+                found.add(
+                    "training/diagnostics"
+                    if module[1:3] == ["training", "diagnostics"]
+                    else module[1]
+                )
     return found
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(ROOT).as_posix())
 def test_arrows_go_one_way(file):
     own = package(file)
-    assert imported(file) <= MAY[own] | {own}, f"{file.relative_to(ROOT)} imports what lies above it"
+    assert imported(file) <= MAY[own] | {own}, (
+        f"{file.relative_to(ROOT)} imports what lies above it"
+    )
 
 
 def test_the_table_names_packages_that_exist():
@@ -80,7 +167,11 @@ def test_the_table_names_packages_that_exist():
 def test_type_hints_are_the_only_way_up():
     """method names types of data and models; at run time it needs the registry, errors and the vocabulary of a step only."""
     tree = ast.parse((ROOT / "method.py").read_text())
-    now = {n.module for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("fldiag")}
+    now = {
+        n.module
+        for n in tree.body
+        if isinstance(n, ast.ImportFrom) and n.module.startswith("fldiag")
+    }
     assert now <= {"fldiag", "fldiag.errors", "fldiag.local", "fldiag.step"}
 
 
@@ -124,7 +215,15 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_circles_are_found():
-    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}, "g": set()}
+    arrows = {
+        "a": {"b"},
+        "b": {"c"},
+        "c": {"a", "d"},
+        "d": {"e"},
+        "e": {"d"},
+        "f": {"a"},
+        "g": set(),
+    }
     assert circles(arrows) == {frozenset("abc"), frozenset("de")}
 
 
@@ -134,30 +233,52 @@ BROUGHT_BY = {"sklearn": "scikit-learn", "mpl_toolkits": "matplotlib", "numpy": 
 
 def test_what_a_module_imports_at_once_is_a_dependency():
     """A package that only the development environment holds would stop fldiag from starting anywhere else."""
-    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {re.split(r"[<>=\[ ]", line)[0] for line in declared} | sys.stdlib_module_names | {"fldiag"}
+    declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]
+    names = (
+        {re.split(r"[<>=\[ ]", line)[0] for line in declared} | sys.stdlib_module_names | {"fldiag"}
+    )
     for file in FILES:
         for node in ast.parse(file.read_text()).body:
-            found = [a.name for a in node.names] if isinstance(node, ast.Import) else \
-                [node.module] if isinstance(node, ast.ImportFrom) else []
+            found = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             tops = {name.split(".")[0] for name in found}
-            assert {BROUGHT_BY.get(t, t) for t in tops} <= names, f"{file.relative_to(ROOT)} imports {tops}"
+            assert {BROUGHT_BY.get(t, t) for t in tops} <= names, (
+                f"{file.relative_to(ROOT)} imports {tops}"
+            )
 
 
 BELOW = [f for f in FILES if package(f) not in {"cli", "console", "verbs"}]
 
 
-@pytest.mark.parametrize("word", ["pickle.load", "weights_only=False", "np.random.seed", "allow_pickle=True"])
+@pytest.mark.parametrize(
+    "word", ["pickle.load", "weights_only=False", "np.random.seed", "allow_pickle=True"]
+)
 def test_words_that_do_not_occur(word):
     assert not [f.name for f in BELOW if word in f.read_text()]
 
 
 def test_the_library_never_prints():
     for file in BELOW:
-        calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+        calls = [
+            n
+            for n in ast.walk(ast.parse(file.read_text()))
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+        ]
         assert not [n.lineno for n in calls if n.func.id == "print"], file
 
 
 def test_no_two_files_of_one_name_among_what_shows_results():
-    names = [f.name for f in FILES if f.parent.name in {"report", "figures", "toys", "export", "plotting"} and f.name != "__init__.py"]
+    names = [
+        f.name
+        for f in FILES
+        if f.parent.name in {"report", "figures", "toys", "export", "plotting"}
+        and f.name != "__init__.py"
+    ]
     assert len(names) == len(set(names))

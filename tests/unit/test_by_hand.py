@@ -14,24 +14,55 @@ EPS = torch.finfo(torch.float64).eps
 
 
 def mlp():
-    return nn.Sequential(nn.Flatten(), nn.Linear(72, 6), nn.ReLU(), nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(72, 6),
+        nn.ReLU(),
+        nn.Linear(6, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
 
 
 def convolutions():
-    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(2, 1)),
-                         nn.MaxPool2d(3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 5), nn.ReLU(), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(2, 1)),
+        nn.MaxPool2d(3, 1, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(72, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
 
 
 def as_large():
     """Convolutions whose outputs are as large as their inputs, of few channels and of more."""
-    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, (3, 1), padding=(1, 0)), nn.ReLU(),
-                         nn.Conv2d(4, 5, (5, 3), padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(45, 3))
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, (3, 1), padding=(1, 0)),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, (5, 3), padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(45, 3),
+    )
 
 
 def unusual():
     """Groups, dilation, and a rectified head that also holds layers without weights."""
-    return nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, bias=False), nn.ReLU(), nn.Conv2d(4, 3, 2, dilation=2), nn.AvgPool2d(2),
-                         nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 3)))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, groups=2, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2, dilation=2),
+        nn.AvgPool2d(2),
+        nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(3, 3)),
+    )
 
 
 def affine():
@@ -43,7 +74,9 @@ def case(build, rows):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         net = Network(build().double(), precision="fp64")
-    w = flatten(net.module) + 0.1 * torch.randn(rows, net.size, generator=generator, dtype=torch.float64)
+    w = flatten(net.module) + 0.1 * torch.randn(
+        rows, net.size, generator=generator, dtype=torch.float64
+    )
     x = torch.randn(rows, 7, 2, 6, 6, generator=generator, dtype=torch.float64)
     return net, w, x, torch.randint(0, 3, (rows, 7), generator=generator)
 
@@ -87,14 +120,14 @@ def test_gradients(monkeypatch, build, rows, most):
 def test_another_head_on_the_same_features(rows):
     net, w, x, y = case(convolutions, rows)
     moved = w.clone()
-    moved[:, -net.layout.head_size:] *= 1.5
+    moved[:, -net.layout.head_size :] *= 1.5
     run = ByHand(net, w, x, rows == 1)
-    for head, at in ((moved[:, -net.layout.head_size:], moved), (None, w)):  # in any order
+    for head, at in ((moved[:, -net.layout.head_size :], moved), (None, w)):  # in any order
         _, g = by_autograd(net, at, x, y)
         out = run.output(head)
         near(out.gradient(term(out.logits, out.features, y)), g, 1000)
         out = run.output(head)
-        near(out.head_gradient(term(out.logits, None, y)), g[:, -net.layout.head_size:], 1000)
+        near(out.head_gradient(term(out.logits, None, y)), g[:, -net.layout.head_size :], 1000)
 
 
 def test_values_that_depend_on_no_output_have_no_slope():
@@ -116,8 +149,13 @@ def test_the_slope_of_the_cross_entropy():
     assert torch.equal(slope, torch.autograd.grad((expected * weight).sum(), leaf)[0])
 
 
-@pytest.mark.parametrize("build", [lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
-                                   lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(1, 4), nn.Linear(4, 3))])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(1, 4), nn.Linear(4, 3)),
+    ],
+)
 def test_other_networks_keep_autograd(build):
     assert Network(build()).pieces is None
 
@@ -131,14 +169,32 @@ def test_large_linear_products_are_those_of_float64():
     assert min(len(a) * weight.numel(), len(g) * weight.numel()) >= linear.LARGE
     with torch.no_grad():
         sparse = bias.repeat_interleave(2)[::2]
-        for left, right, added in ((a, weight, bias), (a, weight, sparse), (g, weight.T, None), (g.T, a.T, None)):
+        for left, right, added in (
+            (a, weight, bias),
+            (a, weight, sparse),
+            (g, weight.T, None),
+            (g.T, a.T, None),
+        ):
             found = linear.product(left, right, added)
             exact = left.double() @ right.double().T + (0 if added is None else added.double())
-            bound = torch.finfo(torch.float32).eps * (left.double().abs() @ right.double().abs().T + 1) * left.shape[1]
+            bound = (
+                torch.finfo(torch.float32).eps
+                * (left.double().abs() @ right.double().abs().T + 1)
+                * left.shape[1]
+            )
             assert ((found.double() - exact).abs() <= bound).all()
-            apart = [None if t is None else torch.stack([t, 2 * t, -t]) for t in (left, right, added)]
-            for one, scale in zip(linear.products(*apart), (1, 2, -1), strict=True):  # of several models
-                assert torch.equal(one, linear.product(*(None if t is None else scale * t for t in (left, right, added))))
+            apart = [
+                None if t is None else torch.stack([t, 2 * t, -t]) for t in (left, right, added)
+            ]
+            for one, scale in zip(
+                linear.products(*apart), (1, 2, -1), strict=True
+            ):  # of several models
+                assert torch.equal(
+                    one,
+                    linear.product(
+                        *(None if t is None else scale * t for t in (left, right, added))
+                    ),
+                )
 
 
 def test_a_product_with_a_graph_is_differentiated():

@@ -21,8 +21,21 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 @pytest.fixture
 def frame():
-    return table([{"metric": "eigenvalue", "index": i, "value": 8.54 / (i + 1), "converged": True, "scope": "global"}
-                  for i in range(5)], run="r", seed=0, round=3)
+    return table(
+        [
+            {
+                "metric": "eigenvalue",
+                "index": i,
+                "value": 8.54 / (i + 1),
+                "converged": True,
+                "scope": "global",
+            }
+            for i in range(5)
+        ],
+        run="r",
+        seed=0,
+        round=3,
+    )
 
 
 @pytest.fixture
@@ -35,14 +48,19 @@ def cache(tmp_path, frame):
 def test_what_was_put_comes_back(cache, frame):
     found = cache.get("spectrum", KEY)
     pd.testing.assert_frame_equal(found, frame)
-    assert [f.name for f in sorted(cache.folder.iterdir())] == ["spectrum-0123456789abcdef.json", "spectrum-0123456789abcdef.parquet"]
+    assert [f.name for f in sorted(cache.folder.iterdir())] == [
+        "spectrum-0123456789abcdef.json",
+        "spectrum-0123456789abcdef.parquet",
+    ]
     assert json.loads(cache.path("spectrum", KEY, ".json").read_text())["about"] == {"seed": 0}
 
 
 def test_another_name_or_key_is_another_entry(cache):
     assert cache.get("density", KEY) is None and cache.get("spectrum", KEY[::-1]) is None
     told = []
-    assert cache.get("spectrum", KEY[:16] + "0" * 16, told.append) is None  # the same file, another key
+    assert (
+        cache.get("spectrum", KEY[:16] + "0" * 16, told.append) is None
+    )  # the same file, another key
     for ending in (".parquet", ".json"):
         shutil.copy(cache.path("spectrum", KEY, ending), cache.path("density", KEY, ending))
     assert cache.get("density", KEY, told.append) is None and len(told) == 2
@@ -65,9 +83,15 @@ def test_a_flipped_bit_is_never_a_number(cache, frame, ending):
             told = []
             found = cache.get("spectrum", KEY, told.append)
             if found is None:
-                assert told == ["cache entry spectrum-0123456789abcdef was damaged and is computed again"]
+                assert told == [
+                    "cache entry spectrum-0123456789abcdef was damaged and is computed again"
+                ]
             else:  # white space between the words of the json
-                assert ending == ".json" and found.equals(frame) and json.loads(bad) == json.loads(good)
+                assert (
+                    ending == ".json"
+                    and found.equals(frame)
+                    and json.loads(bad) == json.loads(good)
+                )
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4, 100, -8, -1])
@@ -103,10 +127,15 @@ def test_a_table_without_its_json(cache, frame):
     told = []
     assert cache.get("spectrum", KEY, told.append) is None
     assert Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append).equals(frame)
-    assert told == ["cache entry spectrum-0123456789abcdef has no checksum and is computed again",
-                    "cache entry spectrum-0123456789abcdef has no checksum (an earlier version wrote it) and is used as it is"]
+    assert told == [
+        "cache entry spectrum-0123456789abcdef has no checksum and is computed again",
+        "cache entry spectrum-0123456789abcdef has no checksum (an earlier version wrote it) and is used as it is",
+    ]
     cache.path("spectrum", KEY).write_bytes(b"PAR1")
-    assert Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append) is None and "damaged" in told[-1]
+    assert (
+        Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append) is None
+        and "damaged" in told[-1]
+    )
 
 
 def test_legacy_accepts_no_table_beside_a_bad_json(cache):
@@ -131,36 +160,62 @@ def test_parts_that_cannot_be_kept_do_not_end_the_work(tmp_path):
     spare = SpareStore(tmp_path / "file" / "x.npz", told.append)
     for _ in range(2):
         spare.save("key", arrays)
-    assert len(told) == 1 and "finished parts are not kept from here on: cannot write" in told[0] and spare.refused
+    assert (
+        len(told) == 1
+        and "finished parts are not kept from here on: cannot write" in told[0]
+        and spare.refused
+    )
     with pytest.raises(FldiagError, match="cannot write"):
         ArrayStore(tmp_path / "file" / "x.npz").save("key", arrays)
-    good = pickle.loads(pickle.dumps(SpareStore(tmp_path / "x.npz", told.append)))  # goes to other processes without its teller
+    good = pickle.loads(
+        pickle.dumps(SpareStore(tmp_path / "x.npz", told.append))
+    )  # goes to other processes without its teller
     good.save("key", arrays)
     assert np.array_equal(good.load("key")[0]["a"], arrays["a"]) and not good.refused
     net = torch.nn.Linear(2, 3)
-    problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    problem = fldiag.Problem(
+        net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
+    )
     asked = {"directions": "random", "points": 5, "full": True}
     told.clear()
-    found = fldiag.diagnose(problem, "landscape", cache=tmp_path / "file" / "cache", tell=told.append, **asked)
+    found = fldiag.diagnose(
+        problem, "landscape", cache=tmp_path / "file" / "cache", tell=told.append, **asked
+    )
     pd.testing.assert_frame_equal(found, fldiag.diagnose(problem, "landscape", **asked))
-    assert "finished parts are not kept" in told[0] and "not kept for later" in told[1] and len(told) == 2
+    assert (
+        "finished parts are not kept" in told[0]
+        and "not kept for later" in told[1]
+        and len(told) == 2
+    )
 
 
 def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
     (tmp_path / "file").touch()
     told, net = [], torch.nn.Linear(2, 3)
-    problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    problem = fldiag.Problem(
+        net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
+    )
     found = fldiag.diagnose(problem, "trace", cache=tmp_path / "file" / "cache", tell=told.append)
     assert len(found) and "not kept for later: cannot write" in told[-1]
-    assert places.cache(tmp_path / "file" / "x") is None and places.cache(tmp_path / "x") == tmp_path / "x" / "cache"
+    assert (
+        places.cache(tmp_path / "file" / "x") is None
+        and places.cache(tmp_path / "x") == tmp_path / "x" / "cache"
+    )
 
 
 def test_partial_arrays_stay_until_the_table_is_put(tmp_path, frame):
     cache = Cache(tmp_path)
-    arrays = {"points": np.arange(6.0), "names": np.array(["a", "bc"]), "one": np.array(3), "none": np.zeros(0)}
+    arrays = {
+        "points": np.arange(6.0),
+        "names": np.array(["a", "bc"]),
+        "one": np.array(3),
+        "none": np.zeros(0),
+    }
     ArrayStore(cache.partial("landscape", KEY)).save("k", arrays, {"note": [1, None]})
     found, extra = ArrayStore(cache.partial("landscape", KEY)).load("k")
-    assert extra == {"note": [1, None]} and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    assert extra == {"note": [1, None]} and all(
+        np.array_equal(found[name], arrays[name]) for name in arrays
+    )
     cache.put("landscape", KEY, frame)
     assert not cache.partial("landscape", KEY).exists()
 
@@ -180,7 +235,11 @@ def test_damaged_partial_arrays_start_anew(tmp_path):
         assert there != bool(told)
         if there:  # a byte that no reader looks at, such as a time of day
             arrays, extra = ArrayStore(path).load("k")
-            assert list(arrays) == ["points"] and np.array_equal(arrays["points"], values) and extra == [1, 2]
+            assert (
+                list(arrays) == ["points"]
+                and np.array_equal(arrays["points"], values)
+                and extra == [1, 2]
+            )
 
 
 def test_partial_arrays_of_earlier_versions_are_read(tmp_path):

@@ -20,7 +20,18 @@ def planted(folder, seed, accuracy, *, status="finished", partition=b"same", dat
     """A run without weights that says it ended with this accuracy."""
     config = Config.load("digits", rounds=1, seed=seed, **options)
     run = Run.create(folder / f"{config.method.name}-{seed}", config, partition, {"data": data})
-    run.add_metrics([{"round": 1, "moment": "aggregated", "scope": "global", "slice": "test", "metric": "accuracy", "value": accuracy}])
+    run.add_metrics(
+        [
+            {
+                "round": 1,
+                "moment": "aggregated",
+                "scope": "global",
+                "slice": "test",
+                "metric": "accuracy",
+                "value": accuracy,
+            }
+        ]
+    )
     run.index |= {"status": status, "done": 1, "state": {"server": "state/none"}}
     run.commit()
     return run
@@ -44,14 +55,29 @@ def test_methods_are_compared_over_pairs_of_equal_seed(worse):
     a, b = worse
     found = fldiag.check(a, b[::-1], fail_if=["accuracy < baseline - 1pt"])
     row, oracle = found.table.iloc[0], stats.ttest_rel(BASE - 0.05 + NOISE, BASE - 0.01)
-    assert found.verdict == "fail" and "do the methods differ? Over 4 pairs of runs, paired by seed 0, 1, 2, 3" in found.question
-    assert (row["low"], row["high"], row["p"]) == pytest.approx((*oracle.confidence_interval(), oracle.pvalue))
+    assert (
+        found.verdict == "fail"
+        and "do the methods differ? Over 4 pairs of runs, paired by seed 0, 1, 2, 3"
+        in found.question
+    )
+    assert (row["low"], row["high"], row["p"]) == pytest.approx(
+        (*oracle.confidence_interval(), oracle.pvalue)
+    )
     fits(found.table)
 
 
-@pytest.mark.parametrize(("condition", "verdict"), [
-    ("accuracy < baseline", "fail"), ("accuracy < baseline - 9pt", "pass"), ("accuracy < baseline - 5pt", "undecided"),
-    ("accuracy > baseline", "pass"), ("accuracy < 80%", "fail"), ("accuracy < 60%", "pass"), ("accuracy < baseline - 9%", "pass")])
+@pytest.mark.parametrize(
+    ("condition", "verdict"),
+    [
+        ("accuracy < baseline", "fail"),
+        ("accuracy < baseline - 9pt", "pass"),
+        ("accuracy < baseline - 5pt", "undecided"),
+        ("accuracy > baseline", "pass"),
+        ("accuracy < 80%", "fail"),
+        ("accuracy < 60%", "pass"),
+        ("accuracy < baseline - 9%", "pass"),
+    ],
+)
 def test_verdicts(worse, condition, verdict):
     assert fldiag.check(*worse, fail_if=[condition]).verdict == verdict
 
@@ -62,27 +88,41 @@ def test_several_conditions_are_held_to_holm(tmp_path):
     alone = "accuracy > baseline - 2pt"
     assert fldiag.check(a, b, fail_if=[alone]).verdict == "fail"
     both = fldiag.check(a, b, fail_if=[alone, "accuracy > baseline - 1pt"])
-    assert both.verdict == "undecided" and both.table["p"].iloc[0] < 0.05 < both.table["p_holm"].iloc[0]
+    assert (
+        both.verdict == "undecided"
+        and both.table["p"].iloc[0] < 0.05 < both.table["p_holm"].iloc[0]
+    )
     assert any("Holm" in note for note in both.notes)
 
 
 def test_the_same_numbers_on_both_sides(worse):
     _, b = worse
-    assert fldiag.check(b, b).verdict == "pass" and fldiag.check(b, b, fail_if=["accuracy <= baseline"]).verdict == "fail"
+    assert (
+        fldiag.check(b, b).verdict == "pass"
+        and fldiag.check(b, b, fail_if=["accuracy <= baseline"]).verdict == "fail"
+    )
 
 
 def test_the_picture_of_a_difference_points_to_the_better_side(worse):
     a, b = worse
     frame = fldiag.diff(a, b, numbers=["accuracy", "loss"])
     fig = fldiag.draw(frame)
-    ax, = fig.axes
+    (ax,) = fig.axes
     row = frame.iloc[0]
     point = next(line for line in ax.lines if line.get_marker() == "s")  # B is better
-    assert float(point.get_xdata()[0]) == pytest.approx(2 * row.difference / (row.high - row.low)) and row.difference < 0
+    assert (
+        float(point.get_xdata()[0]) == pytest.approx(2 * row.difference / (row.high - row.low))
+        and row.difference < 0
+    )
     assert [t.get_text() for t in ax.get_yticklabels()] == ["accuracy", "loss"]
-    assert frame.note.iloc[1].startswith(next(t.get_text() for t in ax.texts if t.get_color() == "#555555")[:20])  # why there is none
+    assert frame.note.iloc[1].startswith(
+        next(t.get_text() for t in ax.texts if t.get_color() == "#555555")[:20]
+    )  # why there is none
     less = frame.iloc[:1].assign(metric="loss")  # of a loss less is better
-    assert float(fldiag.draw(less.assign(better="A"), name="diff").axes[0].lines[-2].get_xdata()[0]) > 0
+    assert (
+        float(fldiag.draw(less.assign(better="A"), name="diff").axes[0].lines[-2].get_xdata()[0])
+        > 0
+    )
 
 
 def test_two_seeds_decide_nothing_and_pairs_need_equal_seeds(worse, tmp_path):
@@ -92,7 +132,9 @@ def test_two_seeds_decide_nothing_and_pairs_need_equal_seeds(worse, tmp_path):
     left = fldiag.check(a, b[1:])
     assert "paired by seed 1, 2, 3" in left.question and "left out: 1 run" in left.notes[0]
     other = side(tmp_path / "c", BASE, first=10)
-    with pytest.raises(FldiagError, match=r"no seed is on both sides .*seeds 0, 1, 2, 3; .*seeds 10"):
+    with pytest.raises(
+        FldiagError, match=r"no seed is on both sides .*seeds 0, 1, 2, 3; .*seeds 10"
+    ):
         fldiag.check(a, other)
     ordered = fldiag.check(a, other, pair="order")
     assert ordered.verdict == "fail" and "order" in ordered.question
@@ -117,7 +159,10 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(tmp_path):
     b = side(tmp_path / "b", BASE, partition=b"other", model__name="mlp")
     frame = fldiag.diff(a, b).set_index("metric")
     assert frame["masked"].drop(["accuracy", "loss"]).all() and not frame.loc["accuracy", "masked"]
-    assert "models are different" in frame.loc["lambda_1", "note"] and "divided differently" in frame.loc["forgetting", "note"]
+    assert (
+        "models are different" in frame.loc["lambda_1", "note"]
+        and "divided differently" in frame.loc["forgetting", "note"]
+    )
     assert fldiag.check(a, b, fail_if=["lambda_1 > baseline"]).verdict == "error"
     with pytest.raises(FldiagError, match="on different data"):
         fldiag.diff(a, side(tmp_path / "c", BASE, data="2"))
@@ -131,8 +176,13 @@ def test_a_run_that_diverged_passes_no_condition(tmp_path):
 
 def test_a_number_is_looked_at_once_however_many_conditions_it_has(worse, monkeypatch):
     seen, old = [], evidence.of
-    monkeypatch.setattr(evidence, "of", lambda number, *rest: seen.append(number.name) or old(number, *rest))
-    found = fldiag.check(*worse, fail_if=[f"{name} < {i / 1000}" for i in range(300) for name in ("accuracy", "loss")])
+    monkeypatch.setattr(
+        evidence, "of", lambda number, *rest: seen.append(number.name) or old(number, *rest)
+    )
+    found = fldiag.check(
+        *worse,
+        fail_if=[f"{name} < {i / 1000}" for i in range(300) for name in ("accuracy", "loss")],
+    )
     assert seen == ["accuracy", "loss"] and len(found.table) == 600
 
 
@@ -155,8 +205,20 @@ def test_wrong_use(worse):
 def trained(tmp_path_factory):
     """FedAvg for one round, and for two."""
     folder = tmp_path_factory.mktemp("check")
-    return [fldiag.train(Config.load("digits", rounds=r, model__name="mlp", train__epochs=1, clients__per_round=5,
-                                     checkpoint__clients="sampled"), out=folder / f"r{r}") for r in (1, 4)]
+    return [
+        fldiag.train(
+            Config.load(
+                "digits",
+                rounds=r,
+                model__name="mlp",
+                train__epochs=1,
+                clients__per_round=5,
+                checkpoint__clients="sampled",
+            ),
+            out=folder / f"r{r}",
+        )
+        for r in (1, 4)
+    ]
 
 
 def test_two_models_are_compared_over_the_test_examples(trained):
@@ -164,9 +226,14 @@ def test_two_models_are_compared_over_the_test_examples(trained):
     found = fldiag.check(a, b)
     rights = [Reader().tested(run).right for run in trained]
     row = found.table.iloc[0]
-    assert "do these two given models differ?" in found.question and "does not compare methods" in found.question
+    assert (
+        "do these two given models differ?" in found.question
+        and "does not compare methods" in found.question
+    )
     assert row["p"] == pytest.approx(mcnemar(*rights)) and row["n"] == len(rights[0])
-    assert row["value"] == pytest.approx(a.metrics.query("metric == 'accuracy' and round == 1")["value"].iloc[0])
+    assert row["value"] == pytest.approx(
+        a.metrics.query("metric == 'accuracy' and round == 1")["value"].iloc[0]
+    )
     assert row["low"] <= row["difference"] <= row["high"]
     assert any("different numbers of rounds: 1 and 4" in note for note in found.notes)
 
@@ -175,10 +242,17 @@ def test_two_models_are_compared_over_the_test_examples(trained):
 def test_every_number_of_two_models(trained, tmp_path):
     frame = fits(fldiag.diff(*trained)).set_index("metric")
     assert list(frame.index) == list(numbers()) and not frame["masked"].any()
-    assert frame["low"].notna().sum() >= 9 and (frame["low"].dropna() <= frame["difference"][frame["low"].notna()]).all()
-    ece = fldiag.diagnose(trained[0], "fairness").query("metric == 'ece' and scope == 'global' and estimator == 'bayesian bootstrap'")
+    assert (
+        frame["low"].notna().sum() >= 9
+        and (frame["low"].dropna() <= frame["difference"][frame["low"].notna()]).all()
+    )
+    ece = fldiag.diagnose(trained[0], "fairness").query(
+        "metric == 'ece' and scope == 'global' and estimator == 'bayesian bootstrap'"
+    )
     assert frame.loc["ece", "value"] == pytest.approx(ece["value"].iloc[0])
-    drop = fldiag.diagnose(trained[0], "forgetting").query("metric == 'drop' and scope == 'client'")["value"]
+    drop = fldiag.diagnose(trained[0], "forgetting").query(
+        "metric == 'drop' and scope == 'client'"
+    )["value"]
     assert frame.loc["drop", "value"] == pytest.approx(drop.mean())
     same = fldiag.diff(trained[0], trained[0], numbers=["accuracy", "loss", "drop", "ece"])
     assert (same["difference"] == 0).all() and not same["better"].isin(["A", "B"]).any()
@@ -188,15 +262,34 @@ def test_plain_weights_and_weights_that_are_no_numbers(trained, tmp_path):
     state = trained[0].checkpoint().state
     torch.save(state, tmp_path / "plain.pt")
     torch.save({n: t * torch.nan for n, t in state.items()}, tmp_path / "nan.pt")
-    frame = fldiag.diff(tmp_path / "plain.pt", tmp_path / "nan.pt", model="mlp", data="digits",
-                        numbers=["accuracy", "lambda_1", "drift"]).set_index("metric")
-    assert frame["masked"].all() and "has no clients" in frame.loc["drift", "note"] and frame.loc["accuracy", "note"]
-    found = fldiag.check(tmp_path / "plain.pt", trained[1].path / "rounds" / "0004.pt", model="mlp", data="digits")
+    frame = fldiag.diff(
+        tmp_path / "plain.pt",
+        tmp_path / "nan.pt",
+        model="mlp",
+        data="digits",
+        numbers=["accuracy", "lambda_1", "drift"],
+    ).set_index("metric")
+    assert (
+        frame["masked"].all()
+        and "has no clients" in frame.loc["drift", "note"]
+        and frame.loc["accuracy", "note"]
+    )
+    found = fldiag.check(
+        tmp_path / "plain.pt", trained[1].path / "rounds" / "0004.pt", model="mlp", data="digits"
+    )
     assert found.table["p"].iloc[0] == pytest.approx(fldiag.check(*trained).table["p"].iloc[0])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_not_tested(trained, monkeypatch, value):
-    monkeypatch.setattr(evidence, "_over_examples", lambda *words: evidence.Evidence(0.5, value, lambda scale, offset: Interval(0.0, 0.0, 0.0)))
+    monkeypatch.setattr(
+        evidence,
+        "_over_examples",
+        lambda *words: evidence.Evidence(0.5, value, lambda scale, offset: Interval(0.0, 0.0, 0.0)),
+    )
     found = fldiag.check(trained[0], trained[1], fail_if=["loss > baseline"])
-    assert found.verdict == "error" and "baseline" in found.table["note"].iloc[0] and found.table["remedy"].iloc[0]
+    assert (
+        found.verdict == "error"
+        and "baseline" in found.table["note"].iloc[0]
+        and found.table["remedy"].iloc[0]
+    )

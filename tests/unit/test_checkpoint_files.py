@@ -32,7 +32,10 @@ class Trap:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return rounds.train(config("scaffold", rounds=2, checkpoint={"clients": "sampled"}), out=tmp_path_factory.mktemp("run"))
+    return rounds.train(
+        config("scaffold", rounds=2, checkpoint={"clients": "sampled"}),
+        out=tmp_path_factory.mktemp("run"),
+    )
 
 
 @pytest.fixture
@@ -49,15 +52,24 @@ def test_a_checkpoint_says_what_it_is(run, good):
     assert read.manifest["config"] == run.index["config"]
     assert read.manifest["data"]["name"] == "iris"
     assert read.sha256 == run.index["files"]["rounds/0002.pt"]
-    assert torch.equal(read.received, torch.cat([v.flatten() for v in run.checkpoint(1).state.values()]))
+    assert torch.equal(
+        read.received, torch.cat([v.flatten() for v in run.checkpoint(1).state.values()])
+    )
 
 
 def test_a_checkpoint_is_tensors_and_json_for_torch_too(good):
     content = torch.load(good, weights_only=True)
     assert isinstance(json.loads(content["manifest"]), dict)
     assert all(isinstance(v, torch.Tensor) for v in content["model"].values())
-    net = nn.Sequential(OrderedDict(fc1=nn.Linear(4, 7), relu=nn.ReLU(), fc2=nn.Linear(7, 5), relu2=nn.ReLU(),
-                                    classifier=nn.Linear(5, 3))).double()
+    net = nn.Sequential(
+        OrderedDict(
+            fc1=nn.Linear(4, 7),
+            relu=nn.ReLU(),
+            fc2=nn.Linear(7, 5),
+            relu2=nn.ReLU(),
+            classifier=nn.Linear(5, 3),
+        )
+    ).double()
     net.load_state_dict(content["model"])
 
 
@@ -84,8 +96,15 @@ def test_a_safetensors_file_is_a_checkpoint(tmp_path):
         schema.read(tmp_path / "bad.safetensors")
 
 
-@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"manifest": "{}", "model": {"w": torch.ones(2)}, "extra": t},
-                                  lambda t: {"w": torch.ones(2), "b": t}], ids=["bare", "in a checkpoint", "in a state_dict"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda t: t,
+        lambda t: {"manifest": "{}", "model": {"w": torch.ones(2)}, "extra": t},
+        lambda t: {"w": torch.ones(2), "b": t},
+    ],
+    ids=["bare", "in a checkpoint", "in a state_dict"],
+)
 @pytest.mark.parametrize("how", ["torch", "legacy", "pickle"])
 def test_pickled_objects_are_refused_and_not_executed(wrap, how, tmp_path):
     trap, file = tmp_path / "executed", tmp_path / "evil.pt"
@@ -118,8 +137,15 @@ def test_truncated(good, part, tmp_path):
     assert "copy it again" in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "is empty"), (b"hello", "not a checkpoint"), (b"\x80\x02", "refused|truncated"), (b"PK\x03\x04", "truncated")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"hello", "not a checkpoint"),
+        (b"\x80\x02", "refused|truncated"),
+        (b"PK\x03\x04", "truncated"),
+    ],
+)
 def test_not_a_checkpoint(content, message, tmp_path):
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(FldiagError, match=message):
@@ -132,7 +158,9 @@ def test_missing(tmp_path):
     assert caught.value.usage
 
 
-@pytest.mark.parametrize("content", [3, [torch.ones(1)], {}, {"w": 3}, {1: torch.ones(1)}, torch.ones(2)])
+@pytest.mark.parametrize(
+    "content", [3, [torch.ones(1)], {}, {"w": 3}, {1: torch.ones(1)}, torch.ones(2)]
+)
 def test_tensors_that_are_no_state_dict(content, tmp_path):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(FldiagError, match="is not a state_dict"):
@@ -148,9 +176,20 @@ def rewrite(source, target, **changes):
     return target
 
 
-@pytest.mark.parametrize("change", [
-    {"round": "two"}, {"seed": None}, {"config": []}, {"method": None}, {"shape": 4}, {"classes": None}, {"clients": [1]},
-    {"schema": None}, {"schema": "one"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": "two"},
+        {"seed": None},
+        {"config": []},
+        {"method": None},
+        {"shape": 4},
+        {"classes": None},
+        {"clients": [1]},
+        {"schema": None},
+        {"schema": "one"},
+    ],
+)
 def test_a_hand_edited_manifest(change, good, tmp_path):
     with pytest.raises(FldiagError, match="the file was edited; use the original"):
         schema.read(rewrite(good, tmp_path / "edited.pt", **change))
@@ -165,7 +204,9 @@ def test_a_manifest_that_is_no_json_object(text, good, tmp_path):
 
 
 def test_a_later_schema(good, tmp_path):
-    with pytest.raises(FldiagError, match=f"has schema 99, this fldiag reads up to {schema.SCHEMA}; update fldiag"):
+    with pytest.raises(
+        FldiagError, match=f"has schema 99, this fldiag reads up to {schema.SCHEMA}; update fldiag"
+    ):
         schema.read(rewrite(good, tmp_path / "later.pt", schema=99))
 
 
@@ -210,7 +251,10 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
         def write(self, data):
             full_disk()
 
-    monkeypatch.setattr("builtins.open", lambda p, mode="r", *a, **k: Full(p, mode) if "w" in mode else opened(p, mode, *a, **k))
+    monkeypatch.setattr(
+        "builtins.open",
+        lambda p, mode="r", *a, **k: Full(p, mode) if "w" in mode else opened(p, mode, *a, **k),
+    )
     with pytest.raises(FldiagError, match="cannot write"):
         schema.write(file, {"round": 2}, {"w": torch.zeros(300)})
     monkeypatch.undo()

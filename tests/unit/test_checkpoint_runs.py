@@ -16,7 +16,10 @@ from fldiag.training import rounds
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return rounds.train(config("scaffold", rounds=2, checkpoint={"clients": "sampled"}), out=tmp_path_factory.mktemp("run"))
+    return rounds.train(
+        config("scaffold", rounds=2, checkpoint={"clients": "sampled"}),
+        out=tmp_path_factory.mktemp("run"),
+    )
 
 
 @pytest.fixture
@@ -46,7 +49,9 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
     def refuse(self, *a, **k):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.mkdir", refuse)  # root, which runs tests in containers, may write anywhere
+    monkeypatch.setattr(
+        "pathlib.Path.mkdir", refuse
+    )  # root, which runs tests in containers, may write anywhere
     with pytest.raises(FldiagError, match=r"cannot create .*Permission denied"):
         rounds.train(config(rounds=1), out=tmp_path / "run")
 
@@ -75,17 +80,35 @@ def test_a_folder_that_holds_a_run(run):
 
 def test_resuming_with_another_config_names_the_difference(run):
     with pytest.raises(FldiagError, match="was trained with another config") as caught:
-        rounds.train(config("scaffold", rounds=2, checkpoint={"clients": "sampled"}, lr=0.25), out=run.path, resume=True)
+        rounds.train(
+            config("scaffold", rounds=2, checkpoint={"clients": "sampled"}, lr=0.25),
+            out=run.path,
+            resume=True,
+        )
     assert "train.lr: 0.1 there, 0.25 now" in str(caught.value)
     with pytest.raises(FldiagError, match=r"method\.name: 'scaffold' there, 'fedavg' now"):
         rounds.train(config(rounds=2, checkpoint={"clients": "sampled"}), out=run.path, resume=True)
     with pytest.raises(FldiagError, match="rounds: 2 there, 1 now"):
-        rounds.train(config("scaffold", rounds=1, checkpoint={"clients": "sampled"}), out=run.path, resume=True)
+        rounds.train(
+            config("scaffold", rounds=1, checkpoint={"clients": "sampled"}),
+            out=run.path,
+            resume=True,
+        )
 
 
-@pytest.mark.parametrize("text", [
-    "", "{", "[]", "{}", '{"files": 3, "done": 1, "schema": 1}', '{"files": {}, "done": -1, "schema": 1}',
-    '{"files": {}, "done": "x", "schema": 1}', '{"files": {}, "done": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"files": 3, "done": 1, "schema": 1}',
+        '{"files": {}, "done": -1, "schema": 1}',
+        '{"files": {}, "done": "x", "schema": 1}',
+        '{"files": {}, "done": 1}',
+    ],
+)
 def test_a_spoilt_index(text, copy):
     (copy.path / "run.json").write_text(text)
     with pytest.raises(FldiagError, match="is not valid"):
@@ -137,9 +160,11 @@ def test_every_file_is_listed_with_its_digest(run):
 def test_a_damaged_table_of_metrics(copy):
     file = copy.path / copy.index["metrics"]
     good = file.read_bytes()
-    for place in sorted({*range(0, len(good), 37), *range(16), *range(len(good) - 16, len(good))}):  # header, values, footer
+    for place in sorted(
+        {*range(0, len(good), 37), *range(16), *range(len(good) - 16, len(good))}
+    ):  # header, values, footer
         for mask in (0x01, 0x80):
-            file.write_bytes(good[:place] + bytes([good[place] ^ mask]) + good[place + 1:])
+            file.write_bytes(good[:place] + bytes([good[place] ^ mask]) + good[place + 1 :])
             with pytest.raises(FldiagError, match=r"parquet is not the file this run wrote"):
                 _ = copy.metrics
     file.write_bytes(good[:-1])
@@ -181,7 +206,9 @@ def test_a_run_without_metrics(copy):
 
 @pytest.mark.parametrize("key", ["hash", "status", "config", "state", "provenance"])
 def test_an_index_that_lost_a_part(key, copy):
-    (copy.path / "run.json").write_text(json.dumps({k: v for k, v in copy.index.items() if k != key}))
+    (copy.path / "run.json").write_text(
+        json.dumps({k: v for k, v in copy.index.items() if k != key})
+    )
     with pytest.raises(FldiagError, match=f"{key} is missing or of the wrong kind"):
         Run.open(copy.path)
 
@@ -194,10 +221,24 @@ def test_an_index_whose_config_was_edited(copy):
 
 
 def test_cleaning_removes_what_a_run_writes_and_nothing_else(tmp_path):
-    left, mine = ["metrics/0001.parquet", "state/server-0001.pt", "state/.client-00002-0001.pt.77.tmp", "steps/0003.parquet"], [
-        "metrics/notes.csv", "state/thesis.pt", "steps/0003.parquet.d/x", "metrics/summary.parquet"]
+    left, mine = (
+        [
+            "metrics/0001.parquet",
+            "state/server-0001.pt",
+            "state/.client-00002-0001.pt.77.tmp",
+            "steps/0003.parquet",
+        ],
+        [
+            "metrics/notes.csv",
+            "state/thesis.pt",
+            "steps/0003.parquet.d/x",
+            "metrics/summary.parquet",
+        ],
+    )
     for name in left + mine:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     Run(tmp_path, {"files": {}}).clean()
-    assert not any((tmp_path / name).exists() for name in left) and all((tmp_path / name).exists() for name in mine)
+    assert not any((tmp_path / name).exists() for name in left) and all(
+        (tmp_path / name).exists() for name in mine
+    )

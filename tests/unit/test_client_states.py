@@ -17,12 +17,17 @@ from fldiag.training.setup import Setup
 
 
 def state(chance):
-    return {"c": torch.randn(5, generator=chance), "seen": torch.randint(9, (), generator=chance),
-            "half": torch.randn(2, 3, generator=chance).bfloat16()}
+    return {
+        "c": torch.randn(5, generator=chance),
+        "seen": torch.randint(9, (), generator=chance),
+        "half": torch.randn(2, 3, generator=chance).bfloat16(),
+    }
 
 
 def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in other)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in other
+    )
 
 
 @pytest.fixture
@@ -46,7 +51,9 @@ def test_as_a_dict_over_many_rounds_and_restarts(run):
         run.put_state(t, {"w": torch.zeros(1)})
         run.append()
         assert rows_on_disk(run) <= 2 * len(expected) + 4
-        assert {f"state/{f.name}" for f in (run.path / "state").iterdir()} == set(run.index["state"].values())
+        assert {f"state/{f.name}" for f in (run.path / "state").iterdir()} == set(
+            run.index["state"].values()
+        )
         if t % 10 == 0:
             run = Run.open(run.path)
     assert list(run.states) == sorted(expected) and len(run.states) == len(expected)
@@ -59,7 +66,11 @@ def test_a_round_reads_and_writes_rows_of_its_own_number(run, monkeypatch):
     chance, who = torch.Generator().manual_seed(0), random.Random(0)
     moved = []
     read = ClientStates._read
-    monkeypatch.setattr(ClientStates, "_read", lambda self, name, ids: moved.append(len(ids)) or read(self, name, ids))
+    monkeypatch.setattr(
+        ClientStates,
+        "_read",
+        lambda self, name, ids: moved.append(len(ids)) or read(self, name, ids),
+    )
     for total in (10, 300):
         most = 0
         for _ in range(150):
@@ -120,7 +131,14 @@ def test_rows_that_changed_places_are_an_error(run):
         run.states[0]
 
 
-@pytest.mark.parametrize("how", [lambda f: f.write_bytes(f.read_bytes()[:-9]), lambda f: f.unlink(), lambda f: f.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda f: f.write_bytes(f.read_bytes()[:-9]),
+        lambda f: f.unlink(),
+        lambda f: f.write_bytes(b""),
+    ],
+)
 def test_a_segment_that_is_no_more_what_it_was(run, how):
     run.states.update({0: {"c": torch.zeros(4)}})
     run.put_clients()

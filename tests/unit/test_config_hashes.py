@@ -23,7 +23,10 @@ from fldiag.sections import Checkpoint
 
 #: Presets that have changed since, as they were.
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-FORMER = {name: FIXTURES / f"{name}.toml" for name in ("digits", "fedsol-mnist-lda0.1", "fedsol-mnist-shard2")}
+FORMER = {
+    name: FIXTURES / f"{name}.toml"
+    for name in ("digits", "fedsol-mnist-lda0.1", "fedsol-mnist-shard2")
+}
 HASHES = json.loads((FIXTURES / "config_hashes.json").read_text())
 
 
@@ -44,11 +47,16 @@ def test_all_have_the_default_checkpoint_section(entry):
 
 def test_every_preset_and_every_method_is_there():
     of_presets = {e["preset"] for e in HASHES if not e["overrides"]}
-    of_methods = {e["overrides"][0].removeprefix("method.name=") for e in HASHES if e["overrides"]
-                  and e["overrides"][0].startswith("method.name=")}
+    of_methods = {
+        e["overrides"][0].removeprefix("method.name=")
+        for e in HASHES
+        if e["overrides"] and e["overrides"][0].startswith("method.name=")
+    }
     assert of_presets <= set(presets()) and of_methods <= set(registry.method.names())
     assert len(of_presets) == 46 and len(of_methods) == 40
 
 
 def test_different_configs_have_different_hashes():
-    assert len({e["hash"] for e in HASHES}) >= len(HASHES) - 1  # method.name=fedavg is what the preset digits says
+    assert (
+        len({e["hash"] for e in HASHES}) >= len(HASHES) - 1
+    )  # method.name=fedavg is what the preset digits says

@@ -39,7 +39,10 @@ class Point(nn.Module):
 def points(loss, *places, n=7):
     """The loss (outputs, y) -> mean around several weights."""
     y = torch.linspace(-1, 1, n, dtype=torch.float64)
-    return [Problem(Point(*w), loss, (torch.zeros(n, 1), y), name=f"m{i}", dtype=torch.float64) for i, w in enumerate(places)]
+    return [
+        Problem(Point(*w), loss, (torch.zeros(n, 1), y), name=f"m{i}", dtype=torch.float64)
+        for i, w in enumerate(places)
+    ]
 
 
 def ring(z, y):
@@ -59,7 +62,12 @@ def net(seed, name="mlp", shape=(1, 4, 4), **options):
 def asked(net, n=60, **options):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(n, 1, 4, 4, generator=g)
-    return Problem(net, cross_entropy, (x, (x.sum((1, 2, 3)) > 0).long() + (x[:, 0, 0, 0] > 1).long()), **options)
+    return Problem(
+        net,
+        cross_entropy,
+        (x, (x.sum((1, 2, 3)) > 0).long() + (x[:, 0, 0, 0] > 1).long()),
+        **options,
+    )
 
 
 def trained(seed, steps=60):
@@ -76,16 +84,21 @@ def trained(seed, steps=60):
 
 # -- barriers
 
+
 def test_the_straight_barrier_of_a_ring_its_place_and_its_error_over_examples():
     a, b = points(ring, (-1.0, 0.0), (1.0, 0.0))
     frame = fldiag.diagnose([a, b], "connectivity", points=5, curve=0)
     row = only(frame, metric="barrier").iloc[0]
-    scale = 1 + 0.5 * torch.linspace(-1, 1, 7, dtype=torch.float64)  # at the centre (r² - 1)² is 1, at the ends 0
+    scale = 1 + 0.5 * torch.linspace(
+        -1, 1, 7, dtype=torch.float64
+    )  # at the centre (r² - 1)² is 1, at the ends 0
     assert row.value == pytest.approx(1.0) and row.x == 0.5 and row.residual < 0.05
     assert row.stderr == pytest.approx(float(scale.std()) / 7**0.5)
     losses = only(frame, metric="loss")
     assert losses["value"].to_numpy(float) == pytest.approx(((2 * losses.x - 1) ** 2 - 1) ** 2)
-    assert (row.run, row.run_b) == ("m0", "m1") and number(frame, "distance") == 2 and len(losses) > 5
+    assert (
+        (row.run, row.run_b) == ("m0", "m1") and number(frame, "distance") == 2 and len(losses) > 5
+    )
 
 
 def test_an_asymmetric_barrier_is_found_between_the_points():
@@ -95,7 +108,11 @@ def test_an_asymmetric_barrier_is_found_between_the_points():
 
     frame = fldiag.diagnose(points(loss, (-1.0,), (1.0,)), "connectivity", points=3, curve=0)
     row = only(frame, metric="barrier").iloc[0]
-    assert row.value == pytest.approx(27 / 64, rel=0.02) and row.value + row.residual >= 27 / 64 and row.x == pytest.approx(0.75, abs=0.1)
+    assert (
+        row.value == pytest.approx(27 / 64, rel=0.02)
+        and row.value + row.residual >= 27 / 64
+        and row.x == pytest.approx(0.75, abs=0.1)
+    )
 
 
 def test_a_convex_loss_has_no_barrier_and_mixtures_below_the_mixture_of_losses():
@@ -107,30 +124,47 @@ def test_a_convex_loss_has_no_barrier_and_mixtures_below_the_mixture_of_losses()
     assert only(frame, metric="barrier")["value"].tolist() == [0.0] * 6
     rows, weights = only(frame, metric="mixture"), np.array(w)
     assert len(rows) == 4 + 1 + 9 and rows["value"].iloc[:4].abs().max() < 1e-15
-    for row in rows.itertuples():  # of a quadratic: half the spread around the mixture, with its sign turned
+    for row in (
+        rows.itertuples()
+    ):  # of a quadratic: half the spread around the mixture, with its sign turned
         a = np.array([float(s) for s in row.shares.split()])
         spread = (a * ((weights - a @ weights) ** 2).sum(1)).sum()
         assert a.sum() == pytest.approx(1) and row.value == pytest.approx(-spread / 2, abs=1e-12)
     assert number(frame, "mixture_mean") == pytest.approx(rows["value"].iloc[5:].mean())
-    assert number(frame, "mixture_centre") == rows["value"].iloc[4] and number(frame, "mixture_max") == 0
+    assert (
+        number(frame, "mixture_centre") == rows["value"].iloc[4]
+        and number(frame, "mixture_max") == 0
+    )
 
 
 def test_the_centre_is_exact_also_where_it_is_the_highest_mixture():
     def hill(z, y):
         return -0.5 * z.square().sum(1).mean()
 
-    frame = fldiag.diagnose(points(hill, (1.0, 0.0), (-0.5, 0.75**0.5), (-0.5, -(0.75**0.5))), "connectivity", mixtures=9, curve=0)
+    frame = fldiag.diagnose(
+        points(hill, (1.0, 0.0), (-0.5, 0.75**0.5), (-0.5, -(0.75**0.5))),
+        "connectivity",
+        mixtures=9,
+        curve=0,
+    )
     centre, top = (only(frame, metric=f"mixture_{m}").iloc[0] for m in ("centre", "max"))
-    assert centre.value == top.value == pytest.approx(0.5) and (centre.estimator, top.estimator) == ("exact", "monte-carlo")
+    assert centre.value == top.value == pytest.approx(0.5) and (
+        centre.estimator,
+        top.estimator,
+    ) == ("exact", "monte-carlo")
 
 
 def test_refinement_estimates_what_it_may_have_missed():
     def f(t):
-        return float(np.exp(-((t - 0.31) / 0.05) ** 2))
+        return float(np.exp(-(((t - 0.31) / 0.05) ** 2)))
 
     x = np.linspace(0, 1, 11)
     places, values, error = highest(f, x, np.array([f(t) for t in x]), 30, 1e-3)
-    assert 1 - values.max() <= error <= 2e-3 and len(places) == len(values) < 41 and (np.diff(places) > 0).all()
+    assert (
+        1 - values.max() <= error <= 2e-3
+        and len(places) == len(values) < 41
+        and (np.diff(places) > 0).all()
+    )
 
 
 def test_the_bent_path_finds_the_best_theta_of_a_ring():
@@ -147,15 +181,22 @@ def test_the_bent_path_finds_the_best_theta_of_a_ring():
     assert theta.tolist() == pytest.approx([best, best], abs=5e-3)
     frame = fldiag.diagnose([a, b], "connectivity", curve=150, points=11)
     straight, curve = (number(frame, "barrier", path=p) for p in ("straight", "curve"))
-    assert straight == pytest.approx(0.25) and curve < 0.02 and number(frame, "mean_loss", path="curve") == pytest.approx(mean(best), abs=2e-3)
+    assert (
+        straight == pytest.approx(0.25)
+        and curve < 0.02
+        and number(frame, "mean_loss", path="curve") == pytest.approx(mean(best), abs=2e-3)
+    )
     assert number(frame, "budget", path="curve") == 150
 
 
 # -- batch-norm
 
+
 def normed(seed):
     torch.manual_seed(seed)
-    made = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    made = nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)
+    )
     for _ in range(5):
         made(torch.randn(64, 1, 4, 4) * (1 + seed) + seed)
     return made.eval()
@@ -165,24 +206,35 @@ def test_statistics_are_those_of_the_slice_at_the_weights():
     p = asked(normed(1), dtype=torch.float64)
     found = Statistics(p)(p.w)
     hidden = p.module[1](p.read(0, p.n)[0].flatten(1))
-    assert torch.allclose(found["2.running_mean"], hidden.mean(0)) and torch.allclose(found["2.running_var"], hidden.var(0))
-    assert not torch.allclose(p.buffers["2.running_mean"], found["2.running_mean"])  # the problem's own are untouched
+    assert torch.allclose(found["2.running_mean"], hidden.mean(0)) and torch.allclose(
+        found["2.running_var"], hidden.var(0)
+    )
+    assert not torch.allclose(
+        p.buffers["2.running_mean"], found["2.running_mean"]
+    )  # the problem's own are untouched
 
 
 @pytest.mark.parametrize("how", ["mixed", "reestimated"])
 def test_batch_norm_between_models(how):
     a, b = (asked(normed(s), name=str(s), dtype=torch.float64) for s in (0, 1))
     frame = fldiag.diagnose([a, b], "connectivity", buffers=how, points=3, refine=0, curve=0)
-    middle, own = copy.deepcopy(a.module), {n: (t + b.buffers[n]) / 2 for n, t in a.buffers.items() if t.is_floating_point()}
+    middle, own = (
+        copy.deepcopy(a.module),
+        {n: (t + b.buffers[n]) / 2 for n, t in a.buffers.items() if t.is_floating_point()},
+    )
     nn.utils.vector_to_parameters((a.w + b.w) / 2, middle.parameters())
     middle.load_state_dict({**middle.state_dict(), **own})
     if how == "reestimated":
         middle[2].train()  # normalised by the whole batch, whose variance there is the biased one
         middle[2](middle[1](middle[0](a.read(0, a.n)[0])))
-        middle[2].running_mean, middle[2].running_var = (Statistics(a)((a.w + b.w) / 2)[f"2.running_{n}"] for n in ("mean", "var"))
+        middle[2].running_mean, middle[2].running_var = (
+            Statistics(a)((a.w + b.w) / 2)[f"2.running_{n}"] for n in ("mean", "var")
+        )
         middle.eval()
     x, y = a.read(0, a.n)
-    assert number(only(frame, metric="loss"), x=0.5) == pytest.approx(float(cross_entropy(middle(x), y).detach()), rel=1e-9)
+    assert number(only(frame, metric="loss"), x=0.5) == pytest.approx(
+        float(cross_entropy(middle(x), y).detach()), rel=1e-9
+    )
     assert set(frame["buffers"].dropna()) == {how}
     ends = only(frame, metric="loss")["value"].iloc[[0, -1]].tolist()
     assert (ends == pytest.approx([a.loss()[0], b.loss()[0]])) == (how == "mixed")
@@ -190,27 +242,41 @@ def test_batch_norm_between_models(how):
 
 # -- alignment
 
+
 def shuffled(made, seed=3):
     """A copy with its hidden units in another order."""
     units, layout, g = Units.of(made), Layout.of(made), torch.Generator().manual_seed(seed)
     orders = [torch.randperm(n, generator=g) for n in units.sizes]
     views = layout.views(flatten(made))
     other = copy.deepcopy(made)
-    other.load_state_dict({n: units.reorder(views.get(n, b), n, orders) for n, b in made.state_dict().items()})
+    other.load_state_dict(
+        {n: units.reorder(views.get(n, b), n, orders) for n, b in made.state_dict().items()}
+    )
     return other
 
 
-@pytest.mark.parametrize("name, shape", [("mlp", (1, 8, 8)), ("small_cnn", (1, 8, 8)), ("small_resnet", (1, 8, 8))])
+@pytest.mark.parametrize(
+    "name, shape", [("mlp", (1, 8, 8)), ("small_cnn", (1, 8, 8)), ("small_resnet", (1, 8, 8))]
+)
 def test_a_shuffled_copy_is_found_and_computes_the_same(name, shape):
     made = net(0, name, shape)
     for m in made.modules():
         if isinstance(m, nn.BatchNorm2d):
-            for t, low in ((m.running_mean, -1), (m.running_var, 0.5), (m.weight.data, 0.5), (m.bias.data, -1)):
+            for t, low in (
+                (m.running_mean, -1),
+                (m.running_var, 0.5),
+                (m.weight.data, 0.5),
+                (m.bias.data, -1),
+            ):
                 t.uniform_(low, 1.5)
     x, y = torch.randn(12, *shape), torch.arange(12) % 3
-    a, b = (Problem(m, cross_entropy, (x, y), name=n) for m, n in ((made, "a"), (shuffled(made), "b")))
+    a, b = (
+        Problem(m, cross_entropy, (x, y), name=n) for m, n in ((made, "a"), (shuffled(made), "b"))
+    )
     assert torch.allclose(made(x), shuffled(made)(x), atol=1e-5) and not torch.equal(a.w, b.w)
-    frame = fldiag.diagnose([a, b], "connectivity", align=True, points=3, refine=0, curve=0, buffers="mixed")
+    frame = fldiag.diagnose(
+        [a, b], "connectivity", align=True, points=3, refine=0, curve=0, buffers="mixed"
+    )
     assert number(frame, "distance") == 0 and number(frame, "barrier") == pytest.approx(0, abs=1e-6)
     assert only(frame, metric="moved")["value"].sum() > 0
 
@@ -221,7 +287,10 @@ def test_one_layer_is_matched_best_of_all_orders():
     to, of = ({n: t.detach().double() for n, t in m.named_parameters()} for m in (a, b))
 
     def product(order):
-        return sum(float((to[n] * units.reorder(of[n], n, [torch.tensor(order), torch.arange(3)])).sum()) for n in of)
+        return sum(
+            float((to[n] * units.reorder(of[n], n, [torch.tensor(order), torch.arange(3)])).sum())
+            for n in of
+        )
 
     best = max(itertools.permutations(range(5)), key=product)
     assert match(units, to, of)[0].tolist() == list(best)
@@ -229,21 +298,31 @@ def test_one_layer_is_matched_best_of_all_orders():
 
 def test_alignment_lowers_the_barrier_of_independent_models_and_not_their_losses():
     pair = [asked(trained(s), name=f"seed {s}") for s in (0, 1)]
-    plain, aligned = (fldiag.diagnose(pair, "connectivity", curve=0, align=align) for align in (False, True))
+    plain, aligned = (
+        fldiag.diagnose(pair, "connectivity", curve=0, align=align) for align in (False, True)
+    )
     for frame in (plain, aligned):
-        assert only(frame, metric="loss", x=[0.0, 1.0])["value"].tolist() == pytest.approx([p.loss()[0] for p in pair], rel=1e-4)
-    assert 0 < number(aligned, "barrier") < number(plain, "barrier") and number(aligned, "distance") < number(plain, "distance")
+        assert only(frame, metric="loss", x=[0.0, 1.0])["value"].tolist() == pytest.approx(
+            [p.loss()[0] for p in pair], rel=1e-4
+        )
+    assert 0 < number(aligned, "barrier") < number(plain, "barrier") and number(
+        aligned, "distance"
+    ) < number(plain, "distance")
 
 
 def test_layers_whose_units_are_not_known_are_named():
     torch.manual_seed(0)
-    for layer, name in ((nn.LayerNorm(6), "'2' \\(LayerNorm\\)"), (nn.Softmax(1), "'2' \\(Softmax\\)")):
+    for layer, name in (
+        (nn.LayerNorm(6), "'2' \\(LayerNorm\\)"),
+        (nn.Softmax(1), "'2' \\(Softmax\\)"),
+    ):
         made = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), layer, nn.Linear(6, 3))
         with pytest.raises(FldiagError, match=f"layer {name}"):
             fldiag.diagnose([asked(made), asked(copy.deepcopy(made))], "connectivity", align=True)
 
 
 # -- who may be asked
+
 
 def test_models_that_cannot_be_connected():
     a = asked(net(0, hidden=[4]), name="a")
@@ -258,12 +337,19 @@ def test_models_that_cannot_be_connected():
         fldiag.diagnose([a, lost], "connectivity")
     frame = fldiag.diagnose([lost, a, asked(net(1, hidden=[4]), name="b")], "connectivity", curve=0)
     masked = frame[frame.masked.fillna(False).astype(bool)]
-    assert masked.run.tolist() == ["lost"] and "not finite" in masked.note.iloc[0] and len(only(frame, metric="barrier")) == 1
+    assert (
+        masked.run.tolist() == ["lost"]
+        and "not finite" in masked.note.iloc[0]
+        and len(only(frame, metric="barrier")) == 1
+    )
 
 
 def test_the_callers_models_are_untouched_and_draw_draws():
     three = [asked(normed(s), name=str(s)) for s in range(3)]
-    before = [(p.w.clone(), {n: b.clone() for n, b in p.buffers.items()}) for p in three], torch.get_rng_state()
+    before = (
+        [(p.w.clone(), {n: b.clone() for n, b in p.buffers.items()}) for p in three],
+        torch.get_rng_state(),
+    )
     frame = fldiag.diagnose(three, "connectivity", curve=2, points=3, mixtures=5)
     again = fldiag.diagnose(three, "connectivity", curve=2, points=3, mixtures=5)
     assert frame.equals(again) and torch.equal(before[1], torch.get_rng_state())
@@ -271,27 +357,51 @@ def test_the_callers_models_are_untouched_and_draw_draws():
         assert torch.equal(p.w, w) and all(torch.equal(b, p.buffers[n]) for n, b in buffers.items())
     assert len(fldiag.draw(frame).axes) == 3  # paths, simplex, its colours
     alone = fldiag.diagnose(three, "connectivity", pairs="none", mixtures=5, points=3)
-    assert only(alone, metric="mixture")["value"].tolist() == only(frame, metric="mixture")["value"].tolist()
+    assert (
+        only(alone, metric="mixture")["value"].tolist()
+        == only(frame, metric="mixture")["value"].tolist()
+    )
     edges = only(frame, metric="mixture").iloc[4:25]
-    assert {float(min(s.split(), key=float)) for s in edges.shares} == {0.0} and len(only(frame, metric="mixture")) == 25 + 5
-    assert number(frame, "mixture_mean") == pytest.approx(only(frame, metric="mixture")["value"].iloc[25:].mean())
+    assert {float(min(s.split(), key=float)) for s in edges.shares} == {0.0} and len(
+        only(frame, metric="mixture")
+    ) == 25 + 5
+    assert number(frame, "mixture_mean") == pytest.approx(
+        only(frame, metric="mixture")["value"].iloc[25:].mean()
+    )
     assert len(fldiag.draw(alone).axes) == 2 and "no barrier" not in str(list(summary(alone, {})))
 
 
 # -- the clients of a run
 
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = fldiag.Config.load("digits", rounds=2, model__name="mlp", model__hidden=[8], clients__total=6, clients__per_round=3,
-                                train__epochs=1, checkpoint__clients="sampled")
+    config = fldiag.Config.load(
+        "digits",
+        rounds=2,
+        model__name="mlp",
+        model__hidden=[8],
+        clients__total=6,
+        clients__per_round=3,
+        train__epochs=1,
+        checkpoint__clients="sampled",
+    )
     return fldiag.train(config, out=tmp_path_factory.mktemp("connectivity") / "run", device="cpu")
 
 
 def test_clients_of_a_round(run):
-    frame = fldiag.diagnose(run, "connectivity", samples=60, curve=0, points=3, mixtures=4, device="cpu", round=1)
+    frame = fldiag.diagnose(
+        run, "connectivity", samples=60, curve=0, points=3, mixtures=4, device="cpu", round=1
+    )
     checkpoint = run.checkpoint(1)
-    assert only(frame, metric="model_loss")["client"].tolist() == list(checkpoint.client_ids) and set(frame["round"].dropna()) == {1}
+    assert only(frame, metric="model_loss")["client"].tolist() == list(
+        checkpoint.client_ids
+    ) and set(frame["round"].dropna()) == {1}
     pairs = only(frame, metric="barrier")[["client", "client_b"]]
-    assert [tuple(p) for p in pairs.to_numpy()] == list(itertools.combinations(checkpoint.client_ids, 2))
-    one = fldiag.diagnose(checkpoint, "spectrum", samples=60, client=checkpoint.client_ids[1], device="cpu")
+    assert [tuple(p) for p in pairs.to_numpy()] == list(
+        itertools.combinations(checkpoint.client_ids, 2)
+    )
+    one = fldiag.diagnose(
+        checkpoint, "spectrum", samples=60, client=checkpoint.client_ids[1], device="cpu"
+    )
     assert only(frame, metric="model_loss")["value"].iloc[1] == number(one, "loss")

@@ -33,7 +33,10 @@ LONG = "x" * 5000
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return rounds.train(config("scaffold", rounds=2, checkpoint={"clients": "sampled"}), out=tmp_path_factory.mktemp("run") / "r")
+    return rounds.train(
+        config("scaffold", rounds=2, checkpoint={"clients": "sampled"}),
+        out=tmp_path_factory.mktemp("run") / "r",
+    )
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def weights_in(content):
 
 
 def flipped(content, place, bit):
-    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1:]
+    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
 def test_a_flipped_bit_in_a_weight_is_noticed(single):
@@ -97,21 +100,29 @@ def test_convert_verifies_what_it_reads(copy, single, tmp_path):
     shutil.copy(file, single)
     for source in (file, single):
         found = verb("convert", source, tmp_path / "x.safetensors")
-        assert found.exit_code == 1 and ("sha256 differs" in found.stderr or "checksum" in found.stderr), found.stderr
+        assert found.exit_code == 1 and (
+            "sha256 differs" in found.stderr or "checksum" in found.stderr
+        ), found.stderr
         assert not (tmp_path / "x.safetensors").exists()
     # a file that is sound in itself, and not the one that the run wrote
     content = torch.load(copy / "rounds" / "0001.pt", weights_only=True)
     next(iter(content["model"].values())).add_(1)
     torch.save(content, copy / "rounds" / "0001.pt")
     found = verb("convert", copy / "rounds" / "0001.pt", tmp_path / "x.safetensors")
-    assert found.exit_code == 1 and "sha256 differs" in found.stderr and not (tmp_path / "x.safetensors").exists()
+    assert (
+        found.exit_code == 1
+        and "sha256 differs" in found.stderr
+        and not (tmp_path / "x.safetensors").exists()
+    )
 
 
 def test_the_partition_of_a_run_is_verified_by_a_question_about_one_of_its_checkpoints(copy):
     file = copy / "partition.npz"
     file.write_bytes(flipped(file.read_bytes(), 50, 0))
     with pytest.raises(FldiagError, match="sha256 differs"):
-        fldiag.diagnose(fldiag.load(copy / "rounds" / "0002.pt"), "spectrum", k=1, slice="client:0/train")
+        fldiag.diagnose(
+            fldiag.load(copy / "rounds" / "0002.pt"), "spectrum", k=1, slice="client:0/train"
+        )
 
 
 # -- what is no checkpoint
@@ -124,10 +135,14 @@ def itself():
 
 
 ODD = {
-    "float8": lambda: {"w": torch.ones(4).to(torch.float8_e4m3fn)}, "meta": lambda: {"w": torch.ones(4, device="meta")},
-    "sparse": lambda: {"w": torch.eye(3).to_sparse()}, "sparse_csr": lambda: {"w": torch.eye(3).to_sparse_csr()},
+    "float8": lambda: {"w": torch.ones(4).to(torch.float8_e4m3fn)},
+    "meta": lambda: {"w": torch.ones(4, device="meta")},
+    "sparse": lambda: {"w": torch.eye(3).to_sparse()},
+    "sparse_csr": lambda: {"w": torch.eye(3).to_sparse_csr()},
     "quantized": lambda: {"w": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)},
-    "complex": lambda: {"w": torch.ones(2, dtype=torch.complex64)}, "itself": itself}
+    "complex": lambda: {"w": torch.ones(2, dtype=torch.complex64)},
+    "itself": itself,
+}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -144,13 +159,25 @@ def test_dicts_nested_too_deeply(tmp_path):
     torch.save({"w": torch.ones(1)}, tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt") as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
         for member in old.infolist():
-            new.writestr(member.filename, text if member.filename.endswith("data.pkl") else old.read(member))
+            new.writestr(
+                member.filename, text if member.filename.endswith("data.pkl") else old.read(member)
+            )
     with pytest.raises(FldiagError, match="nested more than 100 deep"):
         fldiag.load(tmp_path / "y.pt")
 
 
-@pytest.mark.parametrize("change", [{"schema": int("9" * 4000)}, {"schema": -5}, {"round": 10**30}, {"classes": 10**12},
-                                    {"shape": [10**9, 10**9]}, {"shape": []}, {"clients": [0, 1]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": int("9" * 4000)},
+        {"schema": -5},
+        {"round": 10**30},
+        {"classes": 10**12},
+        {"shape": [10**9, 10**9]},
+        {"shape": []},
+        {"clients": [0, 1]},
+    ],
+)
 def test_a_manifest_with_absurd_numbers(change, single):
     content = torch.load(single, weights_only=True)
     manifest = {**json.loads(content["manifest"]), **change}
@@ -162,7 +189,10 @@ def test_a_manifest_with_absurd_numbers(change, single):
 def test_a_member_that_says_an_absurd_version(single, tmp_path):
     with zipfile.ZipFile(single) as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
         for member in old.infolist():
-            new.writestr(member.filename, "9" * 40 if member.filename.endswith("/version") else old.read(member))
+            new.writestr(
+                member.filename,
+                "9" * 40 if member.filename.endswith("/version") else old.read(member),
+            )
     with pytest.raises(FldiagError, match="damaged"):
         fldiag.load(tmp_path / "y.pt")
 
@@ -173,32 +203,78 @@ def strange_paths(folder):
     os.mkfifo(folder / "pipe.pt")
     (folder / "run.json").mkdir()
     (folder / "binary").write_bytes(bytes(range(256)))
-    return ["/etc/passwd", "/dev/zero", "/dev/null", folder / "self.pt", folder / "self", folder / "pipe.pt", folder / LONG,
-            f"{folder}/{LONG}.pt", folder, folder / "run.json", folder / "binary", "a\0b", ""]
+    return [
+        "/etc/passwd",
+        "/dev/zero",
+        "/dev/null",
+        folder / "self.pt",
+        folder / "self",
+        folder / "pipe.pt",
+        folder / LONG,
+        f"{folder}/{LONG}.pt",
+        folder,
+        folder / "run.json",
+        folder / "binary",
+        "a\0b",
+        "",
+    ]
 
 
-@pytest.mark.parametrize("words", ["spectrum", "forgetting", "matching", "landscape", "report", "train", "partition", "personalise",
-                                   "diff {}", "check {} --fail-if accuracy<baseline", "convert x.pt", "doctor", "prune"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "spectrum",
+        "forgetting",
+        "matching",
+        "landscape",
+        "report",
+        "train",
+        "partition",
+        "personalise",
+        "diff {}",
+        "check {} --fail-if accuracy<baseline",
+        "convert x.pt",
+        "doctor",
+        "prune",
+    ],
+)
 @pytest.mark.slow
 def test_every_path_is_one_clear_error(words, tmp_path):
     name, *more = words.split()
     for path in strange_paths(tmp_path):
         found = verb(name, path, *(path if word == "{}" else word for word in more))
         assert found.exit_code in (1, 2), (path, found.output)
-        assert "unexpected" not in found.stderr and "Traceback" not in found.stderr, (path, found.stderr[-500:])
+        assert "unexpected" not in found.stderr and "Traceback" not in found.stderr, (
+            path,
+            found.stderr[-500:],
+        )
 
 
 # -- run.json
 
 
-@pytest.mark.parametrize("edit", [
-    lambda i: i["files"].update({"rounds/abc.pt": "0" * 64}), lambda i: i["files"].update({"steps/x.parquet": "0"}),
-    lambda i: i["files"].update({"../../etc/passwd": "0"}), lambda i: i["files"].update({"/etc/passwd": "0"}),
-    lambda i: i["files"].update({"rounds/0001.pt": 3}), lambda i: i["state"].update(server=["x"]),
-    lambda i: i["state"].update(ann="state/x.pt"), lambda i: i.update(metrics=3), lambda i: i.update(done=True),
-    lambda i: i.update(done=10**30), lambda i: i.update(done=1.5), lambda i: i.update(schema="1"), lambda i: i.update(segments=3),
-    lambda i: i.update(segments=[{"checkpoint": 3}]), lambda i: i["config"].update(checkpoint=[]),
-    lambda i: i["config"]["checkpoint"].update(every=0), lambda i: i["config"]["clients"].update(total="x")])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda i: i["files"].update({"rounds/abc.pt": "0" * 64}),
+        lambda i: i["files"].update({"steps/x.parquet": "0"}),
+        lambda i: i["files"].update({"../../etc/passwd": "0"}),
+        lambda i: i["files"].update({"/etc/passwd": "0"}),
+        lambda i: i["files"].update({"rounds/0001.pt": 3}),
+        lambda i: i["state"].update(server=["x"]),
+        lambda i: i["state"].update(ann="state/x.pt"),
+        lambda i: i.update(metrics=3),
+        lambda i: i.update(done=True),
+        lambda i: i.update(done=10**30),
+        lambda i: i.update(done=1.5),
+        lambda i: i.update(schema="1"),
+        lambda i: i.update(segments=3),
+        lambda i: i.update(segments=[{"checkpoint": 3}]),
+        lambda i: i["config"].update(checkpoint=[]),
+        lambda i: i["config"]["checkpoint"].update(every=0),
+        lambda i: i["config"]["clients"].update(total="x"),
+    ],
+)
 def test_an_index_with_something_odd_in_it(edit, copy):
     index = json.loads((copy / "run.json").read_text())
     edit(index)
@@ -207,7 +283,10 @@ def test_an_index_with_something_odd_in_it(edit, copy):
         fldiag.load(copy)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"done": ' + "9" * 5000 + "}", "\0", '{"files": NaN}'])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, '{"done": ' + "9" * 5000 + "}", "\0", '{"files": NaN}'],
+)
 def test_an_index_that_no_reader_likes(text, copy):
     (copy / "run.json").write_text(text)
     with pytest.raises(FldiagError, match=r"run\.json is not valid"):
@@ -225,8 +304,17 @@ def test_an_index_that_is_a_folder_a_pipe_or_a_device(copy):
         fldiag.load(copy)
 
 
-@pytest.mark.parametrize("about", ["[" * 100_000, "{", '{"diagnostic": "forgetting", "options": {"every_round": {}}}',
-                                   '{"diagnostic": ["x"], "checkpoints": {"\\u00b2": "x"}}', '{"checkpoints": 3}', '"x"'])
+@pytest.mark.parametrize(
+    "about",
+    [
+        "[" * 100_000,
+        "{",
+        '{"diagnostic": "forgetting", "options": {"every_round": {}}}',
+        '{"diagnostic": ["x"], "checkpoints": {"\\u00b2": "x"}}',
+        '{"checkpoints": 3}',
+        '"x"',
+    ],
+)
 def test_a_damaged_table_beside_a_run_does_not_kill_its_report(about, copy):
     (copy / "diagnostics").mkdir()
     (copy / "diagnostics" / "forgetting.json").write_text(about)
@@ -254,9 +342,9 @@ def test_a_flipped_bit_in_run_json_is_believed_nowhere(copy):
     file = copy / "run.json"
     good, index = file.read_bytes(), Run.open(copy).index
     for at in (0, good.index(b'"digest"')):
-        part = good[at:at + 90] if at else good
+        part = good[at : at + 90] if at else good
         for bad in everywhere(part, 5 if at else 67):
-            file.write_bytes(good[:at] + bad + good[at + len(part):])
+            file.write_bytes(good[:at] + bad + good[at + len(part) :])
             if meaning(file.read_bytes()) == meaning(good):
                 assert Run.open(copy).index == index
                 continue
@@ -264,19 +352,38 @@ def test_a_flipped_bit_in_run_json_is_believed_nowhere(copy):
                 Run.open(copy)
 
 
-@pytest.mark.parametrize("edit", [lambda i: i["config"]["train"].update(lr=0.2), lambda i: i["config"].update(seed=7),
-                                  lambda i: i["config"]["method"].update(name="fedavg"), lambda i: i.update(status="diverged"),
-                                  lambda i: i["files"].pop("rounds/0002.pt"), lambda i: i.update(digest="0" * 64),
-                                  lambda i: i.update(digest=None), lambda i: i.update(note="edited")])
-@pytest.mark.parametrize("words", ["spectrum", "forgetting", "report", "train --resume --out", "prune --dry-run", "diff {}"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda i: i["config"]["train"].update(lr=0.2),
+        lambda i: i["config"].update(seed=7),
+        lambda i: i["config"]["method"].update(name="fedavg"),
+        lambda i: i.update(status="diverged"),
+        lambda i: i["files"].pop("rounds/0002.pt"),
+        lambda i: i.update(digest="0" * 64),
+        lambda i: i.update(digest=None),
+        lambda i: i.update(note="edited"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    ["spectrum", "forgetting", "report", "train --resume --out", "prune --dry-run", "diff {}"],
+)
 def test_an_edited_index_is_one_error_whose_remedy_works(edit, words, copy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     index = json.loads((copy / "run.json").read_text("utf-8"))
     edit(index)
     (copy / "run.json").write_text(json.dumps(index), encoding="utf-8")
     name, *more = words.split()
-    result = verb(name, *(["digits"] if "--resume" in more else []), *(copy if word == "{}" else word for word in more), copy)
-    assert result.exit_code == 1 and "run.json is not the file that fldiag wrote" in result.stderr, result.output
+    result = verb(
+        name,
+        *(["digits"] if "--resume" in more else []),
+        *(copy if word == "{}" else word for word in more),
+        copy,
+    )
+    assert (
+        result.exit_code == 1 and "run.json is not the file that fldiag wrote" in result.stderr
+    ), result.output
     key, digest = re.search(r'write "(\w+)": "(\w+)" into it', result.stderr).groups()
     (copy / "run.json").write_text(json.dumps({**index, key: digest}), encoding="utf-8")
     assert Run.open(copy).index == {k: v for k, v in index.items() if k != key}
@@ -297,10 +404,14 @@ def test_an_index_of_an_earlier_version_has_no_digest_and_is_read_with_a_word(co
 
 def test_a_flipped_bit_in_the_json_beside_an_answer_is_believed_nowhere(copy):
     assert verb("drift", copy).exit_code == 0
-    file, = (copy / "diagnostics").glob("drift*.json")
+    (file,) = (copy / "diagnostics").glob("drift*.json")
     csv = file.with_suffix(".csv")
     good, about = file.read_bytes(), provenance_beside(csv)
-    assert about["diagnostic"] == "drift" and "digest" not in about and "drift" in collect([copy]).members[0].tables
+    assert (
+        about["diagnostic"] == "drift"
+        and "digest" not in about
+        and "drift" in collect([copy]).members[0].tables
+    )
     for bad in everywhere(good, 131):
         file.write_bytes(bad)
         if meaning(bad) == meaning(good):
@@ -308,14 +419,21 @@ def test_a_flipped_bit_in_the_json_beside_an_answer_is_believed_nowhere(copy):
         elif meaning(bad) is None:
             assert provenance_beside(csv) == {}
         else:
-            with pytest.raises(FldiagError, match=r"drift.*\.json is not the file that fldiag wrote"):
+            with pytest.raises(
+                FldiagError, match=r"drift.*\.json is not the file that fldiag wrote"
+            ):
                 provenance_beside(csv)
     content = json.loads(good)
     file.write_text(json.dumps({**content, "diagnostic": "forgetting"}), encoding="utf-8")
     page = collect([copy])
-    assert not page.members[0].tables.keys() - {"metrics"} and "is not the file that fldiag wrote" in page.notes[0]
+    assert (
+        not page.members[0].tables.keys() - {"metrics"}
+        and "is not the file that fldiag wrote" in page.notes[0]
+    )
     result = verb("export", copy, "--to", "tensorboard", "--out", copy / "board")
-    assert result.exit_code == 1 and "is not the file that fldiag wrote" in result.stderr, result.output
+    assert result.exit_code == 1 and "is not the file that fldiag wrote" in result.stderr, (
+        result.output
+    )
     del content["digest"]
     file.write_text(json.dumps(content), encoding="utf-8")  # as an earlier version wrote it
     assert "drift" in collect([copy]).members[0].tables
@@ -334,6 +452,7 @@ def sibling(tmp_path_factory):
 def in_place_of(name, other):
     def change(run, sibling):
         shutil.copy(run / other if isinstance(other, str) else sibling / name, run / name)
+
     return change
 
 
@@ -344,19 +463,32 @@ def swapped(run, sibling):
     (run / "aside").rename(other)
 
 
-MISPLACED = {"renamed": lambda run, sibling: (run / "rounds" / "0001.pt").replace(run / "rounds" / "0002.pt"),
-             "swapped": swapped, "copied": in_place_of("rounds/0002.pt", "rounds/0001.pt"),
-             "of another run": in_place_of("rounds/0002.pt", None)}
+MISPLACED = {
+    "renamed": lambda run, sibling: (run / "rounds" / "0001.pt").replace(
+        run / "rounds" / "0002.pt"
+    ),
+    "swapped": swapped,
+    "copied": in_place_of("rounds/0002.pt", "rounds/0001.pt"),
+    "of another run": in_place_of("rounds/0002.pt", None),
+}
 
 
 @pytest.mark.parametrize("kind", MISPLACED)
 def test_a_checkpoint_in_the_place_of_another_answers_for_neither(kind, copy, sibling, tmp_path):
     MISPLACED[kind](copy, sibling.path)
-    for words in (["spectrum", copy, "--k", "1"], ["spectrum", copy / "rounds" / "0002.pt", "--k", "1"],
-                  ["landscape", copy], ["convert", copy / "rounds" / "0002.pt", tmp_path / "x.safetensors"]):
+    for words in (
+        ["spectrum", copy, "--k", "1"],
+        ["spectrum", copy / "rounds" / "0002.pt", "--k", "1"],
+        ["landscape", copy],
+        ["convert", copy / "rounds" / "0002.pt", tmp_path / "x.safetensors"],
+    ):
         result = verb(*words)
-        assert result.exit_code == 1 and "0002.pt is not the file this run wrote" in result.stderr, (words, result.output)
-    history = History.of(Run.open(copy), rounds=[1, 2]) if kind in ("copied", "of another run") else None
+        assert (
+            result.exit_code == 1 and "0002.pt is not the file this run wrote" in result.stderr
+        ), (words, result.output)
+    history = (
+        History.of(Run.open(copy), rounds=[1, 2]) if kind in ("copied", "of another run") else None
+    )
     if history is not None:
         assert [stored.round for stored in history.each()] == [1]
         assert "0002.pt is not the file this run wrote" in str(history.notes)
@@ -368,10 +500,16 @@ def test_a_checkpoint_of_another_round_is_refused_though_run_json_lists_it(copy)
     shutil.copy(copy / "rounds" / "0001.pt", copy / "rounds" / "0002.pt")
     index["files"]["rounds/0002.pt"] = index["files"]["rounds/0001.pt"]
     (copy / "run.json").write_text(json.dumps(index), encoding="utf-8")
-    for words in (["spectrum", copy, "--k", "1"], ["spectrum", copy / "rounds" / "0002.pt", "--k", "1"],
-                  ["convert", copy / "rounds" / "0002.pt", copy / "x.safetensors"]):
+    for words in (
+        ["spectrum", copy, "--k", "1"],
+        ["spectrum", copy / "rounds" / "0002.pt", "--k", "1"],
+        ["convert", copy / "rounds" / "0002.pt", copy / "x.safetensors"],
+    ):
         result = verb(*words)
-        assert result.exit_code == 1 and "0002.pt is the checkpoint of round 1" in result.stderr, (words, result.output)
+        assert result.exit_code == 1 and "0002.pt is the checkpoint of round 1" in result.stderr, (
+            words,
+            result.output,
+        )
 
 
 @pytest.mark.parametrize("name", ["state", "metrics"])
@@ -384,7 +522,9 @@ def test_state_and_tables_of_another_run_are_refused(name, copy, sibling):
     with pytest.raises(FldiagError, match="is not the file this run wrote"):
         if name == "metrics":
             _ = Run.open(copy).metrics
-        rounds.train(config("scaffold", rounds=3, checkpoint={"clients": "sampled"}), out=copy, resume=True)
+        rounds.train(
+            config("scaffold", rounds=3, checkpoint={"clients": "sampled"}), out=copy, resume=True
+        )
 
 
 # -- memory
@@ -392,7 +532,10 @@ def test_state_and_tables_of_another_run_are_refused(name, copy, sibling):
 
 @pytest.mark.slow
 def test_a_deflated_member_is_refused_before_it_is_unpacked(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as new, new.open("x/data/0", "w", force_zip64=True) as member:
+    with (
+        zipfile.ZipFile(tmp_path / "x.pt", "w", zipfile.ZIP_DEFLATED) as new,
+        new.open("x/data/0", "w", force_zip64=True) as member,
+    ):
         for _ in range(300):
             member.write(bytes(2**20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -421,13 +564,20 @@ def test_a_model_larger_than_the_weights_beside_its_description_is_refused(singl
     manifest = json.loads(content["manifest"])
     manifest["config"]["model"]["hidden"] = [3000, 3000]
     torch.save({**content, "manifest": json.dumps(manifest)}, single)
-    with pytest.raises(FldiagError, match="has 9,027,003 parameters, and the file holds 93 numbers"):
+    with pytest.raises(
+        FldiagError, match="has 9,027,003 parameters, and the file holds 93 numbers"
+    ):
         fldiag.diagnose(fldiag.load(single), "spectrum", k=1)
 
 
 def test_a_label_that_is_no_class(tmp_path):
-    arrays = {f"{split}_{what}": np.zeros((4, 2) if what == "images" else 4, np.float32 if what == "images" else np.int64)
-              for split in ("train", "test") for what in ("images", "labels")}
+    arrays = {
+        f"{split}_{what}": np.zeros(
+            (4, 2) if what == "images" else 4, np.float32 if what == "images" else np.int64
+        )
+        for split in ("train", "test")
+        for what in ("images", "labels")
+    }
     arrays["train_labels"][2] = 10**9
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(FldiagError, match="label 1,000,000,000 among 8 examples"):
@@ -447,11 +597,11 @@ def mutated(content, chance):
         for _ in range(chance.randrange(2, 30)):
             found[chance.randrange(len(found))] = chance.randrange(256)
     elif kind == 2:
-        del found[a: a + length]
+        del found[a : a + length]
     elif kind == 3:
-        found[a:a] = found[a: a + length]
+        found[a:a] = found[a : a + length]
     elif kind == 4:
-        found[a: a + length] = bytes(len(found[a: a + length]))
+        found[a : a + length] = bytes(len(found[a : a + length]))
     else:
         del found[a:]
     return bytes(found)
@@ -472,7 +622,9 @@ def test_mutated_checkpoints(form, single, tmp_path):
     elif form == "foreign":
         torch.save({"epoch": 3, "state_dict": good}, file)
     else:
-        torch.save(torch.load(single, weights_only=True), file, _use_new_zipfile_serialization=form == "pt")
+        torch.save(
+            torch.load(single, weights_only=True), file, _use_new_zipfile_serialization=form == "pt"
+        )
     content, chance, refused = file.read_bytes(), random.Random(form), 0
     for _ in range(150):
         file.write_bytes(mutated(content, chance))
@@ -499,7 +651,13 @@ def test_mutated_runs(copy):
         try:
             run = fldiag.load(copy)
             assert same(run.checkpoint(2).state, weights) and run.metrics.equals(metrics)
-            run.server_state, dict(run.states), run.origin, run.config, run.verified("partition.npz")
+            (
+                run.server_state,
+                dict(run.states),
+                run.origin,
+                run.config,
+                run.verified("partition.npz"),
+            )
         except FldiagError:
             pass
         with contextlib.suppress(FldiagError):

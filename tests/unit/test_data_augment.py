@@ -32,8 +32,10 @@ def test_crop_is_a_slice_of_the_padded_image(images, dtype, reflect):
     out = augment.crop(x, offsets, 3, reflect=reflect)
     assert out.dtype == dtype
     for i, (row, column) in enumerate(offsets.T.tolist()):
-        padded = np.pad(x[i].numpy(), ((0, 0), (3, 3), (3, 3)), mode="reflect" if reflect else "constant")
-        assert np.array_equal(out[i].numpy(), padded[:, row:row + 10, column:column + 12])
+        padded = np.pad(
+            x[i].numpy(), ((0, 0), (3, 3), (3, 3)), mode="reflect" if reflect else "constant"
+        )
+        assert np.array_equal(out[i].numpy(), padded[:, row : row + 10, column : column + 12])
 
 
 def test_crop_offsets_are_uniform_over_all_places():
@@ -62,12 +64,14 @@ def test_hflip_twice_is_the_image(images):
 def test_cutout_zeroes_the_clipped_square(images, side):
     x = images.float()
     generator = torch.Generator().manual_seed(2)
-    centres = torch.stack([torch.randint(0, high, (len(x),), generator=generator) for high in (10, 12)])
+    centres = torch.stack(
+        [torch.randint(0, high, (len(x),), generator=generator) for high in (10, 12)]
+    )
     out = augment.cutout(x, centres, side)
     for i, (row, column) in enumerate(centres.T.tolist()):
         expected = x[i].clone()
         top, left = row - side // 2, column - side // 2
-        expected[:, max(top, 0):max(top + side, 0), max(left, 0):max(left + side, 0)] = 0
+        expected[:, max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = 0
         assert torch.equal(out[i], expected)
 
 
@@ -84,7 +88,9 @@ def test_cutout_area_follows_a_uniform_centre():
 def test_a_probability_spares_the_other_images(name):
     x = torch.rand(4000, 1, 9, 9) + 1
     changed = (run([name], x) != x).flatten(1).any(1).double().mean()
-    kept_by_chance = 1 / 81 if "crop" in name else 0  # an offset equal to the padding changes nothing
+    kept_by_chance = (
+        1 / 81 if "crop" in name else 0
+    )  # an offset equal to the padding changes nothing
     assert float(changed) == pytest.approx(0.25 * (1 - kept_by_chance), abs=0.035)
     assert torch.equal(run([name.replace("0.25", "0")], x), x)
 
@@ -110,7 +116,9 @@ def dataset(x, names, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25)):
 
 
 def test_crop_pads_with_black_pixels_and_cutout_erases_to_zero_after_normalisation():
-    data = dataset(torch.full((300, 3, 8, 8), 255, dtype=torch.uint8), ("crop4", "hflip", "cutout4"))
+    data = dataset(
+        torch.full((300, 3, 8, 8), 255, dtype=torch.uint8), ("crop4", "hflip", "cutout4")
+    )
     out = data.batch(torch.arange(300), torch_rng(0, "test"))
     for channel, (mean, std) in enumerate(zip(data.mean, data.std, strict=True)):
         expected = torch.tensor([-mean / std, 0.0, (1 - mean) / std])
@@ -132,12 +140,16 @@ def test_the_batch_equals_torchvisions_transforms_with_the_same_draws(images):
     flips = (torch.rand(len(images), generator=twin) < 0.5).tolist()
     finish = transforms.Compose([transforms.ToTensor(), transforms.Normalize(data.mean, data.std)])
     for i, image in enumerate(images):
-        cut = transforms.functional.crop(transforms.functional.pad(image, 2), rows[i], columns[i], 10, 12)
+        cut = transforms.functional.crop(
+            transforms.functional.pad(image, 2), rows[i], columns[i], 10, 12
+        )
         cut = transforms.functional.hflip(cut) if flips[i] else cut
         assert torch.equal(out[i], finish(cut.permute(1, 2, 0).numpy()))
 
 
-@pytest.mark.parametrize("part", [(0, 0, 20, 24), (3, 5, 9, 8), (0, 23, 20, 1), (7, 2, 13, 22), (19, 0, 1, 24)])
+@pytest.mark.parametrize(
+    "part", [(0, 0, 20, 24), (3, 5, 9, 8), (0, 23, 20, 1), (7, 2, 13, 22), (19, 0, 1, 24)]
+)
 @pytest.mark.parametrize("side", [4, 11, 30])
 def test_resize_of_a_part_equals_pillows(part, side):
     x = torch.rand(3, 3, 20, 24, generator=torch.Generator().manual_seed(0)) * 255
@@ -145,22 +157,35 @@ def test_resize_of_a_part_equals_pillows(part, side):
     out = augment.resize(x, parts, side)
     for image, shown, (top, left, height, width) in zip(x, out, parts.tolist(), strict=True):
         for channel, found in zip(image.numpy(), shown.numpy(), strict=True):
-            cut = Image.fromarray(channel[top:top + height, left:left + width])
-            assert np.allclose(found, np.asarray(cut.resize((side, side), Image.Resampling.BILINEAR)), atol=2e-3)
+            cut = Image.fromarray(channel[top : top + height, left : left + width])
+            assert np.allclose(
+                found, np.asarray(cut.resize((side, side), Image.Resampling.BILINEAR)), atol=2e-3
+            )
     pixels = augment.resize(x.to(torch.uint8), parts, side)
     assert pixels.dtype == torch.uint8
-    assert (pixels.float() - augment.resize(x.to(torch.uint8).float(), parts, side)).abs().max() <= 0.5 + 1e-3
+    assert (
+        pixels.float() - augment.resize(x.to(torch.uint8).float(), parts, side)
+    ).abs().max() <= 0.5 + 1e-3
 
 
 @pytest.mark.parametrize("height, width", [(40, 40), (30, 60)])
 def test_windows_follow_torchvisions_distribution(height, width):
     parts = augment.windows(4000, height, width, torch_rng(0, "test")).double()
     top, left, high, wide = parts.T
-    assert (top >= 0).all() and (left >= 0).all() and (top + high <= height).all() and (left + wide <= width).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (top + high <= height).all()
+        and (left + wide <= width).all()
+    )
     torch.manual_seed(0)
     image = torch.empty(1, height, width)
-    theirs = torch.tensor([transforms.RandomResizedCrop.get_params(image, [0.08, 1], [3 / 4, 4 / 3])
-                           for _ in range(4000)]).double()
+    theirs = torch.tensor(
+        [
+            transforms.RandomResizedCrop.get_params(image, [0.08, 1], [3 / 4, 4 / 3])
+            for _ in range(4000)
+        ]
+    ).double()
     for mine, other in zip(parts.T, theirs.T, strict=True):
         spread = float(other.std()) / np.sqrt(2000)
         assert float(mine.mean()) == pytest.approx(float(other.mean()), abs=5 * spread)
@@ -170,11 +195,15 @@ def test_windows_follow_torchvisions_distribution(height, width):
     assert float((top / room)[room > 5].mean()) == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize("height, width, part", [(100, 10, (43, 0, 13, 10)), (10, 100, (0, 43, 10, 13))])
+@pytest.mark.parametrize(
+    "height, width, part", [(100, 10, (43, 0, 13, 10)), (10, 100, (0, 43, 10, 13))]
+)
 def test_an_image_too_long_for_any_window_gives_its_centre(monkeypatch, height, width, part):
     monkeypatch.setattr(augment, "AREA", (0.3, 1.0))
     found = augment.windows(50, height, width, torch_rng(0, "test"))
-    theirs = transforms.RandomResizedCrop.get_params(torch.empty(1, height, width), [0.3, 1], [3 / 4, 4 / 3])
+    theirs = transforms.RandomResizedCrop.get_params(
+        torch.empty(1, height, width), [0.3, 1], [3 / 4, 4 / 3]
+    )
     assert theirs == part and (found == torch.tensor(part)).all()
 
 
@@ -215,8 +244,12 @@ def test_jitter_draws_each_factor_and_each_order_evenly():
         run(["jitter0.4@0.25"], x)
     (factors, order), (some, _) = seen
     assert factors.min() >= 0.6 and factors.max() <= 1.4
-    assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02) and torch.allclose(factors.std(0), torch.full((3,), 0.231), atol=0.01)
-    assert ((order * torch.tensor([9, 3, 1])).sum(1).bincount(minlength=27).sort().values[-6:] - 1000).abs().max() < 5 * 29
+    assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02) and torch.allclose(
+        factors.std(0), torch.full((3,), 0.231), atol=0.01
+    )
+    assert (
+        (order * torch.tensor([9, 3, 1])).sum(1).bincount(minlength=27).sort().values[-6:] - 1000
+    ).abs().max() < 5 * 29
     spared = (some == 1).all(1).double().mean()
     assert float(spared) == pytest.approx(0.75, abs=0.03)
 
@@ -229,9 +262,21 @@ def test_jitter_of_pixels_rounds_to_the_nearest(images):
 
 
 def test_the_imagenet_recipe_is_reproducible_and_normalises_last():
-    x = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    data = Dataset("d", x, torch.zeros(20).long(), x, torch.zeros(20).long(), 1, mean=(0.5,) * 3, std=(0.25,) * 3,
-                   augment=("resizedcrop9", "jitter0.4", "hflip"), side=9)
+    x = torch.randint(
+        0, 256, (20, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    data = Dataset(
+        "d",
+        x,
+        torch.zeros(20).long(),
+        x,
+        torch.zeros(20).long(),
+        1,
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        augment=("resizedcrop9", "jitter0.4", "hflip"),
+        side=9,
+    )
     first, again = (data.batch(torch.arange(20), torch_rng(1, "test")) for _ in range(2))
     assert first.shape == (20, 3, 9, 9) and torch.equal(first, again)
     twin = torch_rng(1, "test")
@@ -250,12 +295,22 @@ def test_colours_after_normalisation_and_of_other_channels_are_refused():
         run(["jitter0.4"], torch.zeros(2, 2, 4, 4))
 
 
-@pytest.mark.parametrize("name, message", [
-    ("resizedcrop", "resizedcrop"), ("resizedcrop9@0.5", "resizedcrop9@0.5"), ("jitter", "jitter"),
-    ("jitter1.5", "jitter1.5"), ("normalise@0.5", "normalise@0.5"),
-    ("crop", "unknown augmentation 'crop'"), ("crop0", "unknown augmentation"), ("rotate9", "rotate9"),
-    ("hflip4", "hflip4"), ("crop4@2", "no valid probability"), ("crop4@1.2.3", "no valid probability"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("resizedcrop", "resizedcrop"),
+        ("resizedcrop9@0.5", "resizedcrop9@0.5"),
+        ("jitter", "jitter"),
+        ("jitter1.5", "jitter1.5"),
+        ("normalise@0.5", "normalise@0.5"),
+        ("crop", "unknown augmentation 'crop'"),
+        ("crop0", "unknown augmentation"),
+        ("rotate9", "rotate9"),
+        ("hflip4", "hflip4"),
+        ("crop4@2", "no valid probability"),
+        ("crop4@1.2.3", "no valid probability"),
+    ],
+)
 def test_unknown_names_are_refused(name, message):
     with pytest.raises(FldiagError, match=message) as caught:
         augment.plan((name,))

@@ -60,25 +60,37 @@ def test_tokens_stay_integers_up_to_the_model(module):
     assert found.tokens and found.train_x.dtype == found.test_x.dtype == torch.int64
     net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(20, 2))
     torch.save(net.state_dict(), "net.pt")
-    asked = fldiag.diagnose(fldiag.load("net.pt", model=net, data=f"{module}:tokens"), "spectrum", k=1)
-    same = fldiag.diagnose(fldiag.Problem(net, torch.nn.functional.cross_entropy, (found.train_x, found.train_y)), "spectrum", k=1)
+    asked = fldiag.diagnose(
+        fldiag.load("net.pt", model=net, data=f"{module}:tokens"), "spectrum", k=1
+    )
+    same = fldiag.diagnose(
+        fldiag.Problem(net, torch.nn.functional.cross_entropy, (found.train_x, found.train_y)),
+        "spectrum",
+        k=1,
+    )
     value = asked[asked["metric"] == "eigenvalue"]["value"].tolist()
-    assert value and value == pytest.approx(same[same["metric"] == "eigenvalue"]["value"].tolist(), rel=1e-3)
+    assert value and value == pytest.approx(
+        same[same["metric"] == "eigenvalue"]["value"].tolist(), rel=1e-3
+    )
 
 
-@pytest.mark.parametrize("name, message", [
-    ("mydata_for_test:tensor", "has no function 'tensor'; did you mean 'tensors'"),
-    ("mydata_for_test:not_callable", "cannot be called"),
-    ("mydata_for_test:three", "returned a tuple of 3"),
-    ("mydata_for_test:nothing", "returned a NoneType; return fldiag.data.Dataset"),
-    ("mydata_for_test:text", "train_x is an array of <U1"),
-    ("mydata_for_test:fails", "failed .KeyError: 'no column'"),
-    ("mydata_for_test:needs", "failed .TypeError.*called without arguments"),
-    ("no_such_module_xyz:f", "cannot import no_such_module_xyz .*install it"),
-    ("broken_for_test:f", "cannot import broken_for_test .*a_module_nobody_has.*fix it"),
-    ("mydata_for_test:", "not pkg.mod:factory"), ("a b:c", "not pkg.mod:factory"),
-    (":c", "not pkg.mod:factory"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("mydata_for_test:tensor", "has no function 'tensor'; did you mean 'tensors'"),
+        ("mydata_for_test:not_callable", "cannot be called"),
+        ("mydata_for_test:three", "returned a tuple of 3"),
+        ("mydata_for_test:nothing", "returned a NoneType; return fldiag.data.Dataset"),
+        ("mydata_for_test:text", "train_x is an array of <U1"),
+        ("mydata_for_test:fails", "failed .KeyError: 'no column'"),
+        ("mydata_for_test:needs", "failed .TypeError.*called without arguments"),
+        ("no_such_module_xyz:f", "cannot import no_such_module_xyz .*install it"),
+        ("broken_for_test:f", "cannot import broken_for_test .*a_module_nobody_has.*fix it"),
+        ("mydata_for_test:", "not pkg.mod:factory"),
+        ("a b:c", "not pkg.mod:factory"),
+        (":c", "not pkg.mod:factory"),
+    ],
+)
 def test_faulty_factories_are_explained(module, name, message):
     with pytest.raises(FldiagError, match=message) as caught:
         load(name)

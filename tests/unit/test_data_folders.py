@@ -27,7 +27,9 @@ def tree(home, split, classes=CLASSES, per_class=2, size=(32, 32), suffix=".png"
         (home / split / name).mkdir(parents=True)
         for i in range(per_class):
             shape = (size[1], size[0]) if mode == "L" else (size[1], size[0], 3)
-            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8), mode).save(home / split / name / f"p{i}{suffix}")
+            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8), mode).save(
+                home / split / name / f"p{i}{suffix}"
+            )
 
 
 @pytest.fixture
@@ -50,8 +52,14 @@ def test_cinic10_equals_torchvisions_image_folder_and_leaves_valid_out(cinic):
     loaded = data.load("cinic10", root=cinic)
     for split in ("train", "test"):
         x, y = reference(cinic / "cinic10" / split)
-        assert torch.equal(getattr(loaded, f"{split}_x"), x) and torch.equal(getattr(loaded, f"{split}_y"), y)
-    assert (loaded.shape, loaded.classes, loaded.augment) == ((3, 32, 32), 10, ("reflectcrop4", "hflip"))
+        assert torch.equal(getattr(loaded, f"{split}_x"), x) and torch.equal(
+            getattr(loaded, f"{split}_y"), y
+        )
+    assert (loaded.shape, loaded.classes, loaded.augment) == (
+        (3, 32, 32),
+        10,
+        ("reflectcrop4", "hflip"),
+    )
     assert loaded.mean[0] == 0.47889522 and loaded.std[2] == 0.25874835
 
 
@@ -75,22 +83,38 @@ def test_cinic10_of_fedproj_draws_ten_and_three_of_27_parts(cinic):
     loaded = data.load("cinic10", root=cinic, variant="fedproj")
     assert (len(loaded.train_y), len(loaded.test_y)) == (90 * 10 // 27, 90 * 3 // 27)
     pairs = [reference(cinic / "cinic10" / split) for split in ("train", "valid", "test")]
-    everything = {key: (int(label), i) for i, pair in enumerate(pairs) for key, label in zip(rows(pair[0]), pair[1], strict=True)}
+    everything = {
+        key: (int(label), i)
+        for i, pair in enumerate(pairs)
+        for key, label in zip(rows(pair[0]), pair[1], strict=True)
+    }
     train, test = rows(loaded.train_x), rows(loaded.test_x)
     assert len(set(train) | set(test)) == 43 and {*train, *test} <= everything.keys()
-    assert [everything[k][0] for k in train + test] == loaded.train_y.tolist() + loaded.test_y.tolist()
+    assert [
+        everything[k][0] for k in train + test
+    ] == loaded.train_y.tolist() + loaded.test_y.tolist()
     assert {everything[k][1] for k in train} == {everything[k][1] for k in test} == {0, 1, 2}
     assert torch.equal(loaded.train_x, data.load("cinic10", root=cinic, variant="fedproj").train_x)
 
 
 def test_pictures_are_decoded_once_and_again_when_the_folder_changed(cinic, monkeypatch):
     calls, decode = [], folders.decode
-    monkeypatch.setattr(folders, "decode", lambda path, side, **k: calls.append(path) or decode(path, side, **k))
+    monkeypatch.setattr(
+        folders, "decode", lambda path, side, **k: calls.append(path) or decode(path, side, **k)
+    )
     told = []
     first = data.load("cinic10", root=cinic, progress=lambda *event: told.append(event))
-    assert len(calls) == 50 and [event[:2] for event in told] == [(30, 30), (20, 20)] and "train" in told[0][2]
+    assert (
+        len(calls) == 50
+        and [event[:2] for event in told] == [(30, 30), (20, 20)]
+        and "train" in told[0][2]
+    )
     again = data.load("cinic10", root=cinic)
-    assert len(calls) == 50 and torch.equal(first.train_x, again.train_x) and first.fingerprint() == again.fingerprint()
+    assert (
+        len(calls) == 50
+        and torch.equal(first.train_x, again.train_x)
+        and first.fingerprint() == again.fingerprint()
+    )
     picture = cinic / "cinic10" / "test" / "ship" / "p0.png"
     Image.new("RGB", (32, 32), (9, 8, 7)).save(picture)
     changed = data.load("cinic10", root=cinic)
@@ -137,7 +161,9 @@ def test_a_place_that_cannot_be_written_and_a_full_disk_are_explained(cinic, mon
     with pytest.raises(FldiagError, match=r"cannot write .*\.fldiag.*; make .*cinic10 writable"):
         data.load("cinic10", root=cinic)
     (cinic / "cinic10" / ".fldiag").unlink()
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(
+        folders.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})
+    )
     with pytest.raises(FldiagError, match=r"0\.0 GB free, and the packed pictures take"):
         data.load("cinic10", root=cinic)
 
@@ -147,8 +173,17 @@ def test_a_place_that_cannot_be_written_and_a_full_disk_are_explained(cinic, mon
 def test_a_missing_set_names_the_places_and_the_source(tmp_path, name, download):
     with pytest.raises(FldiagError) as caught:
         data.load(name, root=tmp_path, download=download)
-    assert str(tmp_path / name) in caught.value.what and ("does not download" in caught.value.what) == download
-    for word in (str(tmp_path), f"{name}/{{train,", "<class>", "FLDIAG_DATA", {"cinic10": "datashare", "imagenet200": "image-net"}[name]):
+    assert (
+        str(tmp_path / name) in caught.value.what
+        and ("does not download" in caught.value.what) == download
+    )
+    for word in (
+        str(tmp_path),
+        f"{name}/{{train,",
+        "<class>",
+        "FLDIAG_DATA",
+        {"cinic10": "datashare", "imagenet200": "image-net"}[name],
+    ):
         assert word in caught.value.remedy
     with pytest.raises(FldiagError, match=f"none is set; set FLDIAG_DATA .* holds {name}/"):
         data.load(name)
@@ -172,10 +207,25 @@ def test_stored_imagenet_pictures_evaluate_as_torchvision_does(tmp_path, size, m
     tree(tmp_path, "val", ("a",), 1, size, mode=mode)
     path = tmp_path / "val" / "a" / "p0.png"
     stored = torch.from_numpy(folders.decode(path, 256).copy())[None]
-    shown = data.Dataset("d", stored, torch.zeros(1).long(), stored, torch.zeros(1).long(), 1, side=224,
-                         mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)).normalise(stored)
-    official = transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(),
-                                   transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))])
+    shown = data.Dataset(
+        "d",
+        stored,
+        torch.zeros(1).long(),
+        stored,
+        torch.zeros(1).long(),
+        1,
+        side=224,
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    ).normalise(stored)
+    official = transforms.Compose(
+        [
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
     assert torch.equal(shown[0], official(Image.open(path).convert("RGB")))
 
 
@@ -183,18 +233,33 @@ def test_imagenet200(tmp_path):
     for split in ("train", "val"):
         tree(tmp_path / "imagenet200", split, IMAGENET, 1, (90, 80), ".JPEG")
     loaded = data.load("imagenet200", root=tmp_path, variant="small")
-    assert (loaded.shape, loaded.classes, loaded.train_x.shape) == ((3, 64, 64), 200, (200, 3, 72, 72))
+    assert (loaded.shape, loaded.classes, loaded.train_x.shape) == (
+        (3, 64, 64),
+        200,
+        (200, 3, 72, 72),
+    )
     assert loaded.test_y.tolist() == list(range(200))
-    x, _ = reference(tmp_path / "imagenet200" / "val", transforms.Compose([transforms.Resize(72), transforms.CenterCrop(64), transforms.ToTensor()]))
+    x, _ = reference(
+        tmp_path / "imagenet200" / "val",
+        transforms.Compose(
+            [transforms.Resize(72), transforms.CenterCrop(64), transforms.ToTensor()]
+        ),
+    )
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (loaded.mean, loaded.std))
     assert torch.equal(loaded.normalise(loaded.test_x), (x - mean) / std)
     batch = loaded.batch(torch.tensor([3, 5]), torch.Generator().manual_seed(0))
-    assert batch.shape == (2, 3, 64, 64) and not torch.equal(batch[0], loaded.normalise(loaded.train_x[3:4])[0])
+    assert batch.shape == (2, 3, 64, 64) and not torch.equal(
+        batch[0], loaded.normalise(loaded.train_x[3:4])[0]
+    )
 
 
 def test_the_papers_imagenet_look():
     from fldiag.data.preprocessing import choose
 
     _, look = choose("imagenet200", None)
-    assert (look.stored, look.side, look.augment) == (256, 224, ("resizedcrop224", "jitter0.4", "hflip"))
+    assert (look.stored, look.side, look.augment) == (
+        256,
+        224,
+        ("resizedcrop224", "jitter0.4", "hflip"),
+    )
     assert (look.mean, look.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

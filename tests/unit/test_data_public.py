@@ -23,15 +23,29 @@ def private():
     x = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8, generator=generator)
     y = torch.arange(130).clamp(max=99) // 25  # classes of 25, 25, 25 and 55
     order = torch.randperm(130, generator=generator)
-    return data.Dataset("private", x[order], y[order], x[:4], y[:4], 4, mean=(0.5,) * 3, std=(0.25,) * 3, augment=("hflip",))
+    return data.Dataset(
+        "private",
+        x[order],
+        y[order],
+        x[:4],
+        y[:4],
+        4,
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        augment=("hflip",),
+    )
 
 
 @pytest.fixture
 def root(tmp_path):
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "cifar100.npz", train_images=rng.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8),
-             train_labels=np.arange(20), test_images=rng.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8),
-             test_labels=np.arange(10))
+    np.savez(
+        tmp_path / "cifar100.npz",
+        train_images=rng.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8),
+        train_labels=np.arange(20),
+        test_images=rng.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8),
+        test_labels=np.arange(10),
+    )
     return tmp_path
 
 
@@ -47,7 +61,9 @@ def test_another_set_gives_all_its_inputs_by_its_own_transform(private, root, sp
 
 def test_a_factory_can_give_public_data():
     iris = data.load("iris")
-    inputs, _ = load_public(f"{__name__}:flowers", iris, find=partial(data.load, allow_code={f"{__name__}:flowers"}))
+    inputs, _ = load_public(
+        f"{__name__}:flowers", iris, find=partial(data.load, allow_code={f"{__name__}:flowers"})
+    )
     assert torch.equal(inputs, torch.cat([torch.ones(5, 4), torch.zeros(2, 4)]))
 
 
@@ -58,7 +74,9 @@ def flowers():
 @pytest.mark.parametrize("size", [1, 7, 29])
 def test_size_keeps_a_seeded_subset_in_order(private, root, size):
     every, _ = load_public("cifar100", private, root)
-    some, again, other = (load_public("cifar100", private, root, size=size, seed=s)[0] for s in (3, 3, 4))
+    some, again, other = (
+        load_public("cifar100", private, root, size=size, seed=s)[0] for s in (3, 3, 4)
+    )
     assert len(some) == size and torch.equal(some, again) and not torch.equal(some, other)
     where = [next(i for i, e in enumerate(every) if torch.equal(e, x)) for x in some]
     assert where == sorted(set(where))
@@ -67,8 +85,15 @@ def test_size_keeps_a_seeded_subset_in_order(private, root, size):
 
 def test_a_subset_covers_both_splits_evenly(private, root):
     every, _ = load_public("cifar100", private, root)
-    test = sum(int((load_public("cifar100", private, root, size=6, seed=s)[0][:, None] == every[20:]).flatten(2).all(2).sum())
-               for s in range(60))
+    test = sum(
+        int(
+            (load_public("cifar100", private, root, size=6, seed=s)[0][:, None] == every[20:])
+            .flatten(2)
+            .all(2)
+            .sum()
+        )
+        for s in range(60)
+    )
     assert test == pytest.approx(120, abs=5 * np.sqrt(60 * 6 * 2 / 9))
 
 
@@ -108,13 +133,25 @@ def test_a_holdout_of_a_regression_set():
     assert inputs.shape == (4, 2) and len(mine) == 6
 
 
-@pytest.mark.parametrize("spec, size, message", [
-    ("digits", None, r"'digits' has inputs of shape \(1, 8, 8\), and the private data 'private' \(3, 32, 32\); .*holdout:N"),
-    ("holdout:0", None, "holdout:N with N from 1 to 129"), ("holdout:130", None, "N from 1 to 129"),
-    ("holdout", None, "N from 1 to 129"), ("holdout:x", None, "'holdout:x'"), ("holdout:-3", None, "N from 1"),
-    ("cifar100", 0, "size = 0"), ("cifar100", True, "size = True"), ("cifar100", 2.5, "size = 2.5"),
-    ("cifr100", None, "did you mean 'cifar100'"),
-])
+@pytest.mark.parametrize(
+    "spec, size, message",
+    [
+        (
+            "digits",
+            None,
+            r"'digits' has inputs of shape \(1, 8, 8\), and the private data 'private' \(3, 32, 32\); .*holdout:N",
+        ),
+        ("holdout:0", None, "holdout:N with N from 1 to 129"),
+        ("holdout:130", None, "N from 1 to 129"),
+        ("holdout", None, "N from 1 to 129"),
+        ("holdout:x", None, "'holdout:x'"),
+        ("holdout:-3", None, "N from 1"),
+        ("cifar100", 0, "size = 0"),
+        ("cifar100", True, "size = True"),
+        ("cifar100", 2.5, "size = 2.5"),
+        ("cifr100", None, "did you mean 'cifar100'"),
+    ],
+)
 def test_what_cannot_be_public_is_explained(private, root, spec, size, message):
     with pytest.raises(FldiagError, match=message) as caught:
         load_public(spec, private, root, size=size)

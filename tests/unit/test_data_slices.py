@@ -14,8 +14,18 @@ def data():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (90, 1, 4, 4), dtype=torch.uint8, generator=generator)
     y = torch.arange(90) % 3
-    return Dataset("toy", x[:60], y[:60], x[60:], y[60:], 3, mean=(0.5,), std=(0.2,), augment=("hflip",),
-                   repeat=3)
+    return Dataset(
+        "toy",
+        x[:60],
+        y[:60],
+        x[60:],
+        y[60:],
+        3,
+        mean=(0.5,),
+        std=(0.2,),
+        augment=("hflip",),
+        repeat=3,
+    )
 
 
 @pytest.fixture
@@ -33,7 +43,9 @@ def test_whole_splits(data):
 def test_a_client_slice_holds_its_training_examples(data, parts, spec):
     piece = take(data, spec, parts)
     assert (piece.name, piece.n) == ("client:1/train", 39)
-    assert torch.equal(piece.x_raw, data.train_x[20:59]) and torch.equal(piece.y, data.train_y[20:59])
+    assert torch.equal(piece.x_raw, data.train_x[20:59]) and torch.equal(
+        piece.y, data.train_y[20:59]
+    )
 
 
 def test_examples_that_a_partition_repeats_stay_repeated(data, parts):
@@ -44,7 +56,9 @@ def test_batches_are_normalised_never_augmented_and_make_up_the_whole(data):
     piece = take(data, "test")
     x, y = piece.tensors()
     expected = (data.test_x.float() / 255 - 0.5) / 0.2
-    assert torch.allclose(x, expected.expand(-1, 3, -1, -1), atol=1e-6) and torch.equal(y, data.test_y)
+    assert torch.allclose(x, expected.expand(-1, 3, -1, -1), atol=1e-6) and torch.equal(
+        y, data.test_y
+    )
     xs, ys = zip(*(piece.batch(start, start + 7) for start in range(0, piece.n, 7)), strict=True)
     assert torch.equal(torch.cat(xs), x) and torch.equal(torch.cat(ys), y)
 
@@ -59,9 +73,17 @@ def test_samples_keep_each_class_share_within_one(data, samples):
 
 
 def test_samples_keep_data_order_and_spread_over_a_class(data):
-    single = Dataset("one", data.train_x, torch.zeros(60, dtype=torch.int64), data.test_x,
-                     torch.zeros(30, dtype=torch.int64), 1)
-    assert torch.equal(take(single, "train", samples=6).x_raw, data.train_x[[5, 15, 25, 35, 45, 55]])
+    single = Dataset(
+        "one",
+        data.train_x,
+        torch.zeros(60, dtype=torch.int64),
+        data.test_x,
+        torch.zeros(30, dtype=torch.int64),
+        1,
+    )
+    assert torch.equal(
+        take(single, "train", samples=6).x_raw, data.train_x[[5, 15, 25, 35, 45, 55]]
+    )
 
 
 def test_samples_of_a_skewed_split():
@@ -87,7 +109,9 @@ def test_a_personal_test_set_mirrors_the_clients_mixture():
     # 1000 * 0.57 is 569.99... in floating point; class 3 would give 100 and has 50.
     assert np.bincount(pool[chosen], minlength=4).tolist() == [570, 330, 0, 50]
     assert len(np.unique(chosen)) == len(chosen) and (np.diff(chosen) > 0).all()
-    assert np.array_equal(chosen, personal_test(torch.from_numpy(mine), torch.from_numpy(pool), client=4))
+    assert np.array_equal(
+        chosen, personal_test(torch.from_numpy(mine), torch.from_numpy(pool), client=4)
+    )
     assert not np.array_equal(chosen, personal_test(mine, pool, client=5))
 
 
@@ -111,17 +135,27 @@ def test_the_own_slice_holds_all_test_examples_of_the_clients_classes(data):
 def test_own_takes_all_where_the_personal_test_takes_a_thousand():
     y = torch.arange(3000) % 2
     data = Dataset("many", torch.randn(4, 2), y[:4], torch.randn(3000, 2), y, 2)
-    assert [take(data, f"client:0/{kind}", [np.arange(4)]).n for kind in ("own", "test")] == [3000, 1000]
+    assert [take(data, f"client:0/{kind}", [np.arange(4)]).n for kind in ("own", "test")] == [
+        3000,
+        1000,
+    ]
 
 
-@pytest.mark.parametrize("spec, message", [
-    ("client:2/own", "client:2/own of data set 'toy' is empty"),
-    ("trian", "did you mean 'train'"), ("client:x", "unknown slice"), ("client:1/valid", "unknown slice"),
-    ("client:-1", "unknown slice"), ("", "unknown slice"), (7, "unknown slice"),
-    ("client:4", "has 4 clients; use client:0 to client:3"),
-    ("client:2", "client:2/train of data set 'toy' is empty"),
-    ("client:2/test", "client:2/test of data set 'toy' is empty"),
-])
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("client:2/own", "client:2/own of data set 'toy' is empty"),
+        ("trian", "did you mean 'train'"),
+        ("client:x", "unknown slice"),
+        ("client:1/valid", "unknown slice"),
+        ("client:-1", "unknown slice"),
+        ("", "unknown slice"),
+        (7, "unknown slice"),
+        ("client:4", "has 4 clients; use client:0 to client:3"),
+        ("client:2", "client:2/train of data set 'toy' is empty"),
+        ("client:2/test", "client:2/test of data set 'toy' is empty"),
+    ],
+)
 def test_wrong_slices_are_explained(data, parts, spec, message):
     with pytest.raises(FldiagError, match=message) as caught:
         take(data, spec, parts)

@@ -68,10 +68,15 @@ def test_descriptions_are_one_sentence():
         assert registry.dataset.get(name).headline.endswith(".")
 
 
-@pytest.mark.parametrize("name, shape, classes, seen", [
-    ("mnist", (28, 28), 10, (3, 28, 28)), ("cifar10", (32, 32, 3), 10, (3, 32, 32)),
-    ("cifar100", (32, 32, 3), 100, (3, 32, 32)), ("svhn", (32, 32, 3), 10, (3, 32, 32)),
-])
+@pytest.mark.parametrize(
+    "name, shape, classes, seen",
+    [
+        ("mnist", (28, 28), 10, (3, 28, 28)),
+        ("cifar10", (32, 32, 3), 10, (3, 32, 32)),
+        ("cifar100", (32, 32, 3), 100, (3, 32, 32)),
+        ("svhn", (32, 32, 3), 10, (3, 32, 32)),
+    ],
+)
 @pytest.mark.parametrize("by_environment", [False, True])
 def test_image_sets_from_npz(tmp_path, monkeypatch, name, shape, classes, seen, by_environment):
     arrays = write(tmp_path / f"{name}.npz", shape, classes)
@@ -80,7 +85,9 @@ def test_image_sets_from_npz(tmp_path, monkeypatch, name, shape, classes, seen, 
     loaded = data.load(name, root=None if by_environment else tmp_path)
     assert (loaded.shape, loaded.classes, loaded.train_x.dtype) == (seen, classes, torch.uint8)
     images = arrays["test_images"].reshape(12, *shape[:2], -1)
-    finish = transforms.Compose([transforms.ToTensor(), transforms.Normalize(loaded.mean, loaded.std)])
+    finish = transforms.Compose(
+        [transforms.ToTensor(), transforms.Normalize(loaded.mean, loaded.std)]
+    )
     expected = torch.stack([finish(image) for image in images]).expand(-1, seen[0], -1, -1)
     assert torch.equal(loaded.normalise(loaded.test_x), expected)
     assert loaded.test_y.tolist() == arrays["test_labels"].tolist()
@@ -97,7 +104,9 @@ def test_the_argument_wins_over_the_environment(tmp_path, monkeypatch):
 
 def write_idx(path, array):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+    path.write_bytes(
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+    )
 
 
 def test_mnist_from_torchvisions_files(tmp_path):
@@ -111,8 +120,10 @@ def test_mnist_from_torchvisions_files(tmp_path):
     assert loaded.test_y.tolist() == arrays["test_labels"].tolist()
 
 
-@pytest.mark.parametrize("name, theirs, classes", [
-    ("cifar10", "CIFAR10", 10), ("cifar100", "CIFAR100", 100), ("svhn", "SVHN", 10)])
+@pytest.mark.parametrize(
+    "name, theirs, classes",
+    [("cifar10", "CIFAR10", 10), ("cifar100", "CIFAR100", 100), ("svhn", "SVHN", 10)],
+)
 @pytest.mark.parametrize("download", [False, True])
 def test_colour_sets_through_torchvision(tmp_path, monkeypatch, name, theirs, classes, download):
     arrays = write(tmp_path / "x.npz", classes=classes)
@@ -156,25 +167,35 @@ def test_a_failed_download_is_told(tmp_path, monkeypatch):
         data.load("mnist", root=tmp_path, download=True)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"shape": (28, 28, 3)}, r"train images are uint8 \(3, 28, 28\).*cifar10 has uint8 \(3, 32, 32\)"),
-    ({"classes": 11}, "labels go up to 10, and cifar10 has 10 classes"),
-    ({"test_images": np.zeros((12, 32, 32, 3), dtype=np.float32)}, "test images are float32"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            {"shape": (28, 28, 3)},
+            r"train images are uint8 \(3, 28, 28\).*cifar10 has uint8 \(3, 32, 32\)",
+        ),
+        ({"classes": 11}, "labels go up to 10, and cifar10 has 10 classes"),
+        ({"test_images": np.zeros((12, 32, 32, 3), dtype=np.float32)}, "test images are float32"),
+    ],
+)
 def test_a_named_file_with_other_data_is_refused(tmp_path, change, message):
     write(tmp_path / "cifar10.npz", **change)
     with pytest.raises(FldiagError, match=message):
         data.load("cifar10", root=tmp_path)
 
 
-@pytest.mark.parametrize("shape, seen", [((9, 7), (1, 9, 7)), ((9, 7, 3), (3, 9, 7)), ((9, 7, 5), (5, 9, 7))])
+@pytest.mark.parametrize(
+    "shape, seen", [((9, 7), (1, 9, 7)), ((9, 7, 3), (3, 9, 7)), ((9, 7, 5), (5, 9, 7))]
+)
 def test_npz_images_are_normalised_by_their_training_split(tmp_path, shape, seen):
     arrays = write(tmp_path / "own.npz", shape, classes=4)
     loaded = data.load(f"npz:{tmp_path / 'own.npz'}", normalise="standard")
     assert (loaded.shape, loaded.classes, loaded.train_x.dtype) == (seen, 4, torch.uint8)
     x = loaded.normalise(loaded.train_x).double()
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(seen[0], dtype=torch.float64), atol=1e-5)
-    assert torch.allclose(x.std((0, 2, 3), correction=0), torch.ones(seen[0], dtype=torch.float64), atol=1e-5)
+    assert torch.allclose(
+        x.std((0, 2, 3), correction=0), torch.ones(seen[0], dtype=torch.float64), atol=1e-5
+    )
     mean, std = arrays["train_images"].mean() / 255, arrays["train_images"].std() / 255
     if len(shape) == 2:
         assert loaded.mean == pytest.approx((mean,)) and loaded.std == pytest.approx((std,))
@@ -183,7 +204,9 @@ def test_npz_images_are_normalised_by_their_training_split(tmp_path, shape, seen
 def test_own_data_are_normalised_only_as_far_as_it_is_said(tmp_path):
     pixels = write(tmp_path / "pixels.npz", (9, 7), classes=4)["train_images"]
     floats = np.arange(40.0, dtype=np.float32).reshape(10, 4)
-    write(tmp_path / "floats.npz", n=(10, 5), classes=2, train_images=floats, test_images=floats[:5])
+    write(
+        tmp_path / "floats.npz", n=(10, 5), classes=2, train_images=floats, test_images=floats[:5]
+    )
 
     def seen(name, **how):
         loaded = data.load(f"npz:{tmp_path / name}.npz", **how)
@@ -192,12 +215,19 @@ def test_own_data_are_normalised_only_as_far_as_it_is_said(tmp_path):
     assert np.array_equal(seen("pixels")[:, 0], pixels.astype(np.float32) / 255)
     assert np.array_equal(seen("pixels", normalise="unit"), seen("pixels"))
     assert np.array_equal(seen("pixels", normalise="none")[:, 0], pixels.astype(np.float32))
-    assert np.array_equal(seen("floats"), floats) and np.array_equal(seen("floats", normalise="none"), floats)
-    assert np.allclose(seen("floats", normalise="standard"), (floats - floats.mean(0)) / floats.std(0))
+    assert np.array_equal(seen("floats"), floats) and np.array_equal(
+        seen("floats", normalise="none"), floats
+    )
+    assert np.allclose(
+        seen("floats", normalise="standard"), (floats - floats.mean(0)) / floats.std(0)
+    )
     with pytest.raises(FldiagError, match="these inputs are floats"):
         seen("floats", normalise="unit")
     digits = data.load("digits")
-    assert data.load("digits", normalise="standard").mean and digits.fingerprint() == data.load("digits").fingerprint()
+    assert (
+        data.load("digits", normalise="standard").mean
+        and digits.fingerprint() == data.load("digits").fingerprint()
+    )
 
 
 def test_npz_features_with_a_constant_column(tmp_path):
@@ -209,30 +239,47 @@ def test_npz_features_with_a_constant_column(tmp_path):
     assert loaded.shape == (4,) and loaded.std[2] == 1
     assert torch.allclose(x[:, [0, 1, 3]].std(0, correction=0), torch.ones(3))
     assert torch.equal(x[:, 2], torch.zeros(10))
-    assert float(loaded.normalise(loaded.test_x)[0, 0]) == pytest.approx((1 - 18) / train[:, 0].std())
+    assert float(loaded.normalise(loaded.test_x)[0, 0]) == pytest.approx(
+        (1 - 18) / train[:, 0].std()
+    )
 
 
 def test_npz_labels_as_a_column_and_a_bare_name_under_the_data_folder(tmp_path):
-    write(tmp_path / "chest.npz", (8, 8), 2, (6, 4), train_labels=np.array([[0], [1], [1], [0], [1], [0]]))
+    write(
+        tmp_path / "chest.npz",
+        (8, 8),
+        2,
+        (6, 4),
+        train_labels=np.array([[0], [1], [1], [0], [1], [0]]),
+    )
     assert data.load("chest", root=tmp_path).train_y.tolist() == [0, 1, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"train_labels": None}, "lacks train_labels"),
-    ({"test_images": None, "test_labels": None}, "lacks test_images, test_labels"),
-    ({"train_labels": np.arange(19)}, "20 train_images and 19 train_labels"),
-    ({"test_images": np.zeros((0, 32, 32, 3), np.uint8), "test_labels": np.zeros(0, int)}, "0 test_images"),
-    ({"train_labels": np.r_[np.zeros(19, int), -1]}, "holds -1 at position 19"),
-    ({"train_labels": np.linspace(0, 1, 20)}, "train_labels is float64"),
-    ({"train_labels": np.zeros((20, 2), int)}, r"train_labels is int64 \[20, 2\]"),
-    ({"train_images": np.array([None] * 20)}, "train_images is an array of Python objects"),
-    ({"train_images": np.array(["a"] * 20)[:, None]}, "train_images is an array of <U1"),
-    ({"train_images": np.zeros(20)}, r"train_images has shape \[20\]"),
-    ({"train_images": np.zeros((20, 3, 32, 32), np.uint8)}, "looks like N,C,H,W"),
-    ({"test_images": np.zeros((12, 16, 16, 3), np.uint8)}, "same input shape"),
-    ({"train_images": np.full((20, 4), np.nan), "test_images": np.zeros((12, 4))}, "input 0 holds a value"),
-    ({"train_images": np.array(3)}, "single number"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"train_labels": None}, "lacks train_labels"),
+        ({"test_images": None, "test_labels": None}, "lacks test_images, test_labels"),
+        ({"train_labels": np.arange(19)}, "20 train_images and 19 train_labels"),
+        (
+            {"test_images": np.zeros((0, 32, 32, 3), np.uint8), "test_labels": np.zeros(0, int)},
+            "0 test_images",
+        ),
+        ({"train_labels": np.r_[np.zeros(19, int), -1]}, "holds -1 at position 19"),
+        ({"train_labels": np.linspace(0, 1, 20)}, "train_labels is float64"),
+        ({"train_labels": np.zeros((20, 2), int)}, r"train_labels is int64 \[20, 2\]"),
+        ({"train_images": np.array([None] * 20)}, "train_images is an array of Python objects"),
+        ({"train_images": np.array(["a"] * 20)[:, None]}, "train_images is an array of <U1"),
+        ({"train_images": np.zeros(20)}, r"train_images has shape \[20\]"),
+        ({"train_images": np.zeros((20, 3, 32, 32), np.uint8)}, "looks like N,C,H,W"),
+        ({"test_images": np.zeros((12, 16, 16, 3), np.uint8)}, "same input shape"),
+        (
+            {"train_images": np.full((20, 4), np.nan), "test_images": np.zeros((12, 4))},
+            "input 0 holds a value",
+        ),
+        ({"train_images": np.array(3)}, "single number"),
+    ],
+)
 def test_faulty_npz_files_are_explained(tmp_path, change, message):
     write(tmp_path / "bad.npz", **change)
     with pytest.raises(FldiagError, match=message) as caught:
@@ -250,7 +297,13 @@ def test_unreadable_npz_files_are_explained(tmp_path):
     flipped = bytearray(whole)
     flipped[5000] ^= 255
     np.save(tmp_path / "one.npy", np.zeros(3))
-    for content in (b"", b"hello", whole[:3000], bytes(flipped), (tmp_path / "one.npy").read_bytes()):
+    for content in (
+        b"",
+        b"hello",
+        whole[:3000],
+        bytes(flipped),
+        (tmp_path / "one.npy").read_bytes(),
+    ):
         (tmp_path / "cut.npz").write_bytes(content)
         with pytest.raises(FldiagError, match=r"not a readable npz file|not an npz archive"):
             data.load(f"npz:{tmp_path / 'cut.npz'}")
@@ -268,36 +321,81 @@ def test_unknown_names_are_refused(tmp_path):
 
 
 def test_a_registered_builder_must_return_a_dataset(monkeypatch):
-    monkeypatch.setitem(registry.dataset._entries, "odd",
-                        registry.Entry("dataset", "odd", lambda root, download: (1, 2, 3, 4)))
-    with pytest.raises(FldiagError, match=r"'odd' returned a tuple of 4; return fldiag\.data\.Dataset$"):
+    monkeypatch.setitem(
+        registry.dataset._entries,
+        "odd",
+        registry.Entry("dataset", "odd", lambda root, download: (1, 2, 3, 4)),
+    )
+    with pytest.raises(
+        FldiagError, match=r"'odd' returned a tuple of 4; return fldiag\.data\.Dataset$"
+    ):
         data.load("odd")
 
 
-@pytest.mark.parametrize("value", ["0.5,0.4,0.3/0.25,0.2,0.1", " 0.5, 0.4,0.3 /0.25,0.20,0.1", ((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
-                                   [[0.5, 0.4, 0.3], np.array([0.25, 0.2, 0.1])]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0.5,0.4,0.3/0.25,0.2,0.1",
+        " 0.5, 0.4,0.3 /0.25,0.20,0.1",
+        ((0.5, 0.4, 0.3), (0.25, 0.2, 0.1)),
+        [[0.5, 0.4, 0.3], np.array([0.25, 0.2, 0.1])],
+    ],
+)
 def test_own_mean_and_deviation(tmp_path, value):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 3), dtype=np.uint8)
-    np.savez(tmp_path / "f.npz", train_images=pixels, test_images=pixels, train_labels=np.arange(6), test_labels=np.arange(6))
+    np.savez(
+        tmp_path / "f.npz",
+        train_images=pixels,
+        test_images=pixels,
+        train_labels=np.arange(6),
+        test_labels=np.arange(6),
+    )
     loaded = data.load(f"npz:{tmp_path / 'f.npz'}", normalise=value)
     expected = (pixels / 255 - [0.5, 0.4, 0.3]) / [0.25, 0.2, 0.1]
-    assert np.allclose(loaded.normalise(loaded.train_x).numpy(), np.moveaxis(expected, -1, 1), atol=1e-5)
+    assert np.allclose(
+        loaded.normalise(loaded.train_x).numpy(), np.moveaxis(expected, -1, 1), atol=1e-5
+    )
     text = "0.5,0.4,0.3/0.25,0.2,0.1"
     assert Config.load("digits", data__normalise=value).data.normalise == text
-    assert Config.load("digits", data__normalise=value).hash == Config.load("digits", data__normalise=text).hash
+    assert (
+        Config.load("digits", data__normalise=value).hash
+        == Config.load("digits", data__normalise=text).hash
+    )
 
 
-@pytest.mark.parametrize("value, words", [
-    ("abc", "not a known normalisation"), ("0.5", "not a known normalisation"), ("0.5/x", "not a known normalisation"),
-    (0.5, "not a known normalisation"), ("1/2/3", "not a known normalisation"), ("0.5,0.5/0.2", "2 means and 1 deviations"),
-    ("0.5/0", "above 0"), ("0.5/-1", "above 0"), ("nan/1", "finite"), ("0.5/inf", "finite"), ((0.5, 0.0), "above 0"),
-    ("0.5,0.5/0.2,0.2", "have 3 channels"), ("125.3,123,113.9/63,62,66.7", "divided by 255"),
-])
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ("abc", "not a known normalisation"),
+        ("0.5", "not a known normalisation"),
+        ("0.5/x", "not a known normalisation"),
+        (0.5, "not a known normalisation"),
+        ("1/2/3", "not a known normalisation"),
+        ("0.5,0.5/0.2", "2 means and 1 deviations"),
+        ("0.5/0", "above 0"),
+        ("0.5/-1", "above 0"),
+        ("nan/1", "finite"),
+        ("0.5/inf", "finite"),
+        ((0.5, 0.0), "above 0"),
+        ("0.5,0.5/0.2,0.2", "have 3 channels"),
+        ("125.3,123,113.9/63,62,66.7", "divided by 255"),
+    ],
+)
 def test_a_normalisation_that_is_wrong_has_a_remedy_that_works(tmp_path, value, words):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 3), dtype=np.uint8)
-    np.savez(tmp_path / "f.npz", train_images=pixels, test_images=pixels, train_labels=np.arange(6), test_labels=np.arange(6))
+    np.savez(
+        tmp_path / "f.npz",
+        train_images=pixels,
+        test_images=pixels,
+        train_labels=np.arange(6),
+        test_labels=np.arange(6),
+    )
     name = f"npz:{tmp_path / 'f.npz'}"
     with pytest.raises(FldiagError, match=words) as caught:
         data.load(name, normalise=value)
-    remedies = [text.rstrip(",") for text in caught.value.remedy.split() if text.count("/") == 1 and "," in text]
+    remedies = [
+        text.rstrip(",")
+        for text in caught.value.remedy.split()
+        if text.count("/") == 1 and "," in text
+    ]
     assert remedies and data.load(name, normalise=remedies[-1]).mean

@@ -41,8 +41,12 @@ class Weights(nn.Module):
 
 def planted(values):
     d = torch.as_tensor(values, dtype=torch.float64)
-    return Problem(Weights(len(d)), lambda z, y: 0.5 * (z.square() @ d.to(z)).mean(), (torch.zeros(2, 1), torch.zeros(2)),
-                   dtype=torch.float64)
+    return Problem(
+        Weights(len(d)),
+        lambda z, y: 0.5 * (z.square() @ d.to(z)).mean(),
+        (torch.zeros(2, 1), torch.zeros(2)),
+        dtype=torch.float64,
+    )
 
 
 def test_a_planted_spectrum_is_recovered():
@@ -51,12 +55,17 @@ def test_a_planted_spectrum_is_recovered():
     curve = frame[frame.metric == "density"]
     x, value = curve.x.to_numpy(), curve.value.to_numpy(dtype=float)
     assert np.trapezoid(value, x) == pytest.approx(1, abs=1e-6)
-    expected = np.exp(-0.5 * ((x[:, None] - values) / 0.3) ** 2).sum(1) / (len(values) * 0.3 * np.sqrt(2 * np.pi))
+    expected = np.exp(-0.5 * ((x[:, None] - values) / 0.3) ** 2).sum(1) / (
+        len(values) * 0.3 * np.sqrt(2 * np.pi)
+    )
     error = curve.stderr.to_numpy(dtype=float)
     assert (np.abs(value - expected) <= 6 * error + 1e-9).all()
     assert np.abs(value - expected).max() < 0.1 * expected.max()
     beyond = x > 10  # the outliers are put back exactly: no scatter there
-    assert value[beyond] == pytest.approx(expected[beyond], rel=1e-6, abs=1e-12) and error[beyond].max() < 1e-9
+    assert (
+        value[beyond] == pytest.approx(expected[beyond], rel=1e-6, abs=1e-12)
+        and error[beyond].max() < 1e-9
+    )
     assert frame[frame.metric == "eigenvalue"].value.tolist() == pytest.approx([30, 22, 15])
 
 
@@ -70,18 +79,26 @@ def test_more_probes_scatter_less():
 
 def net():
     torch.manual_seed(0)
-    return Problem(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), cross_entropy,
-                   (torch.randn(30, 5), torch.arange(30) % 3), dtype=torch.float64)
+    return Problem(
+        nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)),
+        cross_entropy,
+        (torch.randn(30, 5), torch.arange(30) % 3),
+        dtype=torch.float64,
+    )
 
 
 @pytest.mark.slow
 def test_the_mean_of_the_density_is_the_trace_of_a_network():
     p = net()
     x, y = p.read(0, 30)
-    values = torch.linalg.eigvalsh(torch.func.hessian(lambda w: cross_entropy(p.call(w, x), y))(p.w))
+    values = torch.linalg.eigvalsh(
+        torch.func.hessian(lambda w: cross_entropy(p.call(w, x), y))(p.w)
+    )
     curve = density(p, probes=100, steps=25, points=2001).query("metric == 'density'")
     grid, value = curve.x.to_numpy(), curve.value.to_numpy(dtype=float)
-    assert np.trapezoid(value * grid, grid) == pytest.approx(float(values.mean()), abs=0.1 * float(values.std()))
+    assert np.trapezoid(value * grid, grid) == pytest.approx(
+        float(values.mean()), abs=0.1 * float(values.std())
+    )
 
 
 def test_the_pairs_of_a_strict_spectrum_are_reused_and_none_are_needed(monkeypatch):
@@ -90,17 +107,26 @@ def test_the_pairs_of_a_strict_spectrum_are_reused_and_none_are_needed(monkeypat
     before = spectrum(p, k=4, strict=True)
     reused = density(p, k=4, probes=2)
     assert len(calls) == 1 and calls[0]["strict"]
-    assert reused[reused.metric == "eigenvalue"].value.tolist() == before[before.metric == "eigenvalue"].value.tolist()
+    assert (
+        reused[reused.metric == "eigenvalue"].value.tolist()
+        == before[before.metric == "eigenvalue"].value.tolist()
+    )
     alone = density(net(), k=4, probes=2)
-    assert len(calls) == 2 and alone.value.tolist() == reused.value.tolist()  # the order of asking changes nothing
+    assert (
+        len(calls) == 2 and alone.value.tolist() == reused.value.tolist()
+    )  # the order of asking changes nothing
     plain = density(p, k=0, probes=2)
     assert (plain.metric == "density").sum() == 501 and "eigenvalue" not in set(plain.metric)
 
 
 @pytest.mark.parametrize("width", [3e-4, 1e-2, 1.0, None])
 def test_the_grid_resolves_every_width(width):
-    curve = density(net(), steps=8, probes=1, smoothing=width, points=11).query("metric == 'density'")
-    assert np.trapezoid(curve.value.to_numpy(dtype=float), curve.x.to_numpy()) == pytest.approx(1, abs=1e-3)
+    curve = density(net(), steps=8, probes=1, smoothing=width, points=11).query(
+        "metric == 'density'"
+    )
+    assert np.trapezoid(curve.value.to_numpy(dtype=float), curve.x.to_numpy()) == pytest.approx(
+        1, abs=1e-3
+    )
 
 
 def test_a_width_that_no_grid_resolves_is_refused_with_one_that_does():
@@ -112,8 +138,16 @@ def test_a_width_that_no_grid_resolves_is_refused_with_one_that_does():
 
 def test_vectors_beyond_the_memory_are_refused_before_any_work():
     big, calls = nn.Linear(400, 400), []
-    p = Problem(big, lambda z, y: calls.append(1) or z.square().mean(), (torch.randn(5, 400), torch.zeros(5)), memory=40 * 2**20)
-    with pytest.raises(FldiagError, match=r"30 steps of the density keep 30 vectors of 1\.2 MiB.*of the 40 MiB.*allow 74 MiB"):
+    p = Problem(
+        big,
+        lambda z, y: calls.append(1) or z.square().mean(),
+        (torch.randn(5, 400), torch.zeros(5)),
+        memory=40 * 2**20,
+    )
+    with pytest.raises(
+        FldiagError,
+        match=r"30 steps of the density keep 30 vectors of 1\.2 MiB.*of the 40 MiB.*allow 74 MiB",
+    ):
         density(p)
     assert not calls
     assert len(density(p, k=0, steps=16, probes=1)) > 500  # 16 of them fit half of it
@@ -125,4 +159,6 @@ def test_all_eigenvalues_known_leaves_nothing_to_sample():
     frame = density(planted([3.0, 1.0, -1.0]), k=3, points=301)
     curve = frame[frame.metric == "density"]
     assert (curve.stderr == 0).all() and curve.x.min() < -1 < 3 < curve.x.max()
-    assert np.trapezoid(curve.value.to_numpy(dtype=float), curve.x.to_numpy()) == pytest.approx(1, abs=1e-5)
+    assert np.trapezoid(curve.value.to_numpy(dtype=float), curve.x.to_numpy()) == pytest.approx(
+        1, abs=1e-5
+    )

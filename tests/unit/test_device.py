@@ -32,11 +32,19 @@ def with_all(monkeypatch):
 
 
 def test_auto_is_what_is_there(without):
-    assert device_of("auto") == "cpu" and device_of(torch.device("cpu")) == "cpu" and doctest.testmod(device).failed == 0
+    assert (
+        device_of("auto") == "cpu"
+        and device_of(torch.device("cpu")) == "cpu"
+        and doctest.testmod(device).failed == 0
+    )
 
 
 def test_auto_prefers_cuda_and_never_takes_mps(with_all, monkeypatch):
-    assert device_of("auto") == "cuda" and device_of("cuda:1") == "cuda:1" and device_of("mps", torch.float32) == "mps"
+    assert (
+        device_of("auto") == "cuda"
+        and device_of("cuda:1") == "cuda:1"
+        and device_of("mps", torch.float32) == "mps"
+    )
     with pytest.raises(FldiagError, match="cuda:2"):
         device_of("cuda:2")
     with pytest.raises(FldiagError, match="mps has no float64"):
@@ -45,8 +53,17 @@ def test_auto_prefers_cuda_and_never_takes_mps(with_all, monkeypatch):
     assert device_of("auto") == "cpu"
 
 
-@pytest.mark.parametrize("name, what", [("gpu", "unknown device 'gpu'"), ("cuda", "no CUDA device"), ("mps", "no MPS device"),
-                                        ("cuda:x", "unknown device"), ("", "unknown device"), (None, "unknown device")])
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("gpu", "unknown device 'gpu'"),
+        ("cuda", "no CUDA device"),
+        ("mps", "no MPS device"),
+        ("cuda:x", "unknown device"),
+        ("", "unknown device"),
+        (None, "unknown device"),
+    ],
+)
 def test_what_is_not_there_is_one_error(without, name, what):
     with pytest.raises(FldiagError, match=what) as caught:
         device_of(name)
@@ -54,12 +71,23 @@ def test_what_is_not_there_is_one_error(without, name, what):
 
 
 def test_every_door_takes_the_same_names(without, tmp_path):
-    config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1, checkpoint__clients="sampled",
-                                model__name="mlp")
+    config = fldiag.Config.load(
+        "digits",
+        rounds=1,
+        clients__per_round=2,
+        train__epochs=1,
+        checkpoint__clients="sampled",
+        model__name="mlp",
+    )
     run = fldiag.train(config, out=tmp_path / "run", device="auto")
-    doors = [lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d), lambda d: fldiag.History.of(run, device=d),
-             lambda d: fldiag.diagnose(run, "trace", samples=20, device=d), lambda d: fldiag.diagnose(run, "forgetting", device=d),
-             lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d), lambda d: Setup(config, device=d)]
+    doors = [
+        lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d),
+        lambda d: fldiag.History.of(run, device=d),
+        lambda d: fldiag.diagnose(run, "trace", samples=20, device=d),
+        lambda d: fldiag.diagnose(run, "forgetting", device=d),
+        lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d),
+        lambda d: Setup(config, device=d),
+    ]
     for door in doors:
         door("auto")
         for wrong in ("gpu", "cuda", "mps"):
@@ -92,4 +120,11 @@ def test_memory_that_was_freed_is_kept():
     """New pages for eight blocks of 3 MB, ten times; without ``keep_memory`` 61,000 of 4 kB in two processes of three, and none
     in the third: it depends on where the heap happens to lie."""
     for _ in range(3):
-        assert int(subprocess.run([sys.executable, "-c", PAGES], check=True, capture_output=True, text=True).stdout) < 1000
+        assert (
+            int(
+                subprocess.run(
+                    [sys.executable, "-c", PAGES], check=True, capture_output=True, text=True
+                ).stdout
+            )
+            < 1000
+        )

@@ -16,8 +16,16 @@ from fldiag.params import Layout
 
 
 def own(path, **options):
-    config = fldiag.Config.load("digits", rounds=4, model__name="mlp", clients__total=6, clients__per_round=3, train__epochs=1,
-                                checkpoint__clients="sampled", **options)
+    config = fldiag.Config.load(
+        "digits",
+        rounds=4,
+        model__name="mlp",
+        clients__total=6,
+        clients__per_round=3,
+        train__epochs=1,
+        checkpoint__clients="sampled",
+        **options,
+    )
     return fldiag.train(config, out=path)
 
 
@@ -29,8 +37,14 @@ def bad(table, check=None):
 def rewrite(run, r, change):
     """A round's checkpoint with another content: change (checkpoint) -> state."""
     c = run.checkpoint(r)
-    run.put_checkpoint(r, {k: v for k, v in c.manifest.items() if k != "schema"}, change(c), received=c.received,
-                       clients=c.clients, buffers=c.buffers)
+    run.put_checkpoint(
+        r,
+        {k: v for k, v in c.manifest.items() if k != "schema"},
+        change(c),
+        received=c.received,
+        clients=c.clients,
+        buffers=c.buffers,
+    )
     run.commit()
 
 
@@ -52,14 +66,24 @@ def test_faults_of_a_run_of_fldiag(tmp_path):
     parts = partition.load_parts(run.path / "partition.npz")
     run.put("partition.npz", lambda f: partition.save(f, [parts[1], parts[0], *parts[2:]]))
     rows = run.stored_rows()
-    run.put_metrics(run._as_table([{**row, "value": 0.99} if row["metric"] == "accuracy" else row for row in rows]))
+    run.put_metrics(
+        run._as_table(
+            [{**row, "value": 0.99} if row["metric"] == "accuracy" else row for row in rows]
+        )
+    )
     run.commit()
     table = fldiag.diagnose(Run.open(run.path), "doctor")
     single = bad(table, "aggregate").iloc[0]
-    assert single["severity"] == "fault" and single["client"] == run.checkpoint(2).client_ids[1] and single["rounds"] == "2"
+    assert (
+        single["severity"] == "fault"
+        and single["client"] == run.checkpoint(2).client_ids[1]
+        and single["rounds"] == "2"
+    )
     assert bad(table, "continuity")["rounds"].tolist() == ["3"]
     assert bad(table, "partition")["value"].tolist() == [pytest.approx(2 / 6)]
-    assert "0.99" not in bad(table, "reported")["what"].iloc[0] and bad(table, "reported")["rounds"].tolist() == ["1..4"]
+    assert "0.99" not in bad(table, "reported")["what"].iloc[0] and bad(table, "reported")[
+        "rounds"
+    ].tolist() == ["1..4"]
 
 
 def files_of(run, folder, change):
@@ -67,11 +91,15 @@ def files_of(run, folder, change):
     for r in run.rounds:
         c, place = run.checkpoint(r), folder / f"round_{r}"
         place.mkdir(parents=True)
-        torch.save({n: v.clone() for n, v in vector(run, change(r, c)).items()}, place / "global.pt")
+        torch.save(
+            {n: v.clone() for n, v in vector(run, change(r, c)).items()}, place / "global.pt"
+        )
         for k, w in zip(c.client_ids, c.clients, strict=True):
             torch.save({n: v.clone() for n, v in vector(run, w).items()}, place / f"client_{k}.pt")
     parts = partition.load_parts(run.path / "partition.npz")
-    (folder / "parts.json").write_text(json.dumps({str(k): p.tolist() for k, p in enumerate(parts)}))
+    (folder / "parts.json").write_text(
+        json.dumps({str(k): p.tolist() for k, p in enumerate(parts)})
+    )
 
 
 def aggregated(r, c):
@@ -84,26 +112,63 @@ def test_a_folder_of_files_from_the_command_line(tmp_path, monkeypatch, planted)
     monkeypatch.chdir(tmp_path)
     run = own(tmp_path / "run")
     files_of(run, tmp_path / "files", (lambda r, c: c.clients.mean(0)) if planted else aggregated)
-    commands.run("convert", "files", "theirs", "--pattern", "round_{round}/client_{client}.pt", "--global-pattern",
-                 "round_{round}/global.pt", "--model", "mlp", "--data", "digits", "--partition", "files/parts.json")
+    commands.run(
+        "convert",
+        "files",
+        "theirs",
+        "--pattern",
+        "round_{round}/client_{client}.pt",
+        "--global-pattern",
+        "round_{round}/global.pt",
+        "--model",
+        "mlp",
+        "--data",
+        "digits",
+        "--partition",
+        "files/parts.json",
+    )
     result = commands.run("doctor", "theirs", "--strict", "--json", code=3 if planted else 0)
-    told = [row for row in json.loads(result.stdout)["rows"] if row["severity"] in ("fault", "warning")]
+    told = [
+        row for row in json.loads(result.stdout)["rows"] if row["severity"] in ("fault", "warning")
+    ]
     whats = [row["what"] for row in told]
     assert any("plain mean" in what for what in whats) if planted else not told
     assert commands.run("doctor", "theirs").exit_code == 0  # without --strict
 
 
 @pytest.mark.slow
-def test_a_folder_whose_data_are_a_file_of_numbers_is_read_as_it_was_converted(tmp_path, monkeypatch):
+def test_a_folder_whose_data_are_a_file_of_numbers_is_read_as_it_was_converted(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     digits = fldiag.data.load("digits")
-    np.savez("own.npz", train_images=digits.train_x[:, 0].numpy(), train_labels=digits.train_y.numpy(),
-             test_images=digits.test_x[:, 0].numpy(), test_labels=digits.test_y.numpy())
+    np.savez(
+        "own.npz",
+        train_images=digits.train_x[:, 0].numpy(),
+        train_labels=digits.train_y.numpy(),
+        test_images=digits.test_x[:, 0].numpy(),
+        test_labels=digits.test_y.numpy(),
+    )
     files_of(own(tmp_path / "run"), tmp_path / "files", aggregated)
-    commands.run("convert", "files", "theirs", "--pattern", "round_{round}/client_{client}.pt", "--global-pattern",
-                 "round_{round}/global.pt", "--model", "mlp", "--data", "npz:own.npz", "--partition", "files/parts.json")
+    commands.run(
+        "convert",
+        "files",
+        "theirs",
+        "--pattern",
+        "round_{round}/client_{client}.pt",
+        "--global-pattern",
+        "round_{round}/global.pt",
+        "--model",
+        "mlp",
+        "--data",
+        "npz:own.npz",
+        "--partition",
+        "files/parts.json",
+    )
     table = fldiag.diagnose("theirs", "doctor", device="cpu").set_index("metric")
-    assert table.loc["leak", "severity"] == table.loc["reported", "severity"] == "healthy", table["evidence"]["leak"]
+    assert table.loc["leak", "severity"] == table.loc["reported", "severity"] == "healthy", table[
+        "evidence"
+    ]["leak"]
 
 
 @pytest.mark.slow
@@ -131,8 +196,9 @@ def test_recordings_of_flower(tmp_path, monkeypatch):
 
         def aggregate_train(self, server_round, replies):
             replies = list(replies)
-            return ArrayRecord(replies[-1].content["arrays"].to_torch_state_dict()), super().aggregate_train(server_round,
-                                                                                                             replies)[1]
+            return ArrayRecord(
+                replies[-1].content["arrays"].to_torch_state_dict()
+            ), super().aggregate_train(server_round, replies)[1]
 
     def table(name, strategy):
         run, _, _, (data, _, net) = flower.start(tmp_path / name, strategy, rounds=3)
@@ -141,7 +207,10 @@ def test_recordings_of_flower(tmp_path, monkeypatch):
     assert bad(table("mean", FedAvg(fraction_evaluate=0.0)), "aggregate").empty
     adam = table("adam", FedAdam(fraction_evaluate=0.0))
     assert bad(adam, "aggregate").empty
-    assert "model of one client" in bad(table("last", Last(fraction_evaluate=0.0)), "aggregate")["what"].iloc[0]
+    assert (
+        "model of one client"
+        in bad(table("last", Last(fraction_evaluate=0.0)), "aggregate")["what"].iloc[0]
+    )
 
 
 @pytest.mark.slow

@@ -16,14 +16,30 @@ PLACES = [(0.7, -0.4), (0.2, -0.4), (0.0, 1.0), (-1.0, 0.0), (1e-3, 2e-3)]
 def nets():
     torch.manual_seed(0)
     return {
-        "conv": nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 5, 3), nn.ReLU(),
-                              nn.Flatten(), nn.Linear(5, 3)),
-        "pool first": nn.Sequential(nn.AvgPool2d(1), nn.Conv2d(2, 4, 2, bias=False), nn.Tanh(), nn.Flatten(),
-                                     nn.Linear(100, 3)),
+        "conv": nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 5, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(5, 3),
+        ),
+        "pool first": nn.Sequential(
+            nn.AvgPool2d(1),
+            nn.Conv2d(2, 4, 2, bias=False),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(100, 3),
+        ),
         "mlp": nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 3)),
-        "relu first": nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(72, 8), nn.GELU(), nn.Linear(8, 3, bias=False)),
+        "relu first": nn.Sequential(
+            nn.ReLU(), nn.Flatten(), nn.Linear(72, 8), nn.GELU(), nn.Linear(8, 3, bias=False)
+        ),
         "linear": nn.Sequential(nn.Flatten(), nn.Linear(72, 3)),
-        "batch-norm": nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)),
+        "batch-norm": nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+        ),
     }
 
 
@@ -35,7 +51,9 @@ def problem(net="conv", n=20, loss=F.cross_entropy, **options):
 
 def directions(p, count=2, scale=0.3):
     g = torch.Generator().manual_seed(2)
-    return [scale * torch.randn(p.layout.size, generator=g, dtype=torch.float64) for _ in range(count)]
+    return [
+        scale * torch.randn(p.layout.size, generator=g, dtype=torch.float64) for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("net", nets())
@@ -50,13 +68,19 @@ def test_losses_are_those_of_the_problem(net, memory, dtype):
     tight = 1e-5 if dtype == torch.float32 else 1e-12
     for c in PLACES:
         value, stderr = p.loss(p.w.double() + c[0] * found[0] + c[1] * found[1])
-        assert evaluate(*c) == (pytest.approx(value, rel=tight), pytest.approx(stderr, rel=10 * tight))
+        assert evaluate(*c) == (
+            pytest.approx(value, rel=tight),
+            pytest.approx(stderr, rel=10 * tight),
+        )
         assert float(evaluate.losses(*c).mean()) == pytest.approx(value, rel=tight)
     assert evaluate(0.0, 0.0) == p.loss()
 
 
 def test_first_layer_is_added_up_only_while_memory_lasts_and_either_way_gives_the_same():
-    rich, poor = (Evaluator(problem(memory=m, dtype=torch.float64), directions(problem())) for m in (2**31, 1000))
+    rich, poor = (
+        Evaluator(problem(memory=m, dtype=torch.float64), directions(problem()))
+        for m in (2**31, 1000)
+    )
     assert rich._first is not None and poor._first is None and poor.chain is not None
     for c in PLACES:
         assert rich(*c)[0] == pytest.approx(poor(*c)[0], rel=1e-12)
@@ -72,7 +96,9 @@ def test_one_direction_or_three(count):
     p = problem(dtype=torch.float64)
     found = directions(p, count)
     c = [0.5, -0.3, 0.2][:count]
-    assert Evaluator(p, found)(*c)[0] == pytest.approx(p.loss(p.w + sum(a * d for a, d in zip(c, found, strict=True)))[0], rel=1e-12)
+    assert Evaluator(p, found)(*c)[0] == pytest.approx(
+        p.loss(p.w + sum(a * d for a, d in zip(c, found, strict=True)))[0], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-8, 1e8])
@@ -83,26 +109,40 @@ def test_a_fast_way_that_disagrees_is_not_used_whatever_the_unit_of_the_loss(mon
     p = problem(loss=lambda z, y: scale * F.cross_entropy(z, y))
     assert Evaluator(p, directions(p)).chain is not None
     found = directions(p)
-    monkeypatch.setattr(evaluator, "_layer", lambda name, m, views, x: right(name, m, views, x) * (1.01 if name == "3" else 1))
+    monkeypatch.setattr(
+        evaluator,
+        "_layer",
+        lambda name, m, views, x: right(name, m, views, x) * (1.01 if name == "3" else 1),
+    )
     evaluate = Evaluator(p, found)
-    assert evaluate.chain is None and evaluate(0.5, 0.5) == p.loss(p.w.double() + 0.5 * found[0] + 0.5 * found[1])
+    assert evaluate.chain is None and evaluate(0.5, 0.5) == p.loss(
+        p.w.double() + 0.5 * found[0] + 0.5 * found[1]
+    )
 
 
 def test_the_data_are_never_written_to():
     p = problem("relu first", memory=1)
     x = p.read(0, 20)[0].clone()
     Evaluator(p, directions(p))(0.5, 0.5)
-    assert torch.equal(torch.cat([p.batch(i)[0] for i in range(len(p.bounds))]), x) and float(x.min()) < 0
+    assert (
+        torch.equal(torch.cat([p.batch(i)[0] for i in range(len(p.bounds))]), x)
+        and float(x.min()) < 0
+    )
 
 
 def test_losses_without_examples_of_their_own():
     def spread(z, y):  # the mean over examples of a number that vmap cannot take apart
-        return torch.stack([F.cross_entropy(a[None], b[None]) for a, b in zip(z.tolist() and z, y, strict=True)]).mean()
+        return torch.stack(
+            [F.cross_entropy(a[None], b[None]) for a, b in zip(z.tolist() and z, y, strict=True)]
+        ).mean()
 
     p = problem(loss=spread, dtype=torch.float64)
     evaluate, found = Evaluator(p, directions(p)), directions(p)
     assert p.probe().per_example is None and evaluate.losses(0.5, 0.1) is None
-    assert evaluate(0.5, 0.1) == (pytest.approx(p.loss(p.w + 0.5 * found[0] + 0.1 * found[1])[0], rel=1e-12), None)
+    assert evaluate(0.5, 0.1) == (
+        pytest.approx(p.loss(p.w + 0.5 * found[0] + 0.1 * found[1])[0], rel=1e-12),
+        None,
+    )
 
 
 def test_buffers_move_with_the_coefficients():

@@ -47,8 +47,10 @@ def called(unit):
 
 @pytest.fixture(scope="module", params=["serial", "processes:2", "dask", "given", "threads"])
 def pool(request):
-    own = {"given": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")),
-           "threads": lambda: ThreadPoolExecutor(2)}.get(request.param)
+    own = {
+        "given": lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")),
+        "threads": lambda: ThreadPoolExecutor(2),
+    }.get(request.param)
     executor = own() if own else request.param
     with started(executor, work, 10, name=called) as made:
         yield made
@@ -100,7 +102,9 @@ def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
     with started(executor, work, 10, name=called) as pool:
         found = list(pool.map([1, tmp_path / str(TRIES - 1), 2, 3]))
         assert found[1] == TRIES - 1 and [v for v, _ in (found[0], *found[2:])] == [10, 20, 30]
-        with pytest.raises(FldiagError, match=r"unit die: its worker process died 3 times.*--resume"):
+        with pytest.raises(
+            FldiagError, match=r"unit die: its worker process died 3 times.*--resume"
+        ):
             list(pool.map([1, "die", 2]))
         assert [v for v, _ in pool.map([4, 5])] == [40, 50]
 
@@ -109,7 +113,10 @@ def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
 def test_only_a_long_pause_of_all_workers_of_a_cluster_is_an_error():
     """Dask pauses a worker while it frees its memory, and lets it go on."""
     paused, found = object.__new__(Cluster), iter([True] * 5 + [False] + [True] * 6)
-    paused.client, paused.where = SimpleNamespace(run_on_scheduler=lambda _: next(found)), "tcp://here"
+    paused.client, paused.where = (
+        SimpleNamespace(run_on_scheduler=lambda _: next(found)),
+        "tcp://here",
+    )
     before = 0
     for _ in range(11):
         before = paused._paused(before)
@@ -117,7 +124,9 @@ def test_only_a_long_pause_of_all_workers_of_a_cluster_is_an_error():
         paused._paused(before)
 
 
-def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_the_memory(monkeypatch):
+def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_the_memory(
+    monkeypatch,
+):
     """With PyTorch alone it takes more than this; Dask would stop it and wait until it takes less."""
     monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 200 * 2**20)
     with started("dask", work, 10) as pool:
@@ -126,15 +135,20 @@ def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_t
 
 @pytest.mark.slow
 def test_a_broken_executor_of_somebody_else_is_one_error():
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own, \
-            started(own, work, 10) as pool, pytest.raises(FldiagError, match=r"ProcessPoolExecutor is broken.*resume=True"):
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own,
+        started(own, work, 10) as pool,
+        pytest.raises(FldiagError, match=r"ProcessPoolExecutor is broken.*resume=True"),
+    ):
         list(pool.map([1, "die", 2]))
 
 
 def test_an_executor_that_was_shut_down_is_one_error():
     own = ThreadPoolExecutor(1)
     own.shutdown()
-    with pytest.raises(FldiagError, match=r"ThreadPoolExecutor is broken \(cannot schedule.*resume=True"):
+    with pytest.raises(
+        FldiagError, match=r"ThreadPoolExecutor is broken \(cannot schedule.*resume=True"
+    ):
         list(started(own, work, 10).map([1]))
 
 
@@ -171,13 +185,19 @@ def test_a_place_that_cannot_be_reached_leaves_no_run_behind(tmp_path, monkeypat
 
 def test_personal_models_are_made_where_the_rounds_were(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(rounds, "measure", lambda *args, executor, **kwargs: seen.append(str(executor)) or [])
+    monkeypatch.setattr(
+        rounds, "measure", lambda *args, executor, **kwargs: seen.append(str(executor)) or []
+    )
     with ThreadPoolExecutor(1) as own:
-        run = rounds.train(config("fedbabu", rounds=1, total=3, per_round=2), out=tmp_path, executor=own)
+        run = rounds.train(
+            config("fedbabu", rounds=1, total=3, per_round=2), out=tmp_path, executor=own
+        )
     assert seen == ["ThreadPoolExecutor"] and run.status == "finished"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be taken away here")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="processors cannot be taken away here"
+)
 def test_workers_are_as_many_as_the_processors_that_may_be_used():
     before = os.sched_getaffinity(0)
     try:
@@ -204,17 +224,32 @@ def time_of(_, seconds):
     return seconds
 
 
-@pytest.mark.parametrize(("name", "said"), [("serial", "serial"), ("processes:3", "processes:3"), ("dask", "dask"),
-                                            ("dask:tcp://host:8786", "dask:tcp://host:8786")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("serial", "serial"),
+        ("processes:3", "processes:3"),
+        ("dask", "dask"),
+        ("dask:tcp://host:8786", "dask:tcp://host:8786"),
+    ],
+)
 def test_names(name, said):
     assert str(chosen(name)) == said and chosen(chosen(name)) == chosen(name)
     assert cores(1) >= cores(2) >= 1
 
 
-@pytest.mark.parametrize(("name", "message"), [("threads", "unknown executor 'threads'"), ("processes:0", "number of workers"),
-                                               ("processes:x", "number of workers"), ("serials", "did you mean 'serial'?"),
-                                               ("serial:2", "write serial"), ("dask:8786", "address is not valid"),
-                                               (3, "executor of concurrent.futures")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("threads", "unknown executor 'threads'"),
+        ("processes:0", "number of workers"),
+        ("processes:x", "number of workers"),
+        ("serials", "did you mean 'serial'?"),
+        ("serial:2", "write serial"),
+        ("dask:8786", "address is not valid"),
+        (3, "executor of concurrent.futures"),
+    ],
+)
 def test_wrong_names(name, message):
     with pytest.raises(FldiagError, match=message.replace("?", r"\?")) as caught:
         chosen(name)
@@ -223,7 +258,9 @@ def test_wrong_names(name, message):
 
 @pytest.mark.slow
 def test_nobody_at_the_address():
-    with pytest.raises(FldiagError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*dask scheduler"):
+    with pytest.raises(
+        FldiagError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*dask scheduler"
+    ):
         started("dask:tcp://127.0.0.1:9", work, 10)
 
 
@@ -248,13 +285,20 @@ def test_workers_end_with_the_process_that_started_them():
         from test_executor import own_number
         print(next(started("processes:1", own_number, None).map([0])), flush=True)
         time.sleep(60)"""
-    main = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    main = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     worker = int(main.stdout.readline())
     main.kill()
     main.wait()
     for _ in range(100):
-        if not Path(f"/proc/{worker}").exists() or "State:\tZ" in Path(f"/proc/{worker}/status").read_text():
+        if (
+            not Path(f"/proc/{worker}").exists()
+            or "State:\tZ" in Path(f"/proc/{worker}/status").read_text()
+        ):
             return
         time.sleep(0.1)
     os.kill(worker, signal.SIGKILL)

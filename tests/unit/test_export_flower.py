@@ -43,7 +43,11 @@ SIZES = (20, 13, 7)
 def world():
     data, parts = helpers.classification(SIZES)
     torch.manual_seed(0)
-    return data, parts, nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    return (
+        data,
+        parts,
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)),
+    )
 
 
 def app(data, parts, module, names=True, broken=(), mods=()):
@@ -65,13 +69,24 @@ def app(data, parts, module, names=True, broken=(), mods=()):
             loss = nn.functional.cross_entropy(net(x), y)
             loss.backward()
             optimiser.step()
-        metrics = {"num-examples": len(y), "loss": float(loss), **({"partition-id": k} if names else {})}
-        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(metrics)}), reply_to=message)
+        metrics = {
+            "num-examples": len(y),
+            "loss": float(loss),
+            **({"partition-id": k} if names else {}),
+        }
+        return Message(
+            RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(metrics)}),
+            reply_to=message,
+        )
 
     @made.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         k = context.node_config["partition-id"]
-        metrics = {"num-examples": len(parts[k]), "eval_acc": 0.25 * k, **({"partition-id": k} if names else {})}
+        metrics = {
+            "num-examples": len(parts[k]),
+            "eval_acc": 0.25 * k,
+            **({"partition-id": k} if names else {}),
+        }
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     return made
@@ -90,7 +105,13 @@ class InProcess(Grid):
         replies = []
         for message in messages:
             node = message.metadata.dst_node_id
-            context = Context(run_id=1, node_id=node, node_config={"partition-id": NODES[node]}, state=RecordDict(), run_config={})
+            context = Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": NODES[node]},
+                state=RecordDict(),
+                run_config={},
+            )
             try:
                 reply = self.app(message, context)
             except Exception as error:  # as Flower's own client does
@@ -101,16 +122,24 @@ class InProcess(Grid):
         return replies
 
     run = property(lambda self: None)
-    set_run = create_message = get_nodes = push_messages = pull_messages = lambda self, *a, **k: None
+    set_run = create_message = get_nodes = push_messages = pull_messages = lambda self, *a, **k: (
+        None
+    )
 
 
-def start(tmp_path, strategy, rounds=2, *, broken=(), names=True, mods=(), evaluate_fn=None, **options):
+def start(
+    tmp_path, strategy, rounds=2, *, broken=(), names=True, mods=(), evaluate_fn=None, **options
+):
     data, parts, net = world()
     grid = InProcess(app(data, parts, net, names, broken, mods))
     initial = ArrayRecord(OrderedDict((k, v.clone()) for k, v in net.state_dict().items()))
-    recorded = flower.record(strategy, tmp_path / "run", net, **{"data": data, "partition": parts, **options})
+    recorded = flower.record(
+        strategy, tmp_path / "run", net, **{"data": data, "partition": parts, **options}
+    )
     assert recorded is strategy
-    result = recorded.start(grid=grid, initial_arrays=initial, num_rounds=rounds, evaluate_fn=evaluate_fn)
+    result = recorded.start(
+        grid=grid, initial_arrays=initial, num_rounds=rounds, evaluate_fn=evaluate_fn
+    )
     return Run.open(tmp_path / "run"), grid, result, (data, parts, net)
 
 
@@ -120,30 +149,41 @@ def vector(net, arrays):
 
 
 def test_a_run_holds_what_went_over_the_wire(tmp_path):
-    run, grid, result, (_, _, net) = start(tmp_path, FedAvg(), evaluate_fn=lambda t, a: MetricRecord({"mine": 10.0 + t}))
+    run, grid, result, (_, _, net) = start(
+        tmp_path, FedAvg(), evaluate_fn=lambda t, a: MetricRecord({"mine": 10.0 + t})
+    )
     assert run.rounds == [0, 1, 2] and run.status == "finished"
     trained = [m for m in grid.back if m.content.array_records]
     for t in (1, 2):
-        c, replies = run.checkpoint(t), trained[3 * (t - 1): 3 * t]
+        c, replies = run.checkpoint(t), trained[3 * (t - 1) : 3 * t]
         assert c.client_ids == [0, 1, 2] and c.manifest["method"]["name"] == "fedavg"
         for reply in replies:
             k = NODES[reply.metadata.src_node_id]
             assert torch.equal(c.clients[k], vector(net, reply.content["arrays"]))
             state = reply.content["arrays"].to_torch_state_dict()
             assert torch.equal(c.buffers["1.running_mean"][k], state["1.running_mean"])
-        sent = grid.sent[0 if t == 1 else 6].content["arrays"]  # rounds: three train, three evaluate messages
+        sent = grid.sent[0 if t == 1 else 6].content[
+            "arrays"
+        ]  # rounds: three train, three evaluate messages
         assert torch.equal(c.received, vector(net, sent))
         mean = sum(n * w.double() for n, w in zip(SIZES, c.clients, strict=True)) / sum(SIZES)
         after = torch.cat([c.state[n].reshape(-1) for n, _ in net.named_parameters()])
-        assert torch.allclose(after.double(), mean, atol=1e-6) and not torch.equal(after, c.received)
+        assert torch.allclose(after.double(), mean, atol=1e-6) and not torch.equal(
+            after, c.received
+        )
     final = result.arrays.to_torch_state_dict()
     assert all(torch.equal(run.checkpoint(2).state[n], final[n]) for n, _ in net.named_parameters())
     assert run.checkpoint(2).state["1.num_batches_tracked"].dtype == torch.int64
-    assert run.origin["examples"] == dict(enumerate(SIZES)) and run.origin["names"][0] == "node 4000000007"
+    assert (
+        run.origin["examples"] == dict(enumerate(SIZES))
+        and run.origin["names"][0] == "node 4000000007"
+    )
 
 
 def test_numbers_of_replies_averages_and_the_central_evaluation(tmp_path):
-    run, grid, result, _ = start(tmp_path, FedAvg(), evaluate_fn=lambda t, a: MetricRecord({"mine": 10.0 + t}))
+    run, grid, result, _ = start(
+        tmp_path, FedAvg(), evaluate_fn=lambda t, a: MetricRecord({"mine": 10.0 + t})
+    )
     frame = run.metrics
 
     def values(metric, **where):
@@ -154,10 +194,16 @@ def test_numbers_of_replies_averages_and_the_central_evaluation(tmp_path):
 
     assert values("mine") == [10.0, 11.0, 12.0]
     replies = {NODES[m.metadata.src_node_id]: m.content["metrics"]["loss"] for m in grid.back[:3]}
-    assert values("loss", scope="client", round=1) == [replies[NODES[m.metadata.src_node_id]] for m in grid.back[:3]]
-    assert values("loss", scope="global", moment="trained", round=2) == [result.train_metrics_clientapp[2]["loss"]]
+    assert values("loss", scope="client", round=1) == [
+        replies[NODES[m.metadata.src_node_id]] for m in grid.back[:3]
+    ]
+    assert values("loss", scope="global", moment="trained", round=2) == [
+        result.train_metrics_clientapp[2]["loss"]
+    ]
     assert sorted(values("eval_acc", scope="client", round=1)) == [0.0, 0.25, 0.5]
-    assert values("eval_acc", scope="global", round=1) == [pytest.approx((13 * 0.25 + 7 * 0.5) / 40)]
+    assert values("eval_acc", scope="global", round=1) == [
+        pytest.approx((13 * 0.25 + 7 * 0.5) / 40)
+    ]
     assert len(values("accuracy", slice="test")) == 2
 
 
@@ -168,8 +214,12 @@ def test_diagnostics_take_the_run(tmp_path):
     own = frame[(frame["metric"] == "accuracy") & (frame["slice"] == "client:1/train")]
     assert set(own["moment"]) >= {"received", "trained"} and set(own["n_examples"].dropna()) == {13}
     assert not (frame["metric"] == "missing").any()
-    recorded = run.metrics.query("metric == 'loss' and slice == 'test' and round == 2")["value"].item()
-    again = frame.query("metric == 'loss' and slice == 'test' and round == 2 and moment == 'aggregated'")["value"].item()
+    recorded = run.metrics.query("metric == 'loss' and slice == 'test' and round == 2")[
+        "value"
+    ].item()
+    again = frame.query(
+        "metric == 'loss' and slice == 'test' and round == 2 and moment == 'aggregated'"
+    )["value"].item()
     assert again == pytest.approx(recorded, rel=1e-6)
 
 
@@ -178,7 +228,11 @@ def test_without_a_partition_shares_are_by_the_examples_that_clients_report(tmp_
     history = History.of(run, model=net, data=data)
     assert history.weights([0, 2]) == pytest.approx([20 / 27, 7 / 27])
     frame = fldiag.diagnose(history, "account", slice="test", k=0)
-    server = frame[(frame["estimator"] == "client") & (frame["scope"] == "global") & (frame["metric"] == "linear")]
+    server = frame[
+        (frame["estimator"] == "client")
+        & (frame["scope"] == "global")
+        & (frame["metric"] == "linear")
+    ]
     assert abs(server["value"].item()) < 1e-5  # FedAvg's server adds nothing to the clients' shares
     with pytest.raises(FldiagError, match="which examples belong"):
         fldiag.diagnose(history, "account", slice="train", k=0)
@@ -191,7 +245,9 @@ def test_a_server_optimiser_is_no_average(tmp_path):
     mean = sum(n * w.double() for n, w in zip(SIZES, c.clients, strict=True)) / sum(SIZES)
     assert (after - mean).abs().max() > 0.01 and after.dtype == torch.float32
     before = run.checkpoint(1).state
-    assert torch.equal(c.received, torch.cat([before[n].reshape(-1) for n, _ in net.named_parameters()]))
+    assert torch.equal(
+        c.received, torch.cat([before[n].reshape(-1) for n, _ in net.named_parameters()])
+    )
 
 
 class Ahead(FedAvg):
@@ -203,7 +259,11 @@ class Ahead(FedAvg):
         for i, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
             state = arrays.to_torch_state_dict()
             state["3.bias"] = state["3.bias"] + 1 + i * self.apart
-            yield Message(RecordDict({"arrays": ArrayRecord(state), "config": config}), message.metadata.dst_node_id, "train")
+            yield Message(
+                RecordDict({"arrays": ArrayRecord(state), "config": config}),
+                message.metadata.dst_node_id,
+                "train",
+            )
 
 
 @pytest.mark.slow
@@ -216,7 +276,9 @@ def test_received_is_what_was_sent_and_not_what_the_server_holds(tmp_path):
     strategy = Ahead()
     strategy.apart = True
     run, *_ = start(tmp_path / "b", strategy)
-    assert run.checkpoint(1).received is None and any("different weights" in note for note in run.origin["notes"])
+    assert run.checkpoint(1).received is None and any(
+        "different weights" in note for note in run.origin["notes"]
+    )
 
 
 def test_a_round_without_replies_keeps_the_model(tmp_path):
@@ -229,7 +291,9 @@ def test_a_round_without_replies_keeps_the_model(tmp_path):
     run, *_ = start(tmp_path, FedAvg(), 3, broken=broken, evaluate_fn=between)
     a, b = run.checkpoint(1), run.checkpoint(2)
     assert b.client_ids == [] and all(torch.equal(a.state[n], b.state[n]) for n in a.state)
-    assert run.checkpoint(3).client_ids == [0, 1, 2] and any("no new model" in note for note in run.origin["notes"])
+    assert run.checkpoint(3).client_ids == [0, 1, 2] and any(
+        "no new model" in note for note in run.origin["notes"]
+    )
 
 
 def test_a_failing_client_is_noted_and_the_others_recorded(tmp_path):
@@ -243,7 +307,9 @@ def test_clients_that_do_not_say_who_they_are(tmp_path):
         start(tmp_path, FedAvg(), names=False)
     run, *_ = start(tmp_path / "b", FedAvg(), names=False, partition=None)
     c1, c2 = run.checkpoint(1), run.checkpoint(2)
-    assert c1.client_ids == c2.client_ids == [0, 1, 2] and set(run.origin["names"].values()) == {f"node {n}" for n in NODES}
+    assert c1.client_ids == c2.client_ids == [0, 1, 2] and set(run.origin["names"].values()) == {
+        f"node {n}" for n in NODES
+    }
 
 
 def test_a_client_mod_says_who_replied(tmp_path):
@@ -253,15 +319,25 @@ def test_a_client_mod_says_who_replied(tmp_path):
 
 def test_the_folder_has_an_owner_while_flower_trains(tmp_path):
     owners = []
-    start(tmp_path, FedAvg(), evaluate_fn=lambda t, a: owners.append((tmp_path / "run" / "owner.json").exists()))
+    start(
+        tmp_path,
+        FedAvg(),
+        evaluate_fn=lambda t, a: owners.append((tmp_path / "run" / "owner.json").exists()),
+    )
     assert owners and all(owners) and not (tmp_path / "run" / "owner.json").exists()
 
 
 def test_another_architecture_stops_the_first_round(tmp_path):
     data, parts, net = world()
-    strategy = flower.record(FedAvg(), tmp_path / "run", nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)))
+    strategy = flower.record(
+        FedAvg(), tmp_path / "run", nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    )
     with pytest.raises(FldiagError, match=r"0\.weight is \[5, 6\] there and \[4, 6\] in the model"):
-        strategy.start(grid=InProcess(app(data, parts, net)), initial_arrays=ArrayRecord(net.state_dict()), num_rounds=1)
+        strategy.start(
+            grid=InProcess(app(data, parts, net)),
+            initial_arrays=ArrayRecord(net.state_dict()),
+            num_rounds=1,
+        )
 
 
 def test_a_later_failure_costs_the_record_and_not_the_training(tmp_path, monkeypatch):
@@ -300,8 +376,11 @@ def test_the_older_interface(tmp_path, whole):
     net = world()[2] if whole else nn.Linear(6, 3)
     tensors = list(net.state_dict().values()) if whole else [p.detach() for p in net.parameters()]
     start_arrays = [t.numpy().copy() for t in tensors]
-    strategy = flower.record(OldFedAvg(min_fit_clients=2, evaluate_fn=lambda t, a, c: (0.5, {"acc": 0.1 * t})),
-                             tmp_path / "run", net)
+    strategy = flower.record(
+        OldFedAvg(min_fit_clients=2, evaluate_fn=lambda t, a, c: (0.5, {"acc": 0.1 * t})),
+        tmp_path / "run",
+        net,
+    )
 
     class Manager:
         def num_available(self):
@@ -313,13 +392,31 @@ def test_the_older_interface(tmp_path, whole):
     parameters = ndarrays_to_parameters(start_arrays)
     for t in (1, 2):
         sent = strategy.configure_fit(t, parameters, Manager())
-        results = [(proxy, FitRes(Status(Code.OK, ""), ndarrays_to_parameters(
-            [(a + (i + 1)).astype(a.dtype) for a in parameters_to_ndarrays(ins.parameters)]), 10 * (i + 1), {"loss": float(i)}))
-            for i, (proxy, ins) in enumerate(sent)]
+        results = [
+            (
+                proxy,
+                FitRes(
+                    Status(Code.OK, ""),
+                    ndarrays_to_parameters(
+                        [
+                            (a + (i + 1)).astype(a.dtype)
+                            for a in parameters_to_ndarrays(ins.parameters)
+                        ]
+                    ),
+                    10 * (i + 1),
+                    {"loss": float(i)},
+                ),
+            )
+            for i, (proxy, ins) in enumerate(sent)
+        ]
         parameters, _ = strategy.aggregate_fit(t, results, [])
         strategy.evaluate(t, parameters)
     run = Run.open(tmp_path / "run")
-    assert run.rounds == [0, 1, 2] and run.status == "finished" and run.origin["examples"] == {0: 10, 1: 20}
+    assert (
+        run.rounds == [0, 1, 2]
+        and run.status == "finished"
+        and run.origin["examples"] == {0: 10, 1: 20}
+    )
     c = run.checkpoint(1)
     assert torch.equal(c.received, flatten(net)) and torch.equal(c.clients[1], flatten(net) + 2)
     after = torch.cat([c.state[n].reshape(-1) for n, _ in net.named_parameters()])
@@ -327,8 +424,13 @@ def test_the_older_interface(tmp_path, whole):
     if whole:
         assert torch.allclose(c.buffers["1.running_mean"][1], net[1].running_mean + 2)
     acc = run.metrics[run.metrics["metric"] == "acc"]
-    assert dict(zip(acc["round"], acc["value"], strict=True)) == {1: 0.1, 2: 0.2} and pd.notna(acc["value"]).all()
-    assert np.isclose(run.metrics.query("metric == 'loss' and scope == 'client' and client == 1")["value"], 1.0).all()
+    assert (
+        dict(zip(acc["round"], acc["value"], strict=True)) == {1: 0.1, 2: 0.2}
+        and pd.notna(acc["value"]).all()
+    )
+    assert np.isclose(
+        run.metrics.query("metric == 'loss' and scope == 'client' and client == 1")["value"], 1.0
+    ).all()
 
 
 @pytest.mark.slow
@@ -336,10 +438,16 @@ def test_the_example_is_a_file_that_runs_and_whose_run_is_diagnosed(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
     example = importlib.import_module("flower_digits")
-    monkeypatch.setattr(sys.modules[__name__], "NODES", {100 + k: k for k in range(example.CLIENTS)})
+    monkeypatch.setattr(
+        sys.modules[__name__], "NODES", {100 + k: k for k in range(example.CLIENTS)}
+    )
     example.serve(InProcess(example.client_app))
     run = fldiag.load(example.OUT)
-    assert run.status == "finished" and run.done == example.ROUNDS and run.index["config"]["model"]["name"] == "flower_digits:net"
+    assert (
+        run.status == "finished"
+        and run.done == example.ROUNDS
+        and run.index["config"]["model"]["name"] == "flower_digits:net"
+    )
     with pytest.raises(FldiagError, match="--allow-code flower_digits:net"):
         fldiag.diagnose(run, "forgetting")
     table = fldiag.diagnose(run, "forgetting", model="flower_digits:net")

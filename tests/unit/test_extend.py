@@ -17,8 +17,18 @@ from fldiag.training import rounds
 
 
 def small(n, method="scaffold", **more):
-    return config(method, **{"rounds": n, "total": 4, "per_round": 2, "epochs": 1, **needs(method),
-                             "checkpoint": {"clients": "sampled", "every": 2}, **more})
+    return config(
+        method,
+        **{
+            "rounds": n,
+            "total": 4,
+            "per_round": 2,
+            "epochs": 1,
+            **needs(method),
+            "checkpoint": {"clients": "sampled", "every": 2},
+            **more,
+        },
+    )
 
 
 def same(extended, whole, more=()):
@@ -32,7 +42,10 @@ def same(extended, whole, more=()):
     for one, other in zip(*(run.states.items() for run in (extended, whole)), strict=True):
         assert one[0] == other[0] and all(torch.equal(one[1][k], other[1][k]) for k in other[1])
     assert extended.metrics.drop(columns="run").equals(whole.metrics.drop(columns="run"))
-    assert extended.config.rounds == whole.config.rounds and extended.index["hash"] == whole.index["hash"]
+    assert (
+        extended.config.rounds == whole.config.rounds
+        and extended.index["hash"] == whole.index["hash"]
+    )
     for name in extended.index["files"]:
         extended.verified(name)
     assert on_disk(extended.path) == {*extended.index["files"], "run.json"}
@@ -57,7 +70,10 @@ def test_more_rounds_are_those_of_all_at_once(copy, whole):
     extended = rounds.train(small(7), out=copy.path, resume=True)
     same(extended, whole, more=[3])
     assert extended.index["extended"] == [{"rounds": 3, "stays": ["rounds/0003.pt"]}]
-    assert [(s["first_round"], s["last_round"]) for s in extended.index["segments"]] == [(1, 3), (4, 7)]
+    assert [(s["first_round"], s["last_round"]) for s in extended.index["segments"]] == [
+        (1, 3),
+        (4, 7),
+    ]
 
 
 def test_twice(copy, whole):
@@ -119,7 +135,10 @@ def test_steps_of_the_former_last_round_stay(tmp_path):
     rounds.train(chosen(3), out=tmp_path / "run")
     extended = rounds.train(chosen(5), out=tmp_path / "run", resume=True)
     same(extended, rounds.train(chosen(5), out=tmp_path / "whole"), more=[3])
-    assert extended.recorded == [2, 3, 4, 5] and extended.index["extended"][0]["stays"] == ["rounds/0003.pt", "steps/0003.parquet"]
+    assert extended.recorded == [2, 3, 4, 5] and extended.index["extended"][0]["stays"] == [
+        "rounds/0003.pt",
+        "steps/0003.parquet",
+    ]
 
 
 def test_fewer_rounds_are_refused(copy):
@@ -139,7 +158,10 @@ def test_a_run_without_its_clients_states_is_not_extended(copy):
 def test_without_out_the_shorter_run_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     there = rounds.train(small(2))
-    with pytest.raises(FldiagError, match=r"is the same run with 2 rounds; continue that run: --out checkpoints/run-scaffold-s0-") as caught:
+    with pytest.raises(
+        FldiagError,
+        match=r"is the same run with 2 rounds; continue that run: --out checkpoints/run-scaffold-s0-",
+    ) as caught:
         rounds.train(small(4), resume=True)
     assert str(there.path) in caught.value.remedy
     extended = rounds.train(small(4), out=there.path, resume=True)
@@ -153,7 +175,22 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     monkeypatch.chdir(tmp_path)
-    words = ["train", "digits", "--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "clients.per_round=2", "--out", "r"]
+    words = [
+        "train",
+        "digits",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "clients.per_round=2",
+        "--out",
+        "r",
+    ]
     assert CliRunner().invoke(app, [*words, "--set", "rounds=1"]).exit_code == 0
     found = CliRunner().invoke(app, [*words, "--set", "rounds=2", "--resume"])
-    assert found.exit_code == 0 and "resuming after round 1 of 2" in found.stderr and "0002.pt" in found.stdout
+    assert (
+        found.exit_code == 0
+        and "resuming after round 1 of 2" in found.stderr
+        and "0002.pt" in found.stdout
+    )

@@ -48,9 +48,16 @@ def test_means_of_the_clients_numbers_are_others():
     """Each client is off by 0.2, in opposite directions; together they are calibrated. Each ranks its own examples without fault."""
     sure = np.tile([np.log(4), 0.0], (10, 1))
     off = [Binned.of(sure, np.repeat([0, 1], [right, 10 - right]), 15) for right in (6, 10)]
-    assert [s.ece()[0] for s in off] == pytest.approx([0.2, 0.2]) and (off[0] + off[1]).ece()[0] == pytest.approx(0, abs=1e-12)
-    apart = [Binned.of(np.array([[shift + 1, 0.0], [shift, 0.0]]), np.array([0, 1]), 15) for shift in (0, 5)]
-    assert [s.auc()[0] for s in apart] == [1.0, 1.0] and (apart[0] + apart[1]).auc()[0] == pytest.approx(0.75)
+    assert [s.ece()[0] for s in off] == pytest.approx([0.2, 0.2]) and (off[0] + off[1]).ece()[
+        0
+    ] == pytest.approx(0, abs=1e-12)
+    apart = [
+        Binned.of(np.array([[shift + 1, 0.0], [shift, 0.0]]), np.array([0, 1]), 15)
+        for shift in (0, 5)
+    ]
+    assert [s.auc()[0] for s in apart] == [1.0, 1.0] and (apart[0] + apart[1]).auc()[
+        0
+    ] == pytest.approx(0.75)
 
 
 def test_log_odds_where_a_probability_rounds_to_one():
@@ -67,8 +74,12 @@ def test_the_error_of_a_calibration_error_is_its_spread_over_examples():
     rng = np.random.default_rng(0)
     odds = np.stack([rng.normal(0, 3, (300, 400)), np.zeros((300, 400))], 2)
     right = rng.random((300, 400)) < 1 / (1 + np.exp(-0.4 * odds[..., 0]))  # far too sure
-    found = np.array([Binned.of(z, 1 - r.astype(int), 10).ece() for z, r in zip(odds, right, strict=True)])
-    assert found[:, 1].mean() == pytest.approx(found[:, 0].std(ddof=1), rel=0.1)  # 300 draws: 4 % of noise
+    found = np.array(
+        [Binned.of(z, 1 - r.astype(int), 10).ece() for z, r in zip(odds, right, strict=True)]
+    )
+    assert found[:, 1].mean() == pytest.approx(
+        found[:, 0].std(ddof=1), rel=0.1
+    )  # 300 draws: 4 % of noise
 
 
 def test_the_floor_is_what_a_calibrated_model_shows():
@@ -77,7 +88,9 @@ def test_the_floor_is_what_a_calibrated_model_shows():
     p = 1 / (1 + np.exp(-odds[:, 0]))
     shown = [Binned.of(odds, (rng.random(150) > p).astype(int), 15).ece()[0] for _ in range(300)]
     floor = Binned.of(odds, np.zeros(150, dtype=int), 15).ece_floor()
-    assert floor == pytest.approx(np.mean(shown), rel=0.1)  # the normal approximation in bins of few examples
+    assert floor == pytest.approx(
+        np.mean(shown), rel=0.1
+    )  # the normal approximation in bins of few examples
 
 
 @given(arrays(float, st.integers(1, 30), elements=st.floats(0, 1, allow_subnormal=False)))
@@ -86,8 +99,15 @@ def test_gini_is_the_mean_absolute_difference(x):
     assert gini(x) == pytest.approx(mean, abs=1e-9)
 
 
-@pytest.mark.parametrize(("values", "coefficient", "worst"), [
-    ([0] * 9 + [1], 0.9, 0.0), ([0.5] * 20, 0.0, 0.5), (list(range(1, 21)), 19 / 60, 1.5), ([0.3], 0.0, 0.3)])
+@pytest.mark.parametrize(
+    ("values", "coefficient", "worst"),
+    [
+        ([0] * 9 + [1], 0.9, 0.0),
+        ([0.5] * 20, 0.0, 0.5),
+        (list(range(1, 21)), 19 / 60, 1.5),
+        ([0.3], 0.0, 0.3),
+    ],
+)
 def test_closed_forms(values, coefficient, worst):
     assert gini(np.array(values, dtype=float)) == pytest.approx(coefficient)
     assert worst_decile(np.array(values, dtype=float)) == pytest.approx(worst)
@@ -97,11 +117,17 @@ def test_the_bootstrap_s_interval_of_a_mean_is_the_normal_one():
     x = np.random.default_rng(1).normal(size=400)
     found = basic(x.mean(), np.concatenate([w @ x / w.sum(1) for w in weights(400)]))
     half = 1.96 * x.std() / 20
-    assert (found.low, found.high) == pytest.approx((x.mean() - half, x.mean() + half), abs=0.1 * half)
+    assert (found.low, found.high) == pytest.approx(
+        (x.mean() - half, x.mean() + half), abs=0.1 * half
+    )
     assert basic(1.0, np.ones(10)).low is None
 
 
-PARTS = [np.arange(0, 60), np.arange(60, 120), np.concatenate([np.arange(0, 10), np.arange(60, 110)])]  # two classes each
+PARTS = [
+    np.arange(0, 60),
+    np.arange(60, 120),
+    np.concatenate([np.arange(0, 10), np.arange(60, 110)]),
+]  # two classes each
 
 
 @pytest.mark.parametrize("on", ["test", "own", "train"])
@@ -109,10 +135,18 @@ def test_a_model_that_answers_one_class(on):
     """A client's accuracy is the share of that class in its own mixture."""
     made = history(linear(), separable(), PARTS, stored(identity(), [always(0)] * 3))
     frame = fldiag.diagnose(made, "fairness", on=on)
-    shares = frame[(frame.metric == "accuracy") & (frame.scope == "client")].set_index("client").value
-    expected = [0.5, 0.0, {"train": 1 / 6, "own": 1 / 3, "test": 25 / 75}[on]]  # of 50 and 50 test examples there are 25 of each
+    shares = (
+        frame[(frame.metric == "accuracy") & (frame.scope == "client")].set_index("client").value
+    )
+    expected = [
+        0.5,
+        0.0,
+        {"train": 1 / 6, "own": 1 / 3, "test": 25 / 75}[on],
+    ]  # of 50 and 50 test examples there are 25 of each
     assert shares.tolist() == pytest.approx(expected)
-    assert one(frame, "worst_decile").value == 0.0 and one(frame, "mean_accuracy").value == pytest.approx(np.mean(expected))
+    assert one(frame, "worst_decile").value == 0.0 and one(
+        frame, "mean_accuracy"
+    ).value == pytest.approx(np.mean(expected))
     assert one(frame, "accuracy_variance").value == pytest.approx(np.var(expected))
     assert one(frame, "accuracy_gini").value == pytest.approx(gini(np.array(expected)))
     low, high = one(frame, "mean_accuracy")[["low", "high"]]
@@ -121,39 +155,86 @@ def test_a_model_that_answers_one_class(on):
 
 
 def test_a_perfect_order_of_sizes_is_no_interval_of_length_0():
-    states = {k: Binned(np.array([[k + 1, 5 - k], [0, 0]]), np.zeros((5, 2)), np.zeros((2, 2, 1))) for k in range(4)}
-    row, = _size(SimpleNamespace(parts=[range(10 * k + 1) for k in range(4)]), states)
+    states = {
+        k: Binned(np.array([[k + 1, 5 - k], [0, 0]]), np.zeros((5, 2)), np.zeros((2, 2, 1)))
+        for k in range(4)
+    }
+    (row,) = _size(SimpleNamespace(parts=[range(10 * k + 1) for k in range(4)]), states)
     assert row["value"] == pytest.approx(1) and "low" not in row and "perfect" in row["note"]
-    row, = _size(SimpleNamespace(parts=[range(n) for n in (1, 31, 21, 41)]), states)
+    (row,) = _size(SimpleNamespace(parts=[range(n) for n in (1, 31, 21, 41)]), states)
     assert row["value"] == pytest.approx(0.8) and row["low"] < 0.8 < row["high"] < 1
 
 
 def test_one_client_few_examples_and_weights_that_are_no_numbers():
-    alone = fldiag.diagnose(history(linear(), separable(), [np.arange(120)], stored(identity(), [identity()])), "fairness")
+    alone = fldiag.diagnose(
+        history(linear(), separable(), [np.arange(120)], stored(identity(), [identity()])),
+        "fairness",
+    )
     assert one(alone, "accuracy_variance").masked and one(alone, "size_correlation").masked
     assert one(alone, "worst_decile").value == 1.0 and fldiag.draw(alone) is not None
-    few = fldiag.diagnose(history(linear(), separable(), [np.arange(120), np.arange(0)], stored(identity(), [identity()] * 2)), "fairness")
-    assert one(few, "accuracy", client=1).note == "too few examples" and one(few, "mean_accuracy").n_clients == 1
+    few = fldiag.diagnose(
+        history(
+            linear(),
+            separable(),
+            [np.arange(120), np.arange(0)],
+            stored(identity(), [identity()] * 2),
+        ),
+        "fairness",
+    )
+    assert (
+        one(few, "accuracy", client=1).note == "too few examples"
+        and one(few, "mean_accuracy").n_clients == 1
+    )
     with pytest.raises(FldiagError, match="no client has 1000 examples"):
-        fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)), "fairness", min_count=1000)
-    broken = fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity() * np.nan] * 3)), "fairness")
-    assert "no numbers" in one(broken, "missing").note and fldiag.registry.diagnostic.get("fairness").draw(broken) is None
+        fldiag.diagnose(
+            history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)),
+            "fairness",
+            min_count=1000,
+        )
+    broken = fldiag.diagnose(
+        history(linear(), separable(), PARTS, stored(identity(), [identity() * np.nan] * 3)),
+        "fairness",
+    )
+    assert (
+        "no numbers" in one(broken, "missing").note
+        and fldiag.registry.diagnostic.get("fairness").draw(broken) is None
+    )
 
 
 def test_bins_without_number_are_refused():
     with pytest.raises(FldiagError, match="bins"):
-        fldiag.diagnose(history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)), "fairness", bins=10**7)
+        fldiag.diagnose(
+            history(linear(), separable(), PARTS, stored(identity(), [identity()] * 3)),
+            "fairness",
+            bins=10**7,
+        )
 
 
 @pytest.mark.slow
 def test_a_run_without_client_weights_or_without_classes(tmp_path):
-    run("train", "digits", "--set", "rounds=2", "--set", "model.name=mlp", "--set", "train.epochs=1", "--set", "checkpoint.clients=none",
-        "--out", tmp_path / "bare")
+    run(
+        "train",
+        "digits",
+        "--set",
+        "rounds=2",
+        "--set",
+        "model.name=mlp",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "checkpoint.clients=none",
+        "--out",
+        tmp_path / "bare",
+    )
     result = run("fairness", tmp_path / "bare")
     assert "perfectly calibrated" in result.stdout
     frame = table(tmp_path / "bare" / "diagnostics" / result.stdout.strip().split("/")[-1])
-    assert (frame["round"] == 2).all() and frame.query("scope == 'client' and metric == 'accuracy'").client.nunique() == 20
+    assert (frame["round"] == 2).all() and frame.query(
+        "scope == 'client' and metric == 'accuracy'"
+    ).client.nunique() == 20
     data = separable()
     regression = type(data)("real", data.train_x, data.train_x, data.test_x, data.test_x, 4)
     with pytest.raises(FldiagError, match="has no classes"):
-        fldiag.diagnose(history(linear(), regression, PARTS, stored(identity(), [identity()] * 3)), "fairness")
+        fldiag.diagnose(
+            history(linear(), regression, PARTS, stored(identity(), [identity()] * 3)), "fairness"
+        )

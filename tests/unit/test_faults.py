@@ -54,7 +54,12 @@ def at_work():
         before = os.times()
         subprocess.run([sys.executable, "-c", "import torch, fldiag.figures.workers"], check=True)
         after = os.times()
-        took.append(after.children_user - before.children_user + after.children_system - before.children_system)
+        took.append(
+            after.children_user
+            - before.children_user
+            + after.children_system
+            - before.children_system
+        )
     return min(took)
 
 
@@ -69,12 +74,19 @@ class Trouble:
     def _go(self):
         before = {}
         while self.done < self.count and not self.over.wait(0.1):
-            used = {p.pid: seconds for p in multiprocessing.active_children() if (seconds := computed(p.pid)) is not None}
+            used = {
+                p.pid: seconds
+                for p in multiprocessing.active_children()
+                if (seconds := computed(p.pid)) is not None
+            }
             before = {pid: before.get(pid, 0.0) for pid in used}
             ready = [pid for pid, seconds in used.items() if seconds - before[pid] > at_work()]
             if ready and self.rng.random() < 0.3:
                 self.send(self.rng.choice(sorted(ready)))
-                before, self.done = used, self.done + 1  # the others wait anew, so that work gets done between the kills
+                before, self.done = (
+                    used,
+                    self.done + 1,
+                )  # the others wait anew, so that work gets done between the kills
 
     def __enter__(self):
         at_work()
@@ -114,8 +126,17 @@ def starve(pid):
 
 
 def federation(rounds, model="mlp"):
-    return fldiag.Config.load("digits", rounds=rounds, method__name="scaffold", model__name=model, clients__per_round=4,
-                              train__epochs=1, checkpoint__clients="sampled", checkpoint__every=10, train__stack="off")
+    return fldiag.Config.load(
+        "digits",
+        rounds=rounds,
+        method__name="scaffold",
+        model__name=model,
+        clients__per_round=4,
+        train__epochs=1,
+        checkpoint__clients="sampled",
+        checkpoint__every=10,
+        train__stack="off",
+    )
 
 
 def trained(folder, rounds, **options):
@@ -132,7 +153,9 @@ def troubled(trouble, folder, executor):
 
     with trouble, pytest.raises(KeyboardInterrupt):
         trained(folder, 100_000, executor=executor, on_event=enough)
-    assert trouble.done >= trouble.count, f"{trouble.send.__name__} was done {trouble.done} times of {trouble.count}, and time was up"
+    assert trouble.done >= trouble.count, (
+        f"{trouble.send.__name__} was done {trouble.done} times of {trouble.count}, and time was up"
+    )
     return fldiag.load(folder)
 
 
@@ -160,9 +183,13 @@ def same_until_it_was_stopped(loud, folder):
     assert one.equals(other[other["round"] <= last].reset_index(drop=True))
 
 
-@pytest.mark.parametrize("send, executor", [(kill, "processes:2"), (stop_for_a_second, "processes:2"), (kill, "dask")])
+@pytest.mark.parametrize(
+    "send, executor", [(kill, "processes:2"), (stop_for_a_second, "processes:2"), (kill, "dask")]
+)
 def test_training(stubborn, send, executor, tmp_path):
-    same_until_it_was_stopped(troubled(Trouble(send), tmp_path / "loud", executor), tmp_path / "quiet")
+    same_until_it_was_stopped(
+        troubled(Trouble(send), tmp_path / "loud", executor), tmp_path / "quiet"
+    )
 
 
 def test_training_without_memory(tmp_path):
@@ -173,7 +200,10 @@ def test_training_without_memory(tmp_path):
         loud = troubled(Trouble(starve), tmp_path / "loud", "processes:2")
     except FldiagError as error:
         print(error)
-        assert re.match(r"round \d+, clients [\d, ]+: (out of memory|its worker process died 3 times \(out of memory)", str(error))
+        assert re.match(
+            r"round \d+, clients [\d, ]+: (out of memory|its worker process died 3 times \(out of memory)",
+            str(error),
+        )
         assert "fewer workers" in error.remedy and "--resume" in error.remedy
         loud = gone_on(tmp_path / "loud")
     same_until_it_was_stopped(loud, tmp_path / "quiet")
@@ -206,8 +236,14 @@ def test_matching(stubborn, quiet_matching, executor):
 def figures(folder, **options):
     """The bytes of a table of many short runs."""
     table = reported.studies()["fedsol/table2"]
-    made = make.make([replace(table, trials=table.trials[:16 * KILLS])], scale("smoke"), out=folder / "figures",
-                     store=folder / "runs", strict=True, **options)
+    made = make.make(
+        [replace(table, trials=table.trials[: 16 * KILLS])],
+        scale("smoke"),
+        out=folder / "figures",
+        store=folder / "runs",
+        strict=True,
+        **options,
+    )
     assert not any(m.error for m in made)
     return [f.read_bytes() for m in made for f in m.files if f.suffix == ".csv"]
 
@@ -234,14 +270,31 @@ def cluster_in(folder, lacking=None, memory=None, failures=3):
 
     def python(who):
         without = "import sys; sys.modules['fldiag'] = None; " if who == lacking else ""
-        return [sys.executable, "-c", f"{without}from distributed.cli.dask_{who} import main; main()", "--no-dashboard",
-                "--scheduler-file", file]
+        return [
+            sys.executable,
+            "-c",
+            f"{without}from distributed.cli.dask_{who} import main; main()",
+            "--no-dashboard",
+            "--scheduler-file",
+            file,
+        ]
 
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(failures)}
+    where = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(failures),
+    }
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": where}
     main = subprocess.Popen([*python("scheduler"), "--port", "0"], **quiet)
-    kept = ["--no-nanny"] if memory is None else ["--memory-limit", str(memory), "--local-directory", folder]
-    others = [subprocess.Popen([*python("worker"), "--nthreads", "1", *kept], **quiet) for _ in range(1 if memory else 2)]
+    kept = (
+        ["--no-nanny"]
+        if memory is None
+        else ["--memory-limit", str(memory), "--local-directory", folder]
+    )
+    others = [
+        subprocess.Popen([*python("worker"), "--nthreads", "1", *kept], **quiet)
+        for _ in range(1 if memory else 2)
+    ]
     try:
         for _ in range(1000):
             if file.is_file() and file.read_text().endswith("}"):
@@ -289,13 +342,18 @@ def test_a_cluster_of_another_version_is_refused(scheduler, monkeypatch):
 @pytest.mark.parametrize("scheduler", ["scheduler", "worker"], indirect=True)
 def test_a_cluster_without_fldiag_is_refused(scheduler, request):
     who = request.node.callspec.params["scheduler"]
-    with pytest.raises(FldiagError, match=f"the Dask {who}.* cannot import fldiag .*; install the same fldiag"):
+    with pytest.raises(
+        FldiagError, match=f"the Dask {who}.* cannot import fldiag .*; install the same fldiag"
+    ):
         started(f"dask:{scheduler[0]}", waited, None)
 
 
 def test_an_error_says_that_it_is_one_of_a_worker(scheduler):
     """What lies in this machine's folders need not lie in the worker's."""
-    with started(f"dask:{scheduler[0]}", without_data, None) as pool, pytest.raises(FldiagError) as caught:
+    with (
+        started(f"dask:{scheduler[0]}", without_data, None) as pool,
+        pytest.raises(FldiagError) as caught,
+    ):
         list(pool.map([1]))
     assert caught.value.what == f"on a worker of {scheduler[0]}: digits.npz was not found"
     assert caught.value.remedy == "set FLDIAG_DATA"
@@ -324,21 +382,32 @@ def bytes_in_all(unit):
     return f"unit {unit / GIGABYTE:g}"
 
 
-def test_a_worker_of_a_cluster_that_is_killed_for_its_memory_is_one_error_that_names_the_unit(tmp_path):
-    with cluster_in(tmp_path, memory=2 * GIGABYTE, failures=1) as (address, _), \
-            started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool:
-        with pytest.raises(FldiagError, match=r"unit 3: its worker of tcp.* died 2 times \(out of memory\?\); .*--memory-limit"):
+def test_a_worker_of_a_cluster_that_is_killed_for_its_memory_is_one_error_that_names_the_unit(
+    tmp_path,
+):
+    with (
+        cluster_in(tmp_path, memory=2 * GIGABYTE, failures=1) as (address, _),
+        started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool,
+    ):
+        with pytest.raises(
+            FldiagError,
+            match=r"unit 3: its worker of tcp.* died 2 times \(out of memory\?\); .*--memory-limit",
+        ):
             list(pool.map([0, 3 * GIGABYTE]))
         assert list(pool.map([0, 1])) == [0, 1], "Dask starts another worker"
 
 
 def test_workers_of_a_cluster_that_pause_for_their_memory_are_one_error(tmp_path, monkeypatch):
     """A worker that holds 80 % of its memory takes no unit any more, and nobody says so."""
-    with cluster_in(tmp_path, memory=2 * GIGABYTE) as (address, _), \
-            started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool:
+    with (
+        cluster_in(tmp_path, memory=2 * GIGABYTE) as (address, _),
+        started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool,
+    ):
         assert list(pool.map([0, 1])) == [0, 1]
         monkeypatch.setattr(cluster, "PATIENCE", 2.0)
-        with pytest.raises(FldiagError, match=r"all workers of tcp.* are paused: .*--memory-limit.*--resume"):
+        with pytest.raises(
+            FldiagError, match=r"all workers of tcp.* are paused: .*--memory-limit.*--resume"
+        ):
             list(pool.map([1.75 * GIGABYTE, 0, 1]))
 
 

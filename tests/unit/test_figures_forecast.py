@@ -16,18 +16,36 @@ SMOKE = scale("smoke")
 
 
 def planned(tmp_path, preset, method, *asks):
-    study = Study("a", "somewhere", "words", draw=None, trials=(Trial(preset, method),), ask=asks or (final(),), paper="test", id="a")
+    study = Study(
+        "a",
+        "somewhere",
+        "words",
+        draw=None,
+        trials=(Trial(preset, method),),
+        ask=asks or (final(),),
+        paper="test",
+        id="a",
+    )
     found = plan.made(SMOKE, [study], [], tmp_path)
     make.prepare(found, download=False)
     return found, next(iter(found.tasks.values()))
 
 
-@pytest.mark.parametrize("preset, method, public", [("fedproj-cifar10-lda0.3", "fedproj", True), ("fedsol-cifar10-lda0.1", "fedsol", False)])
-def test_a_step_of_the_middle_is_timed_and_the_first_one_is_not(tmp_path, preset, method, public, monkeypatch):
+@pytest.mark.parametrize(
+    "preset, method, public",
+    [("fedproj-cifar10-lda0.3", "fedproj", True), ("fedsol-cifar10-lda0.1", "fedsol", False)],
+)
+def test_a_step_of_the_middle_is_timed_and_the_first_one_is_not(
+    tmp_path, preset, method, public, monkeypatch
+):
     """FedProj projects from a round on only, and its server distils."""
     rounds = []
     train = Setup.train
-    monkeypatch.setattr(Setup, "train", lambda self, unit: (rounds.append((unit.t, set(unit.sent))), train(self, unit))[1])
+    monkeypatch.setattr(
+        Setup,
+        "train",
+        lambda self, unit: (rounds.append((unit.t, set(unit.sent))), train(self, unit))[1],
+    )
     _, task = planned(tmp_path, preset, method)
     timed = forecast._step(task, download=False)
     middle = task.config.rounds // 2
@@ -37,30 +55,76 @@ def test_a_step_of_the_middle_is_timed_and_the_first_one_is_not(tmp_path, preset
         assert rounds[-1][1], "the server has sent what the projection needs"
 
 
-@pytest.mark.parametrize("name, options, each", [("drift", {"gradients": False, "rho": ()}, lambda clients: 3 * clients.per_round / clients.total),
-                                                 ("spectrum", {"k": 3}, lambda clients: 2 * (2 * 3 + 12))])
+@pytest.mark.parametrize(
+    "name, options, each",
+    [
+        (
+            "drift",
+            {"gradients": False, "rho": ()},
+            lambda clients: 3 * clients.per_round / clients.total,
+        ),
+        ("spectrum", {"k": 3}, lambda clients: 2 * (2 * 3 + 12)),
+    ],
+)
 def test_a_diagnostic_says_what_it_costs(tmp_path, name, options, each):
     """Of a step of a second: in gradients of the examples that it looks at, a round where it looks at all of them."""
-    the_plan, task = planned(tmp_path, "fedsol-cifar10-lda0.1", "fedavg", diagnostic(name, **options))
-    timed = forecast.Timed(step=1.0, server=0.0, layout=Layout.of(torch.nn.Linear(3, 2)), train=5000, test=100, cohort=1)
-    asked = forecast._seconds(task, the_plan, timed) - forecast._seconds(replace(task, questions=[]), the_plan, timed)
+    the_plan, task = planned(
+        tmp_path, "fedsol-cifar10-lda0.1", "fedavg", diagnostic(name, **options)
+    )
+    timed = forecast.Timed(
+        step=1.0,
+        server=0.0,
+        layout=Layout.of(torch.nn.Linear(3, 2)),
+        train=5000,
+        test=100,
+        cohort=1,
+    )
+    asked = forecast._seconds(task, the_plan, timed) - forecast._seconds(
+        replace(task, questions=[]), the_plan, timed
+    )
     gradients = each(task.config.clients) * (len(task.rounds) or 1)
-    assert asked == pytest.approx(gradients * SMOKE.asks[name]["samples"] / task.config.train.batch_size)
+    assert asked == pytest.approx(
+        gradients * SMOKE.asks[name]["samples"] / task.config.train.batch_size
+    )
 
 
 def test_every_cost_can_be_said_before_there_is_a_run(tmp_path):
     _, task = planned(tmp_path, "fedsol-cifar10-lda0.1", "fedavg")
-    timed = forecast.Timed(step=1.0, server=0.0, layout=Layout.of(torch.nn.Linear(3, 2)), train=5000, test=100, cohort=1)
-    costs = {name: forecast.gradients(name, {}, forecast.Expected.of(task, timed, 200, over=False))
-             for name in registry.diagnostic.names() if registry.diagnostic.get(name).cost is not None}
-    assert {name for name, cost in costs.items() if cost <= 0} == {"connectivity"}  # of one model alone
+    timed = forecast.Timed(
+        step=1.0,
+        server=0.0,
+        layout=Layout.of(torch.nn.Linear(3, 2)),
+        train=5000,
+        test=100,
+        cohort=1,
+    )
+    costs = {
+        name: forecast.gradients(name, {}, forecast.Expected.of(task, timed, 200, over=False))
+        for name in registry.diagnostic.names()
+        if registry.diagnostic.get(name).cost is not None
+    }
+    assert {name for name, cost in costs.items() if cost <= 0} == {
+        "connectivity"
+    }  # of one model alone
     assert {"landscape", "matching", "forgetting", "account"} <= costs.keys()
-    less = forecast.gradients("forgetting", {"own": False}, forecast.Expected.of(task, timed, 200, over=False))
-    assert less == pytest.approx(costs["forgetting"] * 4 / 204)  # 4 of the 100 test examples stand for 200 of 5,000
+    less = forecast.gradients(
+        "forgetting", {"own": False}, forecast.Expected.of(task, timed, 200, over=False)
+    )
+    assert less == pytest.approx(
+        costs["forgetting"] * 4 / 204
+    )  # 4 of the 100 test examples stand for 200 of 5,000
 
 
-@pytest.mark.parametrize("runs, parts, cohorts, seconds", [
-    (1, [12.0], 10, 7.0), (1, [12.0], 1, 12.0), (2, [12.0, 8.0], 10, 12.0), (2, [12.0], 10, 12.0), (1, [], 1, 0.0)])
+@pytest.mark.parametrize(
+    "runs, parts, cohorts, seconds",
+    [
+        (1, [12.0], 10, 7.0),
+        (1, [12.0], 1, 12.0),
+        (2, [12.0, 8.0], 10, 12.0),
+        (2, [12.0], 10, 12.0),
+        (1, [], 1, 0.0),
+    ],
+)
 def test_a_single_run_is_shared_out_by_its_clients(runs, parts, cohorts, seconds):
     """Ten of its twelve seconds; not where another run cannot be timed."""
     found = forecast.Forecast(runs, 0, 0, parts, 0.0, {}, cohorts, shared=10.0)

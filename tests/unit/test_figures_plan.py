@@ -18,7 +18,9 @@ PRESET = "fedsol-cifar10-lda0.1"
 
 
 def study(id, *trials, ask=(final(),), **more):
-    return Study(id, "somewhere", "words", draw=None, trials=trials, ask=ask, paper="test", id=id, **more)
+    return Study(
+        id, "somewhere", "words", draw=None, trials=trials, ask=ask, paper="test", id=id, **more
+    )
 
 
 def made(studies, everything=(), store=None):
@@ -28,17 +30,30 @@ def made(studies, everything=(), store=None):
 
 
 def test_studies_with_the_same_protocol_are_one_run(tmp_path):
-    a, b = study("a", Trial(PRESET, "fedavg")), study("b", Trial(PRESET, "fedavg", label="again"), Trial(PRESET, "fedsol"))
+    a, b = (
+        study("a", Trial(PRESET, "fedavg")),
+        study("b", Trial(PRESET, "fedavg", label="again"), Trial(PRESET, "fedsol")),
+    )
     found = made([a, b], store=tmp_path)
     assert sorted(len(t.users) for t in found.tasks.values()) == [1, 2]
     assert found.cells["test/a", 0, 0] == found.cells["test/b", 0, 0] != found.cells["test/b", 1, 0]
 
 
 def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
-    plain, hungry = study("plain", Trial(PRESET, "fedavg")), study("hungry", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"),))
-    alone, both = made([plain], [plain, hungry], tmp_path), made([plain, hungry], [plain, hungry], tmp_path)
+    plain, hungry = (
+        study("plain", Trial(PRESET, "fedavg")),
+        study("hungry", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"),)),
+    )
+    alone, both = (
+        made([plain], [plain, hungry], tmp_path),
+        made([plain, hungry], [plain, hungry], tmp_path),
+    )
     (task,), (other,) = alone.tasks.values(), both.tasks.values()
-    assert task.config == other.config and task.config.checkpoint.clients == "sampled" and task.config.metrics.proximal == "kl"
+    assert (
+        task.config == other.config
+        and task.config.checkpoint.clients == "sampled"
+        and task.config.metrics.proximal == "kl"
+    )
     assert list(task.asks) != list(other.asks), "only what was asked for is answered"
     (poor,) = made([plain], [plain], tmp_path).tasks.values()
     assert poor.config.checkpoint.clients == "none" and poor.core == task.core
@@ -46,20 +61,47 @@ def test_a_run_keeps_what_any_study_wants_whichever_is_asked_for(tmp_path):
 
 def test_studies_that_cannot_share_a_recording_are_told(tmp_path):
     with pytest.raises(FldiagError, match="different proximal losses"):
-        made([study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift", steps="kl"), diagnostic("drift", steps="l2")))], store=tmp_path)
+        made(
+            [
+                study(
+                    "a",
+                    Trial(PRESET, "fedavg"),
+                    ask=(diagnostic("drift", steps="kl"), diagnostic("drift", steps="l2")),
+                )
+            ],
+            store=tmp_path,
+        )
 
 
 def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
-    (task,) = plan.made(scale("small"), [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))], [], tmp_path).tasks.values()
+    (task,) = plan.made(
+        scale("small"),
+        [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))],
+        [],
+        tmp_path,
+    ).tasks.values()
     assert task.rounds == (2, 4, 6, 8, 10, 12)
-    task = next(iter(plan.made(scale("paper"), [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))], [], tmp_path).tasks.values()))
-    assert len(task.rounds) == 30 and task.rounds[-1] == 300 and all(r % 10 == 0 for r in task.rounds)
+    task = next(
+        iter(
+            plan.made(
+                scale("paper"),
+                [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))],
+                [],
+                tmp_path,
+            ).tasks.values()
+        )
+    )
+    assert (
+        len(task.rounds) == 30 and task.rounds[-1] == 300 and all(r % 10 == 0 for r in task.rounds)
+    )
 
 
 def test_questions_of_few_seeds(tmp_path):
     a = study("a", Trial(PRESET, "fedavg"), ask=(final(), curve(seeds=1)), seeds=2)
     found = plan.made(scale("small"), [a], [], tmp_path)
-    asked = {t.config.seed: sorted(ask.name for ask in t.asks.values()) for t in found.tasks.values()}
+    asked = {
+        t.config.seed: sorted(ask.name for ask in t.asks.values()) for t in found.tasks.values()
+    }
     assert asked == {0: ["curve", "final"], 1: ["final"]}
 
 
@@ -72,7 +114,16 @@ def test_a_trial_that_is_no_config_names_its_study(tmp_path):
 def trained(tmp_path_factory):
     """A finished run of which the client weights of all rounds are wanted, and its bench."""
     store = tmp_path_factory.mktemp("store")
-    (task,) = made([study("a", Trial(PRESET, "scaffold"), ask=(final(), diagnostic("drift", rho=(), propositions=False)))], store=store).tasks.values()
+    (task,) = made(
+        [
+            study(
+                "a",
+                Trial(PRESET, "scaffold"),
+                ask=(final(), diagnostic("drift", rho=(), propositions=False)),
+            )
+        ],
+        store=store,
+    ).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, store, strict=True), lambda *event: None)
     return task, outcome, workers.Bench(SMOKE, store, strict=True)
 
@@ -82,9 +133,15 @@ def test_a_run_is_trained_asked_and_thinned(trained):
     run = Run.open(outcome.path)
     assert run.status == "finished" and outcome.error == "" and task.done(outcome.path)
     assert run.rounds == [1, 2, 3, 4]
-    assert not list((outcome.path / "state").glob("client*")), "control variates of a finished run serve nobody"
+    assert not list((outcome.path / "state").glob("client*")), (
+        "control variates of a finished run serve nobody"
+    )
     assert [f for f in run.index["files"] if not (outcome.path / f).is_file()] == []
-    value = plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final")))["value"].iloc[0]
+    value = (
+        plan.answers(outcome.path)
+        .get(next(k for k in task.asks if k.startswith("final")))["value"]
+        .iloc[0]
+    )
     assert value == pytest.approx(100 * run.metrics.query("metric == 'accuracy'")["value"].iloc[-1])
 
 
@@ -105,7 +162,12 @@ def test_an_answer_of_an_earlier_version_is_used_and_named(trained):
     assert there.has(key) and not there.unverified(key)
     try:
         note.unlink()
-        assert there.has(key) and there.unverified(key) and task.done(outcome.path) and there.get(key) is not None
+        assert (
+            there.has(key)
+            and there.unverified(key)
+            and task.done(outcome.path)
+            and there.get(key) is not None
+        )
         the_plan = plan.Plan(SMOKE, bench.store, {task.core: task})
         assert run_about(the_plan, task.core, outcome.path)["unverified"] == [key]
     finally:
@@ -128,18 +190,29 @@ def test_a_damaged_answer_is_asked_again_and_that_is_said(trained):
 
 def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained):
     task, outcome, bench = trained
-    (more,) = made([study("b", Trial(PRESET, "scaffold"), ask=(diagnostic("spectrum", samples=50, k=1),))], store=bench.store).tasks.values()
-    assert more.config.checkpoint != task.config.checkpoint and more.where(bench.store) == outcome.path
-    (states,) = made([study("c", Trial(PRESET, "scaffold"), ask=(personal(1),))], store=bench.store).tasks.values()
+    (more,) = made(
+        [study("b", Trial(PRESET, "scaffold"), ask=(diagnostic("spectrum", samples=50, k=1),))],
+        store=bench.store,
+    ).tasks.values()
+    assert (
+        more.config.checkpoint != task.config.checkpoint and more.where(bench.store) == outcome.path
+    )
+    (states,) = made(
+        [study("c", Trial(PRESET, "scaffold"), ask=(personal(1),))], store=bench.store
+    ).tasks.values()
     assert states.where(bench.store) != outcome.path, "the clients' states are gone"
 
 
 def test_a_poorer_run_does_not_serve(tmp_path):
     (poor,) = made([study("a", Trial(PRESET, "fedavg"))], store=tmp_path).tasks.values()
-    path = workers.perform(poor, workers.Bench(SMOKE, tmp_path, strict=True), lambda *event: None).path
+    path = workers.perform(
+        poor, workers.Bench(SMOKE, tmp_path, strict=True), lambda *event: None
+    ).path
     assert Run.open(path).rounds == [4]
     for ask in (diagnostic("drift"), diagnostic("matching")):  # of several rounds, of the last
-        (rich,) = made([study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path).tasks.values()
+        (rich,) = made(
+            [study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path
+        ).tasks.values()
         assert rich.core == poor.core and rich.where(tmp_path) != path
 
 
@@ -152,6 +225,7 @@ def test_rounds_that_are_trained_again_are_clocked_once(tmp_path, monkeypatch):
     def train(config, *, on_event, **more):
         for number in (3, 4):
             on_event({"event": "round", "round": number, "rounds": 4})
+
     monkeypatch.setattr(workers.rounds, "train", train)
     workers._train(task, tmp_path / "run", workers.Bench(SMOKE, tmp_path), lambda *event: None)
     seconds = json.loads((tmp_path / "run" / questions.CLOCK).read_text())["seconds"]
@@ -168,7 +242,19 @@ def test_a_clock_of_the_first_rounds_only_times_no_run(tmp_path):
 
 
 def test_a_failure_is_an_outcome(tmp_path):
-    (task,) = made([study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("spectrum", k=2, params="nothing.*"), final()))], store=tmp_path).tasks.values()
+    (task,) = made(
+        [
+            study(
+                "a",
+                Trial(PRESET, "fedavg"),
+                ask=(diagnostic("spectrum", k=2, params="nothing.*"), final()),
+            )
+        ],
+        store=tmp_path,
+    ).tasks.values()
     outcome = workers.perform(task, workers.Bench(SMOKE, tmp_path), lambda *event: None)
     assert outcome.error.startswith("spectrum: ") and not task.done(outcome.path)
-    assert isinstance(plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final"))), pd.DataFrame)
+    assert isinstance(
+        plan.answers(outcome.path).get(next(k for k in task.asks if k.startswith("final"))),
+        pd.DataFrame,
+    )

@@ -26,7 +26,11 @@ def quadratic():
     g = torch.Generator().manual_seed(3)
     w, a, b, new = torch.randn(4, 4, generator=g, dtype=torch.float64)
     item = stored(w, [w + a, w + b], new, ids=[0, 2])
-    return q, item, history(nn.Sequential(nn.Linear(4, 1, bias=False)), *q.data, item, dtype=torch.float64)
+    return (
+        q,
+        item,
+        history(nn.Sequential(nn.Linear(4, 1, bias=False)), *q.data, item, dtype=torch.float64),
+    )
 
 
 def relu_federation(w=None, seed=0, **options):
@@ -60,14 +64,24 @@ def test_closed_forms_on_quadratics(quadratic):
     for i, metric in enumerate(MEASURES):
         assert one(frame, metric, scope="global").value == pytest.approx(whole[i], rel=1e-6)
         for k in range(3):
-            assert one(frame, metric, client=k, moment="aggregated").value == pytest.approx(point[k][i], rel=1e-6)
+            assert one(frame, metric, client=k, moment="aggregated").value == pytest.approx(
+                point[k][i], rel=1e-6
+            )
         for k in (0, 2):
-            assert one(frame, metric, client=k, moment="trained").value == pytest.approx(trained[k][i], rel=1e-6)
+            assert one(frame, metric, client=k, moment="trained").value == pytest.approx(
+                trained[k][i], rel=1e-6
+            )
         parts = (P[0] * trained[0][i] + P[2] * trained[2][i]) / (P[0] + P[2])
-        assert one(frame, f"{metric}_parts", moment="trained").value == pytest.approx(parts, rel=1e-6)
-        assert one(frame, f"{metric}_gap", moment="trained").value == pytest.approx(whole[i] - parts, rel=1e-5, abs=1e-7)
+        assert one(frame, f"{metric}_parts", moment="trained").value == pytest.approx(
+            parts, rel=1e-6
+        )
+        assert one(frame, f"{metric}_gap", moment="trained").value == pytest.approx(
+            whole[i] - parts, rel=1e-5, abs=1e-7
+        )
         parts = sum(P[k] * point[k][i] for k in range(3))
-        assert one(frame, f"{metric}_gap", moment="aggregated").value == pytest.approx(whole[i] - parts, rel=1e-5, abs=1e-7)
+        assert one(frame, f"{metric}_gap", moment="aggregated").value == pytest.approx(
+            whole[i] - parts, rel=1e-5, abs=1e-7
+        )
 
 
 def test_directions_in_closed_form(quadratic):
@@ -81,20 +95,33 @@ def test_directions_in_closed_form(quadratic):
 
     distances = [2 - 2 * cos(k, item.received) for k in range(3)]
     for k in range(3):
-        assert one(frame, "flatness_distance", client=k).value == pytest.approx(distances[k], rel=1e-6)
-    assert one(frame, "flatness_distance", scope="global").value == pytest.approx(np.mean(distances), rel=1e-6)
+        assert one(frame, "flatness_distance", client=k).value == pytest.approx(
+            distances[k], rel=1e-6
+        )
+    assert one(frame, "flatness_distance", scope="global").value == pytest.approx(
+        np.mean(distances), rel=1e-6
+    )
     for k, w in zip((0, 2), item.clients, strict=True):
-        assert one(frame, "perturbation_misalignment", client=k).value == pytest.approx(1 - cos(k, w), rel=1e-6)
+        assert one(frame, "perturbation_misalignment", client=k).value == pytest.approx(
+            1 - cos(k, w), rel=1e-6
+        )
     x, y = q.data[0].test_x.double(), q.data[0].test_y.double()[:, 0]
     g = (x.T @ (x @ item.clients[0] - y)) / len(x)
-    assert one(frame, "gradient_score", client=0, layer=None).value == pytest.approx(float(g.norm()), rel=1e-6)
+    assert one(frame, "gradient_score", client=0, layer=None).value == pytest.approx(
+        float(g.norm()), rel=1e-6
+    )
 
 
 def test_the_distance_is_4_against_and_0_along_the_whole():
     """Client 0 pulls one way with more force than client 1 the other way."""
     q = helpers.diagonal([[1.0, 1.0], [1.0, 1.0]], [[9.0, 0.0], [-1.0, 0.0]])
     w = torch.zeros(2, dtype=torch.float64)
-    made = history(nn.Sequential(nn.Linear(2, 1, bias=False)), *q.data, stored(w, [w, w], w), dtype=torch.float64)
+    made = history(
+        nn.Sequential(nn.Linear(2, 1, bias=False)),
+        *q.data,
+        stored(w, [w, w], w),
+        dtype=torch.float64,
+    )
     frame = flatness(made)
     assert one(frame, "flatness_distance", client=0).value == pytest.approx(0, abs=1e-12)
     assert one(frame, "flatness_distance", client=1).value == pytest.approx(4)
@@ -109,7 +136,9 @@ def test_at_one_point_traces_add_up_and_the_eigenvalue_is_convex(seed):
     for moment in ("trained", "aggregated"):  # everybody is at w, so both are the one point
         assert abs(one(frame, "trace_gap", moment=moment).value) <= 1e-12 * size
         assert one(frame, "eigenvalue_gap", moment=moment).value <= 0
-    assert pd.isna(one(frame, "trace_gap", moment="aggregated").stderr)  # other clients would move whole and parts alike
+    assert pd.isna(
+        one(frame, "trace_gap", moment="aggregated").stderr
+    )  # other clients would move whole and parts alike
     assert one(frame, "trace_parts", moment="aggregated").stderr > 0
     distances = frame[frame.metric == "flatness_distance"].value
     assert ((distances >= 0) & (distances <= 4)).all()
@@ -143,8 +172,12 @@ def test_a_direction_of_rounding_noise_is_masked_and_left_out(quadratic):
     assert pd.isna(row.value) and row.masked and "rounding noise" in row.note
     assert one(frame, "perturbation_misalignment", client=0).masked
     parts = one(frame, "sharpness_parts", moment="trained")
-    assert parts.n_clients == 1 and parts.value == pytest.approx(sharp(q.A[2], q.b[2], item.clients[1]))
-    assert one(frame, "eigenvalue", client=0, moment="trained").value > 0  # curvature needs no direction
+    assert parts.n_clients == 1 and parts.value == pytest.approx(
+        sharp(q.A[2], q.b[2], item.clients[1])
+    )
+    assert (
+        one(frame, "eigenvalue", client=0, moment="trained").value > 0
+    )  # curvature needs no direction
 
 
 def test_gradients_that_are_no_numbers_are_masked():
@@ -152,10 +185,16 @@ def test_gradients_that_are_no_numbers_are_masked():
     data.train_x[parts[1][0]] = float("nan")
     net = nn.Sequential(nn.Linear(6, 3))
     w = moved(net)[1][0]
-    frame = flatness(history(net, data, parts, stored(w, [w, w], w, ids=[0, 1]), dtype=torch.float64))
+    frame = flatness(
+        history(net, data, parts, stored(w, [w, w], w, ids=[0, 1]), dtype=torch.float64)
+    )
     for metric in ("flatness_distance", "perturbation_misalignment"):
         rows = frame[frame.metric == metric]
-        assert len(rows) > 2 and rows.masked.all() and "not finite" in one(frame, metric, client=1).note
+        assert (
+            len(rows) > 2
+            and rows.masked.all()
+            and "not finite" in one(frame, metric, client=1).note
+        )
 
 
 def rounds_of(vectors, ids=None):
@@ -172,8 +211,17 @@ def unit(i, scale=1.0):
 
 
 def echoes(items, **options):
-    frame = flatness(history(linear(), separable(), [np.arange(0, 60), np.arange(60, 120)], *items, dtype=torch.float64),
-                     every=99, **options)
+    frame = flatness(
+        history(
+            linear(),
+            separable(),
+            [np.arange(0, 60), np.arange(60, 120)],
+            *items,
+            dtype=torch.float64,
+        ),
+        every=99,
+        **options,
+    )
     return frame[frame.metric == "momentum_echo"]
 
 
@@ -183,25 +231,33 @@ def test_the_echo_of_known_updates():
     assert one(found, "momentum_echo", round=3, index=2).value == pytest.approx(1)
     assert one(found, "momentum_echo", round=4, index=1).value == pytest.approx(0, abs=1e-12)
     mean = one(found, "momentum_echo", round=None, index=1)
-    assert mean.value == pytest.approx(-2 / 3) and mean.stderr == pytest.approx(np.std([-1, -1, 0], ddof=1) / 3**0.5)
+    assert mean.value == pytest.approx(-2 / 3) and mean.stderr == pytest.approx(
+        np.std([-1, -1, 0], ddof=1) / 3**0.5
+    )
     assert one(found, "momentum_echo", round=None, index=5).masked
 
 
 def test_an_echo_of_one_pair_of_rounds_has_no_error_in_the_summary():
     frame = echoes(rounds_of([unit(0), unit(0, -2)]))
-    (small,) = [s for s in summary(frame, {"rho": 0.05}) if isinstance(s, Small) and "lag" in s.columns]
+    (small,) = [
+        s for s in summary(frame, {"rho": 0.05}) if isinstance(s, Small) and "lag" in s.columns
+    ]
     assert small.rows == [{"lag": 1, "rounds": 1, "value": pytest.approx(-1), "stderr": None}]
 
 
 def test_no_echo_across_rounds_that_are_not_stored():
     found = echoes(rounds_of([unit(0), unit(0), unit(0), unit(0, 2)], ids=(1, 3, 4)))
-    assert found.dropna(subset="round")[["round", "index"]].to_numpy().tolist() == [[4, 3]]  # rounds 1 and 4 have an update
+    assert found.dropna(subset="round")[["round", "index"]].to_numpy().tolist() == [
+        [4, 3]
+    ]  # rounds 1 and 4 have an update
 
 
 def test_only_every_so_manieth_round_and_the_last():
     w = identity().double()
     items = [stored(w, [0.9 * w, 1.1 * w], w * (1 + r / 10), round=r) for r in range(1, 6)]
-    made = history(linear(), separable(), [np.arange(0, 60), np.arange(60, 120)], *items, dtype=torch.float64)
+    made = history(
+        linear(), separable(), [np.arange(0, 60), np.arange(60, 120)], *items, dtype=torch.float64
+    )
     frame = flatness(made, every=2)
     assert sorted(frame[frame.metric == "trace_gap"]["round"].unique()) == [2, 4, 5]
     assert len(draw(frame).axes) == 6
@@ -213,16 +269,38 @@ def test_broken_and_single_clients():
     data, parts, net = made.dataset, made.parts, made.network.module
     broken = stored(w, [w * float("nan"), w], w, ids=[0, 2])
     frame = flatness(history(net, data, parts, broken, dtype=torch.float64))
-    assert one(frame, "missing").client == 0 and one(frame, "sharpness_parts", moment="trained").n_clients == 1
+    assert (
+        one(frame, "missing").client == 0
+        and one(frame, "sharpness_parts", moment="trained").n_clients == 1
+    )
     assert pd.isna(one(frame, "sharpness_parts", moment="trained").stderr)
-    nobody = flatness(history(net, data, parts, stored(w, [w * float("nan")], w, ids=[1]), dtype=torch.float64))
+    nobody = flatness(
+        history(net, data, parts, stored(w, [w * float("nan")], w, ids=[1]), dtype=torch.float64)
+    )
     row = one(nobody, "trace_gap", moment="trained")
-    assert row.masked and "no client of this round" in row.note and not one(nobody, "trace_gap", moment="aggregated").masked
+    assert (
+        row.masked
+        and "no client of this round" in row.note
+        and not one(nobody, "trace_gap", moment="aggregated").masked
+    )
     assert draw(nobody) is not None
-    frame = flatness(history(net, data, parts, stored(w, [w], w * float("nan"), ids=[1]), dtype=torch.float64))
-    assert one(frame, "trace_gap", moment="trained").masked and one(frame, "trace_parts", moment="trained").value > 0
+    frame = flatness(
+        history(net, data, parts, stored(w, [w], w * float("nan"), ids=[1]), dtype=torch.float64)
+    )
+    assert (
+        one(frame, "trace_gap", moment="trained").masked
+        and one(frame, "trace_parts", moment="trained").value > 0
+    )
     with pytest.raises(FldiagError, match="no round has a flatness"):
-        flatness(history(net, data, parts, stored(w, [w * float("nan")], w * float("nan"), ids=[1]), dtype=torch.float64))
+        flatness(
+            history(
+                net,
+                data,
+                parts,
+                stored(w, [w * float("nan")], w * float("nan"), ids=[1]),
+                dtype=torch.float64,
+            )
+        )
     with pytest.raises(FldiagError, match="client weights"):
         item = stored(w, [w], w)
         flatness(history(net, data, parts, item.__class__(1, w), dtype=torch.float64))

@@ -18,7 +18,9 @@ def play(surface, points=41, rtol=0.01, seed=0):
     values, stages = Values(*(np.full(true.shape, v) for v in (False, np.nan, np.nan))), []
 
     def ask(new, planned, stage):
-        assert len({tuple(p) for p in new}) == len(new) and not values.done[tuple(new.T)].any()  # nothing twice
+        assert (
+            len({tuple(p) for p in new}) == len(new) and not values.done[tuple(new.T)].any()
+        )  # nothing twice
         values.value[tuple(new.T)] = true[tuple(new.T)]
         values.stderr[tuple(new.T)] = 0.1 * true[tuple(new.T)]
         values.done[tuple(new.T)] = True
@@ -36,12 +38,19 @@ def worst(filled, true):
 @pytest.mark.parametrize("points", [7, 9, 11, 41, 61])
 def test_nested_knots_are_symmetric_with_ends_and_middle(points):
     knots = nested(points)
-    assert knots[0] == 0 and knots[-1] == points - 1 and points // 2 in knots and len(set(knots)) == 5
+    assert (
+        knots[0] == 0 and knots[-1] == points - 1 and points // 2 in knots and len(set(knots)) == 5
+    )
     assert [points - 1 - k for k in reversed(knots)] == knots
 
 
-@pytest.mark.parametrize("surface", [lambda x, y: 1 + 3 * x * x + 0.5 * y * y - 0.7 * x * y + 0.2 * x,
-                                     lambda x, y: 5 + x**3 - 2 * y**3 + x * x * y])
+@pytest.mark.parametrize(
+    "surface",
+    [
+        lambda x, y: 1 + 3 * x * x + 0.5 * y * y - 0.7 * x * y + 0.2 * x,
+        lambda x, y: 5 + x**3 - 2 * y**3 + x * x * y,
+    ],
+)
 def test_a_quadratic_and_a_cubic_are_exact_from_the_first_points(surface):
     filled, true, stages = play(surface)
     np.testing.assert_allclose(filled.value, true, atol=1e-9)
@@ -57,7 +66,11 @@ def test_x_and_y_are_not_exchanged():
 def test_a_rough_surface_forces_refinement_and_noise_the_whole_grid():
     smooth, _, _ = play(lambda x, y: x * x + y * y)
     filled, true, stages = play(lambda x, y: x * x + y * y + 0.3 * np.sin(12 * x) * np.cos(9 * y))
-    assert filled.evaluated.sum() > 2 * smooth.evaluated.sum() and len(stages) > 4 and worst(filled, true) <= filled.error
+    assert (
+        filled.evaluated.sum() > 2 * smooth.evaluated.sum()
+        and len(stages) > 4
+        and worst(filled, true) <= filled.error
+    )
     noise = np.random.default_rng(0).normal(size=(41, 41))
     filled, true, _ = play(lambda x, y: noise[int(20 * y + 20.5), int(20 * x + 20.5)])
     assert filled.evaluated.all() and filled.error is None and (filled.value == true).all()
@@ -69,9 +82,17 @@ def test_the_reported_error_is_honest_on_random_kinked_surfaces():
     ratios = []
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        slopes, shifts, weights = rng.normal(size=(30, 2)), rng.uniform(-2, 2, 30), rng.uniform(0, 1, 30)
-        filled, true, _ = play(lambda x, y, s=slopes, b=shifts, w=weights: float((w * np.maximum(s @ (x, y) + b, 0)).sum())
-                               + 2 * x * x, seed=seed)
+        slopes, shifts, weights = (
+            rng.normal(size=(30, 2)),
+            rng.uniform(-2, 2, 30),
+            rng.uniform(0, 1, 30),
+        )
+        filled, true, _ = play(
+            lambda x, y, s=slopes, b=shifts, w=weights: (
+                float((w * np.maximum(s @ (x, y) + b, 0)).sum()) + 2 * x * x
+            ),
+            seed=seed,
+        )
         assert filled.error <= 0.01
         away = np.abs(filled.value - true)[~filled.evaluated]
         assert (away <= filled.residual[~filled.evaluated]).mean() > 0.98
@@ -80,18 +101,36 @@ def test_the_reported_error_is_honest_on_random_kinked_surfaces():
 
 
 def hole(depth, a, b):
-    return lambda x, y: (1 + 0.8 * x * x + 0.3 * y * y
-                         - depth * np.exp(-4 * np.log(2) * ((x - a) ** 2 + (y - b) ** 2) / 0.15**2))
+    return lambda x, y: (
+        1
+        + 0.8 * x * x
+        + 0.3 * y * y
+        - depth * np.exp(-4 * np.log(2) * ((x - a) ** 2 + (y - b) ** 2) / 0.15**2)
+    )
 
 
 def cliff(height):
-    return lambda x, y: (1 + 0.4 * x * x + 0.2 * y * y
-                         + height / (1 + np.exp(-2 * np.log(9) * (0.6 * x + 0.8 * y - 0.2) / 0.15)))
+    return lambda x, y: (
+        1
+        + 0.4 * x * x
+        + 0.2 * y * y
+        + height / (1 + np.exp(-2 * np.log(9) * (0.6 * x + 0.8 * y - 0.2) / 0.15))
+    )
 
 
-@pytest.mark.parametrize("surface", [hole(0.5, 0.37, -0.58), hole(0.9, -0.75, -0.17), cliff(0.5), cliff(1.0),
-                                     lambda x, y: x * x + 0.3 * np.sin(np.pi * (x + y) / 0.2)])
-def test_holes_cliffs_and_waves_of_three_cells_are_found_and_their_error_is_at_most_the_reported(surface):
+@pytest.mark.parametrize(
+    "surface",
+    [
+        hole(0.5, 0.37, -0.58),
+        hole(0.9, -0.75, -0.17),
+        cliff(0.5),
+        cliff(1.0),
+        lambda x, y: x * x + 0.3 * np.sin(np.pi * (x + y) / 0.2),
+    ],
+)
+def test_holes_cliffs_and_waves_of_three_cells_are_found_and_their_error_is_at_most_the_reported(
+    surface,
+):
     """A tensor-product spline refined axis by axis reported 0.07 % for the second hole and was wrong by 57 %."""
     filled, true, _ = play(surface)
     assert worst(filled, true) <= (filled.error or 0.0) <= 0.01
@@ -107,7 +146,10 @@ def test_surpluses_that_do_not_decay_end_in_all_points_at_once():
 def test_evaluated_points_keep_their_values_and_join():
     filled, true, _ = play(lambda x, y: 2 + np.cos(4 * x) + y * y)
     assert (filled.value[filled.evaluated] == true[filled.evaluated]).all()
-    assert np.isnan(filled.residual[filled.evaluated]).all() and np.isfinite(filled.residual[~filled.evaluated]).all()
+    assert (
+        np.isnan(filled.residual[filled.evaluated]).all()
+        and np.isfinite(filled.residual[~filled.evaluated]).all()
+    )
     np.testing.assert_allclose(filled.stderr, 0.1 * true, atol=0.01)  # interpolated like the loss
     assert filled.evaluated[::40, ::40].all() and filled.evaluated[20, 20]
 
@@ -123,9 +165,13 @@ def test_exploding_corners_do_not_ring_into_the_valley():
 @pytest.mark.parametrize("lost", [np.inf, np.nan])
 def test_an_overflow_is_evaluated_around_and_never_interpolated(lost):
     filled, true, _ = play(lambda x, y: lost if x + y > 1.3 else 1 + 3 * x * x + y)
-    assert (np.isfinite(filled.value) == np.isfinite(true)).all()  # every lost point was found, none invented
+    assert (
+        np.isfinite(filled.value) == np.isfinite(true)
+    ).all()  # every lost point was found, none invented
     finite = np.isfinite(true)
-    assert np.abs(filled.value[finite] - true[finite]).max() < 0.03 and filled.evaluated[~finite].all()
+    assert (
+        np.abs(filled.value[finite] - true[finite]).max() < 0.03 and filled.evaluated[~finite].all()
+    )
     assert filled.evaluated.sum() < true.size
     none, true, _ = play(lambda x, y: lost)
     assert none.evaluated.all() and none.error is None
@@ -160,5 +206,7 @@ def test_shares_of_the_range_become_shares_of_the_loss_beyond_the_fence():
 def test_the_coverage_that_users_are_told_is_that_of_the_committed_benchmark():
     frame = pd.read_csv(Path(__file__).parents[2] / "figures" / "speed" / "landscape_error.csv")
     part = frame[(frame["set"] == "test") & (frame["kind"] != "narrow")]
-    held = part["reported"] >= part["true"].where(part["true"] > 1e-6, 0)  # smaller errors are rounding
+    held = part["reported"] >= part["true"].where(
+        part["true"] > 1e-6, 0
+    )  # smaller errors are rounding
     assert (round(100 * float(held.mean()), 1), len(part)) == COVERAGE

@@ -19,8 +19,14 @@ from fldiag.rounds.round_weights import ranges
 @pytest.fixture(scope="module")
 def normalised(tmp_path_factory):
     """A FedAvg run of a residual network, whose batch-norm keeps running statistics."""
-    config = helpers.config(model="small_resnet", model_options={}, data="helpers:tiny_images", rounds=3, epochs=1,
-                            checkpoint={"clients": "sampled"})
+    config = helpers.config(
+        model="small_resnet",
+        model_options={},
+        data="helpers:tiny_images",
+        rounds=3,
+        epochs=1,
+        checkpoint={"clients": "sampled"},
+    )
     return fldiag.train(config, out=tmp_path_factory.mktemp("bn") / "run")
 
 
@@ -29,16 +35,28 @@ def opened(run, **options):
 
 
 def loss(frame, r, moment):
-    return float(one(frame, "loss", round=r, moment=moment, scope="global", slice="test", n_clients=None).value)
+    return float(
+        one(
+            frame, "loss", round=r, moment=moment, scope="global", slice="test", n_clients=None
+        ).value
+    )
 
 
 def test_the_received_model_has_the_statistics_of_the_round_before(normalised):
     """Under FedAvg what a round receives is what the round before made, weights and buffers."""
     frame = forgetting(opened(normalised), min_count=1)
     for r in (2, 3):
-        assert loss(frame, r, "received") == loss(frame, r - 1, "aggregated") != loss(frame, r, "aggregated")
-    alone = forgetting(opened(normalised, rounds=[3]), min_count=1)  # the round before is read for its buffers only
-    assert loss(alone, 3, "received") == loss(frame, 3, "received") and set(alone["round"].dropna()) == {3}
+        assert (
+            loss(frame, r, "received")
+            == loss(frame, r - 1, "aggregated")
+            != loss(frame, r, "aggregated")
+        )
+    alone = forgetting(
+        opened(normalised, rounds=[3]), min_count=1
+    )  # the round before is read for its buffers only
+    assert loss(alone, 3, "received") == loss(frame, 3, "received") and set(
+        alone["round"].dropna()
+    ) == {3}
     first = forgetting(opened(normalised, rounds=[1]), min_count=1)
     assert loss(first, 1, "received") == loss(frame, 1, "received")
 
@@ -64,25 +82,52 @@ def test_numbers_of_a_client_do_not_depend_on_the_other_clients():
     """Batch-norm on batch statistics: batches never hold examples of two slices."""
     data, parts = helpers.classification((20, 13, 17))
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU(), nn.Linear(5, 3))
+    net = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU(), nn.Linear(5, 3)
+    )
     w = flatten(net)
     found = []
     for some in (parts, parts[:1]):
         frame = forgetting(history(net, data, some, stored(w, [1.3 * w])))
-        found.append([one(frame, "loss", client=0, moment="trained", slice=s).value for s in ("test", "client:0/train")])
+        found.append(
+            [
+                one(frame, "loss", client=0, moment="trained", slice=s).value
+                for s in ("test", "client:0/train")
+            ]
+        )
     assert found[0] == found[1]
-    batch = torch.func.functional_call(net, dict(zip([n for n, _ in net.named_parameters()], [1.3 * p for p in net.parameters()], strict=True)),
-                                       (data.train_x[parts[0]],))
-    assert found[0][1] == pytest.approx(nn.functional.cross_entropy(batch, data.train_y[parts[0]]).item(), rel=1e-5)
+    batch = torch.func.functional_call(
+        net,
+        dict(
+            zip(
+                [n for n, _ in net.named_parameters()],
+                [1.3 * p for p in net.parameters()],
+                strict=True,
+            )
+        ),
+        (data.train_x[parts[0]],),
+    )
+    assert found[0][1] == pytest.approx(
+        nn.functional.cross_entropy(batch, data.train_y[parts[0]]).item(), rel=1e-5
+    )
 
 
 def test_aggregation_weights_follow_the_config():
-    made = history(linear(), separable(), [np.arange(0, 30), np.arange(30, 120), np.arange(0, 1)], stored(identity(), [always(0)]))
-    assert made.weights([0, 1]) == pytest.approx([0.25, 0.75]) and made.weights([0, 1, 2]).sum() == pytest.approx(1)
+    made = history(
+        linear(),
+        separable(),
+        [np.arange(0, 30), np.arange(30, 120), np.arange(0, 1)],
+        stored(identity(), [always(0)]),
+    )
+    assert made.weights([0, 1]) == pytest.approx([0.25, 0.75]) and made.weights(
+        [0, 1, 2]
+    ).sum() == pytest.approx(1)
     made.shares = "uniform"
     assert made.weights([0, 1]) == pytest.approx([0.5, 0.5])
     made.shares, made.batch_size = "batches", 20
-    assert made.weights([0, 1]) == pytest.approx([0.2, 0.8]) and made.weights([2]) == pytest.approx([1])
+    assert made.weights([0, 1]) == pytest.approx([0.2, 0.8]) and made.weights([2]) == pytest.approx(
+        [1]
+    )
 
 
 def test_stacking_is_a_rule_or_a_wish():
@@ -90,7 +135,12 @@ def test_stacking_is_a_rule_or_a_wish():
     large = nn.Sequential(nn.Linear(4, 2000), nn.ReLU(), nn.Linear(2000, 1000), nn.Linear(1000, 4))
     data = separable()
     made = history(small, data, [np.arange(4)], stored(identity(), [always(0)]))
-    assert made.stack and not history(small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="off").stack
+    assert (
+        made.stack
+        and not history(
+            small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="off"
+        ).stack
+    )
     from fldiag.models.network import Network
 
     assert not stacked(Network(large), data, "auto") and stacked(Network(large), data, "on")
@@ -103,8 +153,13 @@ def test_stacking_is_a_rule_or_a_wish():
 @pytest.mark.parametrize("stack", ["on", "off"])
 def test_models_in_threads_score_as_one_after_another(stack):
     data, parts = helpers.images((70, 40, 31))
-    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4))
-    rows = 0.5 * torch.randn(7, flatten(net).numel(), generator=torch.Generator().manual_seed(1)).double()
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)
+    )
+    rows = (
+        0.5
+        * torch.randn(7, flatten(net).numel(), generator=torch.Generator().manual_seed(1)).double()
+    )
     made = history(net, data, parts, stored(rows[0], rows[1:]), dtype=torch.float64, stack=stack)
     before, found = torch.get_num_threads(), []
     try:
@@ -119,8 +174,14 @@ def test_models_in_threads_score_as_one_after_another(stack):
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert np.allclose(found[0].loss, found[1].loss, rtol=1e-12, atol=0) and (found[0].right == found[1].right).all()
-    assert len(np.unique(found[0].loss[:, 0])) == 7 and made.evaluate([]).loss.shape == (0, made.pool.n)
+    assert (
+        np.allclose(found[0].loss, found[1].loss, rtol=1e-12, atol=0)
+        and (found[0].right == found[1].right).all()
+    )
+    assert len(np.unique(found[0].loss[:, 0])) == 7 and made.evaluate([]).loss.shape == (
+        0,
+        made.pool.n,
+    )
     with workers(2) as run:
         assert set(run(lambda _: torch.get_num_threads(), range(9))) == {1}
 

@@ -17,7 +17,9 @@ from fldiag.problem.problem import Problem
 
 
 def batch_norm_net():
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3))
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
+    )
     net[1].running_mean.copy_(torch.tensor([0.3, -0.2]))
     net[1].running_var.copy_(torch.tensor([0.5, 2.0]))
     return net
@@ -39,9 +41,17 @@ class Residual(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.na = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)
-        self.b, self.nb, self.out = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Linear(2, 3)
+        self.b, self.nb, self.out = (
+            nn.Conv2d(2, 2, 3, padding=1),
+            nn.BatchNorm2d(2),
+            nn.Linear(2, 3),
+        )
         for norm in (self.na, self.nb):
-            nn.init.normal_(norm.running_mean), nn.init.uniform_(norm.running_var, 0.5, 2), nn.init.normal_(norm.weight)
+            (
+                nn.init.normal_(norm.running_mean),
+                nn.init.uniform_(norm.running_var, 0.5, 2),
+                nn.init.normal_(norm.weight),
+            )
 
     def forward(self, x):
         out = F.relu(self.na(self.a(x)))
@@ -50,12 +60,15 @@ class Residual(nn.Module):
 
 NETS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.GELU(), nn.Linear(4, 3)),
-    "conv": lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-                                  nn.Linear(8, 3)),
-    "group norm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(),
-                                        nn.Linear(16, 3)),
+    "conv": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+    ),
+    "group norm": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    ),
     "batch norm": batch_norm_net,
-    "attention": Attention, "residual": Residual,
+    "attention": Attention,
+    "residual": Residual,
 }
 
 
@@ -83,7 +96,9 @@ def test_products_are_those_of_the_dense_hessian(name):
         h = dense(p)
     operator = p.hessian()
     for seed in range(3):
-        v = torch.randn(p.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        v = torch.randn(
+            p.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
         assert torch.allclose(operator(v), h @ v, rtol=1e-9, atol=1e-11)
         assert torch.allclose(p.hvp(v), h @ v, rtol=1e-9, atol=1e-11)
     assert operator.products == 3
@@ -115,29 +130,41 @@ def test_tensors_one_by_one_give_the_products_of_the_whole_vector(name):
     p = problem(name)
     x, y = p.batch(0)
     v = torch.randn_like(p.w)
-    for matrix, whole in (("hessian", Hessian([lambda w: p.criterion(p.call(w, x), y)], [1.0], p.w)),
-                          ("ggn", GaussNewton([lambda w: (p.call(w, x), lambda z: p.criterion(z, y))], [1.0], p.w))):
+    for matrix, whole in (
+        ("hessian", Hessian([lambda w: p.criterion(p.call(w, x), y)], [1.0], p.w)),
+        ("ggn", GaussNewton([lambda w: (p.call(w, x), lambda z: p.criterion(z, y))], [1.0], p.w)),
+    ):
         found, expected = double_backward(p, matrix=matrix)(v), whole(v)
         assert torch.allclose(found, expected, rtol=1e-12, atol=1e-13) and expected.norm() > 0
 
 
 def test_tensors_without_curvature_have_zeros_in_their_place():
     """The first tensor is not used, the second enters linearly, both beside others that do curve."""
+
     class Partly(nn.Module):
         def __init__(self):
             super().__init__()
-            self.unused, self.slope, self.curve = (nn.Parameter(torch.randn(2).double()) for _ in range(3))
+            self.unused, self.slope, self.curve = (
+                nn.Parameter(torch.randn(2).double()) for _ in range(3)
+            )
 
         def forward(self, x):
             return (x * self.slope).sum(1) + (x * self.curve**3).sum(1)
 
-    p = Problem(Partly(), lambda z, y: (z - y).mean(), (torch.randn(5, 2).double(), torch.zeros(5).double()), dtype=torch.float64)
+    p = Problem(
+        Partly(),
+        lambda z, y: (z - y).mean(),
+        (torch.randn(5, 2).double(), torch.zeros(5).double()),
+        dtype=torch.float64,
+    )
     v, mean = torch.randn(6).double(), p.batch(0)[0].mean(0)
     expected = torch.cat([torch.zeros(4).double(), 6 * p.w[4:] * mean * v[4:]])
     assert torch.allclose(double_backward(p)(v), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("size", [(1,), (PIECE - 1,), (PIECE,), (2 * PIECE + 3,), (3, PIECE // 2 + 1)])
+@pytest.mark.parametrize(
+    "size", [(1,), (PIECE - 1,), (PIECE,), (2 * PIECE + 3,), (3, PIECE // 2 + 1)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sums_in_pieces_are_the_sum(size, dtype):
     """Of vectors, and of stacks of them."""
@@ -167,7 +194,10 @@ def test_kept_rebuilt_and_released_graphs_give_the_same_bits():
         return p.criterion(p.call(w, p.read(0, 11)[0]), p.read(0, 11)[1])
 
     v = torch.randn_like(p.w)
-    kept, rebuilt = Hessian([piece, piece], [0.5, 0.5], p.w, keep=1), Hessian([piece, piece], [0.5, 0.5], p.w)
+    kept, rebuilt = (
+        Hessian([piece, piece], [0.5, 0.5], p.w, keep=1),
+        Hessian([piece, piece], [0.5, 0.5], p.w),
+    )
     results = [kept(v), kept(v)]
     assert len(calls) == 3  # the first batch once, the second one twice
     results += [rebuilt(v), rebuilt(v)]
@@ -204,8 +234,11 @@ def test_a_problem_made_in_inference_mode_has_products(products):
 
 def test_sums_over_batches_are_double_precision():
     w = torch.ones(3)
-    terms = [lambda w: 0.5e8 * w.square().sum(), lambda w: 0.5 * w.square().sum(),
-             lambda w: -0.5e8 * w.square().sum()]
+    terms = [
+        lambda w: 0.5e8 * w.square().sum(),
+        lambda w: 0.5 * w.square().sum(),
+        lambda w: -0.5e8 * w.square().sum(),
+    ]
     product = Hessian(terms, [1.0, 1.0, 1.0], w)(torch.ones(3))
     assert product.dtype == torch.float64 and product.tolist() == [1.0, 1.0, 1.0]
 
@@ -236,7 +269,10 @@ def test_a_model_that_spoils_its_own_derivative_gets_one_clear_error():
 
     p = Problem(Spoils(), F.cross_entropy, (torch.randn(5, 1, 4, 4), torch.arange(5) % 3))
     for evaluate in (spectrum, trace, Problem.gradient, lambda p: spectrum(p, matrix="ggn")):
-        with pytest.raises(FldiagError, match=r"cannot be differentiated: one of .* modified by an inplace.*inplace=False"):
+        with pytest.raises(
+            FldiagError,
+            match=r"cannot be differentiated: one of .* modified by an inplace.*inplace=False",
+        ):
             evaluate(p)
 
 
@@ -256,6 +292,9 @@ def test_wrong_size_and_missing_second_derivatives_are_explained():
         def backward(ctx, g):
             return 2 * g * ctx.saved_tensors[0]
 
-    for loss in (lambda w: Square.apply(w).square().sum(), lambda w: (Square.apply(w) + w**3).square().sum()):
+    for loss in (
+        lambda w: Square.apply(w).square().sum(),
+        lambda w: (Square.apply(w) + w**3).square().sum(),
+    ):
         with pytest.raises(FldiagError, match="differentiated twice"):
             Hessian([loss], [1.0], torch.ones(3))(torch.ones(3))

@@ -15,8 +15,16 @@ from fldiag.figures import plan, reported, scales
 from fldiag.training import resume, rounds
 
 #: As fldiag 0.1.0 hashed them: with the checkpoint section, and before train.local_decay and versions of methods.
-DEFAULT, KEEPING, TOGA, PRESET = "48948c58d1f31d52", "01255e0b0e044893", "42dbe7dec7a44d05", "aeb8ced6904b3e5e"
-KEEP = {"checkpoint": {"every": 10, "clients": "sampled"}, "metrics": {"steps": True, "every": 10, "proximal": "kl"}}
+DEFAULT, KEEPING, TOGA, PRESET = (
+    "48948c58d1f31d52",
+    "01255e0b0e044893",
+    "42dbe7dec7a44d05",
+    "aeb8ced6904b3e5e",
+)
+KEEP = {
+    "checkpoint": {"every": 10, "clients": "sampled"},
+    "metrics": {"steps": True, "every": 10, "proximal": "kl"},
+}
 
 
 def test_hashes_are_yesterdays():
@@ -35,25 +43,46 @@ def test_what_checkpoints_hold_is_no_part_of_a_run():
 def test_a_later_key_counts_when_it_is_not_what_runs_had_before():
     assert build({"train": {"local_decay": 1.0}}).hash == DEFAULT
     decayed = build({"train": {"local_decay": 0.1}}).hash
-    assert len({DEFAULT, decayed, build({"train": {"local_decay": 0.1, "local_decay_after": 0.7}}).hash}) == 3
+    assert (
+        len(
+            {
+                DEFAULT,
+                decayed,
+                build({"train": {"local_decay": 0.1, "local_decay_after": 0.7}}).hash,
+            }
+        )
+        == 3
+    )
 
 
 def test_every_later_key_is_a_key_of_the_config():
     for dotted in identity.YESTERDAY:
         section, *name, key = dotted.split(".")
-        known = Config.model_fields[section].annotation.model_fields if not name else (
-            {"method": registry.method, "model": registry.model}[section].get(name[0]).options.model_fields)
+        known = (
+            Config.model_fields[section].annotation.model_fields
+            if not name
+            else (
+                {"method": registry.method, "model": registry.model}[section]
+                .get(name[0])
+                .options.model_fields
+            )
+        )
         assert key in known, dotted
 
 
 def test_later_options_belong_to_their_method(monkeypatch):
     monkeypatch.setitem(identity.YESTERDAY, "method.fedprox.mu", 1.0)
-    assert identity.as_stored({"method": {"name": "fedprox"}})["method"] == {"name": "fedprox", "mu": 1.0}
+    assert identity.as_stored({"method": {"name": "fedprox"}})["method"] == {
+        "name": "fedprox",
+        "mu": 1.0,
+    }
     assert identity.as_stored({"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
     prox = build({"method": {"name": "fedprox", "mu": 1.0}}).model_dump(mode="json")
     without = {**prox, "method": {"name": "fedprox"}}
     assert identity.fingerprint(prox) == identity.fingerprint(without)
-    assert identity.fingerprint({**prox, "method": {"name": "fedprox", "mu": 2.0}}) != identity.fingerprint(without)
+    assert identity.fingerprint(
+        {**prox, "method": {"name": "fedprox", "mu": 2.0}}
+    ) != identity.fingerprint(without)
 
 
 def test_a_stored_config_means_what_it_meant(monkeypatch):
@@ -86,8 +115,15 @@ def as_yesterday(path, config):
     write_index(path, index)
 
 
-@pytest.mark.parametrize("name, before", [("npz:own.npz", "standard"), ("a-file-under-the-folder", "standard"), ("digits", None),
-                                          ("pkg.mod:factory", None)])
+@pytest.mark.parametrize(
+    "name, before",
+    [
+        ("npz:own.npz", "standard"),
+        ("a-file-under-the-folder", "standard"),
+        ("digits", None),
+        ("pkg.mod:factory", None),
+    ],
+)
 def test_a_stored_run_saw_its_inputs_as_they_were_normalised_then(name, before):
     config = build({"data": {"name": name}})
     tree = config.model_dump(mode="json")
@@ -97,7 +133,9 @@ def test_a_stored_run_saw_its_inputs_as_they_were_normalised_then(name, before):
 
 
 def chosen(method="scaffold", **more):
-    return small(method, rounds=4, per_round=2, checkpoint={"every": 2, "clients": "sampled"}, **more)
+    return small(
+        method, rounds=4, per_round=2, checkpoint={"every": 2, "clients": "sampled"}, **more
+    )
 
 
 def stopped(config, out, after=2):
@@ -182,8 +220,15 @@ def test_a_run_says_its_version_and_another_version_does_not_go_on_with_it(tmp_p
     assert Run.open(tmp_path / "run").checkpoint().manifest["provenance"]["method_version"] == 2
     as_yesterday(tmp_path / "run", config)
     run = Run.open(tmp_path / "run")
-    assert run.method_version == 1 and run.config == config and len(run.metrics) and run.checkpoint().round == 2
-    with pytest.raises(FldiagError, match="was trained by version 1 of the formulas of fedtoga") as caught:
+    assert (
+        run.method_version == 1
+        and run.config == config
+        and len(run.metrics)
+        and run.checkpoint().round == 2
+    )
+    with pytest.raises(
+        FldiagError, match="was trained by version 1 of the formulas of fedtoga"
+    ) as caught:
         rounds.train(config, out=tmp_path / "run", resume=True)
     assert caught.value.usage and "--out" in caught.value.remedy
     assert Run.open(tmp_path / "run").index == run.index, "it was only looked at"
@@ -194,14 +239,26 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     """A run that the store began as fldiag 0.1.0 wrote it: its folder, whether it goes on, whether it serves."""
     everything = reported.studies().values()
     made = plan.made(scales.scale("paper"), everything, everything, tmp_path)
-    task = next(t for t in made.tasks.values() if t.stem == "cifar10-fedavg-s0-5010f8f61d" and "fedsol" in t.config.name)
+    task = next(
+        t
+        for t in made.tasks.values()
+        if t.stem == "cifar10-fedavg-s0-5010f8f61d" and "fedsol" in t.config.name
+    )
     where = task.where(tmp_path)
     assert where.name == "cifar10-fedavg-s0-5010f8f61d-bf591e"
     assert task.config.fingerprint(checkpoint=True) == "4da14763c2419d7b"
     tree = task.config.model_dump(mode="json")
     forget(tree)
-    index = {"schema": 1, "config": tree, "hash": "4da14763c2419d7b", "status": "running", "done": 0, "state": {}, "files": {},
-             "provenance": {}}
+    index = {
+        "schema": 1,
+        "config": tree,
+        "hash": "4da14763c2419d7b",
+        "status": "running",
+        "done": 0,
+        "state": {},
+        "files": {},
+        "provenance": {},
+    }
     other = tmp_path / f"{task.stem}-elsewhere"
     other.mkdir()
     write_index(other, index)

@@ -25,7 +25,10 @@ from fldiag.training import rounds
 
 
 def small(**more):
-    return config("scaffold", **{"rounds": 5, "total": 4, "per_round": 2, "checkpoint": {"clients": "sampled"}, **more})
+    return config(
+        "scaffold",
+        **{"rounds": 5, "total": 4, "per_round": 2, "checkpoint": {"clients": "sampled"}, **more},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,9 @@ def test_a_run_that_was_killed_says_all_that_it_stored(copy, whole):
     assert run.metrics.drop(columns="run").equals(there)
     assert "metrics" in collect([copy]).members[0].tables
     equal_runs(rounds.train(small(), out=copy, resume=True), whole)
-    assert not (copy / journal.NAME).exists() and "journal" not in json.loads((copy / "run.json").read_text())
+    assert not (copy / journal.NAME).exists() and "journal" not in json.loads(
+        (copy / "run.json").read_text()
+    )
 
 
 def test_a_run_that_an_earlier_version_left_unfinished_goes_on(copy, whole):
@@ -88,7 +93,9 @@ def test_a_last_line_that_was_cut_off_does_not_count(copy):
         file.write_bytes(content[:end])
         assert Run.open(copy).done == 3
     for there in (0, 20):  # the disk had made room, and nothing, or only the end, was there yet
-        file.write_bytes(content[:last] + bytes(len(content) - last - there) + content[len(content) - there:])
+        file.write_bytes(
+            content[:last] + bytes(len(content) - last - there) + content[len(content) - there :]
+        )
         assert Run.open(copy).done == 3
 
 
@@ -99,21 +106,32 @@ def test_a_flipped_bit_in_a_line_costs_what_comes_after_it(copy, whole):
     for place in [*range(0, len(content) - 1, 97), *ends]:
         # no NUL: in the last line it stands for a block that never reached the disk
         bit = next(bit for bit in (1 << place % 8, 1) if bit != content[place])
-        file.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1:])
+        file.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
         line = content[:place].count(b"\n") + 1
-        with pytest.warns(UserWarning, match=rf"line {line} of .*journal\.jsonl is damaged") as warned:
+        with pytest.warns(
+            UserWarning, match=rf"line {line} of .*journal\.jsonl is damaged"
+        ) as warned:
             run = Run.open(copy)
-        assert run.done == max(line - 1, 1) and run.rounds == list(range(1, run.done + 1))  # run.json itself knows of round 1
+        assert run.done == max(line - 1, 1) and run.rounds == list(
+            range(1, run.done + 1)
+        )  # run.json itself knows of round 1
         assert f"up to round {run.done}," in str(warned[0].message)
         assert set(run.metrics["round"]) == set(run.rounds)
         state = run.checkpoint().state
         assert all(torch.equal(state[n], t) for n, t in whole.checkpoint(run.done).state.items())
     for words in (["runs", copy.parent], ["report", copy, "--out", copy.parent]):
         result = CliRunner().invoke(app, [str(w) for w in words])
-        assert result.exit_code == 0 and result.stderr.count(f"is damaged: the run is read up to round {run.done},") == 1, result.output
+        assert (
+            result.exit_code == 0
+            and result.stderr.count(f"is damaged: the run is read up to round {run.done},") == 1
+        ), result.output
     lines = content.splitlines(keepends=True)
-    for changed, done in ((lines[:1] + lines[2:], 1), ([lines[0], lines[2], lines[1], *lines[3:]], 1),
-                          ([lines[0], lines[1], lines[1], *lines[2:]], 2), ([lines[0], *lines[3:]], 1)):
+    for changed, done in (
+        (lines[:1] + lines[2:], 1),
+        ([lines[0], lines[2], lines[1], *lines[3:]], 1),
+        ([lines[0], lines[1], lines[1], *lines[2:]], 2),
+        ([lines[0], *lines[3:]], 1),
+    ):
         file.write_bytes(b"".join(changed))
         with pytest.warns(UserWarning, match="is damaged"):
             assert Run.open(copy).done == done
@@ -147,10 +165,16 @@ def test_a_run_with_a_damaged_journal_goes_on_to_the_same_bits(method, damage, t
     for start, end in itertools.pairwise(lines):
         place = (start + end) // 2
         out = Path(shutil.copytree(tmp_path / "killed", tmp_path / f"{next(copies)}"))
-        spoilt = content[:place] + bytes([content[place] ^ 1]) + content[place + 1:] if damage == "bit" else content[:place]
+        spoilt = (
+            content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+            if damage == "bit"
+            else content[:place]
+        )
         (out / journal.NAME).write_bytes(spoilt)
         events = []
-        equal_runs(rounds.train(settings, out=out, resume=True, on_event=events.append), uninterrupted)
+        equal_runs(
+            rounds.train(settings, out=out, resume=True, on_event=events.append), uninterrupted
+        )
         assert on_disk(out) == on_disk(tmp_path / "run")
         last = max(content[:start].count(b"\n"), 1)
         state = (tmp_path / "killed" / "state" / f"server-{last:04d}.pt").is_file()
@@ -161,18 +185,28 @@ def test_state_that_somebody_removed_from_a_run_is_not_trained_again_unasked(who
     copy = shutil.copytree(whole.path, tmp_path / "copy")
     (copy / "state" / "server-0005.pt").unlink()
     before = on_disk(copy)
-    with pytest.raises(FldiagError, match=r"server-0005\.pt is listed in run\.json but is not there"):
+    with pytest.raises(
+        FldiagError, match=r"server-0005\.pt is listed in run\.json but is not there"
+    ):
         rounds.train(small(rounds=6), out=copy, resume=True)
     assert on_disk(copy) == before
 
 
 def test_lines_that_somebody_wrote_with_the_right_checksum(copy):
     file = copy / journal.NAME
-    header, _ = journal._line({"journal": json.loads((copy / "run.json").read_text())["journal"]}, "")
+    header, _ = journal._line(
+        {"journal": json.loads((copy / "run.json").read_text())["journal"]}, ""
+    )
     digest = header.split()[0].decode()
-    for entry in ({}, {"set": 3, "drop": {}, "rows": []}, {"set": {"files": 3}, "drop": {}, "rows": []},
-                  {"set": {}, "drop": {"state": [[]]}, "rows": []}, {"set": {}, "drop": {}, "rows": [3]},
-                  {"set": {"done": -1}, "drop": {}, "rows": []}, {"set": {}, "drop": {"config": None}, "rows": []}):
+    for entry in (
+        {},
+        {"set": 3, "drop": {}, "rows": []},
+        {"set": {"files": 3}, "drop": {}, "rows": []},
+        {"set": {}, "drop": {"state": [[]]}, "rows": []},
+        {"set": {}, "drop": {}, "rows": [3]},
+        {"set": {"done": -1}, "drop": {}, "rows": []},
+        {"set": {}, "drop": {"config": None}, "rows": []},
+    ):
         line, digest_of_it = journal._line(entry, digest)
         more, _ = journal._line({"set": {}, "drop": {}, "rows": []}, digest_of_it)
         file.write_bytes(header + line + more)
@@ -184,7 +218,9 @@ def test_a_journal_that_run_json_does_not_name_says_nothing(copy, whole):
     run = Run.open(copy)
     stale = (copy / journal.NAME).read_bytes()
     run.commit()
-    (copy / journal.NAME).write_bytes(stale)  # killed between run.json and the removal of the journal
+    (copy / journal.NAME).write_bytes(
+        stale
+    )  # killed between run.json and the removal of the journal
     assert Run.open(copy).index == run.index and not Run.open(copy).rows
     equal_runs(rounds.train(small(), out=copy, resume=True), whole)
     assert not (copy / journal.NAME).exists()
@@ -213,15 +249,33 @@ def test_a_round_costs_the_same_however_many_there_were(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     written = []
     write, append = files.write_atomic, files.append
-    monkeypatch.setattr(files, "append", lambda path, content, at: written.append(len(content)) or append(path, content, at))
+    monkeypatch.setattr(
+        files,
+        "append",
+        lambda path, content, at: written.append(len(content)) or append(path, content, at),
+    )
     run = Run.create(tmp_path / "run", small(), b"parts", {"seed": 0})
-    monkeypatch.setattr(files, "write_atomic", lambda path, writer, **o: written.append(10**9) or write(path, writer, **o))
+    monkeypatch.setattr(
+        files,
+        "write_atomic",
+        lambda path, writer, **o: written.append(10**9) or write(path, writer, **o),
+    )
     for t in range(1, 301):
         run.states.update({t % 4: {"c": torch.zeros(1)}})
         run.put_state(t, {"w": torch.zeros(1)})
         run.index["done"] = t
         run.index["files"][f"rounds/{t:04d}.pt"] = "0" * 64
-        run.add_metrics([{"round": t, "metric": "loss", "value": 1 / 3, "scope": "global", "moment": "aggregated"}])
+        run.add_metrics(
+            [
+                {
+                    "round": t,
+                    "metric": "loss",
+                    "value": 1 / 3,
+                    "scope": "global",
+                    "moment": "aggregated",
+                }
+            ]
+        )
         written.clear()
         run.append()
         if t == 10:
@@ -235,19 +289,26 @@ def test_a_round_costs_the_same_however_many_there_were(tmp_path, monkeypatch):
 
 def operations(counter):
     """Count what changes the disk, and stop the process by ``counter`` before it happens; half of a write happens."""
+
     def stopping(name):
         real = getattr(os, name)
 
         def stopped(*given, **options):
             if counter():
                 if name == "write":
-                    real(given[0], given[1][:len(given[1]) // 2])
+                    real(given[0], given[1][: len(given[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*given, **options)
 
         setattr(os, name, stopped)
 
-    for name in ("replace", "unlink", "write", "rename", "link"):  # a kill before a flush is one before what follows it
+    for name in (
+        "replace",
+        "unlink",
+        "write",
+        "rename",
+        "link",
+    ):  # a kill before a flush is one before what follows it
         stopping(name)
 
 
@@ -271,11 +332,19 @@ def train_until(operation, chosen, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["every round", "every second", "kept", "folded", "states between"])
+@pytest.mark.parametrize(
+    "kind", ["every round", "every second", "kept", "folded", "states between"]
+)
 def test_killed_before_every_operation_on_the_disk(kind, tmp_path, monkeypatch):
-    keep = {"every second": {"every": 2}, "kept": {"every": 3, "keep": 2}, "states between": {"every": 3}}.get(kind, {})
+    keep = {
+        "every second": {"every": 2},
+        "kept": {"every": 3, "keep": 2},
+        "states between": {"every": 3},
+    }.get(kind, {})
     chosen = small(rounds=4, checkpoint={"clients": "sampled", **keep})
-    if kind == "states between":  # those of the clients go to the disk also in rounds that are not stored
+    if (
+        kind == "states between"
+    ):  # those of the clients go to the disk also in rounds that are not stored
         monkeypatch.setattr(rounds, "HELD", 0)
     if kind == "folded":
         monkeypatch.setattr(runs, "LONG", 0)

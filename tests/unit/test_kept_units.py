@@ -46,22 +46,43 @@ class Refusing(ArrayStore):
 def connectivity(store):
     """Three paths, and eight mixtures after corners, centre and edges."""
     three = [asked(net(s, hidden=[4]), name=str(s)) for s in range(3)]
-    return fldiag.diagnose(three, "connectivity", curve=0, points=3, refine=0, mixtures=2, store=store)
+    return fldiag.diagnose(
+        three, "connectivity", curve=0, points=3, refine=0, mixtures=2, store=store
+    )
 
 
 def flatness(store):
     w, clients = moved(net := tanh_net(4, 4), 2)
     rounds = [stored(w, clients, round=r) for r in (1, 2)]
-    made = history(net, separable(), np.array_split(np.random.default_rng(0).permutation(120), 2), *rounds, dtype=w.dtype)
-    return fldiag.diagnose(made, "flatness", every=1, rtol=0.9, max_products=4, tol=0.5, store=store)
+    made = history(
+        net,
+        separable(),
+        np.array_split(np.random.default_rng(0).permutation(120), 2),
+        *rounds,
+        dtype=w.dtype,
+    )
+    return fldiag.diagnose(
+        made, "flatness", every=1, rtol=0.9, max_products=4, tol=0.5, store=store
+    )
 
 
 def four_rounds():
     """Of the second round one client's weights are broken, of the third there are no client weights."""
     w, clients = moved(net := tanh_net(4, 4), 2)
     broken = [clients[0], torch.full_like(w, torch.nan)]
-    read = [stored(w, clients, round=1), stored(w, broken, clients[0], round=2), Stored(3, w), stored(w, clients, round=4)]
-    return history(net, separable(), np.array_split(np.random.default_rng(0).permutation(120), 2), *read, dtype=w.dtype)
+    read = [
+        stored(w, clients, round=1),
+        stored(w, broken, clients[0], round=2),
+        Stored(3, w),
+        stored(w, clients, round=4),
+    ]
+    return history(
+        net,
+        separable(),
+        np.array_split(np.random.default_rng(0).permutation(120), 2),
+        *read,
+        dtype=w.dtype,
+    )
 
 
 def rounds(name, **options):
@@ -86,7 +107,9 @@ def lora(store):
     net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
     w, clients = moved(net)
     broken = [*clients[:2], torch.full_like(w, torch.nan)]
-    rounds = [stored(w, c, clients[0], round=r) for r, c in enumerate((clients, broken, clients), 1)]
+    rounds = [
+        stored(w, c, clients[0], round=r) for r, c in enumerate((clients, broken, clients), 1)
+    ]
     made = history(net, data, parts, *rounds)
     made.store = store, "key"
     return fldiag.diagnose(made, "lora", k=1, tol=0.5)
@@ -96,15 +119,28 @@ def personalise(store):
     """Of two runs with the same clients, which differ in what they are called."""
     made, plan = trained(stack="off"), Personal((0, 2))
     kept = KeptUnits(store, str)
-    return pd.concat([pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run)) for run in "ab"])
+    return pd.concat(
+        [
+            pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run))
+            for run in "ab"
+        ]
+    )
 
 
-@pytest.mark.parametrize(("ask", "units", "after"), [(connectivity, 3 + 3 + 1 + 21 + 2, 7), (flatness, 2 * 3, 4),
-                                                     (leave_one_out, 6, 4), (lora, 3, 2), (personalise, 2 * 3, 4),
-                                                     (rounds("drift"), 3, 2),
-                                                     (rounds("matching", every_round=True, k=1), 3, 2),
-                                                     (rounds("account", every_round=True, k=1), 3, 2),
-                                                     (rounds("fairness", every_round=True), 4, 3)])
+@pytest.mark.parametrize(
+    ("ask", "units", "after"),
+    [
+        (connectivity, 3 + 3 + 1 + 21 + 2, 7),
+        (flatness, 2 * 3, 4),
+        (leave_one_out, 6, 4),
+        (lora, 3, 2),
+        (personalise, 2 * 3, 4),
+        (rounds("drift"), 3, 2),
+        (rounds("matching", every_round=True, k=1), 3, 2),
+        (rounds("account", every_round=True, k=1), 3, 2),
+        (rounds("fairness", every_round=True), 4, 3),
+    ],
+)
 def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ask(Interrupted(tmp_path / "kept.npz", after))
@@ -113,7 +149,10 @@ def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
     assert (again.count, whole.count) == (units - after, units)
 
 
-@pytest.mark.parametrize(("name", "options"), [("drift", {}), ("matching", {"k": 1}), ("account", {"k": 1}), ("fairness", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("drift", {}), ("matching", {"k": 1}), ("account", {"k": 1}), ("fairness", {})],
+)
 def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_path, monkeypatch):
     options = options if name == "drift" else {"every_round": True, **options}
     whole, asked, told = fldiag.diagnose(four_rounds(), name, **options), [], []
@@ -126,7 +165,10 @@ def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_
     monkeypatch.setattr(ArrayStore, "offer", lambda self, *content: self.save(*content))
     found = fldiag.diagnose(four_rounds(), name, cache=tmp_path, tell=told.append, **options)
     pd.testing.assert_frame_equal(found, whole, check_exact=True)
-    assert len(asked) == 1 and sum("finished parts are not kept from here on" in text for text in told) == 1
+    assert (
+        len(asked) == 1
+        and sum("finished parts are not kept from here on" in text for text in told) == 1
+    )
 
 
 def test_a_store_that_was_asked_for_and_refuses_is_an_error(tmp_path):
@@ -153,7 +195,9 @@ def test_finished_rounds_of_other_options_are_not_taken(tmp_path):
         fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, progress=stopped, rho=(1,))
     assert len(list(tmp_path.glob("drift-*.partial.npz"))) == 1
     fresh = fldiag.diagnose(four_rounds(), "drift", rho=(2,))
-    pd.testing.assert_frame_equal(fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, rho=(2,)), fresh, check_exact=True)
+    pd.testing.assert_frame_equal(
+        fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, rho=(2,)), fresh, check_exact=True
+    )
 
 
 def test_without_propositions_drift_looks_at_no_weights_of_finished_rounds(tmp_path, monkeypatch):
@@ -168,7 +212,11 @@ def test_without_propositions_drift_looks_at_no_weights_of_finished_rounds(tmp_p
 def test_a_round_whose_weights_are_all_numbers_is_not_copied():
     w, clients = moved(tanh_net(4, 4), 2)
     sound, broken = stored(w, clients), stored(w, [clients[0], torch.full_like(w, torch.nan)])
-    assert sound.finite() is sound and broken.finite().ids == (0,) and len(broken.finite().clients) == 1
+    assert (
+        sound.finite() is sound
+        and broken.finite().ids == (0,)
+        and len(broken.finite().clients) == 1
+    )
 
 
 def test_what_a_diagnostic_of_a_run_has_finished_lies_in_the_cache_until_it_is_whole(tmp_path):
@@ -176,11 +224,17 @@ def test_what_a_diagnostic_of_a_run_has_finished_lies_in_the_cache_until_it_is_w
         fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, progress=stopped)
     kept = np.load(next(tmp_path.glob("drift-*.partial.npz")))
     assert set(kept.files) == {"manifest", "1", "2"}
-    pd.testing.assert_frame_equal(fldiag.diagnose(four_rounds(), "drift", cache=tmp_path), fldiag.diagnose(four_rounds(), "drift"),
-                                  check_exact=True)
+    pd.testing.assert_frame_equal(
+        fldiag.diagnose(four_rounds(), "drift", cache=tmp_path),
+        fldiag.diagnose(four_rounds(), "drift"),
+        check_exact=True,
+    )
     assert not list(tmp_path.glob("*.partial.npz"))
 
 
 def test_two_units_of_one_name_are_refused(tmp_path):
-    with started("serial", lambda shared, unit: unit, None) as pool, pytest.raises(ValueError, match="two units of one name"):
+    with (
+        started("serial", lambda shared, unit: unit, None) as pool,
+        pytest.raises(ValueError, match="two units of one name"),
+    ):
         KeptUnits(tmp_path / "kept.npz", str).results(pool, [1, 1, 2])

@@ -32,11 +32,34 @@ def test_the_file_is_what_the_registry_says():
 def test_asking_what_there_is_imports_no_torch():
     found = known.built_in()
     names = [name for kind in known.KINDS for name in found[kind]]
-    asked = [["--help"], ["-h"], ["--version"], *(["list", kind] for kind in found), *(["explain", name] for name in names),
-             *([verb, "--help"] for verb in (*(n for n in found["diagnostics"] if n not in known.FLAGS), "train", "demo", "report", "figures", "convert", "export",
-                                             "partition", "diagnose", "list", "explain")),
-             ["toy", "plane", "--help"], ["toy", "iris", "--help"]]
-    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(asked)], capture_output=True, text=True)
+    asked = [
+        ["--help"],
+        ["-h"],
+        ["--version"],
+        *(["list", kind] for kind in found),
+        *(["explain", name] for name in names),
+        *(
+            [verb, "--help"]
+            for verb in (
+                *(n for n in found["diagnostics"] if n not in known.FLAGS),
+                "train",
+                "demo",
+                "report",
+                "figures",
+                "convert",
+                "export",
+                "partition",
+                "diagnose",
+                "list",
+                "explain",
+            )
+        ),
+        ["toy", "plane", "--help"],
+        ["toy", "iris", "--help"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(asked)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -53,9 +76,16 @@ def test_what_this_process_registers_is_there_too(monkeypatch):
     assert study.diagnostic("bumps", height=3).options == {"height": 3}
 
 
-@pytest.mark.parametrize("annotation, kind, words", [
-    (int, "int", "int"), (float | None, "float", "float | none"), (tuple[float, ...], "list[float]", "list of float"),
-    (dict, "python", "dict"), (int | str, "python", "int | str")])
+@pytest.mark.parametrize(
+    "annotation, kind, words",
+    [
+        (int, "int", "int"),
+        (float | None, "float", "float | none"),
+        (tuple[float, ...], "list[float]", "list of float"),
+        (dict, "python", "dict"),
+        (int | str, "python", "int | str"),
+    ],
+)
 def test_types_in_words(annotation, kind, words):
     assert known.typed(annotation) == kind and known.values(annotation) == words
 
@@ -66,6 +96,10 @@ def test_unknown_kinds_are_refused_with_the_nearest():
 
 
 def test_every_option_of_a_diagnostic_says_what_it_is():
-    silent = [f"{name}.{o['name']}" for name, item in known.built_in()["diagnostics"].items() for o in item["options"]
-              if not o["help"] and o["type"] != "python"]
+    silent = [
+        f"{name}.{o['name']}"
+        for name, item in known.built_in()["diagnostics"].items()
+        for o in item["options"]
+        if not o["help"] and o["type"] != "python"
+    ]
     assert not silent

@@ -32,23 +32,31 @@ def top(a, k, which="largest", **options):
     return lanczos(lambda v: a @ v, len(a), k, which=which, **options)
 
 
-@pytest.mark.parametrize("which, key", [("largest", lambda v: -v), ("smallest", lambda v: v),
-                                        ("magnitude", lambda v: -abs(v))])
-@pytest.mark.parametrize("spectrum", [
-    [5, 4, 3, 2, 1, 0.5, 0.1, -3.5],
-    [5, 5, 3, 3, 3, 1],  # repeated
-    [-1, -2, -3, -4.5, -5],  # all negative
-    [2, 0, 0, 0, 0, 0, 0],  # rank one
-    [1] * 6,  # the identity: every vector is an invariant subspace
-    [3, 3 - 1e-5, 1, 0.2],  # nearly equal
-], ids=str)
+@pytest.mark.parametrize(
+    "which, key",
+    [("largest", lambda v: -v), ("smallest", lambda v: v), ("magnitude", lambda v: -abs(v))],
+)
+@pytest.mark.parametrize(
+    "spectrum",
+    [
+        [5, 4, 3, 2, 1, 0.5, 0.1, -3.5],
+        [5, 5, 3, 3, 3, 1],  # repeated
+        [-1, -2, -3, -4.5, -5],  # all negative
+        [2, 0, 0, 0, 0, 0, 0],  # rank one
+        [1] * 6,  # the identity: every vector is an invariant subspace
+        [3, 3 - 1e-5, 1, 0.2],  # nearly equal
+    ],
+    ids=str,
+)
 def test_all_eigenvalues_of_a_planted_spectrum_with_k_at_least_the_size(spectrum, which, key):
     a = planted(spectrum)
     found = top(a, len(spectrum) + 3, which)
     expected = np.array(sorted(spectrum, key=lambda v: key(np.float64(v))), dtype=float)
     assert found.values == pytest.approx(expected, abs=1e-9)
     assert found.converged.all() and found.products <= len(spectrum)
-    assert torch.allclose(found.vectors @ found.vectors.T, torch.eye(len(spectrum)).double(), atol=1e-9)
+    assert torch.allclose(
+        found.vectors @ found.vectors.T, torch.eye(len(spectrum)).double(), atol=1e-9
+    )
     assert measured(a, found) == pytest.approx(np.zeros(len(spectrum)), abs=1e-8)
 
 
@@ -74,9 +82,16 @@ def test_one_dimension():
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(2, 40), k=st.integers(1, 6), seed=st.integers(0, 10**6), budget=st.integers(1, 40),
-       which=st.sampled_from(["largest", "smallest", "magnitude"]))
-def test_an_eigenvalue_lies_within_every_residual_even_before_convergence(size, k, seed, budget, which):
+@given(
+    size=st.integers(2, 40),
+    k=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    budget=st.integers(1, 40),
+    which=st.sampled_from(["largest", "smallest", "magnitude"]),
+)
+def test_an_eigenvalue_lies_within_every_residual_even_before_convergence(
+    size, k, seed, budget, which
+):
     b = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     a = (b + b.T) / 2
     true = torch.linalg.eigvalsh(a).numpy()
@@ -94,7 +109,10 @@ def test_the_residual_counts_what_an_asymmetric_operator_breaks():
     a = planted([5, 3, 1, 0.5])
     a[0, 1] += 0.5  # no longer symmetric: the textbook estimate would not notice
     found = top(a, 2)
-    assert found.residuals == pytest.approx(measured(a, found), abs=1e-9) and found.residuals.max() > 1e-3
+    assert (
+        found.residuals == pytest.approx(measured(a, found), abs=1e-9)
+        and found.residuals.max() > 1e-3
+    )
 
 
 def outliers(size=400, head=(10.0, 8.0, 6.5, 5.0, 4.2, 3.0)):
@@ -112,7 +130,7 @@ def test_outliers_to_the_tolerance_in_few_products():
 
 def test_float32_products_keep_the_tolerance_and_the_residual_bound():
     d = outliers()
-    found = lanczos(lambda v: (d.float() * v.float()), len(d), 5, tol=1e-5)
+    found = lanczos(lambda v: d.float() * v.float(), len(d), 5, tol=1e-5)
     assert found.converged.all() and found.values == pytest.approx(d[:5].numpy(), rel=1e-5)
     assert found.vectors.dtype == torch.float64
 
@@ -143,11 +161,15 @@ def test_copies_are_found_from_every_start():
     d = outliers(2000, head=(10.0, 10.0, 6.5, 5.0, 4.2, 3.0))
     for seed in range(30):
         found = lanczos(lambda v: d * v, len(d), 5, seed=seed)
-        assert found.values == pytest.approx([10, 10, 6.5, 5, 4.2], rel=1e-3) and found.converged.all()
+        assert (
+            found.values == pytest.approx([10, 10, 6.5, 5, 4.2], rel=1e-3) and found.converged.all()
+        )
         assert found.overlooked <= 0.05
 
 
-@pytest.mark.parametrize("which, sign", [("largest", 1), ("smallest", -1), ("magnitude", 1), ("magnitude", -1)])
+@pytest.mark.parametrize(
+    "which, sign", [("largest", 1), ("smallest", -1), ("magnitude", 1), ("magnitude", -1)]
+)
 def test_copies_are_found_at_either_end(which, sign):
     d = sign * outliers(1000, head=(10.0, 10.0, 6.5, 5.0, 4.2, 3.0))
     for seed in range(5):
@@ -165,7 +187,9 @@ def test_magnitude_looks_at_the_end_where_the_bulk_is_close(sign):
 
 def test_the_search_is_short_where_eigenvalues_stand_out_and_grows_with_the_certainty():
     d = outliers(5000)
-    products = [lanczos(lambda v: d * v, len(d), 5, miss=miss).products for miss in (0, 0.3, 0.05, 1e-4)]
+    products = [
+        lanczos(lambda v: d * v, len(d), 5, miss=miss).products for miss in (0, 0.3, 0.05, 1e-4)
+    ]
     extra = np.array(products[1:]) - products[0]
     assert 1 <= extra[0] <= extra[1] <= 5 and extra[1] < extra[2] <= 9
 
@@ -175,7 +199,11 @@ def test_a_search_cut_short_is_admitted():
     enough = lanczos(lambda v: d * v, len(d), 5, miss=0)
     assert enough.converged.all() and enough.overlooked == 1.0
     cut = lanczos(lambda v: d * v, len(d), 5, max_products=enough.products + 1)
-    assert cut.values == pytest.approx(enough.values, rel=1e-3) and not cut.converged.any() and cut.overlooked > 0.05
+    assert (
+        cut.values == pytest.approx(enough.values, rel=1e-3)
+        and not cut.converged.any()
+        and cut.overlooked > 0.05
+    )
 
 
 def test_the_bound_on_the_unseen_share_is_a_bound_and_nearly_reached():
@@ -199,11 +227,15 @@ def test_the_bound_on_the_unseen_share_is_a_bound_and_nearly_reached():
 
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
 def test_restarts_keep_residuals_and_results(which):
-    d = torch.cat([torch.linspace(5, 12, 15), torch.linspace(-1, 1, 400), torch.linspace(-9, -4, 14)]).double()
+    d = torch.cat(
+        [torch.linspace(5, 12, 15), torch.linspace(-1, 1, 400), torch.linspace(-9, -4, 14)]
+    ).double()
     key = {"largest": -d, "smallest": d, "magnitude": -d.abs()}[which]
     expected = d[key.argsort()][:12].numpy()
     free = lanczos(lambda v: d * v, len(d), 12, which=which, tol=1e-6, max_products=400)
-    tight = lanczos(lambda v: d * v, len(d), 12, which=which, tol=1e-6, max_products=400, limit=22, noise=1e-12)
+    tight = lanczos(
+        lambda v: d * v, len(d), 12, which=which, tol=1e-6, max_products=400, limit=22, noise=1e-12
+    )
     for found in (free, tight):
         assert found.converged.all() and found.values == pytest.approx(expected, rel=1e-6)
         assert found.residuals == pytest.approx(measured(torch.diag(d), found), abs=1e-8)
@@ -216,9 +248,19 @@ def test_a_basis_in_float32_keeps_the_residuals_true_and_its_rows_orthogonal(lim
     """Also through restarts: what rounding took from a row is in the residual, and does not add up."""
     head = 10.0 ** np.linspace(3, 0, 6)
     a = planted([*head, *np.random.default_rng(0).standard_normal(300) * 0.3])
-    found = lanczos(lambda v: a @ v.double(), 306, 5, tol=1e-5, dtype=torch.float32, limit=limit, max_products=300)
+    found = lanczos(
+        lambda v: a @ v.double(),
+        306,
+        5,
+        tol=1e-5,
+        dtype=torch.float32,
+        limit=limit,
+        max_products=300,
+    )
     assert found.converged.all()
-    assert np.abs(found.values - head[:5]).max() <= 6e-8 * np.sqrt(limit or found.products) * head[0]
+    assert (
+        np.abs(found.values - head[:5]).max() <= 6e-8 * np.sqrt(limit or found.products) * head[0]
+    )
     assert (measured(a, found) <= found.residuals + 6e-8 * head[0]).all()
     rows = Basis(300, torch.device("cpu"), torch.float32)
     for v in torch.randn(120, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0)):
@@ -249,7 +291,9 @@ def test_the_limit_bounds_the_basis_also_when_the_budget_is_spent():
 def test_strict_convergence_means_accurate_vectors():
     d = outliers()
     loose, strict = (lanczos(lambda v: d * v, len(d), 3, tol=1e-5, strict=s) for s in (False, True))
-    assert (strict.residuals <= 1e-5 * strict.values).all() and (loose.residuals > 1e-5 * loose.values).any()
+    assert (strict.residuals <= 1e-5 * strict.values).all() and (
+        loose.residuals > 1e-5 * loose.values
+    ).any()
     assert torch.allclose(strict.vectors, torch.eye(400, dtype=torch.float64)[:3], atol=1e-4)
 
 
@@ -261,7 +305,9 @@ def test_what_lanczos_measured_splits_the_operator():
     assert torch.allclose(p @ p, p, atol=1e-12) and float(p.trace()) == pytest.approx(5)
     assert torch.allclose(known.diagonal(), (a - p @ a @ p).diagonal(), atol=1e-10)
     everything = krylov(lambda v: a @ v, 8, 20, noise=1e-12)
-    assert everything.dimension == 8 and torch.allclose(everything.diagonal(), a.diagonal(), atol=1e-10)
+    assert everything.dimension == 8 and torch.allclose(
+        everything.diagonal(), a.diagonal(), atol=1e-10
+    )
 
 
 def test_a_spent_budget_is_admitted():
@@ -275,7 +321,9 @@ def test_a_spent_budget_is_admitted():
 def test_same_seed_same_bits_other_seed_same_answer_and_signs():
     d = outliers()
     runs = [lanczos(lambda v: d * v, len(d), 3, tol=1e-6, seed=s) for s in (1, 1, 2)]
-    assert torch.equal(runs[0].vectors, runs[1].vectors) and (runs[0].values == runs[1].values).all()
+    assert (
+        torch.equal(runs[0].vectors, runs[1].vectors) and (runs[0].values == runs[1].values).all()
+    )
     assert torch.allclose(runs[0].vectors, runs[2].vectors, atol=1e-2)  # equal also in sign
     assert not torch.equal(runs[0].vectors, runs[2].vectors)
     for run in runs:
@@ -293,7 +341,10 @@ def test_progress_counts_products():
 def test_global_randomness_is_not_touched():
     state = torch.get_rng_state(), np.random.get_state()[1].copy()
     lanczos(lambda v: 2 * v, 10, 2)
-    assert torch.equal(state[0], torch.get_rng_state()) and (state[1] == np.random.get_state()[1]).all()
+    assert (
+        torch.equal(state[0], torch.get_rng_state())
+        and (state[1] == np.random.get_state()[1]).all()
+    )
 
 
 def test_a_product_that_is_not_finite_and_impossible_options_are_refused():
@@ -314,8 +365,12 @@ def test_a_single_ritz_value_is_not_taken_for_an_eigenvalue(seed):
 
 
 BULK = np.linspace(-0.2, 0.5, 150)
-CLOSE = {"second of one": ([5, 4.9, 3], 1), "fourth of four": ([5, 4, 3, 2.997, 2], 4), "third of three": ([5, 4, 3, 2.985, 2], 3),
-         "sixth of five": ([8, 6, 5, 4, 3, 2.9], 5)}
+CLOSE = {
+    "second of one": ([5, 4.9, 3], 1),
+    "fourth of four": ([5, 4, 3, 2.997, 2], 4),
+    "third of three": ([5, 4, 3, 2.985, 2], 3),
+    "sixth of five": ([8, 6, 5, 4, 3, 2.9], 5),
+}
 
 
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
@@ -326,11 +381,15 @@ def test_what_is_called_converged_is_right_also_with_a_close_neighbour(name, whi
     """The neighbour mixes with a wanted eigenvector, and the sequence alone cannot tell: seeds of which at most the
     share ``miss`` may be wrong (0.05; three in forty are within its scatter)."""
     values, k = CLOSE[name]
-    spectrum = torch.tensor([*values, *BULK], dtype=torch.float64) * (-1 if which == "smallest" else 1)
+    spectrum = torch.tensor([*values, *BULK], dtype=torch.float64) * (
+        -1 if which == "smallest" else 1
+    )
     true, wrong = np.array(values[:k]) * (-1 if which == "smallest" else 1), 0
     for seed in range(40):
         d = spectrum[torch.randperm(len(spectrum), generator=torch.Generator().manual_seed(seed))]
-        found = lanczos(lambda v, d=d: d * v, len(d), k, which=which, noise=noise, dtype=dtype, seed=seed)
+        found = lanczos(
+            lambda v, d=d: d * v, len(d), k, which=which, noise=noise, dtype=dtype, seed=seed
+        )
         assert found.converged.all() and found.products < 40
         wrong += bool((np.abs(found.values - true) > 1e-3 * np.abs(true)).any())
     assert wrong <= 3
@@ -346,12 +405,16 @@ def test_ritz_vectors_taken_out_of_the_search_hide_nothing():
         theta, y = np.linalg.eigh(mixed.T @ h @ mixed)
         y, theta = (mixed @ y)[:, ::-1], theta[::-1]
         residuals = np.linalg.norm(h @ y - y * theta, axis=0)
-        keep, fall = innocent(np.concatenate([[9.0], theta]), np.concatenate([[0.0], residuals]), 3.0, 1)
+        keep, fall = innocent(
+            np.concatenate([[9.0], theta]), np.concatenate([[0.0], residuals]), 3.0, 1
+        )
         out = y[:, : keep - 1]
         u = np.eye(13)[0] - out @ out.T[:, 0]
         assert u @ h @ u / (u @ u) >= 3.0 - fall - 1e-12
         assert keep == 1 or fall > 0
-    assert innocent(np.array([2.0, 1.0, 0.99]), np.array([0.0, 1e-3, 0.5]), 1.9, 1)[0] == 2  # the last is too uncertain
+    assert (
+        innocent(np.array([2.0, 1.0, 0.99]), np.array([0.0, 1e-3, 0.5]), 1.9, 1)[0] == 2
+    )  # the last is too uncertain
     assert innocent(np.array([2.0]), np.array([0.0]), 1.9, 1) == (1, 0.0)
 
 
@@ -359,5 +422,7 @@ def test_a_sequence_that_ends_in_rounding_noise_proves_nothing():
     """All products look like multiples of the vector: the direction with the larger eigenvalue has a share below the noise."""
     x = torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x /= torch.linalg.vector_norm(x)
-    found = lanczos(lambda v: v + 2e-4 * (x @ v) * x, len(x), 1, tol=1e-4, noise=1e-6, max_products=30)
+    found = lanczos(
+        lambda v: v + 2e-4 * (x @ v) * x, len(x), 1, tol=1e-4, noise=1e-6, max_products=30
+    )
     assert not found.converged.any() or found.values == pytest.approx([1.0002], rel=1e-4)

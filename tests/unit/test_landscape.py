@@ -33,10 +33,15 @@ def problem(scale=1.0, bend=nn.ReLU, **options):
 
 def surface(frame):
     """The losses as an array with y along axis 0."""
-    return frame[frame.metric == "loss"].pivot(index="y", columns="x", values="value").to_numpy(dtype=float)
+    return (
+        frame[frame.metric == "loss"]
+        .pivot(index="y", columns="x", values="value")
+        .to_numpy(dtype=float)
+    )
 
 
 # -- grid and values
+
 
 @pytest.mark.parametrize("span", [1.0, 0.3, 7e-3])
 @pytest.mark.parametrize("points", [3, 41, 99])
@@ -59,11 +64,18 @@ def test_every_point_is_the_loss_at_its_coordinates():
     d = rules.random(p, seed=0)
     frame = landscape(p, directions="random", points=5, span=0.7)
     losses = frame[frame.metric == "loss"]
-    assert sorted(zip(losses.x, losses.y, strict=True)) == sorted(itertools.product(axis(5, 0.7), repeat=2))
+    assert sorted(zip(losses.x, losses.y, strict=True)) == sorted(
+        itertools.product(axis(5, 0.7), repeat=2)
+    )
     for row in losses.sample(8, random_state=0).itertuples():
         value, stderr = p.loss(p.w + row.x * d.d1 + row.y * d.d2)
-        assert (row.value, row.stderr) == (pytest.approx(value, rel=1e-12), pytest.approx(stderr, rel=1e-9))
-    assert not np.allclose(surface(frame), surface(frame).T)  # x and y are not exchanged by accident
+        assert (row.value, row.stderr) == (
+            pytest.approx(value, rel=1e-12),
+            pytest.approx(stderr, rel=1e-9),
+        )
+    assert not np.allclose(
+        surface(frame), surface(frame).T
+    )  # x and y are not exchanged by accident
 
 
 def test_T_L_2_second_difference_along_each_axis_is_the_eigenvalue():
@@ -73,13 +85,20 @@ def test_T_L_2_second_difference_along_each_axis_is_the_eigenvalue():
     assert len(values) == 5
     assert (z[1, 0] - 2 * z[1, 1] + z[1, 2]) / h**2 == pytest.approx(values[0], rel=1e-4)
     assert (z[0, 1] - 2 * z[1, 1] + z[2, 1]) / h**2 == pytest.approx(values[1], rel=1e-4)
-    assert (z[2, 2] - z[2, 0] - z[0, 2] + z[0, 0]) / (4 * h**2) == pytest.approx(0, abs=1e-4 * values[0])
+    assert (z[2, 2] - z[2, 0] - z[0, 2] + z[0, 0]) / (4 * h**2) == pytest.approx(
+        0, abs=1e-4 * values[0]
+    )
 
 
 def test_table_with_spectrum_rows():
     p = problem(labels={"method": "fedavg", "round": 7})
     frame = check(landscape(p, points=3))
-    assert frame.metric.value_counts().to_dict() == {"loss": 9, "eigenvalue": 5, "eigenvalue_ratio": 1, "accuracy": 1}
+    assert frame.metric.value_counts().to_dict() == {
+        "loss": 9,
+        "eigenvalue": 5,
+        "eigenvalue_ratio": 1,
+        "accuracy": 1,
+    }
     assert set(frame.run) == {"a"} and set(frame["round"]) == {7} and set(frame.n_examples) == {30}
     eigen = frame[frame.metric == "eigenvalue"]
     assert eigen.value.tolist() == eigenpairs(p, 5).values.tolist() and eigen.residual.notna().all()
@@ -99,7 +118,11 @@ def test_wrong_use_is_explained():
             landscape(problem(), points=points)
     with pytest.raises(FldiagError, match="two weight sets"):
         landscape(problem(), directions="plane", points=3)
-    one = Problem(nn.Linear(1, 1, bias=False), lambda z, y: z.square().mean(), (torch.ones(2, 1), torch.ones(2)))
+    one = Problem(
+        nn.Linear(1, 1, bias=False),
+        lambda z, y: z.square().mean(),
+        (torch.ones(2, 1), torch.ones(2)),
+    )
     with pytest.raises(FldiagError, match="one parameter"):
         landscape(one, points=3)
     with pytest.raises(FldiagError, match="one eigenvector"):
@@ -107,6 +130,7 @@ def test_wrong_use_is_explained():
 
 
 # -- directions
+
 
 def test_random_directions_have_the_filter_norms_of_the_weights_and_no_biases():
     p = problem()
@@ -119,7 +143,9 @@ def test_random_directions_have_the_filter_norms_of_the_weights_and_no_biases():
             else:
                 assert torch.allclose(t.flatten(1).norm(dim=1), weights.flatten(1).norm(dim=1))
     assert abs(float(d.d1 @ d.d2)) < 0.5 * float(d.d1.norm() * d.d2.norm())
-    assert torch.equal(d.d1, rules.random(p, seed=3).d1) and not torch.equal(d.d1, rules.random(p, seed=4).d1)
+    assert torch.equal(d.d1, rules.random(p, seed=3).d1) and not torch.equal(
+        d.d1, rules.random(p, seed=4).d1
+    )
 
 
 def test_random_directions_scale_with_the_weights():
@@ -132,7 +158,9 @@ def test_plane_passes_through_its_points():
     g = torch.Generator().manual_seed(0)
     a, b = (p.w + 0.3 * torch.randn(p.w.shape, dtype=torch.float64, generator=g) for _ in range(2))
     d = rules.plane(p, [a, p.layout.views(b)])
-    assert torch.allclose(torch.stack([d.d1, d.d2]) @ torch.stack([d.d1, d.d2]).T, torch.eye(2).double(), atol=1e-12)
+    assert torch.allclose(
+        torch.stack([d.d1, d.d2]) @ torch.stack([d.d1, d.d2]).T, torch.eye(2).double(), atol=1e-12
+    )
     frame = check(landscape(p, directions="plane", through=[a, b], points=3))
     given = frame[frame.metric == "point"].set_index("index")
     for i, w in enumerate((p.w, a, b)):
@@ -157,11 +185,18 @@ def test_points_have_their_own_buffers_if_they_bring_them_and_say_so():
     fixed = [p.loss(w)[0] for w in weights]
     assert min(abs(a - b) for a, b in zip(own[1:], fixed[1:], strict=True)) > 0.01
     for through, expected, kinds in (
-            ([n.state_dict() for n in nets[1:]], own, ["own"] * 3), (weights[1:], fixed, ["own", "fixed", "fixed"]),
-            ([nets[1].state_dict(), weights[2]], [*own[:2], fixed[2]], ["own", "own", "fixed"])):
+        ([n.state_dict() for n in nets[1:]], own, ["own"] * 3),
+        (weights[1:], fixed, ["own", "fixed", "fixed"]),
+        ([nets[1].state_dict(), weights[2]], [*own[:2], fixed[2]], ["own", "own", "fixed"]),
+    ):
         given = pd.DataFrame(rules.plane(p, through).rows)
-        assert given.value.tolist() == pytest.approx(expected, rel=1e-5) and given.buffers.tolist() == kinds
-    assert "buffers" not in pd.DataFrame(rules.plane(problem(), [problem().w + 1, problem(2.0).w]).rows)
+        assert (
+            given.value.tolist() == pytest.approx(expected, rel=1e-5)
+            and given.buffers.tolist() == kinds
+        )
+    assert "buffers" not in pd.DataFrame(
+        rules.plane(problem(), [problem().w + 1, problem(2.0).w]).rows
+    )
 
 
 def test_points_on_a_line_span_no_plane():
@@ -173,6 +208,7 @@ def test_points_on_a_line_span_no_plane():
 
 
 # -- resuming
+
 
 @pytest.mark.parametrize("how", ["eigen", "random", "plane"])
 @pytest.mark.parametrize("folder", [True, False])
@@ -186,9 +222,13 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, how, folder):
     seen = []
     resumed = landscape(problem(), lambda *a: seen.append(a), **options, store=path)
     pd.testing.assert_frame_equal(resumed, expected, check_exact=True)
-    assert [done for done, total, _ in seen] == list(range(10, 26))  # directions and nine points were kept
+    assert [done for done, total, _ in seen] == list(
+        range(10, 26)
+    )  # directions and nine points were kept
     again = []
-    pd.testing.assert_frame_equal(landscape(problem(), lambda *a: again.append(a), **options, store=path), expected)
+    pd.testing.assert_frame_equal(
+        landscape(problem(), lambda *a: again.append(a), **options, store=path), expected
+    )
     assert not again and not list(tmp_path.glob(".*.part"))
 
 
@@ -196,11 +236,17 @@ def test_a_store_of_something_else_is_never_overwritten(tmp_path):
     path = tmp_path / "points.npz"
     landscape(problem(), directions="random", points=3, store=path)
     bits = path.read_bytes()
-    for other, options in ((problem(1.5), {}), (problem(), {"span": 2.0}), (problem(), {"seed": 1})):
+    for other, options in (
+        (problem(1.5), {}),
+        (problem(), {"span": 2.0}),
+        (problem(), {"seed": 1}),
+    ):
         with pytest.raises(FldiagError, match="of other weights, data or options"):
             landscape(other, directions="random", points=3, store=path, **options)
     assert path.read_bytes() == bits
-    landscape(problem(1.5), directions="random", points=3, store=tmp_path)  # a folder has room for both
+    landscape(
+        problem(1.5), directions="random", points=3, store=tmp_path
+    )  # a folder has room for both
     landscape(problem(), directions="random", points=3, store=tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
     path.write_bytes(b"torn")
@@ -209,7 +255,10 @@ def test_a_store_of_something_else_is_never_overwritten(tmp_path):
 
 
 def test_offers_are_written_at_intervals_only(tmp_path):
-    lazy, eager = ArrayStore(tmp_path / "lazy.npz", interval=1e6), ArrayStore(tmp_path / "eager.npz", interval=0)
+    lazy, eager = (
+        ArrayStore(tmp_path / "lazy.npz", interval=1e6),
+        ArrayStore(tmp_path / "eager.npz", interval=0),
+    )
     for store in (lazy, eager):
         store.offer("key", {"a": np.arange(3)}, {"note": 1})
     assert lazy.load("key") is None
@@ -228,12 +277,32 @@ def test_progress_forecasts_after_the_first_points():
 
 # -- provenance
 
+
 def test_digests_separate_what_differs_and_join_what_is_equal():
     t = torch.arange(4.0)
-    things = [t, t.double(), t.reshape(2, 2), t.bfloat16(), t.numpy().tolist(), "0", 0, 0.0, None, False, [], {},
-              [[1], 2], [1, [2]], {"a": 1}, b"a", "a"]
+    things = [
+        t,
+        t.double(),
+        t.reshape(2, 2),
+        t.bfloat16(),
+        t.numpy().tolist(),
+        "0",
+        0,
+        0.0,
+        None,
+        False,
+        [],
+        {},
+        [[1], 2],
+        [1, [2]],
+        {"a": 1},
+        b"a",
+        "a",
+    ]
     assert len({digest(x) for x in things}) == len(things)
-    assert digest({"a": 1, "b": t}) == digest({"b": t.clone(), "a": 1}) and digest(t) == digest(t.numpy())
+    assert digest({"a": 1, "b": t}) == digest({"b": t.clone(), "a": 1}) and digest(t) == digest(
+        t.numpy()
+    )
     assert digest("a", "b") != digest("ab") and len(digest()) == 64
     with pytest.raises(FldiagError, match="cannot digest"):
         digest(object())
@@ -241,6 +310,11 @@ def test_digests_separate_what_differs_and_join_what_is_equal():
 
 def test_provenance_names_versions_precision_and_place():
     found = provenance(dtype=torch.float64, device="cpu", seed=3, slice="train")
-    assert found["torch"] == torch.__version__ and found["dtype"] == "float64" and found["seed"] == 3
-    assert found["device"] == found["device_name"] == "cpu" and found["threads"] == torch.get_num_threads()
+    assert (
+        found["torch"] == torch.__version__ and found["dtype"] == "float64" and found["seed"] == 3
+    )
+    assert (
+        found["device"] == found["device_name"] == "cpu"
+        and found["threads"] == torch.get_num_threads()
+    )
     assert found["slice"] == "train" and found["fldiag"]

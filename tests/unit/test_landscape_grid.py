@@ -33,11 +33,17 @@ def small(**options):
 
 
 def losses(frame, column="value"):
-    return frame[frame.metric == "loss"].pivot(index="y", columns="x", values=column).to_numpy(dtype=object)
+    return (
+        frame[frame.metric == "loss"]
+        .pivot(index="y", columns="x", values=column)
+        .to_numpy(dtype=object)
+    )
 
 
 def numbers(frame, column="value"):
-    return pd.DataFrame(losses(frame, column)).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    return (
+        pd.DataFrame(losses(frame, column)).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    )
 
 
 def value(frame, metric, column="value"):
@@ -50,21 +56,42 @@ def every_point(**options):
     return landscape(trained(), **options, full=True)
 
 
-@pytest.mark.parametrize("options", [{"span": 1.0}, {"span": 5.0}, {"span": 5.0, "grid_rtol": 0.05}])
+@pytest.mark.parametrize(
+    "options", [{"span": 1.0}, {"span": 5.0}, {"span": 5.0, "grid_rtol": 0.05}]
+)
 @pytest.mark.slow
 def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
     shared = {"points": 21, "k": 2, "tol": 1e-2}
-    frame, whole = check(landscape(trained(), **shared, **options)), every_point(**shared, span=options["span"])
+    frame, whole = (
+        check(landscape(trained(), **shared, **options)),
+        every_point(**shared, span=options["span"]),
+    )
     made, true, how = numbers(frame), numbers(whole), losses(frame, "estimator")
     exact = how == "exact"
     assert (made[exact] == true[exact]).all() and set(how[~exact].ravel()) == {"spline"}
-    assert exact.sum() == value(frame, "evaluated") < true.size * (0.75 if "grid_rtol" in options else 0.95)
-    assert "evaluated" not in set(whole.metric) and (whole[whole.metric == "loss"].estimator == "exact").all()
+    assert (
+        exact.sum()
+        == value(frame, "evaluated")
+        < true.size * (0.75 if "grid_rtol" in options else 0.95)
+    )
+    assert (
+        "evaluated" not in set(whole.metric)
+        and (whole[whole.metric == "loss"].estimator == "exact").all()
+    )
     share = Heights.of(true).share(made - true, true)
-    assert value(frame, "interpolation_error") <= options.get("grid_rtol", 0.01) and share.max() <= value(frame, "interpolation_error")
+    assert value(frame, "interpolation_error") <= options.get(
+        "grid_rtol", 0.01
+    ) and share.max() <= value(frame, "interpolation_error")
     error, said = np.abs(made - true)[~exact], numbers(frame, "residual")
-    assert (error <= said[~exact]).all() and np.isnan(said[exact]).all() and value(frame, "interpolation_error", "index") >= 16
-    assert np.abs(numbers(frame, "stderr") - numbers(whole, "stderr")).max() < 0.1 * numbers(whole, "stderr").max()
+    assert (
+        (error <= said[~exact]).all()
+        and np.isnan(said[exact]).all()
+        and value(frame, "interpolation_error", "index") >= 16
+    )
+    assert (
+        np.abs(numbers(frame, "stderr") - numbers(whole, "stderr")).max()
+        < 0.1 * numbers(whole, "stderr").max()
+    )
     assert made[10, 10] == trained().loss()[0]
 
 
@@ -78,7 +105,9 @@ def test_interrupted_anywhere_and_resumed_gives_the_same_table(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             landscape(small(), **OPTIONS, span=4.0, store=Interrupted(path, after))
         seen = []
-        frame = landscape(small(), lambda *a, seen=seen: seen.append(a), **OPTIONS, span=4.0, store=path)
+        frame = landscape(
+            small(), lambda *a, seen=seen: seen.append(a), **OPTIONS, span=4.0, store=path
+        )
         pd.testing.assert_frame_equal(frame, expected, check_exact=True)
         assert len(seen) == count - after and all(done <= total for done, total, _ in seen)
 
@@ -87,7 +116,9 @@ def test_points_of_a_finer_question_serve_a_coarser_one_without_changing_it(tmp_
     coarse = landscape(small(), **OPTIONS, span=4.0)
     landscape(small(), **OPTIONS, span=4.0, full=True, store=tmp_path / "p.npz")
     seen = []
-    again = landscape(small(), lambda *a: seen.append(a), **OPTIONS, span=4.0, store=tmp_path / "p.npz")
+    again = landscape(
+        small(), lambda *a: seen.append(a), **OPTIONS, span=4.0, store=tmp_path / "p.npz"
+    )
     pd.testing.assert_frame_equal(again, coarse, check_exact=True)
     assert not seen
 
@@ -96,18 +127,30 @@ def test_a_second_question_is_answered_from_the_cache(tmp_path):
     first = fldiag.diagnose(small(), "landscape", cache=tmp_path, **OPTIONS)
     assert not list(tmp_path.glob("*.partial.npz"))
     seen = []
-    second = fldiag.diagnose(small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS)
+    second = fldiag.diagnose(
+        small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS
+    )
     assert not seen
     pd.testing.assert_frame_equal(first, second, check_dtype=False)
-    fldiag.diagnose(small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS, grid_rtol=0.5)
+    fldiag.diagnose(
+        small(),
+        "landscape",
+        cache=tmp_path,
+        progress=lambda *a: seen.append(a),
+        **OPTIONS,
+        grid_rtol=0.5,
+    )
     assert seen  # another error is another question
 
 
 # -- principal axes of a trajectory
 
+
 def walk(p, steps=7):
     g = torch.Generator().manual_seed(0)
-    noise = torch.randn(steps, p.layout.size, generator=g) * torch.linspace(1.5, 0.2, steps)[:, None]
+    noise = (
+        torch.randn(steps, p.layout.size, generator=g) * torch.linspace(1.5, 0.2, steps)[:, None]
+    )
     return list(p.w + noise.cumsum(0).flip(0))
 
 
@@ -127,16 +170,29 @@ def test_pca_is_that_of_scikit_learn():
     way_rows = [r for r in found.rows if r["metric"] == "trajectory"]
     places = np.array([(r["x"], r["y"]) for r in way_rows])
     np.testing.assert_allclose(places, (rows - rows[-1]) @ ours.T, atol=1e-10)
-    assert (places[-1] == 0).all() and (places[0] >= 0).all() and found.reach == pytest.approx(np.abs(places).max())
+    assert (
+        (places[-1] == 0).all()
+        and (places[0] >= 0).all()
+        and found.reach == pytest.approx(np.abs(places).max())
+    )
     away = [r["value"] for r in found.rows if r["metric"] == "projection_error"]
-    np.testing.assert_allclose(away, np.linalg.norm(rows - rows[-1] - places @ ours, axis=1), atol=1e-10)
+    np.testing.assert_allclose(
+        away, np.linalg.norm(rows - rows[-1] - places @ ours, axis=1), atol=1e-10
+    )
     assert [r["value"] for r in way_rows] == pytest.approx([p.loss(w)[0] for w in [*way, p.w]])
 
 
 def test_a_trajectory_in_a_plane_is_explained_by_it_and_covered_by_the_grid():
     p = small(dtype=torch.float64)
     a, b = torch.eye(p.layout.size, dtype=torch.float64)[:2]
-    frame = check(landscape(p, directions="pca", points=5, through={20: p.w + 2 * a, 3: p.w + 4 * a + b, 30: p.w + a - b}))
+    frame = check(
+        landscape(
+            p,
+            directions="pca",
+            points=5,
+            through={20: p.w + 2 * a, 3: p.w + 4 * a + b, 30: p.w + a - b},
+        )
+    )
     assert frame.loc[frame.metric == "explained_variance", "value"].sum() == pytest.approx(1)
     assert frame.loc[frame.metric == "projection_error", "value"].max() < 1e-12
     way = frame[frame.metric == "trajectory"].sort_values("index")

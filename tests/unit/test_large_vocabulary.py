@@ -25,7 +25,12 @@ class Language(nn.Module):
     def __init__(self, classes_first=False):
         super().__init__()
         torch.manual_seed(2)
-        self.table, self.mix, self.head, self.first = nn.Embedding(V, D), nn.Linear(D, D), nn.Linear(D, V), classes_first
+        self.table, self.mix, self.head, self.first = (
+            nn.Embedding(V, D),
+            nn.Linear(D, D),
+            nn.Linear(D, V),
+            classes_first,
+        )
 
     def forward(self, tokens, labels=None):
         h = self.table(tokens)
@@ -36,11 +41,16 @@ class Language(nn.Module):
 
 
 LOSSES = {
-    "plain": F.cross_entropy, "a module": nn.CrossEntropyLoss(label_smoothing=0.1),
+    "plain": F.cross_entropy,
+    "a module": nn.CrossEntropyLoss(label_smoothing=0.1),
     "weights and smoothing": functools.partial(F.cross_entropy, weight=WEIGHT, label_smoothing=0.2),
-    "masked": lambda z, y: ((F.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none") * (y.flatten() % 3)).sum(),
-                            ((y.flatten() % 3) * (y.flatten() >= 0)).sum()),
-    "squared": lambda z, y: F.cross_entropy(z.transpose(1, 2), y, reduction="none").square().sum(1).mean(),
+    "masked": lambda z, y: (
+        (F.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none") * (y.flatten() % 3)).sum(),
+        ((y.flatten() % 3) * (y.flatten() >= 0)).sum(),
+    ),
+    "squared": lambda z, y: (
+        F.cross_entropy(z.transpose(1, 2), y, reduction="none").square().sum(1).mean()
+    ),
 }
 
 
@@ -64,13 +74,20 @@ def test_products_are_those_of_automatic_differentiation(loss, dtype, matrix, mo
         return Problem(net(), LOSSES[loss], (TOKENS, NEXT), dtype=dtype)
 
     expected = by_torch(monkeypatch, products, made, matrix)
-    assert (products(made, matrix) - expected).norm() <= V * torch.finfo(dtype).eps * expected.norm()
+    assert (products(made, matrix) - expected).norm() <= V * torch.finfo(
+        dtype
+    ).eps * expected.norm()
 
 
 @pytest.mark.parametrize("net", [functools.partial(Language, True), Language])
 def test_wherever_the_classes_are_and_whoever_takes_the_loss(net, monkeypatch):
     def own():
-        return Problem(net(), lambda out, batch: out["loss"], {"tokens": TOKENS, "labels": NEXT}, dtype=torch.float64)
+        return Problem(
+            net(),
+            lambda out, batch: out["loss"],
+            {"tokens": TOKENS, "labels": NEXT},
+            dtype=torch.float64,
+        )
 
     def given():
         return Problem(net(), F.cross_entropy, (TOKENS, NEXT), dtype=torch.float64)
@@ -85,8 +102,8 @@ def test_third_derivatives_are_right():
     u = torch.randn(2, 4, V, dtype=torch.float64)
 
     def third():
-        g, = torch.autograd.grad(F.cross_entropy(z, y), z, create_graph=True)
-        h, = torch.autograd.grad(g, z, u[0], create_graph=True)
+        (g,) = torch.autograd.grad(F.cross_entropy(z, y), z, create_graph=True)
+        (h,) = torch.autograd.grad(g, z, u[0], create_graph=True)
         return torch.autograd.grad(h, z, u[1])[0]
 
     expected = third()
@@ -96,6 +113,7 @@ def test_third_derivatives_are_right():
 
 def kept(made):
     """How many tensors as large as the outputs the graph of a gradient holds on to."""
+
     class Box:
         def __init__(self, held):
             self.held = held
@@ -112,7 +130,9 @@ def kept(made):
     h = double_backward(p)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.held):
         h(torch.ones(h.size, dtype=torch.float64))
-    sizes = {box.held.untyped_storage().data_ptr(): box.held.untyped_storage().nbytes() for box in alive}
+    sizes = {
+        box.held.untyped_storage().data_ptr(): box.held.untyped_storage().nbytes() for box in alive
+    }
     return sum(size >= 4 * N * T * V for size in sizes.values())
 
 
@@ -131,4 +151,6 @@ def own_loss():
 @pytest.mark.parametrize("made", [language, classes_first, own_loss])
 def test_one_tensor_as_large_as_the_outputs_is_kept(made, monkeypatch):
     assert kept(made) == 1 and by_torch(monkeypatch, kept, made) >= 3
-    assert made().probe().graph_bytes < 0.75 * by_torch(monkeypatch, lambda: made().probe().graph_bytes)
+    assert made().probe().graph_bytes < 0.75 * by_torch(
+        monkeypatch, lambda: made().probe().graph_bytes
+    )

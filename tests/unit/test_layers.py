@@ -66,10 +66,14 @@ def gain_squares(m, a, g, total):
     return {"weight": each.sum() if total else each}
 
 
-GAIN = Layer(call=lambda m, name, views, x: x * views[f"{name}.weight"],
-             stacked=lambda m, name, views, x, rows: x * views[f"{name}.weight"].unsqueeze(1),
-             links=lambda m, name, buffers: [GainLink(name, bias=False)], squares=gain_squares, obstacle=no_obstacle,
-             macs=lambda m, out: out.numel())
+GAIN = Layer(
+    call=lambda m, name, views, x: x * views[f"{name}.weight"],
+    stacked=lambda m, name, views, x, rows: x * views[f"{name}.weight"].unsqueeze(1),
+    links=lambda m, name, buffers: [GainLink(name, bias=False)],
+    squares=gain_squares,
+    obstacle=no_obstacle,
+    macs=lambda m, out: out.numel(),
+)
 FOLDED = Layer(stacked=as_it_is, links=lambda m, name, buffers: [Sign()], obstacle=no_obstacle)
 
 
@@ -81,7 +85,9 @@ def known(monkeypatch):
 
 def net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), Folded(), Gain(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5), Folded(), Gain(5), nn.ReLU(), nn.Linear(5, 3)
+    ).double()
 
 
 def problem(module=None):
@@ -100,13 +106,19 @@ def test_without_an_entry_everything_goes_the_general_way():
     assert chain_of(net()) is None and not Network(net()).stackable
     assert p.hessian().form == "double backward" and Evaluator(p, [p.w]).chain is None
     assert "(Gain) holds weights outside affine layers" in inexact(p)
-    assert diagonal_of(p).estimator.startswith("hutchinson") and forward_macs(net(), (1, 2, 3)) == 6 * 5 + 5 * 3
+    assert (
+        diagonal_of(p).estimator.startswith("hutchinson")
+        and forward_macs(net(), (1, 2, 3)) == 6 * 5 + 5 * 3
+    )
 
 
 def test_models_are_stacked_by_the_entry(known):
     module = net()
     network = Network(module, precision="fp64")
-    assert network.stackable and groups(network, {0: 5, 1: 5}, "auto") == [[0], [1]]  # the link takes one model at a time
+    assert network.stackable and groups(network, {0: 5, 1: 5}, "auto") == [
+        [0],
+        [1],
+    ]  # the link takes one model at a time
     rows = flatten(module) + 0.1 * torch.randn(4, network.size, dtype=torch.float64)
     x = torch.randn(4, 7, 1, 2, 3, dtype=torch.float64)
     found = network.bind(rows)(x)
@@ -140,7 +152,9 @@ def test_a_sub_network_is_cut_by_the_entry(known, monkeypatch):
     m, x = Gain(5), torch.ones(2, 3)
     with pytest.raises(FldiagError, match="Gain has no slim form"):
         layer(m, x, 0.5)
-    monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, slim=lambda m, x, width: x * m.weight[: x.shape[1]]))
+    monkeypatch.setitem(
+        LAYERS, Gain, dataclasses.replace(GAIN, slim=lambda m, x, width: x * m.weight[: x.shape[1]])
+    )
     assert torch.equal(layer(m, x, 0.5), m.weight[:3].expand(2, 3))
 
 
@@ -166,17 +180,26 @@ def test_the_entry_says_whether_a_layer_draws_random_numbers(known, monkeypatch)
             return super().train(True)
 
     wrong = nn.Sequential(nn.Linear(6, 5), Restless(), nn.Linear(5, 3)).double()
-    for random, says in ((False, "still in training mode after eval"), (True, r"dropout is active in 1\.1 \(Restless\)")):
+    for random, says in (
+        (False, "still in training mode after eval"),
+        (True, r"dropout is active in 1\.1 \(Restless\)"),
+    ):
         monkeypatch.setitem(LAYERS, Folded, dataclasses.replace(FOLDED, random=random))
         with pytest.raises(FldiagError, match=says):
             problem(nn.Sequential(nn.Flatten(), wrong)).probe()
 
 
 def test_a_rule_left_out_falls_back_alone(known, monkeypatch):
-    monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, call=None, links=None, squares=None))
+    monkeypatch.setitem(
+        LAYERS, Gain, dataclasses.replace(GAIN, call=None, links=None, squares=None)
+    )
     p = problem()
     assert Network(net()).stackable
-    assert p.hessian().form == "double backward" and inexact(p) is not None and Evaluator(p, [p.w]).chain is None
+    assert (
+        p.hessian().form == "double backward"
+        and inexact(p) is not None
+        and Evaluator(p, [p.w]).chain is None
+    )
 
 
 def test_settings_that_do_not_fit_fall_back(known, monkeypatch):
@@ -194,5 +217,10 @@ def test_a_subclass_has_no_rules_but_counts_as_its_parent():
 
 
 def test_a_convolution_that_pads_one_side_more_is_named():
-    module = nn.Sequential(nn.Conv2d(1, 2, 2, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
-    assert inexact(problem(module)) == "padding = 'same' with a kernel of size [2, 2] pads one side more than the other"
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 2, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    ).double()
+    assert (
+        inexact(problem(module))
+        == "padding = 'same' with a kernel of size [2, 2] pads one side more than the other"
+    )

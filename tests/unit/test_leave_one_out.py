@@ -24,11 +24,23 @@ def finished(setup, rounds=ROUNDS):
     made = helpers.Federation(setup)
     helpers.play(made, rounds)
     state = setup.network.layout.views(made.w)
-    return SimpleNamespace(status="finished", done=rounds, path=Path("made"), name="made", rounds=[], checkpoint=lambda r=None: SimpleNamespace(state=state))
+    return SimpleNamespace(
+        status="finished",
+        done=rounds,
+        path=Path("made"),
+        name="made",
+        rounds=[],
+        checkpoint=lambda r=None: SimpleNamespace(state=state),
+    )
 
 
 def effects(setup, last=(1, 3), where="train", run=None, kept=None):
-    return table(of_run(run or finished(setup), setup, list(last), where, "serial", None, kept), run="made", method="m", seed=0)
+    return table(
+        of_run(run or finished(setup), setup, list(last), where, "serial", None, kept),
+        run="made",
+        method="m",
+        seed=0,
+    )
 
 
 @pytest.fixture
@@ -66,7 +78,9 @@ def test_retraining_without_a_client_is_what_it_is_by_hand(quadratic, last):
     before = loss(q, by_hand(q, setup))
     for k in range(3):
         expected = loss(q, by_hand(q, setup, k, ROUNDS - last)) - before
-        assert one(frame, "effect", client=k, index=last).value == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert one(frame, "effect", client=k, index=last).value == pytest.approx(
+            expected, rel=1e-9, abs=1e-12
+        )
 
 
 def test_on_a_quadratic_the_prediction_of_the_aggregate_is_exact(quadratic):
@@ -79,8 +93,12 @@ def test_on_a_quadratic_the_prediction_of_the_aggregate_is_exact(quadratic):
             for how in ("quadratic", "rounds-quadratic"):
                 found = one(frame, "predicted_effect", client=k, index=index, estimator=how).value
                 assert found == pytest.approx(true.value, rel=1e-6, abs=1e-9)
-        assert one(frame, "effect", client=k, index=1).value == pytest.approx(true.value, rel=1e-6, abs=1e-9)
-        assert one(frame, "predicted_effect", client=k, index=0, estimator="linear").value != pytest.approx(true.value, rel=1e-3)
+        assert one(frame, "effect", client=k, index=1).value == pytest.approx(
+            true.value, rel=1e-6, abs=1e-9
+        )
+        assert one(
+            frame, "predicted_effect", client=k, index=0, estimator="linear"
+        ).value != pytest.approx(true.value, rel=1e-3)
 
 
 def test_a_client_that_pulls_away_harms_and_the_others_help():
@@ -92,9 +110,20 @@ def test_a_client_that_pulls_away_harms_and_the_others_help():
             p.zero_()
     frame = effects(setup, (1, 2), run=finished(setup, 2))
     for index in (0, 1, 2):
-        assert one(frame, "effect", client=4, index=index).value < 0 < one(frame, "effect", client=0, index=index).value
+        assert (
+            one(frame, "effect", client=4, index=index).value
+            < 0
+            < one(frame, "effect", client=0, index=index).value
+        )
         for k, sign in ((4, -1), (0, 1)):
-            assert np.sign(one(frame, "predicted_effect", client=k, index=index, estimator="quadratic").value) == sign
+            assert (
+                np.sign(
+                    one(
+                        frame, "predicted_effect", client=k, index=index, estimator="quadratic"
+                    ).value
+                )
+                == sign
+            )
 
 
 def test_clients_that_were_hardly_sampled_are_masked_and_the_test_loss_can_be_asked():
@@ -106,8 +135,12 @@ def test_clients_that_were_hardly_sampled_are_masked_and_the_test_loss_can_be_as
         for k in range(4):
             times = sum(k in setup.schedule.sampled(t) for t in range(ROUNDS - last, ROUNDS))
             row = one(frame, "effect", client=k, index=last)
-            assert row.masked == (times < min(2, last)) and (not row.masked or f"sampled in {times}" in row.note)
-    assert (frame[frame.metric == "effect"].n_examples == 5).all() and set(frame[frame.metric == "effect"]["slice"]) == {"test"}
+            assert row.masked == (times < min(2, last)) and (
+                not row.masked or f"sampled in {times}" in row.note
+            )
+    assert (frame[frame.metric == "effect"].n_examples == 5).all() and set(
+        frame[frame.metric == "effect"]["slice"]
+    ) == {"test"}
 
 
 def test_a_client_alone_and_a_server_with_a_step_of_its_own():
@@ -116,7 +149,9 @@ def test_a_client_alone_and_a_server_with_a_step_of_its_own():
     row = alone[(alone.metric == "effect") & (alone["index"] == 0)].iloc[0]
     assert row.masked and "is alone" in row.note
     retrained = alone[(alone.metric == "effect") & (alone["index"] == 1)].dropna(subset="value")
-    assert len(retrained) == 1 and retrained.value.iloc[0] != 0  # the round is as if nobody had been there
+    assert (
+        len(retrained) == 1 and retrained.value.iloc[0] != 0
+    )  # the round is as if nobody had been there
     server = effects(helpers.setup(q.config("fedavgm", rounds=ROUNDS, lr=LR), q.data), (3,))
     rows = server[server.metric == "predicted_effect"]
     assert rows.masked.all() and "more than the weighted mean" in rows.note.iloc[0]
@@ -127,33 +162,52 @@ def test_what_cannot_be_trained_again(quadratic):
     q, setup = quadratic
     run = finished(setup)
     with pytest.raises(FldiagError, match="interrupted"):
-        setup_of(SimpleNamespace(**{**vars(run), "status": "interrupted", "origin": {}, "config": setup.config}))
+        setup_of(
+            SimpleNamespace(
+                **{**vars(run), "status": "interrupted", "origin": {}, "config": setup.config}
+            )
+        )
     with pytest.raises(FldiagError, match="nothing is aggregated"):
         effects(helpers.setup(q.config("local_only", rounds=ROUNDS), q.data), run=run)
-    run.checkpoint = lambda r=None: SimpleNamespace(state={n: v + 1 for n, v in setup.network.layout.views(setup.initial()).items()})
+    run.checkpoint = lambda r=None: SimpleNamespace(
+        state={n: v + 1 for n, v in setup.network.layout.views(setup.initial()).items()}
+    )
     assert "differ from the stored ones" in one(effects(setup, run=run), "missing").note
 
 
 def made_table(predicted, true, runs=1):
-    rows = [{"run": f"r{i % runs}", "metric": m, "client": i // runs, "index": 0, "value": v, "estimator": e}
-            for m, values, e in (("predicted_effect", predicted, "quadratic"), ("effect", true, "exact")) for i, v in enumerate(values)]
+    rows = [
+        {
+            "run": f"r{i % runs}",
+            "metric": m,
+            "client": i // runs,
+            "index": 0,
+            "value": v,
+            "estimator": e,
+        }
+        for m, values, e in (
+            ("predicted_effect", predicted, "quadratic"),
+            ("effect", true, "exact"),
+        )
+        for i, v in enumerate(values)
+    ]
     return table(rows, method="m", seed=0)
 
 
 @pytest.mark.slow
 def test_rank_correlations_and_their_interval():
     x = np.arange(20.0)
-    row, = rank_correlations(made_table(x, x**3), 0)
+    (row,) = rank_correlations(made_table(x, x**3), 0)
     assert row["value"] == pytest.approx(1) and row["n_clients"] == 20
     assert row["low"] is row["high"] is None  # all resamples agree: that is no interval of length 0
     assert rank_correlations(made_table(x, -x), 0)[0]["value"] == pytest.approx(-1)
     rng = np.random.default_rng(0)
-    row, = rank_correlations(made_table(x, rng.normal(size=20)), 0)
+    (row,) = rank_correlations(made_table(x, rng.normal(size=20)), 0)
     assert row["low"] < row["value"] < row["high"] and row["high"] - row["low"] > 0.5
     # copies of a client in other runs add no information
     pairs = np.repeat(rng.normal(size=(2, 10)), 4, axis=1)
-    few, = rank_correlations(made_table(*pairs[:, ::4]), 0)
-    many, = rank_correlations(made_table(*pairs, runs=4), 0)
+    (few,) = rank_correlations(made_table(*pairs[:, ::4]), 0)
+    (many,) = rank_correlations(made_table(*pairs, runs=4), 0)
     assert many["n_clients"] == 40 and many["value"] == pytest.approx(few["value"], abs=0.02)
     assert many["high"] - many["low"] == pytest.approx(few["high"] - few["low"], abs=0.1)
     assert rank_correlations(made_table([1.0, 2], [1.0, 2]), 0)[0]["value"] is None
@@ -168,5 +222,8 @@ def test_the_picture(quadratic):
     frame = effects(quadratic[1], (1, 3))
     fig = draw(pd.concat([frame, table(rank_correlations(frame, 0), run="made")]))
     assert [ax.get_title().split("\n")[0] for ax in fig.axes] == [
-        "last aggregate", "last round", "last 3 rounds"]
+        "last aggregate",
+        "last round",
+        "last 3 rounds",
+    ]
     assert all(len(ax.texts) == 3 for ax in fig.axes)

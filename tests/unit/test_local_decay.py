@@ -19,15 +19,23 @@ STACKS = pytest.mark.parametrize("stack", ["off", "on"])
 
 def rates(decay, data=DATA, **more):
     """Learning rates of the local steps of every client in round 1, from what the plain steps did to the weights."""
-    made = federation(config(**{**PLAIN, "epochs": 5, "local_decay": decay, "lr_decay": 0.5, **more}), data)
+    made = federation(
+        config(**{**PLAIN, "epochs": 5, "local_decay": decay, "lr_decay": 0.5, **more}), data
+    )
     play(made)
     spy = trace(made)
     [(seen, _)] = play(made)
     found = {}
     for k, end in zip(seen.ids, seen.rows, strict=True):
-        mine = [(w[ids.index(k)], g[ids.index(k)]) for w, g, ids in zip(spy.w, spy.g, spy.ids, strict=True) if k in ids]
+        mine = [
+            (w[ids.index(k)], g[ids.index(k)])
+            for w, g, ids in zip(spy.w, spy.g, spy.ids, strict=True)
+            if k in ids
+        ]
         after = [w for w, _ in mine[1:]] + [end] * bool(mine)
-        found[k] = [float((w - there).norm() / g.norm()) for (w, g), there in zip(mine, after, strict=True)]
+        found[k] = [
+            float((w - there).norm() / g.norm()) for (w, g), there in zip(mine, after, strict=True)
+        ]
     return found
 
 
@@ -49,17 +57,35 @@ def test_incomplete_minibatches_that_are_dropped_do_not_shift_it(stack):
 
 def test_half_of_the_epochs_is_rounded_as_the_released_code_rounds():
     for epochs in range(2, 60):
-        assert build({"train": {"epochs": epochs, "local_decay": 0.1}}).train.epochs_before_decay == epochs // 2
-    assert build({"train": {"epochs": 100, "local_decay": 0.1, "local_decay_after": 0.29}}).train.epochs_before_decay == 29
+        assert (
+            build({"train": {"epochs": epochs, "local_decay": 0.1}}).train.epochs_before_decay
+            == epochs // 2
+        )
+    assert (
+        build(
+            {"train": {"epochs": 100, "local_decay": 0.1, "local_decay_after": 0.29}}
+        ).train.epochs_before_decay
+        == 29
+    )
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "clip": 0.5}, {"optimizer": "adam"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True, "clip": 0.5},
+        {"optimizer": "adam"},
+    ],
+)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednova"])
 def test_a_stack_trains_as_one_client_after_another(method, options):
     ends = []
     for stack in ("off", "on"):
-        made = federation(config(method, stack=stack, epochs=4, local_decay=0.2, **{"momentum": 0.0, **options}), DATA)
+        made = federation(
+            config(method, stack=stack, epochs=4, local_decay=0.2, **{"momentum": 0.0, **options}),
+            DATA,
+        )
         play(made, 3)
         ends.append(made.w)
     assert float((ends[0] - ends[1]).abs().max()) <= 1e-10
@@ -70,19 +96,46 @@ def test_without_it_the_rate_is_the_rounds_to_the_bit():
     plain = federation(config(stack="on", momentum=0.9, local_decay=1.0), DATA)
     play(made, 2), play(plain, 2)
     assert torch.equal(made.w, plain.w)
-    local = Local(network=made.setup.network, train=made.setup.config.train, seed=0, t=0, lr=0.1, ids=[0, 1], w_g=made.w,
-                  w=made.w.expand(2, -1), n=torch.ones(2), steps=torch.tensor([3, 2]), state={}, sent={})
+    local = Local(
+        network=made.setup.network,
+        train=made.setup.config.train,
+        seed=0,
+        t=0,
+        lr=0.1,
+        ids=[0, 1],
+        w_g=made.w,
+        w=made.w.expand(2, -1),
+        n=torch.ones(2),
+        steps=torch.tensor([3, 2]),
+        state={},
+        sent={},
+    )
     assert [local.lr_at(s, 2) for s in range(3)] == [0.1] * 3
 
 
-@pytest.mark.parametrize("settings", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"optimizer": "adam"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"optimizer": "adam"},
+    ],
+)
 def test_rows_with_different_rates_step_as_torch_does(settings):
     train = config(**settings).train
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(2, 5, generator=generator, dtype=torch.float64)
-    ours, theirs = OPTIMIZERS[train.optimizer](train, w), [torch.nn.Parameter(row.clone()) for row in w]
+    ours, theirs = (
+        OPTIMIZERS[train.optimizer](train, w),
+        [torch.nn.Parameter(row.clone()) for row in w],
+    )
     kind = torch.optim.Adam if train.optimizer == "adam" else torch.optim.SGD
-    more = {} if train.optimizer == "adam" else {"momentum": train.momentum, "nesterov": train.nesterov}
+    more = (
+        {}
+        if train.optimizer == "adam"
+        else {"momentum": train.momentum, "nesterov": train.nesterov}
+    )
     steppers = [kind([p], lr=1.0, weight_decay=train.weight_decay, **more) for p in theirs]
     for row_rates in ((0.1, 0.1), (0.1, 0.02), (0.02, 0.02)):
         g = torch.randn(2, 5, generator=generator, dtype=torch.float64)
@@ -90,18 +143,34 @@ def test_rows_with_different_rates_step_as_torch_does(settings):
             stepper.param_groups[0]["lr"], p.grad = rate, row.clone()
             stepper.step()
         ours.step(w, g, lr=torch.tensor(row_rates, dtype=torch.float64).unsqueeze(1))
-        torch.testing.assert_close(w, torch.stack([p.detach() for p in theirs]), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            w, torch.stack([p.detach() for p in theirs]), rtol=1e-12, atol=1e-14
+        )
 
 
-@pytest.mark.parametrize("settings", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}])
+@pytest.mark.parametrize(
+    "settings", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}]
+)
 def test_effective_steps_are_the_displacement_under_a_constant_gradient(settings):
     """What SCAFFOLD, FedNova, FedDC and FedCM divide by."""
     chosen = config(epochs=4, local_decay=0.1, weight_decay=0.0, **settings)
     network = setup(chosen, DATA).network
     for steps in (4, 8, 12):
         w = torch.zeros(1, 1, dtype=torch.float64)
-        local = Local(network=network, train=chosen.train, seed=0, t=0, lr=0.3, ids=[0], w_g=w[0], w=w, n=torch.ones(1),
-                      steps=torch.tensor([steps]), state={}, sent={})
+        local = Local(
+            network=network,
+            train=chosen.train,
+            seed=0,
+            t=0,
+            lr=0.3,
+            ids=[0],
+            w_g=w[0],
+            w=w,
+            n=torch.ones(1),
+            steps=torch.tensor([steps]),
+            state={},
+            sent={},
+        )
         optimizer = OPTIMIZERS["sgd"](chosen.train, w)
         for s in range(steps):
             optimizer.step(w, torch.ones_like(w), lr=local.lr_at(s, 1))
@@ -132,7 +201,11 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
     resumed = rounds.train(chosen, out=tmp_path / "run", resume=True)
     a, b = whole.checkpoint().state, resumed.checkpoint().state
     assert all(torch.equal(a[name], b[name]) for name in a)
-    slower = rounds.train(chosen.replace(train__local_decay=1.0), out=tmp_path / "plain").checkpoint().state
+    slower = (
+        rounds.train(chosen.replace(train__local_decay=1.0), out=tmp_path / "plain")
+        .checkpoint()
+        .state
+    )
     assert not all(torch.equal(a[name], slower[name]) for name in a)
 
 
@@ -140,16 +213,37 @@ def test_fine_tuning_after_the_last_round_does_not_slow_down():
     ends = []
     for decay in (1.0, 0.1):
         made = setup(config(epochs=4, local_decay=decay), DATA)
-        ends.append(torch.cat(tuned(made, Personal((3,)), made.initial(), {}, {}, 2, [0, 1, 2], 0, lambda models: models.rows)))
+        ends.append(
+            torch.cat(
+                tuned(
+                    made,
+                    Personal((3,)),
+                    made.initial(),
+                    {},
+                    {},
+                    2,
+                    [0, 1, 2],
+                    0,
+                    lambda models: models.rows,
+                )
+            )
+        )
     assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize(("train", "words"), [
-    ({"local_decay": 0.0}, "greater than 0"), ({"local_decay": 0.1, "local_decay_after": 1.0}, "less than 1"),
-    ({"local_decay": 0.1, "epochs": 1}, "no whole epoch lies before local_decay_after = 0.5 of epochs = 1"),
-    ({"local_decay": 0.1, "local_decay_after": 0.1}, "no whole epoch"),
-    ({"local_decay_after": 0.3}, "local_decay_after says when local_decay applies"),
-])
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({"local_decay": 0.0}, "greater than 0"),
+        ({"local_decay": 0.1, "local_decay_after": 1.0}, "less than 1"),
+        (
+            {"local_decay": 0.1, "epochs": 1},
+            "no whole epoch lies before local_decay_after = 0.5 of epochs = 1",
+        ),
+        ({"local_decay": 0.1, "local_decay_after": 0.1}, "no whole epoch"),
+        ({"local_decay_after": 0.3}, "local_decay_after says when local_decay applies"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(train, words):
     with pytest.raises(FldiagError, match=words) as caught:
         build({"train": train})

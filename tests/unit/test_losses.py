@@ -26,10 +26,16 @@ def test_losses_of_examples_are_torchs(shape):
     outputs, y = normal(*shape, 4), torch.arange(6).expand(shape) % 4
     each = losses.per_example(outputs, y)
     assert each.shape == shape
-    assert torch.allclose(each.mean(), F.cross_entropy(outputs.flatten(0, -2), y.flatten()), rtol=1e-14)
+    assert torch.allclose(
+        each.mean(), F.cross_entropy(outputs.flatten(0, -2), y.flatten()), rtol=1e-14
+    )
     assert losses.criterion(False) is F.cross_entropy
     target = normal(*shape, 4, seed=1)
-    assert torch.allclose(losses.per_example(outputs, target), 2 * F.mse_loss(outputs, target, reduction="none").mean(-1), rtol=1e-14)
+    assert torch.allclose(
+        losses.per_example(outputs, target),
+        2 * F.mse_loss(outputs, target, reduction="none").mean(-1),
+        rtol=1e-14,
+    )
     half = losses.criterion(True)
     assert torch.equal(half(outputs, target), losses.per_example(outputs, target).mean())
     assert torch.equal(half(outputs, target, reduction="none"), losses.per_example(outputs, target))
@@ -39,10 +45,17 @@ def test_losses_of_examples_are_torchs(shape):
 def test_the_divergence_and_its_gradient_are_torchs(tau):
     teacher, student = normal(5, 4), normal(5, 4, seed=1).requires_grad_()
     ours = losses.kl(teacher, student, tau)
-    theirs = F.kl_div(F.log_softmax(student / tau, -1), F.log_softmax(teacher / tau, -1), reduction="none", log_target=True).sum(-1)
+    theirs = F.kl_div(
+        F.log_softmax(student / tau, -1),
+        F.log_softmax(teacher / tau, -1),
+        reduction="none",
+        log_target=True,
+    ).sum(-1)
     assert torch.allclose(ours, theirs, rtol=1e-12)
     (g,) = torch.autograd.grad(ours.sum(), student)
-    assert torch.allclose(g, (F.softmax(student / tau, -1) - F.softmax(teacher / tau, -1)) / tau, atol=1e-15)
+    assert torch.allclose(
+        g, (F.softmax(student / tau, -1) - F.softmax(teacher / tau, -1)) / tau, atol=1e-15
+    )
     assert not losses.kl(teacher, teacher, tau).any()
 
 
@@ -80,9 +93,15 @@ def test_means_of_strengths_count_every_entry_once(rule):
 
 @pytest.mark.parametrize(("dtype", "floor"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_rounding_noise_does_not_perturb(dtype, floor):
-    g = F.normalize(normal(2, 9, dtype=dtype), dim=-1) * torch.tensor([[2.0], [0.5]], dtype=dtype) * floor
+    g = (
+        F.normalize(normal(2, 9, dtype=dtype), dim=-1)
+        * torch.tensor([[2.0], [0.5]], dtype=dtype)
+        * floor
+    )
     e = losses.perturbation(g, 1.5, floor=losses.noise_floor(dtype))
-    assert float(e[0].norm()) == pytest.approx(1.5, rel=0.6)  # the guard 1e-12 is half of the norm in float64
+    assert float(e[0].norm()) == pytest.approx(
+        1.5, rel=0.6
+    )  # the guard 1e-12 is half of the norm in float64
     assert not e[1].any()
     assert losses.perturbation(g, 1.5)[1].any()
     assert losses.noise_floor(dtype) == floor

@@ -36,7 +36,13 @@ def federation(net=None, clients=None, ids=None, sizes=SIZES, aggregated=None, *
     net = net or relu_net()
     w, others = moved(net)
     item = stored(w, others if clients is None else clients, aggregated, ids=ids)
-    return history(net, data, parts, item, **{"dtype": torch.float64, **options}), net, data, parts, item
+    return (
+        history(net, data, parts, item, **{"dtype": torch.float64, **options}),
+        net,
+        data,
+        parts,
+        item,
+    )
 
 
 def ask(made, **options):
@@ -69,7 +75,14 @@ def regression(*inputs, out=2, weight=0.3, **options):
     data = Dataset("squares", x, torch.zeros(len(x), out), x[:3], torch.zeros(3, out), out)
     net = nn.Sequential(nn.Linear(x.shape[1], out, bias=False))
     w = torch.full((x.shape[1] * out,), weight, dtype=torch.float64)
-    return history(net, data, parts, stored(w, [w + k for k in range(len(inputs))]), dtype=torch.float64, **options)
+    return history(
+        net,
+        data,
+        parts,
+        stored(w, [w + k for k in range(len(inputs))]),
+        dtype=torch.float64,
+        **options,
+    )
 
 
 @pytest.fixture
@@ -85,14 +98,28 @@ def test_known_hessians_of_least_squares(inputs):
         about = {"client": k, "moment": "trained", "slice": f"client:{k}/train"}
         top = np.linalg.eigvalsh(block)[-1]
         found = one(frame, "eigenvalue", index=1, **about)
-        assert found.value == pytest.approx(top, rel=1e-6) and found.residual < 1e-3 and found.converged
-        assert one(frame, "eigenvalue", index=2, **about).value == pytest.approx(top, rel=1e-6)  # one for each output
+        assert (
+            found.value == pytest.approx(top, rel=1e-6)
+            and found.residual < 1e-3
+            and found.converged
+        )
+        assert one(frame, "eigenvalue", index=2, **about).value == pytest.approx(
+            top, rel=1e-6
+        )  # one for each output
         assert one(frame, "trace", **about).value == pytest.approx(2 * np.trace(block))
-        assert one(frame, "diagonal_norm", **about).value == pytest.approx(np.sqrt(2) * np.linalg.norm(np.diag(block)))
+        assert one(frame, "diagonal_norm", **about).value == pytest.approx(
+            np.sqrt(2) * np.linalg.norm(np.diag(block))
+        )
     a, b = (np.tile(np.diag(block), 2) for block in blocks)
-    assert pair(frame, "H_N", 0, 1, "diag", "client") == pytest.approx((np.linalg.norm(a) - np.linalg.norm(b)) ** 2)
-    assert pair(frame, "H_D", 0, 1, "diag", "client") == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-    assert pair(frame, "H_N", 0, 1, "tensor_trace", "client") == pytest.approx((a.sum() - b.sum()) ** 2)
+    assert pair(frame, "H_N", 0, 1, "diag", "client") == pytest.approx(
+        (np.linalg.norm(a) - np.linalg.norm(b)) ** 2
+    )
+    assert pair(frame, "H_D", 0, 1, "diag", "client") == pytest.approx(
+        a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    )
+    assert pair(frame, "H_N", 0, 1, "tensor_trace", "client") == pytest.approx(
+        (a.sum() - b.sum()) ** 2
+    )
     # on the same data these Hessians do not depend on the weights
     assert pair(frame, "H_N", 0, 1, "diag", "global") == pytest.approx(0, abs=1e-20)
     assert pair(frame, "H_D", 0, 1, "diag", "global") == pytest.approx(1)
@@ -102,9 +129,13 @@ def test_T_HN_2_scaling_a_hessian_leaves_its_directions(inputs):
     frame = ask(regression(inputs[0], np.sqrt(3) * inputs[0], inputs[1]), on="client", k=2)
     size = one(frame, "diagonal_norm", client=0, data="client").value
     assert pair(frame, "H_D", 0, 1, "diag", "client") == pytest.approx(1)
-    assert pair(frame, "H_N", 0, 1, "diag", "client") == pytest.approx((3 * size - size) ** 2, rel=1e-5)
+    assert pair(frame, "H_N", 0, 1, "diag", "client") == pytest.approx(
+        (3 * size - size) ** 2, rel=1e-5
+    )
     for mode in ("diag", "tensor_trace"):
-        assert pair(frame, "H_D", 0, 2, mode, "client") == pytest.approx(pair(frame, "H_D", 1, 2, mode, "client"), rel=1e-6)
+        assert pair(frame, "H_D", 0, 2, mode, "client") == pytest.approx(
+            pair(frame, "H_D", 1, 2, mode, "client"), rel=1e-6
+        )
     assert one(frame, "eigenspace_overlap", client=0, client_b=1).value == pytest.approx(1)
 
 
@@ -117,7 +148,9 @@ def test_a_client_without_curvature_has_no_direction(inputs):
     assert one(frame, "H_D", self_pairs=False, **mean).value == pytest.approx(known)
     assert one(frame, "H_D", self_pairs=True, **mean).value == pytest.approx((2 * known + 2) / 4)
     norms = [one(frame, "diagonal_norm", client=k, data="client").value for k in (0, 1, 2)]
-    assert norms[2] == 0 and pair(frame, "H_N", 1, 2, "diag", "client") == pytest.approx(norms[1] ** 2)
+    assert norms[2] == 0 and pair(frame, "H_N", 1, 2, "diag", "client") == pytest.approx(
+        norms[1] ** 2
+    )
 
 
 # --- identities ------------------------------------------------------------------------------------------------
@@ -129,8 +162,14 @@ def test_T_HN_1_identical_clients(net):
     w, _ = moved(net())
     made, *_ = federation(net(), [w, w, w], sizes=(12, 12, 12))
     made.parts[:] = [made.parts[0]] * 3
-    frame = ask(history(made.network.module, made.dataset, made.parts, stored(w, [w, w, w]), dtype=torch.float64),
-                max_products=12, deflate=4, k=2)
+    frame = ask(
+        history(
+            made.network.module, made.dataset, made.parts, stored(w, [w, w, w]), dtype=torch.float64
+        ),
+        max_products=12,
+        deflate=4,
+        k=2,
+    )
     for mode in ("diag", "tensor_trace"):
         for data in ("client", "global"):
             for a, b in combinations(range(3), 2):
@@ -149,8 +188,12 @@ def test_means_with_and_without_self_pairs():
         for data in ("client", "global"):
             mean = {"scope": "global", "diag_mode": mode, "data": data}
             for metric, self_value in (("H_N", 0), ("H_D", 1)):
-                values = [pair(frame, metric, a, b, mode, data) for a, b in combinations(range(count), 2)]
-                alone, both = (one(frame, metric, self_pairs=s, **mean).value for s in (False, True))
+                values = [
+                    pair(frame, metric, a, b, mode, data) for a, b in combinations(range(count), 2)
+                ]
+                alone, both = (
+                    one(frame, metric, self_pairs=s, **mean).value for s in (False, True)
+                )
                 assert alone == pytest.approx(np.mean(values)) and np.std(values) > 0
                 assert both == pytest.approx(self_value / count + (count - 1) / count * alone)
     assert not frame.metric.isin(["eigenvalue", "eigenspace_overlap", "curvature"]).any()
@@ -161,9 +204,14 @@ def test_means_with_and_without_self_pairs():
 @pytest.mark.slow
 def test_dense_hessians(net, aggregated):
     _, w = moved(net())
-    made, module, data, parts, item = federation(net(), aggregated=None if aggregated is None else w[aggregated] * 0.9)
+    made, module, data, parts, item = federation(
+        net(), aggregated=None if aggregated is None else w[aggregated] * 0.9
+    )
     frame = ask(made, k=3, tol=1e-8, **EXACT)
-    where = {"client": [(data.train_x[p], data.train_y[p]) for p in parts], "global": [(data.train_x, data.train_y)] * 3}
+    where = {
+        "client": [(data.train_x[p], data.train_y[p]) for p in parts],
+        "global": [(data.train_x, data.train_y)] * 3,
+    }
     sizes = [p.numel() for p in module.parameters()]
     spaces = []
     for place, slices in where.items():
@@ -173,13 +221,23 @@ def test_dense_hessians(net, aggregated):
         for mode, vectors in (("diag", diagonals), ("tensor_trace", traces)):
             for a, b in combinations(range(3), 2):
                 u, v = vectors[a], vectors[b]
-                assert pair(frame, "H_N", a, b, mode, place) == pytest.approx(float((u.norm() - v.norm()) ** 2), rel=1e-6, abs=1e-9)
-                assert pair(frame, "H_D", a, b, mode, place) == pytest.approx(float(u @ v / u.norm() / v.norm()), rel=1e-6)
+                assert pair(frame, "H_N", a, b, mode, place) == pytest.approx(
+                    float((u.norm() - v.norm()) ** 2), rel=1e-6, abs=1e-9
+                )
+                assert pair(frame, "H_D", a, b, mode, place) == pytest.approx(
+                    float(u @ v / u.norm() / v.norm()), rel=1e-6
+                )
         for k, h in enumerate(hessians):
-            assert one(frame, "trace", client=k, data=place).value == pytest.approx(float(h.trace()), rel=1e-6)
+            assert one(frame, "trace", client=k, data=place).value == pytest.approx(
+                float(h.trace()), rel=1e-6
+            )
             if place == "client":
                 values, vectors = torch.linalg.eigh(h)
-                found = frame[(frame.metric == "eigenvalue") & (frame.client == k) & (frame.moment == "trained")]
+                found = frame[
+                    (frame.metric == "eigenvalue")
+                    & (frame.client == k)
+                    & (frame.moment == "trained")
+                ]
                 assert found.value.tolist() == pytest.approx(values.flip(0)[:3].tolist(), rel=1e-6)
                 spaces.append(vectors.flip(1)[:, :3])
     whole = dense(module, item.aggregated, data.train_x, data.train_y)
@@ -187,20 +245,30 @@ def test_dense_hessians(net, aggregated):
     top = vectors.flip(1)[:, :3]
     for a, b in combinations(range(3), 2):
         expected = float((spaces[a].T @ spaces[b]).square().sum()) / 3
-        assert one(frame, "eigenspace_overlap", client=a, client_b=b).value == pytest.approx(expected, rel=1e-4)
-        angles = frame[(frame.metric == "principal_angle") & (frame.client == a) & (frame.client_b == b)]
+        assert one(frame, "eigenspace_overlap", client=a, client_b=b).value == pytest.approx(
+            expected, rel=1e-4
+        )
+        angles = frame[
+            (frame.metric == "principal_angle") & (frame.client == a) & (frame.client_b == b)
+        ]
         cosines = np.cos(np.radians(angles.value.to_numpy(float)))
-        assert (np.diff(cosines) <= 0).all() and np.mean(cosines**2) == pytest.approx(expected, rel=1e-4)
+        assert (np.diff(cosines) <= 0).all() and np.mean(cosines**2) == pytest.approx(
+            expected, rel=1e-4
+        )
     for k, space in enumerate(spaces):
         expected = float((space.T @ top).square().sum()) / 3
         assert one(frame, "global_overlap", client=k).value == pytest.approx(expected, rel=1e-4)
     about = {"moment": "aggregated", "scope": "global"}
     assert one(frame, "trace", **about).value == pytest.approx(float(whole.trace()), rel=1e-6)
     for i in (1, 2, 3):
-        assert one(frame, "eigenvalue", index=i, **about).value == pytest.approx(float(values[-i]), rel=1e-6)
+        assert one(frame, "eigenvalue", index=i, **about).value == pytest.approx(
+            float(values[-i]), rel=1e-6
+        )
         for k, (x, y) in enumerate(where["client"]):
             own = float(top[:, i - 1] @ dense(module, item.aggregated, x, y) @ top[:, i - 1])
-            assert one(frame, "curvature", client=k, index=i).value == pytest.approx(own, rel=1e-4, abs=1e-6)
+            assert one(frame, "curvature", client=k, index=i).value == pytest.approx(
+                own, rel=1e-4, abs=1e-6
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -213,23 +281,35 @@ def test_the_clients_shares_sum_up_to_the_pooled_curvature(dtype):
     for index, value in zip(tops["index"], tops.value, strict=True):
         shares = frame[(frame.metric == "curvature_share") & (frame["index"] == index)]
         assert shares.client.tolist() == [0, 1, 2]
-        assert shares.value.sum() == pytest.approx(value, rel=1e-9 if dtype == torch.float64 else 1e-5)
+        assert shares.value.sum() == pytest.approx(
+            value, rel=1e-9 if dtype == torch.float64 else 1e-5
+        )
         own = frame[(frame.metric == "curvature") & (frame["index"] == index)]
-        assert (own.value.to_numpy(float) * np.array(SIZES) / sum(SIZES)).tolist() == pytest.approx(shares.value.tolist())
+        assert (own.value.to_numpy(float) * np.array(SIZES) / sum(SIZES)).tolist() == pytest.approx(
+            shares.value.tolist()
+        )
 
 
 def test_the_order_of_the_clients_does_not_matter():
     w, others = moved(relu_net())
     a = ask(federation(clients=others, ids=[0, 1, 2], aggregated=w)[0], k=2)
-    b = ask(federation(clients=[others[2], others[0], others[1]], ids=[2, 0, 1], aggregated=w)[0], k=2)
+    b = ask(
+        federation(clients=[others[2], others[0], others[1]], ids=[2, 0, 1], aggregated=w)[0], k=2
+    )
     for metric in ("H_N", "H_D"):
         for mode in ("diag", "tensor_trace"):
             for data in ("client", "global"):
-                assert pair(a, metric, 0, 2, mode, data) == pytest.approx(pair(b, metric, 2, 0, mode, data), rel=1e-9)
+                assert pair(a, metric, 0, 2, mode, data) == pytest.approx(
+                    pair(b, metric, 2, 0, mode, data), rel=1e-9
+                )
                 mean = {"scope": "global", "diag_mode": mode, "data": data, "self_pairs": True}
-                assert one(a, metric, **mean).value == pytest.approx(one(b, metric, **mean).value, rel=1e-9)
+                assert one(a, metric, **mean).value == pytest.approx(
+                    one(b, metric, **mean).value, rel=1e-9
+                )
     for metric, where in (("eigenspace_overlap", {}), ("global_overlap", {})):
-        assert one(a, metric, scope="global", **where).value == pytest.approx(one(b, metric, scope="global").value, rel=1e-6)
+        assert one(a, metric, scope="global", **where).value == pytest.approx(
+            one(b, metric, scope="global").value, rel=1e-6
+        )
 
 
 def test_principal_angles_of_known_planes():
@@ -245,9 +325,15 @@ def test_principal_angles_of_known_planes():
 
 def test_standard_errors_are_the_scatter_of_noisy_vectors():
     rng = np.random.default_rng(0)
-    values, errors = torch.tensor([[3.0, 1, 0.5], [1, 2, 0.2]], dtype=torch.float64), torch.tensor([[0.01, 0.02, 0.01], [0.03, 0, 0.02]])
+    values, errors = (
+        torch.tensor([[3.0, 1, 0.5], [1, 2, 0.2]], dtype=torch.float64),
+        torch.tensor([[0.01, 0.02, 0.01], [0.03, 0, 0.02]]),
+    )
     n, d = _errors(values, errors, norms_and_directions(values)[1])
-    samples = [norms_and_directions(values + errors * torch.from_numpy(rng.normal(size=(2, 3)))) for _ in range(3000)]
+    samples = [
+        norms_and_directions(values + errors * torch.from_numpy(rng.normal(size=(2, 3))))
+        for _ in range(3000)
+    ]
     assert np.std([float(s[0][0, 1]) for s in samples]) == pytest.approx(float(n[0, 1]), rel=0.08)
     assert np.std([float(s[1][0, 1]) for s in samples]) == pytest.approx(float(d[0, 1]), rel=0.08)
 
@@ -257,12 +343,18 @@ def test_estimates_say_so_and_lie_within_their_errors():
     exact = ask(federation(tanh_net())[0], k=0, split=False, **EXACT)
     rough = ask(federation(tanh_net())[0], k=0, split=False, deflate=0, max_products=150, rtol=1e-3)
     for metric in ("H_N", "H_D"):
-        found = rough[(rough.metric == metric) & (rough.scope == "pair") & (rough.diag_mode == "tensor_trace")]
-        true = exact[(exact.metric == metric) & (exact.scope == "pair") & (exact.diag_mode == "tensor_trace")]
+        found = rough[
+            (rough.metric == metric) & (rough.scope == "pair") & (rough.diag_mode == "tensor_trace")
+        ]
+        true = exact[
+            (exact.metric == metric) & (exact.scope == "pair") & (exact.diag_mode == "tensor_trace")
+        ]
         gap = np.abs(found.value.to_numpy(float) - true.value.to_numpy(float))
         assert (gap > 0).all() and (gap < 5 * found.stderr.to_numpy(float)).all()
         assert not found.converged.any() and set(found.estimator) == {"hutchinson"}
-    assert (rough[rough.metric == "diagonal_error"].value > 0.05).all() and not rough[rough.metric == "diagonal_norm"].converged.any()
+    assert (rough[rough.metric == "diagonal_error"].value > 0.05).all() and not rough[
+        rough.metric == "diagonal_norm"
+    ].converged.any()
 
 
 # --- which clients, rounds and data ----------------------------------------------------------------------------
@@ -289,7 +381,9 @@ def test_no_client_weights_is_one_complaint_with_the_remedy():
     w, others = moved(relu_net())
     bare = stored(w, others)
     bare = bare.__class__(1, w)
-    with pytest.raises(FldiagError, match=r"no round with client weights; train with .*checkpoint\.clients=sampled"):
+    with pytest.raises(
+        FldiagError, match=r"no round with client weights; train with .*checkpoint\.clients=sampled"
+    ):
         ask(history(relu_net(), data, parts, bare, dtype=torch.float64))
 
 
@@ -297,18 +391,25 @@ def test_one_client_has_no_pairs():
     _w, others = moved(relu_net())
     frame = ask(federation(clients=others[:1], ids=[1])[0], k=2)
     notes = frame[frame.metric == "missing"].note.tolist()
-    assert notes == [f"only client 1 on {d} data: there are no pairs to compare" for d in ("client", "global")]
+    assert notes == [
+        f"only client 1 on {d} data: there are no pairs to compare" for d in ("client", "global")
+    ]
     assert only(frame, scope="pair").empty and one(frame, "eigenvalue", client=1, index=1).value > 0
     for metric, value in (("H_N", 0), ("H_D", 1)):
         mean = {"diag_mode": "diag", "data": "client"}
-        assert one(frame, metric, self_pairs=False, **mean).masked and one(frame, metric, self_pairs=True, **mean).value == value
+        assert (
+            one(frame, metric, self_pairs=False, **mean).masked
+            and one(frame, metric, self_pairs=True, **mean).value == value
+        )
     assert picture.draw(frame).axes
 
 
 @pytest.mark.parametrize("what", [float("nan"), 1e300])
 def test_a_client_whose_loss_is_not_a_number_is_left_out_and_named_once(what):
     w, others = moved(relu_net())
-    frame = ask(federation(clients=[others[0], torch.full_like(w, what), others[2]], aggregated=w)[0], k=1)
+    frame = ask(
+        federation(clients=[others[0], torch.full_like(w, what), others[2]], aggregated=w)[0], k=1
+    )
     notes = frame[frame.metric == "missing"]
     assert notes.client.tolist() == [1] and "client 1 is left out: " in notes.note.iloc[0]
     found = only(frame, scope="pair", metric="H_N")
@@ -323,7 +424,10 @@ def test_no_usable_client_raises_and_a_broken_global_model_is_named():
         ask(federation(clients=[bad, bad, bad], aggregated=w)[0])
     frame = ask(federation(clients=others, aggregated=bad)[0], k=2)
     assert "aggregated model" in frame[frame.metric == "missing"].note.iloc[0]
-    assert only(frame, moment="aggregated").empty and not frame.metric.isin(["curvature", "global_overlap"]).any()
+    assert (
+        only(frame, moment="aggregated").empty
+        and not frame.metric.isin(["curvature", "global_overlap"]).any()
+    )
     assert (frame.metric == "eigenspace_overlap").any()
 
 
@@ -338,13 +442,21 @@ def test_a_client_without_examples_has_no_hessian_of_its_own():
 
 def test_shares_that_cannot_sum_up_are_announced():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh(), nn.Linear(5, 3))
+    net = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh(), nn.Linear(5, 3)
+    )
     frame = ask(federation(net)[0], k=1, max_products=6, deflate=0)
     assert "depend on the batch" in " ".join(frame[frame.metric == "missing"].note)
 
 
-@pytest.mark.parametrize(("option", "text"), [({"on": "test"}, "on = 'test'"), ({"k": -1}, "greater than or equal to 0"),
-                                              ({"rtol": 2.0}, "less than 1")])
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"on": "test"}, "on = 'test'"),
+        ({"k": -1}, "greater than or equal to 0"),
+        ({"rtol": 2.0}, "less than 1"),
+    ],
+)
 def test_wrong_options(option, text):
     with pytest.raises(FldiagError, match=text):
         ask(federation()[0], **option)
@@ -359,16 +471,22 @@ def test_the_picture_shows_the_tables_numbers():
     maps = [ax for ax in fig.axes if ax.images]
     assert len(maps) == 5
     cells = maps[1].images[0].get_array()
-    assert cells[0, 2] == cells[2, 0] == pytest.approx(pair(frame, "H_D", 0, 2, "diag", "client")) and np.isnan(cells.filled(np.nan)[0, 0])
+    assert cells[0, 2] == cells[2, 0] == pytest.approx(
+        pair(frame, "H_D", 0, 2, "diag", "client")
+    ) and np.isnan(cells.filled(np.nan)[0, 0])
     cells = maps[3].images[0].get_array()
     assert cells[0, 1] == pytest.approx(pair(frame, "H_N", 0, 1, "tensor_trace", "global"))
-    mean = one(frame, "H_D", scope="global", diag_mode="diag", data="client", self_pairs=False).value
+    mean = one(
+        frame, "H_D", scope="global", diag_mode="diag", data="client", self_pairs=False
+    ).value
     assert f"{mean:.3g}" in maps[1].get_title() and "own data" in maps[1].get_title()
     bars = [ax for ax in fig.axes if ax.patches and not ax.images]
     heights = [[p.get_height() for p in ax.patches] for ax in bars[-3:]]
     tops = frame[(frame.metric == "eigenvalue") & (frame["index"] == 1)].value.tolist()
     assert heights[0] == pytest.approx(tops) and sum(heights[2]) == pytest.approx(tops[-1])
-    assert heights[1] == pytest.approx(frame[(frame.metric == "trace") & (frame.data != "global")].value.tolist())
+    assert heights[1] == pytest.approx(
+        frame[(frame.metric == "trace") & (frame.data != "global")].value.tolist()
+    )
 
 
 def test_what_has_not_converged_is_hollow():
@@ -376,7 +494,12 @@ def test_what_has_not_converged_is_hollow():
     frame.loc[(frame.metric == "eigenvalue") & (frame.client == 1), "converged"] = False
     fig = picture.draw(frame)
     (ax,) = [ax for ax in fig.axes if "lambda_1$\nclients" in ax.get_title()]
-    assert [p.get_facecolor() == to_rgba("white") for p in ax.patches] == [False, True, False, False]
+    assert [p.get_facecolor() == to_rgba("white") for p in ax.patches] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     assert "hollow" in fig.get_suptitle()
 
 
@@ -396,31 +519,65 @@ def spectra(**eigen):
     rows = []
     for run, by_layer in eigen.items():
         for layer, found in by_layer.items():
-            rows += [{"run": run, "metric": "eigenvalue", "index": i, "layer": layer or None, "value": v, "residual": 0.1,
-                      "converged": True} for i, v in enumerate(found, start=1)]
-            rows.append({"run": run, "metric": "trace", "layer": layer or None, "value": sum(found), "stderr": None})
+            rows += [
+                {
+                    "run": run,
+                    "metric": "eigenvalue",
+                    "index": i,
+                    "layer": layer or None,
+                    "value": v,
+                    "residual": 0.1,
+                    "converged": True,
+                }
+                for i, v in enumerate(found, start=1)
+            ]
+            rows.append(
+                {
+                    "run": run,
+                    "metric": "trace",
+                    "layer": layer or None,
+                    "value": sum(found),
+                    "stderr": None,
+                }
+            )
     return pd.DataFrame(rows)
 
 
 def test_layers_are_apart_from_the_spectrum():
     frame = spectra(A={"": [9.0, 5], "conv": [6.0], "fc": [4.0]}, B={"": [8.0, 2], "fc": [3.0]})
-    points = [v for line in spectrum.draw(frame).axes[0].lines if line.get_label() == "converged" for v in line.get_ydata()]
+    points = [
+        v
+        for line in spectrum.draw(frame).axes[0].lines
+        if line.get_label() == "converged"
+        for v in line.get_ydata()
+    ]
     assert sorted(points) == [2, 5, 8, 9] and layers.has(frame)
     tops, traces = layers.draw(frame).axes
-    assert sorted(p.get_width() for p in tops.patches) == [3, 4, 6] and [t.get_text() for t in tops.get_yticklabels()] == ["conv", "fc"]
+    assert sorted(p.get_width() for p in tops.patches) == [3, 4, 6] and [
+        t.get_text() for t in tops.get_yticklabels()
+    ] == ["conv", "fc"]
     assert sorted(p.get_width() for p in traces.patches) == [3, 4, 6]
-    blocks = spectra(A={"conv.*": [6.0, 3.0]})  # a block that was asked for is the spectrum, not a layer of it
+    blocks = spectra(
+        A={"conv.*": [6.0, 3.0]}
+    )  # a block that was asked for is the spectrum, not a layer of it
     assert not layers.has(blocks[blocks.metric == "eigenvalue"])
     with pytest.raises(FldiagError, match="says nothing of single layers"):
         layers.draw(blocks[blocks.metric == "eigenvalue"])
 
 
 def test_density_draws_the_curve_and_the_known_eigenvalues():
-    rows = [{"run": "A", "metric": "density", "x": x, "value": 2.0 - x, "stderr": 0.1} for x in (1.0, 0.0, 0.5)]
+    rows = [
+        {"run": "A", "metric": "density", "x": x, "value": 2.0 - x, "stderr": 0.1}
+        for x in (1.0, 0.0, 0.5)
+    ]
     rows += [{"run": "A", "metric": "eigenvalue", "index": 1, "value": 0.9}]
     ax = density.draw(pd.DataFrame(rows)).axes[0]
     curve, ticks = ax.lines
-    assert curve.get_xdata().tolist() == [0, 0.5, 1] and curve.get_ydata().tolist() == [2, 1.5, 1] and ticks.get_xdata().tolist() == [0.9]
+    assert (
+        curve.get_xdata().tolist() == [0, 0.5, 1]
+        and curve.get_ydata().tolist() == [2, 1.5, 1]
+        and ticks.get_xdata().tolist() == [0.9]
+    )
     assert ax.get_yscale() == "log" and ax.get_ylim()[1] > 2
     with pytest.raises(FldiagError, match="no rows of metric 'density'"):
         density.draw(pd.DataFrame([{**rows[-1], "x": None}]))

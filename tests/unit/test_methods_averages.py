@@ -5,7 +5,19 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers import classification, close, config, diagonal, federation, final, images, play, quadratics, trace, whole
+from helpers import (
+    classification,
+    close,
+    config,
+    diagonal,
+    federation,
+    final,
+    images,
+    play,
+    quadratics,
+    trace,
+    whole,
+)
 from torch.nn import functional as F
 
 from fldiag.training.schedule import Seeded
@@ -31,7 +43,9 @@ def test_T_AVG_2_identical_clients_and_one_full_step_are_one_centralised_step():
 def test_T_AVG_2_on_a_network():
     data, _ = classification((20,))
     everything = np.arange(20)
-    made = federation(config(momentum=0.0, weight_decay=0.0, epochs=1, batch_size=20), (data, [everything] * 3))
+    made = federation(
+        config(momentum=0.0, weight_decay=0.0, epochs=1, batch_size=20), (data, [everything] * 3)
+    )
     module = copy.deepcopy(made.setup.module).requires_grad_()
     F.cross_entropy(module(data.train_x.double()), data.train_y).backward()
     expected = torch.cat([(p - 0.1 * p.grad).flatten() for p in module.parameters()])
@@ -54,20 +68,39 @@ def test_the_mean_has_the_weights_the_config_names(rule):
     close(made.w, torch.from_numpy(p @ seen.rows.numpy()), terms=3)
 
 
-@pytest.mark.parametrize("train", [
-    {"momentum": 0.9, "weight_decay": 1e-2}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.0, "clip": 0.3},
-    {"optimizer": "adam", "lr": 0.01, "weight_decay": 1e-2}], ids=["momentum", "nesterov", "clip", "adam"])
-@pytest.mark.parametrize(("model", "data"), [("mlp", classification(UNEQUAL)), ("small_cnn", images())], ids=["mlp", "cnn"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"momentum": 0.9, "weight_decay": 1e-2},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.0, "clip": 0.3},
+        {"optimizer": "adam", "lr": 0.01, "weight_decay": 1e-2},
+    ],
+    ids=["momentum", "nesterov", "clip", "adam"],
+)
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [("mlp", classification(UNEQUAL)), ("small_cnn", images())],
+    ids=["mlp", "cnn"],
+)
 @pytest.mark.parametrize("stack", ["off", "on"])
 def test_rounds_are_those_of_a_textbook_loop(train, model, data, stack):
     """deepcopy, torch.optim, backward, state_dict averaging: the loop every paper describes."""
-    chosen = config(model=model, model_options={"hidden": (7, 5)} if model == "mlp" else {}, stack=stack, lr_decay=0.5,
-                    rounds=2, **train)
+    chosen = config(
+        model=model,
+        model_options={"hidden": (7, 5)} if model == "mlp" else {},
+        stack=stack,
+        lr_decay=0.5,
+        rounds=2,
+        **train,
+    )
     made = federation(chosen, data)
     server = copy.deepcopy(made.setup.module).requires_grad_()
     play(made, 2)
     for t in range(2):
-        average(server, [local(server, chosen, data, t, k) for k in range(3)], [len(p) for p in data[1]])
+        average(
+            server, [local(server, chosen, data, t, k) for k in range(3)], [len(p) for p in data[1]]
+        )
     expected = torch.cat([p.detach().flatten() for p in server.parameters()])
     assert far(made.w, expected) <= 1e-12
 
@@ -79,8 +112,13 @@ def local(server, chosen, data, t, k):
     if train.optimizer == "adam":
         optimizer = torch.optim.Adam(model.parameters(), lr, weight_decay=train.weight_decay)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), lr, train.momentum, nesterov=train.nesterov,
-                                    weight_decay=train.weight_decay)
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr,
+            train.momentum,
+            nesterov=train.nesterov,
+            weight_decay=train.weight_decay,
+        )
     for batch in Seeded(0, 3, 3, train.epochs, train.batch_size).batches(t, k, len(x)):
         optimizer.zero_grad()
         F.cross_entropy(model(x[batch]), y[batch]).backward()
@@ -91,8 +129,12 @@ def local(server, chosen, data, t, k):
 
 
 def average(server, states, sizes):
-    server.load_state_dict({name: sum(n / sum(sizes) * s[name] for n, s in zip(sizes, states, strict=True))
-                            for name in states[0]})
+    server.load_state_dict(
+        {
+            name: sum(n / sum(sizes) * s[name] for n, s in zip(sizes, states, strict=True))
+            for name in states[0]
+        }
+    )
 
 
 def test_T_PROX_1_no_pull_is_fedavg():
@@ -120,7 +162,9 @@ def test_T_PROX_3_a_strong_pull_keeps_the_client_where_it_started(mu):
     [(seen, _)] = play(made)
     for k in range(3):
         moved = seen.rows[k] - start
-        exact = torch.linalg.solve(q.A[k] + mu * torch.eye(4, dtype=torch.float64), -q.gradient(k, start))
+        exact = torch.linalg.solve(
+            q.A[k] + mu * torch.eye(4, dtype=torch.float64), -q.gradient(k, start)
+        )
         assert far(moved, exact) <= 1e-10
         assert moved.norm() <= q.gradient(k, start).norm() / mu
 
@@ -131,25 +175,43 @@ def test_T_PROX_4_fixed_point_on_the_plane(a, mu):
     """x = (a x* + mu x_g) / (a + mu), y = (y* + mu y_g) / (1 + mu)."""
     q = diagonal([[a, 1.0]], [[3.0, 2.0]])
     received = torch.tensor([0.5, -0.4], dtype=torch.float64)
-    made = federation(q.config("fedprox", {"mu": mu}, epochs=600, lr=1 / (max(a, 1) + mu)), q.data, start=received)
+    made = federation(
+        q.config("fedprox", {"mu": mu}, epochs=600, lr=1 / (max(a, 1) + mu)), q.data, start=received
+    )
     play(made)
-    exact = torch.tensor([(a * 3 + mu * 0.5) / (a + mu), (2 + mu * -0.4) / (1 + mu)], dtype=torch.float64)
+    exact = torch.tensor(
+        [(a * 3 + mu * 0.5) / (a + mu), (2 + mu * -0.4) / (1 + mu)], dtype=torch.float64
+    )
     assert far(made.w, exact) <= 2e-6  # the data are stored in float32
-    assert far(made.w, torch.linalg.solve(q.A[0] + mu * torch.eye(2, dtype=torch.float64), q.b[0] + mu * received)) <= 1e-10
+    assert (
+        far(
+            made.w,
+            torch.linalg.solve(
+                q.A[0] + mu * torch.eye(2, dtype=torch.float64), q.b[0] + mu * received
+            ),
+        )
+        <= 1e-10
+    )
 
 
 @pytest.mark.slow
 def test_fedavg_with_different_numbers_of_steps_does_not_find_the_optimum():
     """The known inconsistency: the fixed point of FedAvg is not the minimiser of the mean loss."""
     q = quadratics(spread=3.0)
-    made = federation(q.config(lr=0.1, rounds=120, stack="on"), q.data, schedule=whole(q.data[1], 120, [1, 5, 20]))
+    made = federation(
+        q.config(lr=0.1, rounds=120, stack="on"), q.data, schedule=whole(q.data[1], 120, [1, 5, 20])
+    )
     play(made, 120)
     assert (made.w - q.optimum()).norm() > 0.05
-    assert far(made.w, play(made_again(q, made.w))[0][0].rows.mean(0)) <= 1e-8  # and it is a fixed point
+    assert (
+        far(made.w, play(made_again(q, made.w))[0][0].rows.mean(0)) <= 1e-8
+    )  # and it is a fixed point
 
 
 def made_again(q, w):
-    return federation(q.config(lr=0.1, rounds=1), q.data, schedule=whole(q.data[1], 1, [1, 5, 20]), start=w)
+    return federation(
+        q.config(lr=0.1, rounds=1), q.data, schedule=whole(q.data[1], 1, [1, 5, 20]), start=w
+    )
 
 
 def far(a, b):

@@ -18,7 +18,13 @@ from fldiag.parts.withheld import WITHHELD, Withheld
 
 DATA = classification((20, 13, 7))
 FULL = {"part": "full", "strength": "fixed", "rho": 0.5}
-BASES = {"scaffold": {}, "fednova": {"ccvr": "fixed"}, "feddyn": {"lam": 0.3}, "moon": {"mu": 0.2}, "l2": {}}
+BASES = {
+    "scaffold": {},
+    "fednova": {"ccvr": "fixed"},
+    "feddyn": {"lam": 0.3},
+    "moon": {"mu": 0.2},
+    "l2": {},
+}
 
 
 def far(a, b):
@@ -27,7 +33,9 @@ def far(a, b):
 
 @pytest.mark.parametrize("stack", ["off", "on"])
 @pytest.mark.parametrize("loss", BASES)
-def test_T_COMB_1_without_a_radius_clients_are_fedavgs_and_the_server_is_the_base_methods(loss, stack):
+def test_T_COMB_1_without_a_radius_clients_are_fedavgs_and_the_server_is_the_base_methods(
+    loss, stack
+):
     base, options = "fedprox" if loss == "l2" else loss, BASES[loss]
     made = federation(config("fedsol", {"loss": loss, "rho": 0.0}, stack=stack), DATA)
     replayed = federation(config(base, options, stack=stack), DATA)
@@ -42,8 +50,14 @@ def test_T_COMB_1_without_a_radius_clients_are_fedavgs_and_the_server_is_the_bas
         assert torch.equal(replayed.w, made.w)
         assert replayed.state.keys() == made.state.keys()
         assert all(torch.equal(replayed.state[k], made.state[k]) for k in made.state)
-        assert all(torch.equal(replayed.clients[i][k], v) for i, s in made.clients.items() for k, v in s.items())
-    assert (far(made.w, plain.w) > 1e-4) == (loss in ("fednova", "feddyn"))  # whose server is not the mean
+        assert all(
+            torch.equal(replayed.clients[i][k], v)
+            for i, s in made.clients.items()
+            for k, v in s.items()
+        )
+    assert (far(made.w, plain.w) > 1e-4) == (
+        loss in ("fednova", "feddyn")
+    )  # whose server is not the mean
 
 
 @pytest.mark.parametrize("loss", ["scaffold", "fednova", "feddyn"])
@@ -57,17 +71,27 @@ def test_the_direction_is_the_gradient_of_the_base_methods_term(loss, part):
     spy = trace(made)
     play(made)
     for w, e, [k] in zip(spy.w, spy.e, spy.ids, strict=True):
-        term = {"scaffold": lambda k=k: server["c"] - own[k]["c_k"], "fednova": lambda k=k: server["d"] - own[k]["d_k"],
-                "feddyn": lambda k=k, w=w: w[0] - start + own[k]["h_k"]}[loss]()
+        term = {
+            "scaffold": lambda k=k: server["c"] - own[k]["c_k"],
+            "fednova": lambda k=k: server["d"] - own[k]["d_k"],
+            "feddyn": lambda k=k, w=w: w[0] - start + own[k]["h_k"],
+        }[loss]()
         expected = torch.zeros_like(term)
         expected[inside] = 0.5 * term[inside] / term[inside].norm()
         assert far(e[0], expected) <= 1e-9
 
 
 def test_the_direction_of_moon_is_the_gradient_of_the_contrast():
-    made = federation(config("fedsol", {**FULL, "loss": "moon", "tau_moon": 0.7}, batch_size=100), DATA)
+    made = federation(
+        config("fedsol", {**FULL, "loss": "moon", "tau_moon": 0.7}, batch_size=100), DATA
+    )
     play(made, 2)
-    module, layout, own, start = made.setup.module, made.setup.network.layout, dict(made.clients), made.w.clone()
+    module, layout, own, start = (
+        made.setup.module,
+        made.setup.network.layout,
+        dict(made.clients),
+        made.w.clone(),
+    )
     body = module[:-1]
     spy = trace(made)
     play(made)
@@ -76,11 +100,23 @@ def test_the_direction_of_moon_is_the_gradient_of_the_contrast():
         x = DATA[0].train_x[DATA[1][k]].double()
 
         def z(v, x=x):
-            return functional_call(body, {n: u[0] for n, u in layout.views(v[None]).items() if not n.startswith(layout.head_name)}, (x,))
+            return functional_call(
+                body,
+                {
+                    n: u[0]
+                    for n, u in layout.views(v[None]).items()
+                    if not n.startswith(layout.head_name)
+                },
+                (x,),
+            )
 
         leaf = w[0].clone().requires_grad_()
-        to_global, to_own = (F.cosine_similarity(z(leaf), z(v).detach()) / 0.7 for v in (start, own[k]["w_prev"]))
-        (g,) = torch.autograd.grad(-torch.log(to_global.exp() / (to_global.exp() + to_own.exp())).mean(), leaf)
+        to_global, to_own = (
+            F.cosine_similarity(z(leaf), z(v).detach()) / 0.7 for v in (start, own[k]["w_prev"])
+        )
+        (g,) = torch.autograd.grad(
+            -torch.log(to_global.exp() / (to_global.exp() + to_own.exp())).mean(), leaf
+        )
         assert far(e[0], 0.5 * g / g.norm()) <= 1e-8
         checked += 1
     assert checked == 6
@@ -116,7 +152,9 @@ def test_where_auto_perturbs():
 def test_where_the_clip_is_does_not_touch_the_direction(loss):
     ends = []
     for early in (False, True):
-        made = federation(config("fedsol", {**FULL, "loss": loss}, clip=0.2, clip_before_quadratic=early), DATA)
+        made = federation(
+            config("fedsol", {**FULL, "loss": loss}, clip=0.2, clip_before_quadratic=early), DATA
+        )
         play(made, 3)
         ends.append(made.w)
     assert far(*ends) <= 1e-10
@@ -124,6 +162,7 @@ def test_where_the_clip_is_does_not_touch_the_direction(loss):
 
 def test_what_is_withheld_is_the_whole_gradient_of_both_slots():
     """A part with a loss term and a penalty, the penalty also where it would join after clipping."""
+
     class Both(Part):
         def loss(self, step, out):
             return 0.5 * (out.leaf - 1.0).square().sum(-1)
@@ -176,6 +215,7 @@ def test_controls_along_which_to_perturb_work_on_real_targets():
 
 def test_whatever_a_part_has_stays_but_its_terms():
     """A slot or an attribute that is added to Part is delegated too, or named as withheld."""
+
     class Everything(Part):
         """Each slot gives its own name and its arguments, each attribute an object of its own."""
 
@@ -206,15 +246,23 @@ def test_a_withheld_part_is_still_cut_into_its_pieces():
     assert Withheld(Cut()).cuts == 3
 
 
-@pytest.mark.parametrize(("loss", "rho"), [("kl", 1.5), ("l2", 2.0), ("scaffold", 2.0), ("fednova", 2.0), ("feddyn", 2.0), ("moon", 2.0)])
+@pytest.mark.parametrize(
+    ("loss", "rho"),
+    [("kl", 1.5), ("l2", 2.0), ("scaffold", 2.0), ("fednova", 2.0), ("feddyn", 2.0), ("moon", 2.0)],
+)
 def test_the_radius_that_is_not_given_depends_on_the_loss(loss, rho):
     """Table 4 uses 2.0 for the other losses; the resolved config holds the number."""
     assert config("fedsol", {"loss": loss}).method.options["rho"] == rho
     assert config("fedsol", {"loss": loss, "rho": 0.5}).method.options["rho"] == 0.5
     assert fedsol(loss=loss).parts[0].rho == rho
-    assert config("fedsol", {"loss": loss}).hash == config("fedsol", {"loss": loss, "rho": rho}).hash
+    assert (
+        config("fedsol", {"loss": loss}).hash == config("fedsol", {"loss": loss, "rho": rho}).hash
+    )
     if loss in ("kl", "l2"):
-        assert all(config(name, {"loss": loss}).method.options["rho"] == rho for name in ("fedsol_ft", "strategy"))
+        assert all(
+            config(name, {"loss": loss}).method.options["rho"] == rho
+            for name in ("fedsol_ft", "strategy")
+        )
 
 
 def test_a_radius_is_not_negative():

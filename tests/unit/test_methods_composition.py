@@ -29,23 +29,33 @@ def test_a_registered_method_without_a_part_that_another_needs_is_refused(case):
     method = built(case)
     for part in method:
         rest = [p for p in method if p is not part]
-        lost = {name for p in rest for name in p.needs} - {name for p in rest for name in provided(p)}
+        lost = {name for p in rest for name in p.needs} - {
+            name for p in rest for name in provided(p)
+        }
         if lost:
-            with pytest.raises(FldiagError, match=r"needs .*, which no other part of the method sends") as caught:
+            with pytest.raises(
+                FldiagError, match=r"needs .*, which no other part of the method sends"
+            ) as caught:
                 Method(*rest)
             assert type(part).__name__ in caught.value.remedy
         else:
             Method(*rest)
 
 
-@pytest.mark.parametrize(("part", "partner", "name"), [
-    (lambda: MeanGradientCorrection(True), NormalisedMean(), "a_k"),
-    (lambda: ClientMomentum(0.1), GlobalUpdate("plain", True), "delta")])
+@pytest.mark.parametrize(
+    ("part", "partner", "name"),
+    [
+        (lambda: MeanGradientCorrection(True), NormalisedMean(), "a_k"),
+        (lambda: ClientMomentum(0.1), GlobalUpdate("plain", True), "delta"),
+    ],
+)
 def test_the_error_names_the_part_what_it_lacks_and_the_partner(part, partner, name):
     with pytest.raises(FldiagError) as caught:
         Method(part())
-    assert caught.value.what == (f"{type(part()).__name__} needs {name!r}, which no other part of the method sends, uploads or "
-                                 "keeps for it")
+    assert caught.value.what == (
+        f"{type(part()).__name__} needs {name!r}, which no other part of the method sends, uploads or "
+        "keeps for it"
+    )
     assert caught.value.remedy == f"compose it with {type(partner).__name__}"
     assert len(Method(part(), partner).parts) == len(Method(partner, part()).parts) == 2
 
@@ -70,7 +80,9 @@ def test_a_need_that_no_known_part_meets_says_how_it_would_be_met():
     class Lonely(Part):
         needs = ("nobody_has_this",)
 
-    with pytest.raises(FldiagError, match="a part that has 'nobody_has_this' in sent, uploaded or provides"):
+    with pytest.raises(
+        FldiagError, match="a part that has 'nobody_has_this' in sent, uploaded or provides"
+    ):
         Method(Lonely())
 
 
@@ -110,7 +122,9 @@ class Desk:
         self.part, self.own, self.strange = None, {}, set()
         start = made.setup.initial()
         for part in inside(made.setup.method):
-            self.own[part] = provided(part) | set(part.client_init(start)) | set(part.server_init(start))
+            self.own[part] = (
+                provided(part) | set(part.client_init(start)) | set(part.server_init(start))
+            )
             for slot in self.SLOTS:
                 setattr(part, slot, self.watched(part, getattr(part, slot)))
 
@@ -132,7 +146,9 @@ class Desk:
                 setattr(subject, name, Watched(held, self))
 
     def read(self, name):
-        if not isinstance(name, str):  # a computation that whoever comes first does for all, kept under itself
+        if not isinstance(
+            name, str
+        ):  # a computation that whoever comes first does for all, kept under itself
             return
         if self.part is not None and name not in self.own[self.part] | set(self.part.needs):
             self.strange.add((type(self.part).__name__, name))

@@ -26,7 +26,9 @@ def term(monkeypatch, z, zg, zp, tau=0.5, mu=1.0):
     frozen = iter((zg, zp))
     monkeypatch.setattr(contrast, "frozen", lambda step, w, buffers: next(frozen))
     local = types.SimpleNamespace(w_g=torch.zeros(1), received_buffers={}, buffers={}, state={})
-    step = types.SimpleNamespace(k=len(z), local=local, state=lambda name: None, mean=lambda v: v.mean(1))
+    step = types.SimpleNamespace(
+        k=len(z), local=local, state=lambda name: None, mean=lambda v: v.mean(1)
+    )
     return ModelContrast(mu, tau).loss(step, types.SimpleNamespace(features=z))
 
 
@@ -41,7 +43,10 @@ def test_the_loss_is_its_definition(monkeypatch, tau, mu):
     for k in range(2):
         total = 0.0
         for i in range(5):
-            to_g, to_p = (math.exp(float(a[k, i] @ v[k, i] / (a[k, i].norm() * v[k, i].norm())) / tau) for v in (g, p))
+            to_g, to_p = (
+                math.exp(float(a[k, i] @ v[k, i] / (a[k, i].norm() * v[k, i].norm())) / tau)
+                for v in (g, p)
+            )
             total -= math.log(to_g / (to_g + to_p)) / 5
         assert abs(float(ours[k]) - mu * total) <= 1e-12
 
@@ -50,7 +55,9 @@ def test_T_MOON_1_no_weight_is_fedavg():
     assert torch.equal(final(config("moon", {"mu": 0.0}), DATA, 3), final(config(), DATA, 3))
 
 
-def test_T_MOON_2_before_a_client_has_a_model_of_its_own_the_contrast_is_ln_2_with_no_gradient(monkeypatch):
+def test_T_MOON_2_before_a_client_has_a_model_of_its_own_the_contrast_is_ln_2_with_no_gradient(
+    monkeypatch,
+):
     seen, inner = [], ModelContrast.loss
 
     def look(self, step, out):
@@ -84,7 +91,9 @@ def test_T_MOON_3_the_loss_falls_with_the_likeness_to_the_received_model(monkeyp
 def normed():
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        )
 
 
 class Body(nn.Module):
@@ -104,10 +113,15 @@ class Body(nn.Module):
 def test_frozen_models_have_their_own_batch_norm_statistics(monkeypatch):
     """Those they were received or uploaded with, not those that local training has moved meanwhile."""
     data = classification((16, 16))
-    made = federation(config("moon", {"mu": 1.0}, total=2, epochs=2, batch_size=8, lr=0.3), data, module=Body())
+    made = federation(
+        config("moon", {"mu": 1.0}, total=2, epochs=2, batch_size=8, lr=0.3), data, module=Body()
+    )
     [(_, trained)] = play(made)
     received, global_w = {n: b.clone() for n, b in made.buffers.items()}, made.w.clone()
-    left = {k: ({n: b[k].clone() for n, b in trained.buffers.items()}, trained.rows[k].clone()) for k in range(2)}
+    left = {
+        k: ({n: b[k].clone() for n, b in trained.buffers.items()}, trained.rows[k].clone())
+        for k in range(2)
+    }
     seen, inner = [], contrast.frozen
 
     def look(step, w, buffers):

@@ -22,7 +22,11 @@ STRONG = {"lr": 0.02, "batch_size": 8}  # the student goes somewhere in a few st
 
 def build(method, options=None, *, module=None, public=PUBLIC, **more):
     data, parts = classification(UNEQUAL)
-    return Federation(Setup(config(method, options, **more), dataset=data, parts=parts, module=module, public=public))
+    return Federation(
+        Setup(
+            config(method, options, **more), dataset=data, parts=parts, module=module, public=public
+        )
+    )
 
 
 def end(method, options=None, rounds=2, **more):
@@ -54,17 +58,28 @@ def mean_of_clients(made, seen):
 
 
 def logits(seed, shape=(4, 9, 5)):
-    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return 2 * torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 # --- the divergence
 
-@pytest.mark.parametrize(("tau", "direction"), [(1.0, "teacher_student"), (3.0, "teacher_student"), (3.0, "student_teacher")])
+
+@pytest.mark.parametrize(
+    ("tau", "direction"),
+    [(1.0, "teacher_student"), (3.0, "teacher_student"), (3.0, "student_teacher")],
+)
 def test_the_divergence_is_its_definition(tau, direction):
     teacher, student = logits(0), logits(1)
-    p, q = (np.exp(z.numpy() / tau) / np.exp(z.numpy() / tau).sum(-1, keepdims=True) for z in (teacher, student))
+    p, q = (
+        np.exp(z.numpy() / tau) / np.exp(z.numpy() / tau).sum(-1, keepdims=True)
+        for z in (teacher, student)
+    )
     p, q = (q, p) if direction == "student_teacher" else (p, q)
-    np.testing.assert_allclose(divergence(teacher, student, tau, direction), (p * np.log(p / q)).sum(-1), atol=1e-13)
+    np.testing.assert_allclose(
+        divergence(teacher, student, tau, direction), (p * np.log(p / q)).sum(-1), atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("direction", ["teacher_student", "student_teacher"])
@@ -77,10 +92,13 @@ def test_T_DF_3_it_is_zero_for_equal_probabilities_and_positive_else(direction):
 
 # --- FedDF
 
+
 @pytest.mark.parametrize("method", ["feddf", "fedet"])
 def test_T_DF_1_no_epochs_is_fedavg(method):
     assert torch.equal(end(method, {"epochs": 0}), end("fedavg"))
-    assert torch.equal(end(method, {"epochs": 0}, public=None), end("fedavg"))  # and asks for no data
+    assert torch.equal(
+        end(method, {"epochs": 0}, public=None), end("fedavg")
+    )  # and asks for no data
 
 
 @pytest.mark.parametrize("method", ["feddf", "fedet"])
@@ -97,15 +115,20 @@ def torch_student(made, seen, options, buffers):
     target = F.softmax(mean_of_clients(made, seen) / options["tau"], -1)
     net = filled(made, seen.mean(seen.rows, seen.p), buffers).train()
     adam = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[options["optimizer"]](
-        net.parameters(), lr=options["lr"], weight_decay=options["weight_decay"])
+        net.parameters(), lr=options["lr"], weight_decay=options["weight_decay"]
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 10)
     generator, size = torch_rng(0, "distillation", seen.t), options["batch_size"]
     for _ in range(options["epochs"]):
         order = torch.randperm(len(PUBLIC), generator=generator)
         for i in range(0, len(order), size):
-            batch = order[i: i + size]
+            batch = order[i : i + size]
             if len(batch) > 1 or not buffers:
-                loss = F.kl_div(F.log_softmax(net(PUBLIC[batch]) / options["tau"], -1), target[batch], reduction="batchmean")
+                loss = F.kl_div(
+                    F.log_softmax(net(PUBLIC[batch]) / options["tau"], -1),
+                    target[batch],
+                    reduction="batchmean",
+                )
                 adam.zero_grad()
                 (options["tau"] ** 2 * loss).backward()
                 adam.step()
@@ -115,10 +138,38 @@ def torch_student(made, seen, options, buffers):
 
 
 @pytest.mark.parametrize("module", [None, batch_norm_net], ids=["plain", "batch-norm"])
-@pytest.mark.parametrize("options", [
-    {"tau": 3.0, "lr": 0.02, "batch_size": 8, "epochs": 2, "optimizer": "adam", "schedule": "constant", "weight_decay": 0.0},
-    {"tau": 1.5, "lr": 0.01, "batch_size": 11, "epochs": 13, "optimizer": "adam", "schedule": "cosine", "weight_decay": 0.1},
-    {"tau": 2.0, "lr": 0.1, "batch_size": 100, "epochs": 3, "optimizer": "sgd", "schedule": "cosine", "weight_decay": 0.05}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "tau": 3.0,
+            "lr": 0.02,
+            "batch_size": 8,
+            "epochs": 2,
+            "optimizer": "adam",
+            "schedule": "constant",
+            "weight_decay": 0.0,
+        },
+        {
+            "tau": 1.5,
+            "lr": 0.01,
+            "batch_size": 11,
+            "epochs": 13,
+            "optimizer": "adam",
+            "schedule": "cosine",
+            "weight_decay": 0.1,
+        },
+        {
+            "tau": 2.0,
+            "lr": 0.1,
+            "batch_size": 100,
+            "epochs": 3,
+            "optimizer": "sgd",
+            "schedule": "cosine",
+            "weight_decay": 0.05,
+        },
+    ],
+)
 def test_the_student_is_that_of_a_plain_torch_loop(module, options):
     """batch_size = 11 leaves a last minibatch of one example, which is passed over where there is batch-norm."""
     made = build("feddf", options, module=module and module(), batch_size=5)
@@ -137,7 +188,10 @@ def test_the_student_is_that_of_a_plain_torch_loop(module, options):
 
 def averaged_buffers(seen):
     p = seen.n.double() / seen.n.sum()
-    return {n: (torch.einsum("k,kd->d", p, b) if b.is_floating_point() else b.max(0).values) for n, b in seen.buffers.items()}
+    return {
+        n: (torch.einsum("k,kd->d", p, b) if b.is_floating_point() else b.max(0).values)
+        for n, b in seen.buffers.items()
+    }
 
 
 def test_stacked_forwards_are_those_of_one_client_after_another(monkeypatch):
@@ -159,10 +213,13 @@ def test_the_order_of_the_public_minibatches_is_its_own(method):
     [(a, _)], [(b, _)] = play(plain), play(ours)
     assert torch.equal(a.rows, b.rows)
     assert not torch.equal(plain.w, ours.w)
-    assert not torch.equal(*(torch.randperm(23, generator=torch_rng(0, "distillation", t)) for t in (0, 1)))
+    assert not torch.equal(
+        *(torch.randperm(23, generator=torch_rng(0, "distillation", t)) for t in (0, 1))
+    )
 
 
 # --- FedET
+
 
 def test_T_ET_1_clients_that_agree_are_their_own_teacher():
     z = logits(0, (1, 9, 5))
@@ -177,7 +234,9 @@ def test_T_ET_2_weights_sum_to_one_and_follow_the_variance_over_classes():
     assert torch.equal(alpha[:, 0, 0], torch.full((4,), 0.25, dtype=torch.float64))
     v = z.numpy().var(-1)[:, 1:]
     np.testing.assert_allclose(alpha[:, 1:, 0], v / v.sum(0), rtol=1e-12)
-    np.testing.assert_allclose(confident(z)[1:], np.einsum("kx,kxc->xc", v / v.sum(0), z.numpy()[:, 1:]), rtol=1e-12)
+    np.testing.assert_allclose(
+        confident(z)[1:], np.einsum("kx,kxc->xc", v / v.sum(0), z.numpy()[:, 1:]), rtol=1e-12
+    )
     assert float((confident(z) - mean(z)).abs().max()) > 0.1
 
 
@@ -185,8 +244,12 @@ def test_the_released_code_weighs_by_the_variance_over_examples_and_sums():
     z = logits(3)
     z[1] *= 5
     v = z.numpy().var(1)
-    np.testing.assert_allclose(confident_official(z), np.einsum("kc,kxc->xc", v / v.mean(), z.numpy()), rtol=1e-12)
-    assert torch.equal(confident_official(torch.ones_like(z)), torch.full((9, 5), 4.0, dtype=torch.float64))
+    np.testing.assert_allclose(
+        confident_official(z), np.einsum("kc,kxc->xc", v / v.mean(), z.numpy()), rtol=1e-12
+    )
+    assert torch.equal(
+        confident_official(torch.ones_like(z)), torch.full((9, 5), 4.0, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("official", [False, True])
@@ -196,12 +259,21 @@ def test_fedet_distils_from_its_own_teacher(official, monkeypatch):
     part = made.setup.method.parts[0]
     [(seen, _)] = play(made)
     z = torch.cat(list(ensemble.client_logits(seen)), 1)
-    assert torch.allclose(seen.memo[part.teacher], (confident_official if official else confident)(z), rtol=1e-13)
+    assert torch.allclose(
+        seen.memo[part.teacher], (confident_official if official else confident)(z), rtol=1e-13
+    )
     assert part.weight_decay == (5e-5 if official else 0.0)
-    assert registry.method.get("fedet").build(official_p3=official, weight_decay=0.1).parts[0].weight_decay == 0.1
+    assert (
+        registry.method.get("fedet")
+        .build(official_p3=official, weight_decay=0.1)
+        .parts[0]
+        .weight_decay
+        == 0.1
+    )
 
 
 # --- refusals
+
 
 @pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
 def test_without_public_data_the_remedy_is_named(method):
@@ -219,8 +291,14 @@ def test_regression_is_refused(method):
         federation(problem.config(method), problem.data)
 
 
-@pytest.mark.parametrize(("method", "options"), [("feddf", {"batch_size": 1}), ("fedproj", {"memory_batch": 1}),
-                                                 ("fedproj", {"memory_size": 1})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("feddf", {"batch_size": 1}),
+        ("fedproj", {"memory_batch": 1}),
+        ("fedproj", {"memory_size": 1}),
+    ],
+)
 def test_batch_norm_cannot_learn_from_one_example(method, options):
     with pytest.raises(FldiagError, match="minibatches of one example"):
         build(method, options, module=batch_norm_net())
@@ -235,11 +313,27 @@ def test_batch_norm_cannot_learn_from_one_public_input(method):
     build("fedavg", module=batch_norm_net(), public=PUBLIC[:1])
 
 
-@pytest.mark.parametrize(("method", "option", "value"), [
-    ("feddf", "epochs", -1), ("feddf", "tau", 0.0), ("feddf", "lr", 0.0), ("feddf", "batch_size", 0), ("feddf", "optimizer", "lion"),
-    ("fedet", "schedule", "step"), ("fedet", "weight_decay", -1.0), ("fedproj", "gamma_wd", -0.1), ("fedproj", "proj_rate", 1.1),
-    ("fedproj", "memory_size", -2), ("fedproj", "memory_batch", 0), ("fedproj", "first_round", -1), ("fedproj", "eps", -1e-9),
-    ("fedproj", "clamp", 0.0), ("fedproj", "reference", "mean"), ("fedproj", "direction", "both")])
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("feddf", "epochs", -1),
+        ("feddf", "tau", 0.0),
+        ("feddf", "lr", 0.0),
+        ("feddf", "batch_size", 0),
+        ("feddf", "optimizer", "lion"),
+        ("fedet", "schedule", "step"),
+        ("fedet", "weight_decay", -1.0),
+        ("fedproj", "gamma_wd", -0.1),
+        ("fedproj", "proj_rate", 1.1),
+        ("fedproj", "memory_size", -2),
+        ("fedproj", "memory_batch", 0),
+        ("fedproj", "first_round", -1),
+        ("fedproj", "eps", -1e-9),
+        ("fedproj", "clamp", 0.0),
+        ("fedproj", "reference", "mean"),
+        ("fedproj", "direction", "both"),
+    ],
+)
 def test_values_out_of_range_are_refused(method, option, value):
     with pytest.raises(FldiagError, match=option):
         registry.method.get(method).validate({option: value})

@@ -15,13 +15,18 @@ UNEQUAL = (20, 13, 7)
 def term(part, student, teacher, y, weight=None):
     """The part's loss [k] for given logits [k, B, C]."""
     step = types.SimpleNamespace(
-        y=y, local=types.SimpleNamespace(w_g=None), received_logits=lambda: teacher,
-        mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1))
+        y=y,
+        local=types.SimpleNamespace(w_g=None),
+        received_logits=lambda: teacher,
+        mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1),
+    )
     return part.loss(step, types.SimpleNamespace(logits=student))
 
 
 def logits(seed, shape=(2, 6, 4)):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+    )
 
 
 Y = torch.tensor([[0, 1, 2, 3, 1, 0], [3, 3, 2, 0, 1, 2]])
@@ -62,8 +67,12 @@ def test_T_NTD_3_the_logit_of_the_true_class_is_of_no_consequence():
     part, student, teacher = NotTrueDistillation(1.0, 2.0), logits(0), logits(1)
     before = term(part, student, teacher, Y)
     for z in (student, teacher):
-        moved = [s.scatter_add(-1, Y[..., None], torch.full((2, 6, 1), 5.0, dtype=torch.float64)) if s is z else s
-                 for s in (student, teacher)]
+        moved = [
+            s.scatter_add(-1, Y[..., None], torch.full((2, 6, 1), 5.0, dtype=torch.float64))
+            if s is z
+            else s
+            for s in (student, teacher)
+        ]
         close(term(part, *moved, Y), before, terms=student.shape[-1])
     other = student.clone()
     other[0, 0, 1] += 5.0  # not the true class of this example

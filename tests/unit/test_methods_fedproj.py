@@ -21,7 +21,10 @@ from fldiag.training.setup import Setup
 OFF = {"proj_rate": 0.0, "gamma_wd": 0.0}
 WHOLE = {**STRONG, "memory_batch": 23, "eps": 0.0}  # every memory minibatch is the whole memory
 rng = np.random.default_rng(0)
-G, H = (torch.from_numpy(rng.normal(size=(40, 6)) * rng.uniform(0.01, 3, size=(40, 1))) for _ in range(2))
+G, H = (
+    torch.from_numpy(rng.normal(size=(40, 6)) * rng.uniform(0.01, 3, size=(40, 1)))
+    for _ in range(2)
+)
 
 
 def inner(a, b):
@@ -29,6 +32,7 @@ def inner(a, b):
 
 
 # --- the rule
+
 
 @pytest.mark.parametrize("eps", [0.0, 1e-2])
 def test_T_PROJ_2_T_PROJ_3_no_conflict_is_left_and_agreement_is_untouched(eps):
@@ -38,26 +42,49 @@ def test_T_PROJ_2_T_PROJ_3_no_conflict_is_left_and_agreement_is_untouched(eps):
     assert torch.equal(out[~conflict], G[~conflict])
     left = inner(out, H)[conflict]
     # for eps = 0 zero, as a difference of inner products
-    close(left, before[conflict] * eps / (square[conflict] + eps), terms=6, size=(G.norm(dim=1) * H.norm(dim=1)).max())
+    close(
+        left,
+        before[conflict] * eps / (square[conflict] + eps),
+        terms=6,
+        size=(G.norm(dim=1) * H.norm(dim=1)).max(),
+    )
 
 
 def test_T_PROJ_4_it_is_the_nearest_gradient_without_conflict():
     for g, h, ours in zip(G[:12], H[:12], project(G, H)[:12], strict=True):
-        found = minimize(lambda v, g=g: 0.5 * ((v - g.numpy()) ** 2).sum(), np.zeros(6), jac=lambda v, g=g: v - g.numpy(),
-                         constraints={"type": "ineq", "fun": lambda v, h=h: v @ h.numpy(), "jac": lambda v, h=h: h.numpy()},
-                         method="SLSQP", options={"ftol": 1e-14})
+        found = minimize(
+            lambda v, g=g: 0.5 * ((v - g.numpy()) ** 2).sum(),
+            np.zeros(6),
+            jac=lambda v, g=g: v - g.numpy(),
+            constraints={
+                "type": "ineq",
+                "fun": lambda v, h=h: v @ h.numpy(),
+                "jac": lambda v, h=h: h.numpy(),
+            },
+            method="SLSQP",
+            options={"ftol": 1e-14},
+        )
         np.testing.assert_allclose(ours, found.x, atol=1e-6)
-        multiplier = float(inner(ours - g, h) / inner(h, h))  # KKT: g' = g + lambda h, lambda >= 0, lambda <g', h> = 0
+        multiplier = float(
+            inner(ours - g, h) / inner(h, h)
+        )  # KKT: g' = g + lambda h, lambda >= 0, lambda <g', h> = 0
         assert multiplier >= 0
         close(ours, g + multiplier * h, terms=6)
-        close(multiplier * inner(ours, h), torch.zeros((), dtype=g.dtype), terms=6, size=multiplier * ours.norm() * h.norm())
+        close(
+            multiplier * inner(ours, h),
+            torch.zeros((), dtype=g.dtype),
+            terms=6,
+            size=multiplier * ours.norm() * h.norm(),
+        )
 
 
 def test_scale_small_norms_and_the_clamp():
     torch.testing.assert_close(project(G, 1e3 * H), project(G, H), rtol=1e-12, atol=1e-14)
     small = inner(H, H) <= 0.5
     assert 0 < int(small.sum()) < 40
-    assert torch.equal(project(G, H, min_norm_sq=0.5), torch.where(small[:, None], G, project(G, H)))
+    assert torch.equal(
+        project(G, H, min_norm_sq=0.5), torch.where(small[:, None], G, project(G, H))
+    )
     coefficient = (inner(G, H) / inner(H, H)).clamp(-0.3, 0)
     close(project(G, H, clamp=0.3), G - coefficient[:, None] * H, terms=6)
 
@@ -72,11 +99,18 @@ def test_minibatches_of_the_memory_run_through_it_again_and_again():
 
 # --- the method and its relatives
 
+
 @pytest.mark.parametrize("stack", ["off", "on"])
 def test_T_PROJ_1_without_projection_and_penalty_it_is_feddf_and_without_epochs_fedavg(stack):
-    assert torch.equal(end("fedproj", {**OFF, **STRONG}, stack=stack), end("feddf", STRONG, stack=stack))
-    assert torch.equal(end("fedproj", {**OFF, "epochs": 0}, stack=stack), end("fedavg", stack=stack))
-    assert not torch.allclose(end("fedproj", {"epochs": 0}, stack=stack), end("fedavg", stack=stack), rtol=1e-6)
+    assert torch.equal(
+        end("fedproj", {**OFF, **STRONG}, stack=stack), end("feddf", STRONG, stack=stack)
+    )
+    assert torch.equal(
+        end("fedproj", {**OFF, "epochs": 0}, stack=stack), end("fedavg", stack=stack)
+    )
+    assert not torch.allclose(
+        end("fedproj", {"epochs": 0}, stack=stack), end("fedavg", stack=stack), rtol=1e-6
+    )
 
 
 def test_T_PROJ_1_the_scale_of_the_memory_loss_is_of_no_consequence(monkeypatch):
@@ -98,7 +132,9 @@ def test_T_PD_1_the_rate_runs_from_feddf_to_fedproj(stack):
     assert torch.equal(rows[0.0][1], play(plain, 2)[1][0].rows)
     assert torch.equal(rows[0.0][2], plain.w)
     assert torch.equal(rows[1.0][2], end("fedproj", {"gamma_wd": 0.0, **STRONG}, stack=stack))
-    projects = [float(torch.rand((), generator=torch_rng(0, "projection", 1, k))) < 0.5 for k in range(3)]
+    projects = [
+        float(torch.rand((), generator=torch_rng(0, "projection", 1, k))) < 0.5 for k in range(3)
+    ]
     assert len(set(projects)) == 2
     for k, on in enumerate(projects):
         gap = {r: float((rows[0.5][1][k] - rows[r][1][k]).abs().max()) for r in (0.0, 1.0)}
@@ -130,7 +166,16 @@ def local_steps(options, **more):
     return [(raw.w[i][0], raw.g[i][0], used.g[i][0]) for i in here], made.setup, teacher
 
 
-@pytest.mark.parametrize("options", [{}, {"tau": 1.0}, {"direction": "student_teacher"}, {"official_trunc": True}, {"memory_batch": 5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tau": 1.0},
+        {"direction": "student_teacher"},
+        {"official_trunc": True},
+        {"memory_batch": 5},
+    ],
+)
 def test_local_steps_take_the_gradient_that_the_definition_gives(options):
     steps, setup, teacher = local_steps(options)
     memory, reverse = setup.method.parts[0].memory(0, 1, 23), "direction" in options
@@ -165,12 +210,22 @@ def test_T_PROJ_5_to_first_order_a_step_does_not_raise_the_loss_on_the_memory():
 
 # --- the penalty of the server
 
+
 @pytest.mark.parametrize("reference", ["avg", "prev_global", "clients"])
 @pytest.mark.parametrize("direction", ["teacher_student", "student_teacher"])
 def test_distillation_descends_its_objective(reference, direction):
     """Two full-batch gradient steps against central differences of tau^2 KL + gamma penalty."""
-    options = {"gamma_wd": 0.3, "reference": reference, "direction": direction, "optimizer": "sgd", "lr": 0.05, "epochs": 2,
-               "batch_size": 100, "tau": 2.0, "proj_rate": 0.0}
+    options = {
+        "gamma_wd": 0.3,
+        "reference": reference,
+        "direction": direction,
+        "optimizer": "sgd",
+        "lr": 0.05,
+        "epochs": 2,
+        "batch_size": 100,
+        "tau": 2.0,
+        "proj_rate": 0.0,
+    }
     made = build("fedproj", options)
     [(seen, _)] = play(made)
     z, average = mean_of_clients(made, seen), seen.mean(seen.rows, seen.p)
@@ -178,7 +233,9 @@ def test_distillation_descends_its_objective(reference, direction):
 
     def objective(w):
         distance = (w - anchors).square().sum(-1).mean()
-        return 4 * memory_gradient(made.setup, w, PUBLIC, z, 2.0, direction == "student_teacher")[1] + 0.3 * float(distance)
+        return 4 * memory_gradient(made.setup, w, PUBLIC, z, 2.0, direction == "student_teacher")[
+            1
+        ] + 0.3 * float(distance)
 
     w = average
     for _ in range(2):
@@ -191,13 +248,20 @@ def test_T_PROJ_6_the_penalty_around_the_average_is_flat_at_the_first_step():
     once = {"proj_rate": 0.0, "optimizer": "sgd", "lr": 0.05, "batch_size": 100}
     plain = end("feddf", {k: v for k, v in once.items() if k != "proj_rate"}, rounds=1)
     for reference in ("avg", "prev_global", "clients"):
-        same = torch.equal(end("fedproj", {**once, "gamma_wd": 5.0, "reference": reference}, rounds=1), plain)
+        same = torch.equal(
+            end("fedproj", {**once, "gamma_wd": 5.0, "reference": reference}, rounds=1), plain
+        )
         assert same == (reference == "avg")
-    twice = [end("fedproj", {**once, "epochs": 2, "gamma_wd": gamma}, rounds=1) for gamma in (0.0, 0.5)]
-    assert float((twice[0] - twice[1]).abs().max()) > 1e-6  # the reference is a copy, not the student itself
+    twice = [
+        end("fedproj", {**once, "epochs": 2, "gamma_wd": gamma}, rounds=1) for gamma in (0.0, 0.5)
+    ]
+    assert (
+        float((twice[0] - twice[1]).abs().max()) > 1e-6
+    )  # the reference is a copy, not the student itself
 
 
 # --- what is sent, and when
+
 
 def test_the_memory_is_drawn_anew_each_round_and_holds_the_teachers_logits():
     made = build("fedproj", {"memory_size": 9})
@@ -206,7 +270,9 @@ def test_the_memory_is_drawn_anew_each_round_and_holds_the_teachers_logits():
     for t in (1, 2, 3):
         [(seen, _)] = play(made)
         memories.append(part.memory(0, t, 23))
-        assert torch.allclose(made.state["teacher"], mean_of_clients(made, seen)[memories[-1]], atol=1e-13)
+        assert torch.allclose(
+            made.state["teacher"], mean_of_clients(made, seen)[memories[-1]], atol=1e-13
+        )
     assert made.state["teacher"].shape == (9, 3)
     assert len({tuple(sorted(m.tolist())) for m in memories}) == 3
     assert all(len(set(m.tolist())) == 9 for m in memories)
@@ -214,8 +280,15 @@ def test_the_memory_is_drawn_anew_each_round_and_holds_the_teachers_logits():
     assert sorted(whole.memory(0, 1, 23).tolist()) == list(range(23))
 
 
-@pytest.mark.parametrize(("options", "present"), [
-    ({}, [1, 2, 3, 4]), ({"first_round": 2, "last_round": 3}, [2, 3]), ({"memory_size": 0}, []), ({"proj_rate": 0.0}, [])])
+@pytest.mark.parametrize(
+    ("options", "present"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"first_round": 2, "last_round": 3}, [2, 3]),
+        ({"memory_size": 0}, []),
+        ({"proj_rate": 0.0}, []),
+    ],
+)
 def test_projection_is_on_in_the_rounds_asked_for(options, present):
     """The teacher's logits are sent in these rounds only; the first round of all has none."""
     made = build("fedproj", {"epochs": 0, **options})
@@ -237,7 +310,9 @@ def test_rounds_that_end_before_they_begin_are_refused():
 def test_bytes_count_the_logits_on_the_memory(size, precision, item, tmp_path):
     data, parts = classification()
     chosen = config("fedproj", {"memory_size": size}, precision=precision)
-    run = rounds.train(chosen, out=tmp_path, setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC))
+    run = rounds.train(
+        chosen, out=tmp_path, setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC)
+    )
     frame = run.metrics.set_index(["metric", "round"])["value"]
     vector = item * sum(v.numel() for v in run.checkpoint().state.values())
     assert frame["uplink", 1] == frame["uplink", 2] == vector
@@ -250,7 +325,12 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(tmp_path):
     chosen = config("fedproj", {**STRONG, "memory_size": 11, "proj_rate": 0.7}, rounds=3)
 
     def go(out, **more):
-        return rounds.train(chosen, out=tmp_path / out, setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC), **more)
+        return rounds.train(
+            chosen,
+            out=tmp_path / out,
+            setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC),
+            **more,
+        )
 
     def stop(event):
         if event["event"] == "round" and event["round"] == 2:
@@ -259,13 +339,18 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go("cut", on_event=stop)
     cut, whole = go("cut", resume=True), go("whole")
-    assert all(torch.equal(v, whole.checkpoint().state[k]) for k, v in cut.checkpoint().state.items())
+    assert all(
+        torch.equal(v, whole.checkpoint().state[k]) for k, v in cut.checkpoint().state.items()
+    )
     assert cut.metrics["value"].equals(whole.metrics["value"])
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-10), ("fp32", 1e-5)])
 def test_a_stack_projects_as_its_clients_one_by_one(precision, tolerance):
-    a, b = (build("fedproj", {**STRONG, "optimizer": "sgd"}, precision=precision, stack=s) for s in ("off", "on"))
+    a, b = (
+        build("fedproj", {**STRONG, "optimizer": "sgd"}, precision=precision, stack=s)
+        for s in ("off", "on")
+    )
     for (one, _), (other, _) in zip(play(a, 3), play(b, 3), strict=True):
         assert float((one.rows - other.rows).abs().max()) <= tolerance
     assert float((a.state["teacher"] - b.state["teacher"]).abs().max()) <= 10 * tolerance

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from helpers import StartAt, classification, config, diagonal, federation, final, images, play, quadratics, trace, whole
+from helpers import (
+    StartAt,
+    classification,
+    config,
+    diagonal,
+    federation,
+    final,
+    images,
+    play,
+    quadratics,
+    trace,
+    whole,
+)
 from test_methods_sharpness import FULL, UNEQUAL, far, one, traced
 from torch.nn import functional as F
 
@@ -42,7 +54,9 @@ def test_T_SOL_3_the_first_local_step_of_a_round_is_fedavgs(loss, part, strength
     plain = federation(config(precision=precision, per_round=1), data)
     spy = trace(plain)
     play(plain)
-    torch.testing.assert_close(sol.g[0], spy.g[0], rtol=1e-6 if precision == "fp32" else 1e-12, atol=1e-8)
+    torch.testing.assert_close(
+        sol.g[0], spy.g[0], rtol=1e-6 if precision == "fp32" else 1e-12, atol=1e-8
+    )
     assert far(sol.g[1], spy.g[1]) > 1e-5
 
 
@@ -62,15 +76,22 @@ def test_T_SOL_4_strengths_have_unit_length_in_each_layer():
     layout = federation(config(), classification(UNEQUAL)).setup.network.layout
     d = torch.randn(2, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     slices = layout.slices()
-    by_layer, by_tensor, by_axis = (losses.strengths(d, layout, rule) for rule in ("layer", "tensor", "dim0"))
+    by_layer, by_tensor, by_axis = (
+        losses.strengths(d, layout, rule) for rule in ("layer", "tensor", "dim0")
+    )
     for names in layout.layers.values():
         squares = sum(by_layer[:, slices[n]].square().sum(1) for n in names)
         assert far(squares, torch.ones(2)) <= 1e-12
     for name, view in layout.views(d).items():
         assert far(by_tensor[:, slices[name]].square().sum(1), torch.ones(2)) <= 1e-12
-        assert far(by_axis[:, slices[name]], (view.abs() / view.norm(dim=1, keepdim=True)).flatten(1)) <= 1e-12
+        assert (
+            far(by_axis[:, slices[name]], (view.abs() / view.norm(dim=1, keepdim=True)).flatten(1))
+            <= 1e-12
+        )
         columns = view[0].numel() // view.shape[1]
-        assert far(by_axis[:, slices[name]].square().sum(1), torch.full((2,), float(columns))) <= 1e-10
+        assert (
+            far(by_axis[:, slices[name]].square().sum(1), torch.full((2,), float(columns))) <= 1e-10
+        )
     assert not losses.strengths(torch.zeros(1, layout.size), layout).any()
 
 
@@ -114,7 +135,9 @@ def test_T_SOL_7_what_a_step_does_to_both_losses_on_quadratics():
     """The identities behind Propositions 1 and 2 of the paper, exact for a quadratic loss."""
     q = quadratics()
     rho, lr = 0.8, 0.05
-    made = federation(q.config("fedsol", {**FULL, "rho": rho, "loss": "l2"}, lr=lr, epochs=6), q.data)
+    made = federation(
+        q.config("fedsol", {**FULL, "rho": rho, "loss": "l2"}, lr=lr, epochs=6), q.data
+    )
     start, spy = made.w.clone(), trace(made)
     play(made)
     checked = 0
@@ -141,8 +164,13 @@ def test_T_SOL_8_equilibrium_on_the_plane_does_not_depend_on_the_curvature(a, rh
     """w = w_l* - rho (w_l* - w_g) / D for every a, where FedProx leaves the line."""
     q = diagonal([[a, 1.0]], [[3.0, 2.0]])
     received = torch.tensor([0.5, -0.4], dtype=torch.float64)
-    made = federation(q.config("fedsol", {**FULL, "rho": rho, "loss": "l2"}, lr=0.2 if a > 1 else 0.8, epochs=400), q.data,
-                      start=received)
+    made = federation(
+        q.config(
+            "fedsol", {**FULL, "rho": rho, "loss": "l2"}, lr=0.2 if a > 1 else 0.8, epochs=400
+        ),
+        q.data,
+        start=received,
+    )
     play(made)
     optimum = torch.linalg.solve(q.A[0], q.b[0])
     away = optimum - received
@@ -162,7 +190,12 @@ def test_T_SOL_9_the_inner_product_with_the_proximal_gradient_grows_with_the_rad
         play(made)
         firsts = [spy.ids.index([k]) for k in range(3)]
         inner = torch.stack([spy.g[s][0] @ away for s in firsts])
-        wanted = torch.stack([q.gradient(k, start + away) @ away + rho * away @ q.A[k] @ away / away.norm() for k in range(3)])
+        wanted = torch.stack(
+            [
+                q.gradient(k, start + away) @ away + rho * away @ q.A[k] @ away / away.norm()
+                for k in range(3)
+            ]
+        )
         assert far(inner, wanted) <= 1e-10
         assert last is None or bool((inner >= last).all())
         last = inner
@@ -174,24 +207,34 @@ def test_T_SOL_10_the_scale_of_the_proximal_loss_is_of_no_consequence():
     for scale in (1.0, 3.7):
         made = federation(config("fedsol", {**FULL, "rho": 1.0}), data)
         [part] = made.setup.method.parts
-        part.loss_p.term = lambda step, out, inner=part.loss_p.term, scale=scale: scale * inner(step, out)
+        part.loss_p.term = lambda step, out, inner=part.loss_p.term, scale=scale: (
+            scale * inner(step, out)
+        )
         play(made)
         ends.append(made.w)
-    assert far(*ends) <= 1e-8  # the first perturbed gradients are small, and the guard 1e-12 is not scaled with them
+    assert (
+        far(*ends) <= 1e-8
+    )  # the first perturbed gradients are small, and the guard 1e-12 is not scaled with them
 
 
 def test_the_kl_gradient_is_that_of_torchs_divergence():
     """mean_x KL(teacher || student) at temperature 3, without a factor tau^2."""
     data = classification((20,))
-    made = federation(config("fedsol", {**FULL, "tau": 3.0}, total=1, batch_size=20, epochs=3), data)
+    made = federation(
+        config("fedsol", {**FULL, "tau": 3.0}, total=1, batch_size=20, epochs=3), data
+    )
     [part], seen = made.setup.method.parts, []
     inner, received = part.gradient, made.w.clone()
-    part.gradient = lambda step, *cut: seen.append((step.w[0].clone(), inner(step, *cut)[0])) or inner(step, *cut)
+    part.gradient = lambda step, *cut: (
+        seen.append((step.w[0].clone(), inner(step, *cut)[0])) or inner(step, *cut)
+    )
     module = made.setup.module
     x = data[0].train_x.double()
 
     def logits(w):
-        return torch.func.functional_call(module, {n: v[0] for n, v in made.setup.network.layout.views(w[None]).items()}, (x,))
+        return torch.func.functional_call(
+            module, {n: v[0] for n, v in made.setup.network.layout.views(w[None]).items()}, (x,)
+        )
 
     play(made)
     for w, g in seen[1:]:
@@ -206,7 +249,9 @@ def test_the_kl_gradient_is_that_of_torchs_divergence():
 
 def test_kl_needs_class_labels():
     q = quadratics()
-    with pytest.raises(FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"):
+    with pytest.raises(
+        FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"
+    ):
         federation(q.config("fedsol", FULL), q.data)
 
 
@@ -219,7 +264,9 @@ def test_a_part_needs_a_head():
 def test_the_head_mode_runs_the_body_once_a_step(monkeypatch):
     """The claimed cost: one forward of the body a step, and the received model's outputs once a round."""
     calls, inner, frozen = [], ByHand.__init__, Bound.features
-    monkeypatch.setattr(ByHand, "__init__", lambda self, *given: calls.append(True) or inner(self, *given))
+    monkeypatch.setattr(
+        ByHand, "__init__", lambda self, *given: calls.append(True) or inner(self, *given)
+    )
     monkeypatch.setattr(Bound, "features", lambda self, x: calls.append(False) or frozen(self, x))
     made = federation(config("fedsol", total=1, model="small_cnn", model_options={}), images((16,)))
     calls.clear()
@@ -239,8 +286,11 @@ def test_cached_and_repeated_outputs_of_the_received_model_agree(monkeypatch):
 def test_different_numbers_of_steps_do_not_mix_clients():
     """Perturbations of a stack: each client's length is its own, also when others have finished."""
     q = quadratics()
-    made = federation(q.config("fedsol", {**FULL, "rho": 0.4, "loss": "l2"}, stack="on"), q.data,
-                      schedule=whole(q.data[1], 1, [1, 3, 5]))
+    made = federation(
+        q.config("fedsol", {**FULL, "rho": 0.4, "loss": "l2"}, stack="on"),
+        q.data,
+        schedule=whole(q.data[1], 1, [1, 3, 5]),
+    )
     spy = trace(made)
     play(made)
     assert [len(i) for i in spy.ids] == [3, 2, 2, 1, 1]

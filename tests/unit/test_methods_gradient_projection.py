@@ -22,7 +22,9 @@ def test_the_projection_is_its_definition():
     g, h = rows()
     out, inner = project(g, h), (g * h).sum(1)
     assert torch.equal(out[inner >= 0], g[inner >= 0]) and 20 < (inner < 0).sum() < 180
-    assert same(out[inner < 0], (g - inner[:, None] / h.square().sum(1, keepdim=True) * h)[inner < 0])
+    assert same(
+        out[inner < 0], (g - inner[:, None] / h.square().sum(1, keepdim=True) * h)[inner < 0]
+    )
     assert torch.equal(project(g, 0 * h), g)
 
 
@@ -36,7 +38,9 @@ def test_T_PGP_1_what_is_left_does_not_oppose_the_proximal_gradient():
 def test_T_PGP_2_the_first_step_is_fedavgs():
     one = {"epochs": 1, "batch_size": 100, "rounds": 1}
     for loss in ("l2", "kl"):
-        assert same(run("gradient_projection", {"loss": loss}, **one)[0].w, run("fedavg", **one)[0].w)
+        assert same(
+            run("gradient_projection", {"loss": loss}, **one)[0].w, run("fedavg", **one)[0].w
+        )
         assert not same(run("gradient_projection", {"loss": loss})[0].w, run("fedavg")[0].w, 1e-9)
 
 
@@ -47,7 +51,9 @@ def test_T_PGP_3_the_scale_of_the_proximal_loss_is_of_no_consequence():
     for scale in (1.0, 5.0):
         made = federation(config("gradient_projection"), DATA)
         [part] = made.setup.method.parts
-        part.loss_p.term = lambda step, out, inner=part.loss_p.term, scale=scale: scale * inner(step, out)
+        part.loss_p.term = lambda step, out, inner=part.loss_p.term, scale=scale: (
+            scale * inner(step, out)
+        )
         play(made)
         ends.append(made.w)
     assert same(*ends, 1e-10)
@@ -75,13 +81,18 @@ def test_steps_are_projected_off_the_gradient_of_the_proximal_loss(loss):
         place[k] += 1
 
         def logits(v, x=x):
-            return functional_call(module, {n: u[0] for n, u in layout.views(v[None]).items()}, (x,)) / 2.0
+            return (
+                functional_call(module, {n: u[0] for n, u in layout.views(v[None]).items()}, (x,))
+                / 2.0
+            )
 
         leaf = w[0].clone().requires_grad_()
         if loss == "l2":
             value = 0.5 * (leaf - start).square().sum()
         else:
-            value = F.kl_div(F.log_softmax(logits(leaf), -1), F.softmax(logits(start), -1), reduction="batchmean")
+            value = F.kl_div(
+                F.log_softmax(logits(leaf), -1), F.softmax(logits(start), -1), reduction="batchmean"
+            )
         (h,) = torch.autograd.grad(value, leaf)
         inner = float(g[0] @ h)
         expected = g[0] - inner / float(h @ h) * h if inner < 0 and h.norm() > 1e-12 else g[0]
@@ -92,5 +103,7 @@ def test_steps_are_projected_off_the_gradient_of_the_proximal_loss(loss):
 
 def test_kl_needs_class_labels():
     q = quadratics()
-    with pytest.raises(FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"):
+    with pytest.raises(
+        FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"
+    ):
         federation(q.config("gradient_projection"), q.data)

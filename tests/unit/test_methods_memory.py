@@ -22,7 +22,10 @@ def test_T_DC_2_without_a_penalty_the_local_steps_are_scaffolds():
     theirs, _ = run("scaffold", rounds=2)
     ours = federation(config("feddc", {"lam": 0.0}, **PLAIN), DATA, start=theirs.w)
     ours.t, ours.state["g"] = 2, theirs.state["c"].clone()
-    ours.clients = {k: {"h_k": torch.zeros_like(ours.w), "g_k": s["c_k"].clone()} for k, s in theirs.clients.items()}
+    ours.clients = {
+        k: {"h_k": torch.zeros_like(ours.w), "g_k": s["c_k"].clone()}
+        for k, s in theirs.clients.items()
+    }
     [(a, _)], [(b, _)] = play(ours), play(theirs)
     assert same(a.rows, b.rows)
     assert same(ours.state["g"], theirs.state["c"]) and ours.state["g"].norm() > 1e-3
@@ -46,16 +49,26 @@ def test_T_GAM_1_without_a_radius_it_is_scaffold():
 
 
 def test_T_GAM_2_round_0_is_fedsam():
-    assert same(run("fedgamma", {"rho": 0.2}, rounds=1)[0].w, run("fedsam", {"rho": 0.2}, rounds=1)[0].w, 1e-6)
+    assert same(
+        run("fedgamma", {"rho": 0.2}, rounds=1)[0].w,
+        run("fedsam", {"rho": 0.2}, rounds=1)[0].w,
+        1e-6,
+    )
     assert not same(run("fedgamma", {"rho": 0.2})[0].w, run("fedsam", {"rho": 0.2})[0].w, 1e-4)
 
 
 def test_T_SPEED_1_without_a_radius_it_is_feddyn():
-    assert torch.equal(run("fedspeed", {"rho": 0.0, "lam": 0.3})[0].w, run("feddyn", {"lam": 0.3})[0].w)
+    assert torch.equal(
+        run("fedspeed", {"rho": 0.0, "lam": 0.3})[0].w, run("feddyn", {"lam": 0.3})[0].w
+    )
 
 
 def test_T_SPEED_2_without_regulariser_and_server_term_it_is_fedsam():
-    assert same(without_server_term("fedspeed", {"rho": 0.3, "lam": 0.0}), run("fedsam", {"rho": 0.3})[0].w, 1e-6)
+    assert same(
+        without_server_term("fedspeed", {"rho": 0.3, "lam": 0.0}),
+        run("fedsam", {"rho": 0.3})[0].w,
+        1e-6,
+    )
 
 
 def test_T_SMOO_1_without_duals_of_the_perturbation_it_is_fedspeed():
@@ -105,7 +118,9 @@ def test_T_LE_2_without_a_radius_it_is_the_base_method(method, base, estimate):
 
 
 @pytest.mark.parametrize("estimate", ["client", "server"])
-def test_T_LE_3_the_perturbation_points_to_the_model_before_has_length_rho_and_stays_for_the_round(estimate):
+def test_T_LE_3_the_perturbation_points_to_the_model_before_has_length_rho_and_stays_for_the_round(
+    estimate,
+):
     """Rounds 0, 1 and 2 with clients {0, 1}, {1, 2}, {0, 2}: who remembers what."""
     seeded = Seeded(0, 3, 2, 2, 8)
 
@@ -116,13 +131,23 @@ def test_T_LE_3_the_perturbation_points_to_the_model_before_has_length_rho_and_s
         def batches(self, t, client, n):
             return seeded.batches(t, client, n)
 
-    made = federation(config("fedlesam", {"rho": 0.5, "estimate": estimate}, per_round=2, **PLAIN), DATA, schedule=Chosen())
+    made = federation(
+        config("fedlesam", {"rho": 0.5, "estimate": estimate}, per_round=2, **PLAIN),
+        DATA,
+        schedule=Chosen(),
+    )
     sent = [made.w.clone()]
     for t, last in enumerate(({}, {1: 0}, {0: 0, 2: 1})):
         spy = trace(made)
         play(made)
         for e, [k] in zip(spy.e, spy.ids, strict=True):
-            before = sent[last[k]] if estimate == "client" and k in last else sent[t - 1] if estimate == "server" and t else sent[t]
+            before = (
+                sent[last[k]]
+                if estimate == "client" and k in last
+                else sent[t - 1]
+                if estimate == "server" and t
+                else sent[t]
+            )
             d = before - sent[t]
             assert same(e[0], 0.5 * d / d.norm() if d.any() else d)
         made.setup.method.parts = made.setup.method.parts[:1]

@@ -18,7 +18,9 @@ def test_T_CM_1_without_mixing_it_is_fedavg():
 
 
 def test_T_CM_2_round_0_is_fedavg_with_a_smaller_rate():
-    assert same(run("fedcm", {"alpha_cm": 0.3}, rounds=1)[0].w, run("fedavg", rounds=1, lr=0.03)[0].w)
+    assert same(
+        run("fedcm", {"alpha_cm": 0.3}, rounds=1)[0].w, run("fedavg", rounds=1, lr=0.03)[0].w
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
@@ -26,13 +28,18 @@ def test_T_CM_3_after_round_0_delta_is_alpha_times_the_mean_gradient(alpha):
     made = federation(config("fedcm", {"alpha_cm": alpha}, **PLAIN), DATA)
     spy = trace(made, raw=True)
     play(made)
-    met = [torch.stack([g[0] for g, ids in zip(spy.g, spy.ids, strict=True) if ids == [k]]).mean(0) for k in range(3)]
+    met = [
+        torch.stack([g[0] for g, ids in zip(spy.g, spy.ids, strict=True) if ids == [k]]).mean(0)
+        for k in range(3)
+    ]
     assert same(made.state["delta"], alpha * sum(met) / 3)
 
 
 def test_delta_holds_the_gradients_also_with_momentum():
     """One step a client and momentum: the divisor is the weight with which the gradient entered."""
-    made = federation(config("fedcm", {"alpha_cm": 0.5}, weight_decay=0.0, epochs=1, batch_size=100), DATA)
+    made = federation(
+        config("fedcm", {"alpha_cm": 0.5}, weight_decay=0.0, epochs=1, batch_size=100), DATA
+    )
     spy = trace(made)
     play(made)
     assert same(made.state["delta"], sum(g[0] for g in spy.g) / 3)
@@ -47,12 +54,16 @@ def test_the_server_rate_scales_the_step_but_not_delta(method):
 
 
 def test_T_MOSAM_1_without_mixing_is_fedsam():
-    assert same(run("mofedsam", {"rho": 0.2, "alpha_cm": 1.0})[0].w, run("fedsam", {"rho": 0.2})[0].w, 1e-6)
+    assert same(
+        run("mofedsam", {"rho": 0.2, "alpha_cm": 1.0})[0].w, run("fedsam", {"rho": 0.2})[0].w, 1e-6
+    )
     assert not same(run("mofedsam", {"rho": 0.2, "alpha_cm": 1.0})[0].w, run("fedavg")[0].w, 1e-4)
 
 
 def test_T_MOSAM_2_without_a_radius_it_is_fedcm():
-    assert torch.equal(run("mofedsam", {"rho": 0.0, "alpha_cm": 0.3})[0].w, run("fedcm", {"alpha_cm": 0.3})[0].w)
+    assert torch.equal(
+        run("mofedsam", {"rho": 0.0, "alpha_cm": 0.3})[0].w, run("fedcm", {"alpha_cm": 0.3})[0].w
+    )
 
 
 # -- FedTOGA
@@ -65,7 +76,9 @@ def test_T_TOGA_1_without_both_corrections_it_is_fedspeed(rho):
 
 
 def test_T_TOGA_2_and_without_a_radius_feddyn():
-    assert torch.equal(run("fedtoga", {"rho": 0.0, "kappa": 0.0, "beta_dual": 0.0})[0].w, run("feddyn")[0].w)
+    assert torch.equal(
+        run("fedtoga", {"rho": 0.0, "kappa": 0.0, "beta_dual": 0.0})[0].w, run("feddyn")[0].w
+    )
 
 
 def test_T_TOGA_3_round_0_is_fedspeed():
@@ -78,9 +91,15 @@ def test_T_TOGA_4_neighbour_takes_one_gradient_a_step_after_the_first(monkeypatc
 
     counts, inner = {}, Step._local_gradient
     for mode in MODES:
-        made = federation(config("fedtoga", {"mode": mode}, total=1, **PLAIN), classification((20,)))
+        made = federation(
+            config("fedtoga", {"mode": mode}, total=1, **PLAIN), classification((20,))
+        )
         calls = []
-        monkeypatch.setattr(Step, "_local_gradient", lambda self, *a, calls=calls: calls.append(1) or inner(self, *a))
+        monkeypatch.setattr(
+            Step,
+            "_local_gradient",
+            lambda self, *a, calls=calls: calls.append(1) or inner(self, *a),
+        )
         play(made, 1)
         counts[mode] = len(calls)
     steps = 2 * 3  # 2 epochs of 20 examples in batches of 8
@@ -135,12 +154,19 @@ def without_server_term(method, options):
 def test_T_TOGA_7_with_everything_off_it_is_fedsam():
     ours = without_server_term("fedtoga", {"rho": 0.3, "lam": 0.0, "kappa": 0.0, "beta_dual": 0.0})
     assert same(ours, run("fedsam", {"rho": 0.3})[0].w, 1e-6)
-    assert not same(ours, run("fedtoga", {"rho": 0.3, "lam": 0.0, "kappa": 0.0, "beta_dual": 0.0})[0].w, 1e-4)
+    assert not same(
+        ours, run("fedtoga", {"rho": 0.3, "lam": 0.0, "kappa": 0.0, "beta_dual": 0.0})[0].w, 1e-4
+    )
 
 
 def test_T_TOGA_8_the_ladder_of_the_ablation():
     """SAM, with the dynamic regulariser, with the dual correction, with the global perturbation: each rung changes."""
-    rungs = [{"lam": 0.0, "beta_dual": 0.0, "kappa": 0.0}, {"beta_dual": 0.0, "kappa": 0.0}, {"kappa": 0.0}, {}]
+    rungs = [
+        {"lam": 0.0, "beta_dual": 0.0, "kappa": 0.0},
+        {"beta_dual": 0.0, "kappa": 0.0},
+        {"kappa": 0.0},
+        {},
+    ]
     ends = [run("fedtoga", rung)[0].w for rung in rungs]
     assert same(ends[1], run("fedspeed")[0].w)
     assert all(not same(a, b, 1e-5) for a, b in itertools.pairwise(ends))

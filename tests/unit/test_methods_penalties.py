@@ -37,16 +37,35 @@ CASES = [
     ("fedlesam_d", {"lam": 0.6}, *dual(0.6)),
     ("feddc", {"lam": 0.6}, *drift(0.6, False)),
     ("feddc", {"lam": 0.6, "omega": "n"}, *drift(0.6, True)),
-    ("fedtoga", {"lam": 0.6, "beta_dual": 0.9}, lambda k: 0.6,
-     lambda k, w_g, own, sent: 0.6 * (own["h_k"] - w_g) + 0.9 * sent["delta"]),
+    (
+        "fedtoga",
+        {"lam": 0.6, "beta_dual": 0.9},
+        lambda k: 0.6,
+        lambda k, w_g, own, sent: 0.6 * (own["h_k"] - w_g) + 0.9 * sent["delta"],
+    ),
 ]
-every_penalty = pytest.mark.parametrize(("method", "options", "strength", "linear"), CASES,
-                                        ids=["-".join([m, *(v for v in o.values() if isinstance(v, str))]) for m, o, *_ in CASES])
+every_penalty = pytest.mark.parametrize(
+    ("method", "options", "strength", "linear"),
+    CASES,
+    ids=["-".join([m, *(v for v in o.values() if isinstance(v, str))]) for m, o, *_ in CASES],
+)
 
 
 def made(method, options, early, clip, stack="off"):
-    return federation(config(method, options, clip=clip, clip_before_quadratic=early, momentum=0.0, weight_decay=WD, lr=LR, lr_decay=1.0,
-                             stack=stack), DATA)
+    return federation(
+        config(
+            method,
+            options,
+            clip=clip,
+            clip_before_quadratic=early,
+            momentum=0.0,
+            weight_decay=WD,
+            lr=LR,
+            lr_decay=1.0,
+            stack=stack,
+        ),
+        DATA,
+    )
 
 
 def far(a, b):
@@ -60,7 +79,9 @@ def test_without_a_clip_the_place_does_not_matter(method, options, strength, lin
     play(one, 3)
     play(other, 3)
     assert far(one.w, other.w) <= 1e-12
-    assert all(far(one.clients[i][k], v) <= 1e-11 for i, s in other.clients.items() for k, v in s.items())
+    assert all(
+        far(one.clients[i][k], v) <= 1e-11 for i, s in other.clients.items() for k, v in s.items()
+    )
 
 
 @every_penalty

@@ -23,7 +23,11 @@ class Normed(nn.Module):
 
     def __init__(self, features=6, classes=3):
         super().__init__()
-        self.body, self.norm, self.fc = nn.Linear(features, 5), nn.BatchNorm1d(5), nn.Linear(5, classes)
+        self.body, self.norm, self.fc = (
+            nn.Linear(features, 5),
+            nn.BatchNorm1d(5),
+            nn.Linear(5, classes),
+        )
 
     def features(self, x):
         return torch.relu(self.norm(self.body(x)))
@@ -40,13 +44,18 @@ def normed(seed=0):
 
 # -- local-only
 
+
 def alone(client, rounds, module=None, **train):
     """The global model of a FedAvg federation that holds this client only, with the client's own schedule."""
     data, parts = classification(UNEQUAL)
     seeded = Seeded(0, 3, 3, train.get("epochs", 2), 8)
     positions = [{0: seeded.batches(t, client, len(parts[client]))} for t in range(rounds)]
-    made = federation(config("fedavg", total=1, **train), (data, [parts[client]]), module=module,
-                      schedule=Given([[0]] * rounds, positions))
+    made = federation(
+        config("fedavg", total=1, **train),
+        (data, [parts[client]]),
+        module=module,
+        schedule=Given([[0]] * rounds, positions),
+    )
     play(made, rounds)
     return made
 
@@ -58,7 +67,9 @@ def test_local_only_is_fedavg_with_one_client(stack):
     start = made.w.clone()
     play(made, 3)
     for i in range(3):
-        torch.testing.assert_close(made.clients[i]["own"], alone(i, 3, lr_decay=0.8).w, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            made.clients[i]["own"], alone(i, 3, lr_decay=0.8).w, rtol=1e-10, atol=1e-12
+        )
     assert torch.equal(made.w, start)
 
 
@@ -70,14 +81,20 @@ def test_local_only_keeps_batch_norm_statistics_with_the_client():
     data, parts = classification(UNEQUAL)
     seeded = Seeded(0, 3, 3, 2, 5)
     for i in range(3):
-        one = federation(config("fedavg", total=1, batch_size=5), (data, [parts[i]]), module=module, schedule=Given(
-            [[0]] * 2, [{0: seeded.batches(t, i, len(parts[i]))} for t in range(2)]))
+        one = federation(
+            config("fedavg", total=1, batch_size=5),
+            (data, [parts[i]]),
+            module=module,
+            schedule=Given([[0]] * 2, [{0: seeded.batches(t, i, len(parts[i]))} for t in range(2)]),
+        )
         play(one, 2)
         assert torch.equal(made.clients[i]["own"], one.w)
         for name, b in one.buffers.items():
             assert torch.equal(made.clients[i][f"own/{name}"], b)
     assert all(torch.equal(made.buffers[n], b) for n, b in initial.items())
-    assert not torch.equal(made.clients[0]["own/norm.running_mean"], made.clients[1]["own/norm.running_mean"])
+    assert not torch.equal(
+        made.clients[0]["own/norm.running_mean"], made.clients[1]["own/norm.running_mean"]
+    )
 
 
 def test_local_only_sends_nothing_and_goes_on_after_an_interruption(tmp_path):
@@ -100,12 +117,15 @@ def test_local_only_sends_nothing_and_goes_on_after_an_interruption(tmp_path):
 
 # -- FedBABU
 
+
 @pytest.mark.parametrize("stack", ["off", "on"])
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_fedbabu_never_moves_the_head(stack, precision):
     """T-BABU-1: bitwise, on the clients and in the weighted mean, with momentum and weight decay."""
     # these sizes' shares of w do not add up to w in floating point
-    made = federation(config("fedbabu", stack=stack, precision=precision), classification((17, 13, 7)))
+    made = federation(
+        config("fedbabu", stack=stack, precision=precision), classification((17, 13, 7))
+    )
     head, start = made.setup.network.layout.head_size, made.w.clone()
     for seen, _ in play(made, 3):
         assert torch.equal(seen.rows[:, -head:], start[-head:].expand(3, -1))
@@ -116,7 +136,9 @@ def test_fedbabu_never_moves_the_head(stack, precision):
 def test_fedbabu_unfrozen_is_fedavg():
     """T-BABU-2."""
     data = classification(UNEQUAL)
-    assert torch.equal(final(config("fedbabu", {"frozen": "none"}), data), final(config("fedavg"), data))
+    assert torch.equal(
+        final(config("fedbabu", {"frozen": "none"}), data), final(config("fedavg"), data)
+    )
 
 
 def test_the_first_body_step_of_fedbabu_is_that_of_fedavg():
@@ -135,18 +157,26 @@ def test_fedbabu_asks_for_a_head():
 
 # -- Per-FedAvg
 
+
 @pytest.mark.parametrize("stack", ["off", "on"])
 def test_perfedavg_with_inner_lr_0_is_sgd_on_the_second_halves(stack):
     """T-PER-1, with short and odd minibatches; beta_outer does not decay, wherever the round's lr goes."""
     data, parts = classification((21, 13, 1))
     seeded = Seeded(0, 3, 3, 2, 8)
     whole = [{i: seeded.batches(t, i, len(p)) for i, p in enumerate(parts)} for t in range(2)]
-    second = [{i: [b[-max(len(b) // 2, 1):] for b in plan] for i, plan in now.items()} for now in whole]
+    second = [
+        {i: [b[-max(len(b) // 2, 1) :] for b in plan] for i, plan in now.items()} for now in whole
+    ]
     assert {len(b) for now in whole for plan in now.values() for b in plan} == {8, 5, 1}
     ids = [[0, 1, 2]] * 2
-    meta = final(config("perfedavg", {"inner_lr": 0.0, "beta_outer": 0.07}, stack=stack, lr_decay=0.5), (data, parts),
-                 schedule=Given(ids, whole))
-    plain = final(config("fedavg", lr=0.07, lr_decay=1.0), (data, parts), schedule=Given(ids, second))
+    meta = final(
+        config("perfedavg", {"inner_lr": 0.0, "beta_outer": 0.07}, stack=stack, lr_decay=0.5),
+        (data, parts),
+        schedule=Given(ids, whole),
+    )
+    plain = final(
+        config("fedavg", lr=0.07, lr_decay=1.0), (data, parts), schedule=Given(ids, second)
+    )
     torch.testing.assert_close(meta, plain, rtol=1e-10, atol=1e-12)
 
 
@@ -156,12 +186,18 @@ def test_perfedavg_on_a_quadratic(wd):
     the inner lr has decayed. Weight decay: in the inner step, and in the outer one at the restored w."""
     q, eta, beta, decay = quadratics((12,)), 0.2, 0.05, 0.6
     twice = Given([[0]] * 2, [{0: [[*range(12), *range(12)]]}] * 2)
-    made = federation(q.config("perfedavg", {"beta_outer": beta}, lr=eta, lr_decay=decay, weight_decay=wd), q.data, schedule=twice)
+    made = federation(
+        q.config("perfedavg", {"beta_outer": beta}, lr=eta, lr_decay=decay, weight_decay=wd),
+        q.data,
+        schedule=twice,
+    )
     for t in range(2):
         w = made.w.clone()
         play(made)
         inner = w - eta * decay**t * (q.gradient(0, w) + wd * w)
-        torch.testing.assert_close(made.w, w - beta * (q.gradient(0, inner) + wd * w), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            made.w, w - beta * (q.gradient(0, inner) + wd * w), rtol=1e-10, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("official", [False, True])
@@ -169,7 +205,14 @@ def test_perfedavg_against_torch_sgd(official):
     """With ``official`` one torch.optim.SGD sees both gradients; else the inner step is plain."""
     data, parts = classification((16,))
     plan, eta, beta = [[*range(8)], [*range(8, 16)], [*range(4, 12)]], 0.1, 0.03
-    chosen = config("perfedavg", {"official": official, "beta_outer": beta}, total=1, lr=eta, momentum=0.9, weight_decay=1e-2)
+    chosen = config(
+        "perfedavg",
+        {"official": official, "beta_outer": beta},
+        total=1,
+        lr=eta,
+        momentum=0.9,
+        weight_decay=1e-2,
+    )
     made = federation(chosen, (data, parts), schedule=Given([[0]], [{0: plan}]))
     net = made.setup.module
     outer = torch.optim.SGD(net.parameters(), lr=beta, momentum=0.9, weight_decay=1e-2)
@@ -190,7 +233,9 @@ def test_perfedavg_against_torch_sgd(official):
                 p.copy_(s)
         outer.step()
     play(made)
-    torch.testing.assert_close(made.w, torch.cat([p.detach().flatten() for p in net.parameters()]), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        made.w, torch.cat([p.detach().flatten() for p in net.parameters()]), rtol=1e-9, atol=1e-11
+    )
 
 
 def test_perfedavg_learns_to_adapt():
@@ -211,8 +256,17 @@ def test_perfedavg_learns_to_adapt():
     assert values[-1] < 0.5 * values[0]
 
 
-@pytest.mark.parametrize(("n", "batch", "split", "steps"), [(500, 100, 5, 2), (75, 20, 5, 2), (75, 20, 1, 8), (3, 100, 5, 1),
-                                                            (550, 100, 5, 3), (9, 1, 3, 3)])
+@pytest.mark.parametrize(
+    ("n", "batch", "split", "steps"),
+    [
+        (500, 100, 5, 2),
+        (75, 20, 5, 2),
+        (75, 20, 1, 8),
+        (3, 100, 5, 1),
+        (550, 100, 5, 3),
+        (9, 1, 3, 3),
+    ],
+)
 def test_steps_of_a_fine_tuning_epoch(n, batch, split, steps):
     """ceil(L / E), L = ceil(n / B) for minibatches of B = batch_size / 2."""
     plan = registry.method.get("perfedavg").build(tune_split=split).personal
@@ -220,7 +274,15 @@ def test_steps_of_a_fine_tuning_epoch(n, batch, split, steps):
     assert steps == math.ceil(math.ceil(n / max(batch // 2, 1)) / split)
 
 
-@pytest.mark.parametrize("train", [{"clip": 1.0}, {"nesterov": True}, {"keep_momentum": True}, {"optimizer": "adam", "momentum": 0.0}])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"clip": 1.0},
+        {"nesterov": True},
+        {"keep_momentum": True},
+        {"optimizer": "adam", "momentum": 0.0},
+    ],
+)
 def test_shared_momentum_is_that_of_plain_sgd(train):
     with pytest.raises(FldiagError, match="shared"):
         setup(config("perfedavg", {"official": True}, **train), classification(UNEQUAL))
@@ -228,6 +290,7 @@ def test_shared_momentum_is_that_of_plain_sgd(train):
 
 
 # -- kNN-Per
+
 
 def test_knnper_asks_for_features_and_classes():
     class Opaque(nn.Module):
@@ -260,4 +323,6 @@ def test_training_before_the_fine_tuning_is_fedavg(name):
 def test_training_before_the_fine_tuning_is_fedsol():
     data = classification(UNEQUAL)
     options = {"rho": 0.7, "part": "full", "strength": "fixed", "loss": "l2"}
-    assert torch.equal(final(config("fedsol_ft", options), data), final(config("fedsol", options), data))
+    assert torch.equal(
+        final(config("fedsol_ft", options), data), final(config("fedsol", options), data)
+    )

@@ -36,9 +36,30 @@ def step_of(module, x, y, weight=None, maps=False, ids=(0,)):
     k = len(ids)
     w = flatten(module).detach()
     counts = torch.ones(k, dtype=torch.long)
-    local = Local(network=net, train=config().train, seed=5, t=3, lr=0.1, ids=list(ids), w_g=w, w=w.expand(k, -1).clone(),
-                  n=counts, steps=counts, state={}, sent={}, buffers={n: b[None].clone() for n, b in net.buffers.items()})
-    return Step(local, lambda s, out: s.mean(s.label_loss(out.logits)), x, y, weight, torch.zeros_like(y), maps)
+    local = Local(
+        network=net,
+        train=config().train,
+        seed=5,
+        t=3,
+        lr=0.1,
+        ids=list(ids),
+        w_g=w,
+        w=w.expand(k, -1).clone(),
+        n=counts,
+        steps=counts,
+        state={},
+        sent={},
+        buffers={n: b[None].clone() for n, b in net.buffers.items()},
+    )
+    return Step(
+        local,
+        lambda s, out: s.mean(s.label_loss(out.logits)),
+        x,
+        y,
+        weight,
+        torch.zeros_like(y),
+        maps,
+    )
 
 
 # --- Mixup
@@ -55,7 +76,11 @@ def naive_mixup(module, x, y, n, generator, g):
     for i in range(n):
         j = int(pi[i])
         logits = module((a * x[i] + (1 - a) * x[j])[None])
-        total = total + a * F.cross_entropy(logits, y[i: i + 1]) + (1 - a) * F.cross_entropy(logits, y[j: j + 1])
+        total = (
+            total
+            + a * F.cross_entropy(logits, y[i : i + 1])
+            + (1 - a) * F.cross_entropy(logits, y[j : j + 1])
+        )
     return total / n
 
 
@@ -78,7 +103,12 @@ def test_the_mixed_loss_is_its_definition_for_every_client_of_a_stack_and_paddin
             loss = naive_mixup(module, x[k], y[k], n, generators[k], 0.7)
             loss.backward()
             assert float(values[k]) == pytest.approx(loss.item(), rel=1e-12)
-            torch.testing.assert_close(g[k], torch.cat([p.grad.flatten() for p in module.parameters()]), rtol=1e-10, atol=1e-13)
+            torch.testing.assert_close(
+                g[k],
+                torch.cat([p.grad.flatten() for p in module.parameters()]),
+                rtol=1e-10,
+                atol=1e-13,
+            )
 
 
 def test_the_share_has_the_moments_of_its_distribution():
@@ -98,7 +128,9 @@ def test_the_share_has_the_moments_of_its_distribution():
 @pytest.mark.parametrize("stack", ["off", "on"])
 def test_T_MIX_1_no_mixing_is_fedavg_and_draws_nothing(stack):
     data = classification(UNEQUAL)
-    assert torch.equal(final(config("mixup", {"g": 0.0}, stack=stack), data), final(config(stack=stack), data))
+    assert torch.equal(
+        final(config("mixup", {"g": 0.0}, stack=stack), data), final(config(stack=stack), data)
+    )
     step = step_of(mlp(), normal(1, 2, 6), torch.tensor([[0, 1]]))
     part, x = MixedExamples(0.0), step.x
     part.begin(step.local)
@@ -137,8 +169,13 @@ def naive_rcl(z, y, attract, penalty, tau, threshold):
     """Mean over the anchors of one level's loss, from z [B, d]."""
     total = torch.zeros((), dtype=z.dtype)
     for i in range(len(z)):
+
         def s(j, i=i):
-            return torch.dot(z[i], z[j]) / (z[i].norm() * z[j].norm()) if i != j else torch.ones((), dtype=z.dtype)
+            return (
+                torch.dot(z[i], z[j]) / (z[i].norm() * z[j].norm())
+                if i != j
+                else torch.ones((), dtype=z.dtype)
+            )
 
         same = [s(j) for j in range(len(z)) if y[j] == y[i] and j != i]
         others = sorted((s(j) for j in range(len(z)) if y[j] != y[i]), key=torch.Tensor.item)[-2:]
@@ -152,21 +189,30 @@ def naive_rcl(z, y, attract, penalty, tau, threshold):
     return total / len(z)
 
 
-LABELS = torch.tensor([[0, 0, 1, 1, 2, 0, 0], [1, 1, 1, 0, 0, 0, 1]])  # class 2: a single example; row 1: four examples
+LABELS = torch.tensor(
+    [[0, 0, 1, 1, 2, 0, 0], [1, 1, 1, 0, 0, 0, 1]]
+)  # class 2: a single example; row 1: four examples
 REAL = torch.tensor([[1 / 7] * 7, [1 / 4] * 4 + [0.0] * 3], dtype=torch.float64)
 
 
 def relaxed(part, z, y, weight=None, maps=None):
     """The part's loss [k] for representations z [k, B, d]."""
-    step = types.SimpleNamespace(y=y, weight=weight, mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1))
+    step = types.SimpleNamespace(
+        y=y, weight=weight, mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1)
+    )
     return part.loss(step, types.SimpleNamespace(features=z, maps=maps, leaf=z))
 
 
-@pytest.mark.parametrize("options", [(1.0, 1.0, 0.05, 0.7), (1.0, 0.0, 0.5, 0.7), (0.0, 2.0, 0.5, -0.2), (0.3, 1.0, 0.2, 0.1)])
+@pytest.mark.parametrize(
+    "options",
+    [(1.0, 1.0, 0.05, 0.7), (1.0, 0.0, 0.5, 0.7), (0.0, 2.0, 0.5, -0.2), (0.3, 1.0, 0.2, 0.1)],
+)
 def test_the_relaxed_contrast_is_its_definition_and_padding_stays_out(options):
     z = (normal(2, 7, 4) + 0.8).requires_grad_()  # similar enough that the threshold parts them
     ours = relaxed(RelaxedContrast(*options), z, LABELS, REAL)
-    theirs = torch.stack([naive_rcl(z[0], LABELS[0], *options), naive_rcl(z[1, :4], LABELS[1, :4], *options)])
+    theirs = torch.stack(
+        [naive_rcl(z[0], LABELS[0], *options), naive_rcl(z[1, :4], LABELS[1, :4], *options)]
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
     weights = torch.tensor([1.0, 0.7], dtype=torch.float64)
     gradients = [torch.autograd.grad((v * weights).sum(), z)[0] for v in (ours, theirs)]
@@ -182,8 +228,10 @@ def test_the_levels_of_a_residual_net_are_its_maps_before_relu():
     ours = RelaxedContrast(1.0, 1.0, 0.05, 0.7).loss(step, step.forward())
     maps = module.train().stages(x[0])
     assert len(maps) == 4
-    before, after = (sum(naive_rcl(m.mean((2, 3)), y[0], 1.0, 1.0, 0.05, 0.7) for m in levels) / 4
-                     for levels in (maps, [F.relu(m) for m in maps]))
+    before, after = (
+        sum(naive_rcl(m.mean((2, 3)), y[0], 1.0, 1.0, 0.05, 0.7) for m in levels) / 4
+        for levels in (maps, [F.relu(m) for m in maps])
+    )
     torch.testing.assert_close(ours, before[None], rtol=1e-8, atol=1e-12)
     assert not torch.allclose(before, after, rtol=1e-2)
 
@@ -220,9 +268,14 @@ def test_one_example_is_no_contrast():
 def test_a_dead_representation_is_similar_to_itself_only():
     z = torch.cat([torch.zeros(1, 1, 4, dtype=torch.float64), normal(1, 2, 4)], 1).requires_grad_()
     part = RelaxedContrast(1.0, 0.0, 0.5, 0.7)
-    assert float(part.term(z, torch.tensor([[0, 1, 1]]), torch.ones(1, 3, dtype=torch.bool))[0, 0].detach()) == pytest.approx(
-        math.log(1 + 2 * math.exp(-1 / 0.5)))
-    assert torch.autograd.grad(relaxed(part, z, torch.tensor([[0, 1, 1]])).sum(), z)[0].isfinite().all()
+    assert float(
+        part.term(z, torch.tensor([[0, 1, 1]]), torch.ones(1, 3, dtype=torch.bool))[0, 0].detach()
+    ) == pytest.approx(math.log(1 + 2 * math.exp(-1 / 0.5)))
+    assert (
+        torch.autograd.grad(relaxed(part, z, torch.tensor([[0, 1, 1]])).sum(), z)[0]
+        .isfinite()
+        .all()
+    )
 
 
 class Bare(nn.Module):
@@ -253,13 +306,21 @@ def test_fedrcl_refuses_what_it_cannot_contrast():
 
 def test_T_SD_1_keeping_every_block_is_fedavg():
     data = images(UNEQUAL)
-    plain, kept, dropped = (final(config(name, options, rounds=1, **RESNET), data) for name, options in (
-        ("fedavg", {}), ("stochdepth", {"keep_last": 1.0}), ("stochdepth", {"keep_last": 0.3})))
+    plain, kept, dropped = (
+        final(config(name, options, rounds=1, **RESNET), data)
+        for name, options in (
+            ("fedavg", {}),
+            ("stochdepth", {"keep_last": 1.0}),
+            ("stochdepth", {"keep_last": 0.3}),
+        )
+    )
     assert torch.equal(kept, plain)
     assert not torch.allclose(dropped, plain, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("rule", "keep"), [("code", [1.0, 0.8, 0.6]), ("paper", [1 - 0.4 / 3, 1 - 0.8 / 3, 0.6])])
+@pytest.mark.parametrize(
+    ("rule", "keep"), [("code", [1.0, 0.8, 0.6]), ("paper", [1 - 0.4 / 3, 1 - 0.8 / 3, 0.6])]
+)
 def test_the_options_reach_the_model(rule, keep):
     chosen = config("stochdepth", {"keep_last": 0.6, "keep_rule": rule}, **RESNET)
     assert chosen.model.options == {"keep_last": 0.6, "keep_rule": rule}
@@ -269,7 +330,10 @@ def test_the_options_reach_the_model(rule, keep):
 
 
 def test_stochastic_depth_asks_for_a_model_that_has_blocks():
-    with pytest.raises(FldiagError, match=r"needs a model with the option 'keep_last', and 'mlp' has none; .*small_resnet"):
+    with pytest.raises(
+        FldiagError,
+        match=r"needs a model with the option 'keep_last', and 'mlp' has none; .*small_resnet",
+    ):
         config("stochdepth")
 
 
@@ -283,8 +347,13 @@ def test_moon_contrasts_the_projected_vector_of_a_model_that_has_one():
     first, _, second = module.projection
     pooled = F.relu(module.train().stages(x[0])[-1]).mean((2, 3))
     out = step.forward()
-    torch.testing.assert_close(out.features[0], second(F.relu(first(pooled))), rtol=1e-8, atol=1e-10)
-    step.local.state |= {"w_prev": step.w.clone(), **{f"prev.{n}": b.clone() for n, b in step.local.received_buffers.items()}}
+    torch.testing.assert_close(
+        out.features[0], second(F.relu(first(pooled))), rtol=1e-8, atol=1e-10
+    )
+    step.local.state |= {
+        "w_prev": step.w.clone(),
+        **{f"prev.{n}": b.clone() for n, b in step.local.received_buffers.items()},
+    }
     assert ModelContrast(1.0, 0.5).loss(step, out).item() == pytest.approx(math.log(2), rel=1e-10)
     step.local.state["w_prev"] = step.w + 0.01 * normal(*step.w.shape)
     assert ModelContrast(1.0, 0.5).loss(step, out).item() != pytest.approx(math.log(2), rel=1e-3)

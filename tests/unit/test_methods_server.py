@@ -38,7 +38,9 @@ def test_T_NOVA_3_coefficients():
 
 def test_T_ADAM_1_first_step_from_v0():
     w, delta = first_displacement()
-    made, _ = run("fedadam", {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.9, "tau": 0.02, "v0": 0.5}, rounds=1)
+    made, _ = run(
+        "fedadam", {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.9, "tau": 0.02, "v0": 0.5}, rounds=1
+    )
     assert same(made.w, w + 0.3 * 0.2 * delta / ((0.9 * 0.5 + 0.1 * delta**2).sqrt() + 0.02))
 
 
@@ -48,14 +50,19 @@ def test_T_ADAM_2_with_a_constant_second_moment_the_right_rate_is_fedavg(method)
     options = {"beta1": 0.0, "beta2": 1.0, "v0": 0.25, "tau": 0.1, "server_lr": 0.6}
     made, _ = run(method, options)
     assert same(made.w, run("fedavg")[0].w)
-    assert same(run(method, {**options, "server_lr": 0.3}, rounds=1)[0].w, (run("fedavg", rounds=1)[0].w + first_displacement()[0]) / 2)
+    assert same(
+        run(method, {**options, "server_lr": 0.3}, rounds=1)[0].w,
+        (run("fedavg", rounds=1)[0].w + first_displacement()[0]) / 2,
+    )
 
 
 def test_T_ADAM_3_sign_of_the_update():
     w, delta = first_displacement()
     made, _ = run("fedadam", {"server_lr": 0.3, "beta1": 0.0, "beta2": 0.0, "tau": 1e-12}, rounds=1)
     moved = delta.abs() > 1e-6  # where tau is nothing beside it
-    assert same(made.w[moved], (w + 0.3 * delta.sign())[moved], 1e-6) and moved.double().mean() > 0.8
+    assert (
+        same(made.w[moved], (w + 0.3 * delta.sign())[moved], 1e-6) and moved.double().mean() > 0.8
+    )
     # the weights of dead units stay where they are, but for the rounding of the mean: its sign is the processor's
     close(delta[~moved], torch.zeros_like(delta[~moved]), terms=3, size=w.abs().max())
 
@@ -80,7 +87,10 @@ def test_T_ACG_1_momentum_is_the_last_move():
 
 
 def test_T_ACG_2_without_momentum_and_pull_it_is_fedavg():
-    assert torch.equal(run("fedacg", {"beta": 0.0, "mu": 0.0}, aggregate="uniform")[0].w, run("fedavg", aggregate="uniform")[0].w)
+    assert torch.equal(
+        run("fedacg", {"beta": 0.0, "mu": 0.0}, aggregate="uniform")[0].w,
+        run("fedavg", aggregate="uniform")[0].w,
+    )
 
 
 def test_fedacg_clients_start_ahead_and_the_momentum_is_that_of_the_mean_from_there():
@@ -103,8 +113,11 @@ def test_fednova_of_clients_with_different_numbers_of_steps_comes_closer_to_the_
     q, rounds = quadratics(spread=3.0), 400
     distances = {}
     for method in ("fedavg", "fednova"):
-        made = federation(q.config(method, lr=0.02, rounds=rounds, stack="on"), q.data,
-                          schedule=whole(q.data[1], rounds, [1, 5, 20]))
+        made = federation(
+            q.config(method, lr=0.02, rounds=rounds, stack="on"),
+            q.data,
+            schedule=whole(q.data[1], rounds, [1, 5, 20]),
+        )
         play(made, rounds)
         distances[method] = float((made.w - q.optimum()).norm())
     assert distances["fednova"] < 0.25 * distances["fedavg"]

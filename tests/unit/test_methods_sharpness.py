@@ -60,7 +60,9 @@ def test_T_SAM_3_where_every_weight_is_one_the_adaptive_ball_is_the_ball():
 def test_T_SAM_4_gradient_on_a_quadratic(adaptive):
     """g_u = g + rho A g / ||g||, and with T = |w|: g + rho A T^2 g / ||T g||."""
     q = quadratics()
-    made = federation(q.config("fedasam" if adaptive else "fedsam", {"rho": 0.7}, lr=0.05, epochs=4), q.data)
+    made = federation(
+        q.config("fedasam" if adaptive else "fedsam", {"rho": 0.7}, lr=0.05, epochs=4), q.data
+    )
     spy = trace(made)
     play(made)
     for w, g_u, [k] in zip(spy.w, spy.g, spy.ids, strict=True):
@@ -68,10 +70,14 @@ def test_T_SAM_4_gradient_on_a_quadratic(adaptive):
         assert far(g_u[0], g + 0.7 * q.A[k] @ (t * t * g) / (t * g).norm()) <= 1e-10
 
 
-@pytest.mark.parametrize(("method", "options"), [
-    ("fedsam", {"rho": 0.5}), ("fedasam", {}), ("fedsol", {**FULL, "rho": 1.0}), ("fedsol", {})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedsam", {"rho": 0.5}), ("fedasam", {}), ("fedsol", {**FULL, "rho": 1.0}), ("fedsol", {})],
+)
 def test_T_SAM_5_the_step_starts_from_the_bits_it_had(method, options):
-    _, spy = traced(method, options, classification(UNEQUAL), momentum=0.0, weight_decay=0.0, per_round=1)
+    _, spy = traced(
+        method, options, classification(UNEQUAL), momentum=0.0, weight_decay=0.0, per_round=1
+    )
     for s in range(len(spy.w) - 1):
         assert torch.equal(spy.w[s + 1], spy.w[s].sub(spy.g[s], alpha=0.1))
     assert any(e.any() for e in spy.e)
@@ -80,15 +86,28 @@ def test_T_SAM_5_the_step_starts_from_the_bits_it_had(method, options):
 def normed(seed=5):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        )
 
 
-@pytest.mark.parametrize(("method", "options"), [
-    ("fedsam", {}), ("fedasam", {}), ("fedsol", FULL), ("fedsol", {"part": "body"}), ("fedsol", {"part": "head"})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedsam", {}),
+        ("fedasam", {}),
+        ("fedsol", FULL),
+        ("fedsol", {"part": "body"}),
+        ("fedsol", {"part": "head"}),
+    ],
+)
 def test_running_statistics_see_a_minibatch_once_a_step_and_unperturbed(method, options):
     data = classification((16, 16))
     chosen = {"total": 2, "epochs": 1, "batch_size": 16, "lr": 0.5}
-    plain, other = (federation(config(m, o, **chosen), data, module=normed()) for m, o in (("fedavg", {}), (method, options)))
+    plain, other = (
+        federation(config(m, o, **chosen), data, module=normed())
+        for m, o in (("fedavg", {}), (method, options))
+    )
     play(plain)
     play(other)
     for name, buffer in plain.buffers.items():

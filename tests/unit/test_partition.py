@@ -11,8 +11,14 @@ from fldiag.errors import FldiagError
 
 BALANCED = np.tile(np.arange(10), 100)
 SKEWED = np.repeat(np.arange(5), [400, 200, 100, 60, 40])
-OPTIONS = {"iid": {}, "sharding": {"shards": 2}, "lda": {"alpha": 0.5}, "lda_fedsol": {"alpha": 0.5},
-           "dirichlet": {"alpha": 0.3}, "pathological": {"classes": 3}}
+OPTIONS = {
+    "iid": {},
+    "sharding": {"shards": 2},
+    "lda": {"alpha": 0.5},
+    "lda_fedsol": {"alpha": 0.5},
+    "dirichlet": {"alpha": 0.3},
+    "pathological": {"classes": 3},
+}
 
 
 def entropy(parts, labels):
@@ -62,8 +68,13 @@ def test_iid_covers_once_with_sizes_that_differ_by_one(n, clients, seed):
 
 
 @settings(deadline=None)
-@given(classes=st.integers(2, 6), shards=st.integers(1, 4), blocks=st.integers(1, 4),
-       extra=st.integers(0, 30), seed=st.integers(0, 999))
+@given(
+    classes=st.integers(2, 6),
+    shards=st.integers(1, 4),
+    blocks=st.integers(1, 4),
+    extra=st.integers(0, 30),
+    seed=st.integers(0, 999),
+)
 def test_sharding_covers_once_with_at_most_s_classes_a_client(classes, shards, blocks, extra, seed):
     clients = classes * blocks
     per_class = blocks * shards + extra
@@ -81,8 +92,11 @@ def test_shards_are_runs_of_a_class_in_data_order_with_the_tail_dealt_to_the_fir
 
 
 def test_a_client_may_hold_two_shards_of_one_class():
-    counts = [len(np.unique(BALANCED[part])) for seed in range(5)
-              for part in partition.make("sharding", BALANCED, 20, seed, shards=2)]
+    counts = [
+        len(np.unique(BALANCED[part]))
+        for seed in range(5)
+        for part in partition.make("sharding", BALANCED, 20, seed, shards=2)
+    ]
     assert set(counts) == {1, 2}
 
 
@@ -99,8 +113,12 @@ def test_sharding_that_does_not_divide_says_who_gets_less_and_still_covers_once(
 
 
 @settings(deadline=None, max_examples=30)
-@given(alpha=st.floats(0.2, 10), clients=st.integers(1, 8), min_size=st.integers(1, 15),
-       seed=st.integers(0, 999))
+@given(
+    alpha=st.floats(0.2, 10),
+    clients=st.integers(1, 8),
+    min_size=st.integers(1, 15),
+    seed=st.integers(0, 999),
+)
 def test_lda_covers_once_and_respects_the_minimum(alpha, clients, min_size, seed):
     parts = partition.make("lda", SKEWED, clients, seed, alpha=alpha, min_size=min_size)
     assert_cover(parts, len(SKEWED))
@@ -108,8 +126,15 @@ def test_lda_covers_once_and_respects_the_minimum(alpha, clients, min_size, seed
 
 
 def test_lda_with_smaller_alpha_has_smaller_label_entropy():
-    measured = [np.mean([entropy(partition.make("lda", BALANCED, 10, s, alpha=a, min_size=1), BALANCED)
-                         for s in range(10)]) for a in (0.05, 0.5, 5, 500)]
+    measured = [
+        np.mean(
+            [
+                entropy(partition.make("lda", BALANCED, 10, s, alpha=a, min_size=1), BALANCED)
+                for s in range(10)
+            ]
+        )
+        for a in (0.05, 0.5, 5, 500)
+    ]
     assert (np.diff(measured) > 0.1).all()
     assert measured[-1] == pytest.approx(np.log(10), abs=0.05)
 
@@ -129,8 +154,12 @@ def test_lda_shares_of_one_class_are_dirichlet():
     # With one class and no redraws client 0 holds floor(n p), p ~ Beta(alpha, (N-1) alpha).
     alpha, clients, n = 0.7, 4, 10_000
     labels = np.zeros(n, dtype=int)
-    share = np.array([len(partition.make("lda", labels, clients, s, alpha=alpha, min_size=1)[0]) / n
-                      for s in range(600)])
+    share = np.array(
+        [
+            len(partition.make("lda", labels, clients, s, alpha=alpha, min_size=1)[0]) / n
+            for s in range(600)
+        ]
+    )
     mean = 1 / clients
     variance = mean * (1 - mean) / (clients * alpha + 1)
     assert share.mean() == pytest.approx(mean, abs=4 * np.sqrt(variance / 600))
@@ -155,7 +184,10 @@ def test_lda_that_cannot_reach_its_minimum_says_how_near_it_came(monkeypatch):
         partition.make("lda", BALANCED, 50, 0, alpha=0.01, min_size=15)
     assert "none of 3000 draws gave every client 15 examples" in caught.value.what
     assert "smallest client 0" in caught.value.what
-    assert all(word in caught.value.remedy for word in ("larger alpha", "fewer clients", "smaller min_size"))
+    assert all(
+        word in caught.value.remedy
+        for word in ("larger alpha", "fewer clients", "smaller min_size")
+    )
 
 
 def test_lda_voids_a_draw_whose_weights_all_vanish(monkeypatch):
@@ -173,10 +205,23 @@ def test_fedsol_s_clients_are_those_of_its_released_code():
     sizes = [len(part) for part in parts]
     assert sizes[:12] == [2670, 305, 157, 161, 807, 571, 185, 917, 457, 533, 70, 65]
     assert (min(sizes), max(sizes)) == (18, 2670)
-    assert np.bincount(labels[parts[0]], minlength=10).tolist() == [18, 0, 0, 0, 34, 0, 41, 0, 2577, 0]
+    assert np.bincount(labels[parts[0]], minlength=10).tolist() == [
+        18,
+        0,
+        0,
+        0,
+        34,
+        0,
+        41,
+        0,
+        2577,
+        0,
+    ]
 
 
-@pytest.mark.parametrize(("seed", "alpha", "clients"), [(1, 0.1, 20), (2, 0.1, 20), (3, 0.3, 30), (4, 1.0, 10)])
+@pytest.mark.parametrize(
+    ("seed", "alpha", "clients"), [(1, 0.1, 20), (2, 0.1, 20), (3, 0.3, 30), (4, 1.0, 10)]
+)
 def test_fedsol_s_lda_draws_as_the_plain_loop_over_lists_does(seed, alpha, clients):
     """Here a draw that is not kept matters: it takes its part of the generator's stream, the clients' shuffles included."""
     rng, draws, smallest = np.random.RandomState(seed), 0, 0
@@ -201,13 +246,25 @@ def test_fedsol_s_lda_draws_as_the_plain_loop_over_lists_does(seed, alpha, clien
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_fedsol_s_lda_follows_the_same_law_as_lda(alpha):
     """Mean entropy of the clients' labels over 40 partitions each, within four of the difference's deviations."""
-    one, other = ([entropy(partition.make(kind, BALANCED, 10, seed, alpha=alpha), BALANCED) for seed in range(40)]
-                  for kind in ("lda", "lda_fedsol"))
+    one, other = (
+        [
+            entropy(partition.make(kind, BALANCED, 10, seed, alpha=alpha), BALANCED)
+            for seed in range(40)
+        ]
+        for kind in ("lda", "lda_fedsol")
+    )
     assert abs(np.mean(one) - np.mean(other)) < 4 * np.sqrt((np.var(one) + np.var(other)) / 40)
 
 
-@pytest.mark.parametrize(("seed", "alpha", "message"), [(-1, 0.1, "seeds of 32 bits"), (2**32, 0.1, "seeds of 32 bits"),
-                                                        (0, 1e-6, "none of 50 draws"), (0, 0.01, "none of 50 draws")])
+@pytest.mark.parametrize(
+    ("seed", "alpha", "message"),
+    [
+        (-1, 0.1, "seeds of 32 bits"),
+        (2**32, 0.1, "seeds of 32 bits"),
+        (0, 1e-6, "none of 50 draws"),
+        (0, 0.01, "none of 50 draws"),
+    ],
+)
 def test_fedsol_s_lda_says_what_it_cannot_draw(monkeypatch, seed, alpha, message):
     monkeypatch.setattr(numpy_lda, "MAX_TRIES", 50)
     with pytest.raises(FldiagError, match=message):
@@ -221,7 +278,9 @@ def test_dirichlet_gives_every_client_floor_n_over_clients(alpha, clients, seed)
     assert [len(part) for part in parts] == [len(SKEWED) // clients] * clients
 
 
-@pytest.mark.parametrize("kind, options", [("dirichlet", {"alpha": 0.05}), ("pathological", {"classes": 1})])
+@pytest.mark.parametrize(
+    "kind, options", [("dirichlet", {"alpha": 0.05}), ("pathological", {"classes": 1})]
+)
 def test_a_class_is_used_up_before_it_starts_again(kind, options):
     repeated = 0
     for seed in range(10):
@@ -237,8 +296,11 @@ def test_a_class_is_used_up_before_it_starts_again(kind, options):
 def test_each_client_follows_its_own_dirichlet_prior():
     # A client's shares are Dirichlet: mean 1/C, variance (1/C)(1 - 1/C)/(C a + 1), plus counting noise.
     alpha, size = 0.4, 100
-    parts = [part for seed in range(40)
-             for part in partition.make("dirichlet", BALANCED, 10, seed, alpha=alpha)]
+    parts = [
+        part
+        for seed in range(40)
+        for part in partition.make("dirichlet", BALANCED, 10, seed, alpha=alpha)
+    ]
     counts = np.stack([np.bincount(BALANCED[part], minlength=10) for part in parts])
     shares, mean = counts / size, 0.1
     assert shares.mean() == pytest.approx(mean)
@@ -278,28 +340,31 @@ def test_classes_that_do_not_occur_are_left_out():
     assert_cover(partition.make("sharding", labels, 5, 0, shards=2), 100)
 
 
-@pytest.mark.parametrize("kind, labels, clients, options, message", [
-    ("shardin", BALANCED, 5, {}, "did you mean 'sharding'"),
-    ("lda", BALANCED, 5, {}, "needs alpha"),
-    ("lda", BALANCED, 5, {"alpha": None}, "needs alpha"),
-    ("lda", BALANCED, 5, {"alpha": 0}, "partition.alpha = 0;"),
-    ("dirichlet", BALANCED, 5, {"alpha": -1.0}, "partition.alpha = -1.0"),
-    ("lda", BALANCED, 5, {"alpha": float("nan")}, "partition.alpha = nan"),
-    ("lda", BALANCED, 5, {"alpha": "0.1"}, "partition.alpha = '0.1'"),
-    ("lda", BALANCED, 5, {"alpha": 1, "min_size": 0}, "min_size = 0"),
-    ("lda", BALANCED, 101, {"alpha": 1}, "101 clients with at least 10 .* 1000"),
-    ("lda", BALANCED, 5, {"alpha": 1, "shards": 2}, "no option 'shards'"),
-    ("iid", BALANCED, 5, {"alpha": 1}, "takes no options"),
-    ("sharding", BALANCED, 5, {"shards": 1.5}, "partition.shards = 1.5"),
-    ("sharding", BALANCED, 3, {"shards": 2}, "leave some of 10 classes out"),
-    ("sharding", SKEWED, 250, {"shards": 1}, "class 4 has 40 examples for its 50 shards"),
-    ("pathological", BALANCED, 5, {"classes": 11}, "use at most 10"),
-    ("pathological", BALANCED, 5, {"classes": True}, "partition.classes = True"),
-    ("iid", BALANCED, 1001, {}, "1001 clients cannot share 1000"),
-    ("iid", BALANCED, 0, {}, "clients = 0"),
-    ("lda", np.zeros((5, 2)), 2, {"alpha": 1}, "float64 .5, 2."),
-    ("dirichlet", np.array([0, -1]), 2, {"alpha": 1}, "non-negative"),
-])
+@pytest.mark.parametrize(
+    "kind, labels, clients, options, message",
+    [
+        ("shardin", BALANCED, 5, {}, "did you mean 'sharding'"),
+        ("lda", BALANCED, 5, {}, "needs alpha"),
+        ("lda", BALANCED, 5, {"alpha": None}, "needs alpha"),
+        ("lda", BALANCED, 5, {"alpha": 0}, "partition.alpha = 0;"),
+        ("dirichlet", BALANCED, 5, {"alpha": -1.0}, "partition.alpha = -1.0"),
+        ("lda", BALANCED, 5, {"alpha": float("nan")}, "partition.alpha = nan"),
+        ("lda", BALANCED, 5, {"alpha": "0.1"}, "partition.alpha = '0.1'"),
+        ("lda", BALANCED, 5, {"alpha": 1, "min_size": 0}, "min_size = 0"),
+        ("lda", BALANCED, 101, {"alpha": 1}, "101 clients with at least 10 .* 1000"),
+        ("lda", BALANCED, 5, {"alpha": 1, "shards": 2}, "no option 'shards'"),
+        ("iid", BALANCED, 5, {"alpha": 1}, "takes no options"),
+        ("sharding", BALANCED, 5, {"shards": 1.5}, "partition.shards = 1.5"),
+        ("sharding", BALANCED, 3, {"shards": 2}, "leave some of 10 classes out"),
+        ("sharding", SKEWED, 250, {"shards": 1}, "class 4 has 40 examples for its 50 shards"),
+        ("pathological", BALANCED, 5, {"classes": 11}, "use at most 10"),
+        ("pathological", BALANCED, 5, {"classes": True}, "partition.classes = True"),
+        ("iid", BALANCED, 1001, {}, "1001 clients cannot share 1000"),
+        ("iid", BALANCED, 0, {}, "clients = 0"),
+        ("lda", np.zeros((5, 2)), 2, {"alpha": 1}, "float64 .5, 2."),
+        ("dirichlet", np.array([0, -1]), 2, {"alpha": 1}, "non-negative"),
+    ],
+)
 def test_wrong_use_is_explained(kind, labels, clients, options, message):
     with pytest.raises(FldiagError, match=message) as caught:
         partition.make(kind, labels, clients, 0, **options)

@@ -7,7 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import classification, close, config, federation, images, play, quadratics, setup, terms
+from helpers import (
+    classification,
+    close,
+    config,
+    federation,
+    images,
+    play,
+    quadratics,
+    setup,
+    terms,
+)
 from sklearn.neighbors import KNeighborsClassifier
 from test_methods_personal import normed
 from torch.nn import functional as F
@@ -36,7 +46,9 @@ def labelled(held=HELD, tested=TESTED, features=6, seed=0):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(len(tested), features))
     y, ty = np.concatenate([np.repeat(range(4), h) for h in held]), np.repeat(range(4), tested)
-    x, tx = (torch.from_numpy(centres[v] + rng.normal(size=(len(v), features))).float() for v in (y, ty))
+    x, tx = (
+        torch.from_numpy(centres[v] + rng.normal(size=(len(v), features))).float() for v in (y, ty)
+    )
     ends = np.cumsum([sum(h) for h in held])
     parts = [np.arange(end - sum(h), end) for h, end in zip(held, ends, strict=True)]
     return Dataset("labelled", x, torch.from_numpy(y), tx, torch.from_numpy(ty), 4), parts
@@ -44,9 +56,23 @@ def labelled(held=HELD, tested=TESTED, features=6, seed=0):
 
 def models(made: Setup, plan: Personal, w, *, buffers=None, seed=0, t=2, states=None, ids=None):
     """{(e, client): weights} and {(e, client): buffers}."""
-    found = tuned(made, plan, w, buffers or {}, states or {}, t, ids or range(len(made.parts)), seed, lambda models: models)
+    found = tuned(
+        made,
+        plan,
+        w,
+        buffers or {},
+        states or {},
+        t,
+        ids or range(len(made.parts)),
+        seed,
+        lambda models: models,
+    )
     rows = {(m.e, i): m.rows[j] for m in found for j, i in enumerate(m.ids)}
-    return rows, {(m.e, i): {n: b[j] for n, b in m.buffers.items()} for m in found for j, i in enumerate(m.ids)}
+    return rows, {
+        (m.e, i): {n: b[j] for n, b in m.buffers.items()}
+        for m in found
+        for j, i in enumerate(m.ids)
+    }
 
 
 def trained(name="fedavg_ft", options=None, data=None, **train):
@@ -57,6 +83,7 @@ def trained(name="fedavg_ft", options=None, data=None, **train):
 
 # -- fine-tuning
 
+
 @pytest.mark.parametrize(("lr", "power"), [("decayed", 2), ("initial", 0)])
 def test_fine_tuning_is_torch_sgd_from_the_global_model(lr, power):
     """Fresh momentum, weight decay, lr * lr_decay ** rounds; e epochs of the minibatches that ``Epochs`` gives."""
@@ -65,11 +92,16 @@ def test_fine_tuning_is_torch_sgd_from_the_global_model(lr, power):
     data = made.setup.dataset
     tuning = Epochs(made.setup.config.replace(seed=library_seed(0)), 3, None)
     for i, part in enumerate(made.setup.parts):
-        net, start = made.setup.module, made.w.split([p.numel() for p in made.setup.module.parameters()])
+        net, start = (
+            made.setup.module,
+            made.w.split([p.numel() for p in made.setup.module.parameters()]),
+        )
         with torch.no_grad():
             for p, value in zip(net.parameters(), start, strict=True):
                 p.copy_(value.view_as(p))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1 * 0.5**power, momentum=0.9, weight_decay=1e-3)
+        optimizer = torch.optim.SGD(
+            net.parameters(), lr=0.1 * 0.5**power, momentum=0.9, weight_decay=1e-3
+        )
         plan = tuning.batches(2, i, len(part))
         assert len(plan) == 3 * math.ceil(len(part) / 8)
         assert sorted(np.concatenate(plan[: len(plan) // 3])) == list(range(len(part)))
@@ -80,7 +112,9 @@ def test_fine_tuning_is_torch_sgd_from_the_global_model(lr, power):
             optimizer.step()
             if s in (len(plan) // 3, len(plan)):
                 mine = torch.cat([p.detach().flatten() for p in net.parameters()])
-                torch.testing.assert_close(rows[1 if s < len(plan) else 3, i], mine, rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(
+                    rows[1 if s < len(plan) else 3, i], mine, rtol=1e-10, atol=1e-12
+                )
 
 
 def library_seed(seed):
@@ -159,7 +193,9 @@ def test_perfedavg_makes_so_many_steps():
     tuning = Epochs(made.setup.config, 5, plan.steps)
     assert [len(tuning.batches(0, i, n)) for i, n in enumerate(UNEQUAL)] == [5 * 2, 5 * 2, 5 * 1]
     one_pass = tuning.batches(0, 0, 20)[:3]
-    assert sorted(np.concatenate(one_pass)) == list(range(20))  # the next epoch goes on in the same pass
+    assert sorted(np.concatenate(one_pass)) == list(
+        range(20)
+    )  # the next epoch goes on in the same pass
 
 
 def test_batch_norm_statistics_are_the_clients_own():
@@ -167,7 +203,10 @@ def test_batch_norm_statistics_are_the_clients_own():
     _, buffers = models(made.setup, Personal((0, 2)), made.w, buffers=made.buffers)
     x = made.setup.dataset.train_x[made.setup.parts[0]]
     assert torch.equal(buffers[0, 0]["norm.running_mean"], made.buffers["norm.running_mean"])
-    assert int(buffers[2, 0]["norm.num_batches_tracked"]) == 8 and int(buffers[2, 2]["norm.num_batches_tracked"]) == 4
+    assert (
+        int(buffers[2, 0]["norm.num_batches_tracked"]) == 8
+        and int(buffers[2, 2]["norm.num_batches_tracked"]) == 4
+    )
     assert not torch.equal(buffers[2, 0]["norm.running_mean"], buffers[2, 1]["norm.running_mean"])
     predict = Predictor(made.setup, None, "test", 0)
     eval_mode, _ = predict.outputs(made.w, buffers[2, 0], x)
@@ -187,6 +226,7 @@ def test_local_only_measures_each_clients_own_weights():
 
 
 # -- what is counted
+
 
 def constant(made, favourite):
     """Weights with which the network answers one class always."""
@@ -210,7 +250,11 @@ def test_matched_test_sets_by_hand():
 def test_all_test_examples_of_the_clients_own_classes():
     made = federation(config("fedavg_ft"), labelled())
     rows = measure(made.setup, Personal((0,)), constant(made, 0), {}, {}, 1, test="own")
-    assert [(row["n_examples"], row["value"]) for row in rows[:3]] == [(1000, 0.7), (1004, 700 / 1004), (4, 0.0)]
+    assert [(row["n_examples"], row["value"]) for row in rows[:3]] == [
+        (1000, 0.7),
+        (1004, 700 / 1004),
+        (4, 0.0),
+    ]
 
 
 def test_mean_deviation_and_intervals_by_hand():
@@ -226,16 +270,24 @@ def test_mean_deviation_and_intervals_by_hand():
     q, n, z = 700 / 950, 950, 1.959963984540054
     half = z / (1 + z**2 / n) * math.sqrt(q * (1 - q) / n + z**2 / (4 * n**2))
     centre = (q + z**2 / (2 * n)) / (1 + z**2 / n)
-    assert (rows[0]["low"], rows[0]["high"]) == pytest.approx((centre - half, centre + half), rel=1e-9)
+    assert (rows[0]["low"], rows[0]["high"]) == pytest.approx(
+        (centre - half, centre + half), rel=1e-9
+    )
     assert rows[0]["stderr"] == pytest.approx(math.sqrt(q * (1 - q) / n))
-    assert rows[2]["low"] == 0 and rows[2]["high"] == pytest.approx(z**2 / (4 + z**2))  # none of 4 right
+    assert rows[2]["low"] == 0 and rows[2]["high"] == pytest.approx(
+        z**2 / (4 + z**2)
+    )  # none of 4 right
 
 
 def test_clients_without_test_examples_do_not_enter_the_mean():
-    made = federation(config("fedavg_ft"), labelled(held=((4, 4, 0, 0), (0, 0, 0, 6), (4, 0, 0, 0))))
+    made = federation(
+        config("fedavg_ft"), labelled(held=((4, 4, 0, 0), (0, 0, 0, 6), (4, 0, 0, 0)))
+    )
     rows = measure(made.setup, Personal((0,)), constant(made, 0), {}, {}, 1)
     assert rows[1]["n_examples"] == 0 and "value" not in rows[1]
-    assert rows[3]["value"] == pytest.approx((500 / 800 + 1) / 2)  # 500 of class 0, the 300 there are of class 1
+    assert rows[3]["value"] == pytest.approx(
+        (500 / 800 + 1) / 2
+    )  # 500 of class 0, the 300 there are of class 1
 
 
 def test_a_model_that_is_not_finite_is_right_nowhere():
@@ -246,26 +298,48 @@ def test_a_model_that_is_not_finite_is_right_nowhere():
 
 # -- neighbours
 
+
 @pytest.mark.parametrize("k", [1, 5, 40])
 def test_votes_are_those_of_scikit_learn(k):
     rng = np.random.default_rng(0)
     store, x, labels = rng.normal(size=(30, 7)), rng.normal(size=(12, 7)), rng.integers(0, 3, 30)
     scale = 0.3
-    peer = KNeighborsClassifier(min(k, 30), weights=lambda d: np.exp(-(d**2) / (7 * scale))).fit(store, labels)
-    mine = mix(torch.zeros(12, 3).double(), torch.from_numpy(x), torch.from_numpy(store), torch.from_numpy(labels),
-               Neighbours(1.0, k, 500, scale))
+    peer = KNeighborsClassifier(min(k, 30), weights=lambda d: np.exp(-(d**2) / (7 * scale))).fit(
+        store, labels
+    )
+    mine = mix(
+        torch.zeros(12, 3).double(),
+        torch.from_numpy(x),
+        torch.from_numpy(store),
+        torch.from_numpy(labels),
+        Neighbours(1.0, k, 500, scale),
+    )
     np.testing.assert_allclose(mine.numpy(), peer.predict_proba(x), rtol=1e-10, atol=1e-12)
 
 
 def test_the_mixture_by_hand():
     """One neighbour of class 1 at distance 0 and one of class 0 at squared distance 2 ln 3, dim = 2: shares 3/4, 1/4."""
     logits = torch.tensor([[math.log(4.0), 0.0]], dtype=torch.float64)  # p = (0.8, 0.2)
-    store = torch.tensor([[0.0, 0.0], [math.sqrt(2 * math.log(3)), 0.0], [9.0, 0.0]], dtype=torch.float64)
+    store = torch.tensor(
+        [[0.0, 0.0], [math.sqrt(2 * math.log(3)), 0.0], [9.0, 0.0]], dtype=torch.float64
+    )
     common = (logits, torch.zeros(1, 2).double(), store, torch.tensor([1, 0, 0]))
-    close(mix(*common, Neighbours(0.6, 2)), [[0.6 * 0.25 + 0.4 * 0.8, 0.6 * 0.75 + 0.4 * 0.2]], terms=4)
-    close(mix(*common, Neighbours(0.6, 2, logits=True)), [[0.6 * 0.25 + 0.4 * math.log(4.0), 0.6 * 0.75]], terms=4)
-    far = mix(logits, torch.full((1, 2), 1e4).double(), store, torch.tensor([1, 0, 0]), Neighbours(1.0, 2))
-    assert far.isfinite().all() and float(far.sum()) == pytest.approx(1)  # where exp(-d^2) is 0 for every neighbour
+    close(
+        mix(*common, Neighbours(0.6, 2)),
+        [[0.6 * 0.25 + 0.4 * 0.8, 0.6 * 0.75 + 0.4 * 0.2]],
+        terms=4,
+    )
+    close(
+        mix(*common, Neighbours(0.6, 2, logits=True)),
+        [[0.6 * 0.25 + 0.4 * math.log(4.0), 0.6 * 0.75]],
+        terms=4,
+    )
+    far = mix(
+        logits, torch.full((1, 2), 1e4).double(), store, torch.tensor([1, 0, 0]), Neighbours(1.0, 2)
+    )
+    assert far.isfinite().all() and float(far.sum()) == pytest.approx(
+        1
+    )  # where exp(-d^2) is 0 for every neighbour
 
 
 @pytest.mark.parametrize("e", [0, 1])
@@ -273,8 +347,12 @@ def test_weight_0_is_the_fine_tuned_model(e):
     """T-KNN-1."""
     made = trained("knnper", data=labelled())
     alone = measure(made.setup, Personal((e,)), made.w, {}, {}, 2)
-    mixed = measure(made.setup, Personal((e,), neighbours=Neighbours(weight=0.0)), made.w, {}, {}, 2)
-    votes = measure(made.setup, Personal((e,), neighbours=Neighbours(weight=1.0)), made.w, {}, {}, 2)
+    mixed = measure(
+        made.setup, Personal((e,), neighbours=Neighbours(weight=0.0)), made.w, {}, {}, 2
+    )
+    votes = measure(
+        made.setup, Personal((e,), neighbours=Neighbours(weight=1.0)), made.w, {}, {}, 2
+    )
     assert [row["value"] for row in alone] == [row["value"] for row in mixed]
     assert [row["value"] for row in alone] != [row["value"] for row in votes]
     assert {row["prediction"] for row in mixed} == {"model and neighbours"}
@@ -289,7 +367,9 @@ def test_one_neighbour_gives_training_points_their_own_label(data):
     made = federation(config("knnper", **model), (dataset, [np.arange(len(dataset.train_y))]))
     rows = measure(made.setup, Personal((0,), neighbours=Neighbours(1.0, 1)), made.w, {}, {}, 0)
     assert rows[0]["n_examples"] >= 20 and rows[0]["value"] == 1.0
-    few = measure(made.setup, Personal((0,), neighbours=Neighbours(1.0, 1, capacity=2)), made.w, {}, {}, 0)
+    few = measure(
+        made.setup, Personal((0,), neighbours=Neighbours(1.0, 1, capacity=2)), made.w, {}, {}, 0
+    )
     assert few[0]["value"] < 1.0
 
 
@@ -297,12 +377,17 @@ def test_the_store_is_a_random_subset_of_the_clients_examples():
     made = federation(config("knnper"), classification(UNEQUAL))
     predict = Predictor(made.setup, Neighbours(capacity=6), "test", 0)
     first = predict.store(0, 20)
-    assert len(set(first.tolist())) == 6 and first.max() < 20 and np.array_equal(first, predict.store(0, 20))
+    assert (
+        len(set(first.tolist())) == 6
+        and first.max() < 20
+        and np.array_equal(first, predict.store(0, 20))
+    )
     assert not np.array_equal(first, predict.store(1, 20))
     assert np.array_equal(predict.store(2, 4), np.arange(4))
 
 
 # -- runs
+
 
 def personalise(run, *, setup=None, **options):
     where = {k: options.pop(k) for k in ("model", "data") if k in options}
@@ -313,18 +398,28 @@ def small(name="fedavg_ft", **more):
     return config(name, rounds=2, total=4, per_round=2, **more)
 
 
-@pytest.mark.parametrize("name", ["fedavg_ft", "fedsol_ft", "fedbabu", "knnper", "perfedavg", "local_only"])
+@pytest.mark.parametrize(
+    "name", ["fedavg_ft", "fedsol_ft", "fedbabu", "knnper", "perfedavg", "local_only"]
+)
 @pytest.mark.slow
 def test_a_run_ends_with_what_the_command_would_say(name, tmp_path):
-    run = rounds.train(small(name, batch_size=4, epochs=4, lr=0.03, model_options={"hidden": (16,)}), out=tmp_path)
+    run = rounds.train(
+        small(name, batch_size=4, epochs=4, lr=0.03, model_options={"hidden": (16,)}), out=tmp_path
+    )
     frame = run.metrics[run.metrics["metric"].str.startswith("personal")].reset_index(drop=True)
     asked = personalise(run)
     epochs = [0] if name == "local_only" else [0, 1, 5]
     assert sorted(set(asked["index"])) == epochs and len(asked) == len(epochs) * (4 + 2)
     shared = [c for c in frame.columns if c in asked.columns]
-    assert frame[shared].equals(asked[shared]) and {"low", "high", "value", "n_examples"} <= set(shared)
+    assert frame[shared].equals(asked[shared]) and {"low", "high", "value", "n_examples"} <= set(
+        shared
+    )
     assert asked[asked["scope"] == "client"]["value"].nunique() > 1
-    assert set(asked["round"]) == {2} and set(asked["moment"]) == {"trained"} and set(asked["method"]) == {name}
+    assert (
+        set(asked["round"]) == {2}
+        and set(asked["moment"]) == {"trained"}
+        and set(asked["method"]) == {name}
+    )
 
 
 def test_any_run_can_be_asked_afterwards(tmp_path):
@@ -335,9 +430,13 @@ def test_any_run_can_be_asked_afterwards(tmp_path):
     some = personalise(run, clients=[3, 1], epochs=[1])
     each = some[some["scope"] == "client"]
     assert each["client"].tolist() == [1, 3]
-    expected = whole[(whole["scope"] == "client") & (whole["index"] == 1) & whole["client"].isin([1, 3])]["value"]
+    expected = whole[
+        (whole["scope"] == "client") & (whole["index"] == 1) & whole["client"].isin([1, 3])
+    ]["value"]
     assert each["value"].tolist() == expected.tolist()
-    assert some[some["metric"] == "personal_accuracy"]["value"].iloc[-1] == pytest.approx(expected.mean())
+    assert some[some["metric"] == "personal_accuracy"]["value"].iloc[-1] == pytest.approx(
+        expected.mean()
+    )
     assert Run.open(tmp_path).index == run.index  # asking changes nothing in the run
 
 
@@ -356,12 +455,18 @@ def test_interrupted_while_personalising_goes_on_there(tmp_path, monkeypatch):
         personalise(half)
     # killed between the metrics and run.json: the rows are there already, and must not come twice
     real = Run.commit
-    monkeypatch.setattr(Run, "commit", lambda run: real(run) if run.status != "finished" else stop({"event": "personalise"}))
+    monkeypatch.setattr(
+        Run,
+        "commit",
+        lambda run: real(run) if run.status != "finished" else stop({"event": "personalise"}),
+    )
     with pytest.raises(KeyboardInterrupt):
         rounds.train(small(), out=tmp_path / "cut", resume=True)
     monkeypatch.undo()
     events = []
-    cut = rounds.train(small(), out=tmp_path / "cut", resume=True, on_event=lambda e: events.append(e["event"]))
+    cut = rounds.train(
+        small(), out=tmp_path / "cut", resume=True, on_event=lambda e: events.append(e["event"])
+    )
     assert cut.status == "finished" and "round" not in events and "personalise" in events
     assert cut.metrics.drop(columns="run").equals(whole.metrics.drop(columns="run"))
     assert rounds.train(small(), out=tmp_path / "cut", resume=True).status == "finished"
@@ -376,7 +481,14 @@ def test_the_same_question_is_answered_from_the_cache(tmp_path, monkeypatch):
     first = ask()
     monkeypatch.setattr(library, "measure", lambda *a, **k: pytest.fail("measured again"))
     assert ask().equals(first)
-    for other in ({"epochs": "2"}, {"seed": 1}, {"lr": "initial"}, {"knn": True}, {"clients": "0"}, {"test": "own"}):
+    for other in (
+        {"epochs": "2"},
+        {"seed": 1},
+        {"lr": "initial"},
+        {"knn": True},
+        {"clients": "0"},
+        {"test": "own"},
+    ):
         with pytest.raises(pytest.fail.Exception):
             ask(**other)
     [kept] = (tmp_path / "cache").glob("*.parquet")
@@ -393,10 +505,17 @@ def test_progress_counts_clients(tmp_path):
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-@pytest.mark.parametrize(("options", "expected"), [
-    ({"epochs": []}, "at least 0"), ({"epochs": [-1]}, "at least 0"), ({"epochs": [1.5]}, "at least 0"),
-    ({"clients": [4]}, "0..3"), ({"clients": []}, "0..3"), ({"data": "digits"}, "leave out --data"),
-])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"epochs": []}, "at least 0"),
+        ({"epochs": [-1]}, "at least 0"),
+        ({"epochs": [1.5]}, "at least 0"),
+        ({"clients": [4]}, "0..3"),
+        ({"clients": []}, "0..3"),
+        ({"data": "digits"}, "leave out --data"),
+    ],
+)
 def test_wrong_questions(options, expected, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "asked"
     run = Run.open(folder) if folder.exists() else rounds.train(small(), out=folder)
@@ -418,7 +537,9 @@ def test_regression_has_no_class_mixture(tmp_path):
 
 
 def test_a_run_cannot_name_code_to_run(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("import torch\ndef net(): return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))\n")
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef net(): return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     run = rounds.train(small(model="mine:net", model_options={}), out=tmp_path / "run")
     with pytest.raises(FldiagError, match="--allow-code mine:net"):
@@ -441,6 +562,10 @@ def test_a_diverged_run_has_no_final_model(tmp_path):
 
 
 def test_no_examples_no_steps():
-    tuning = Epochs(SimpleNamespace(seed=0, train=SimpleNamespace(batch_size=8, drop_last=True)), 3, lambda n, train: 2)
+    tuning = Epochs(
+        SimpleNamespace(seed=0, train=SimpleNamespace(batch_size=8, drop_last=True)),
+        3,
+        lambda n, train: 2,
+    )
     assert tuning.batches(0, 0, 5) == [] and tuning.count(3, 5) == 0
     assert len(tuning.batches(0, 0, 17)) == 6 and all(len(b) == 8 for b in tuning.batches(0, 0, 17))

@@ -22,7 +22,11 @@ from fldiag.results.table import check
 
 def normed(channels=3):
     norm = nn.BatchNorm2d(channels)
-    nn.init.normal_(norm.running_mean), nn.init.uniform_(norm.running_var, 0.5, 2), nn.init.normal_(norm.weight)
+    (
+        nn.init.normal_(norm.running_mean),
+        nn.init.uniform_(norm.running_var, 0.5, 2),
+        nn.init.normal_(norm.weight),
+    )
     return norm
 
 
@@ -61,8 +65,11 @@ class Mean(Tokens):
 
 
 GOOD = {
-    "residual": Residual, "tokens": Mean,
-    "chain": lambda: nn.Sequential(nn.Conv2d(1, 3, 3), normed(), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, 3)),
+    "residual": Residual,
+    "tokens": Mean,
+    "chain": lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3), normed(), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, 3)
+    ),
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
 }
 
@@ -149,18 +156,37 @@ def hooked():
 
 
 def chain(*layers):
-    return lambda: nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), *layers, nn.Flatten(), nn.Linear(48, 3))
+    return lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), *layers, nn.Flatten(), nn.Linear(48, 3)
+    )
 
 
 BAD = {
-    "GELU": chain(nn.GELU()), "Tanh": chain(nn.Tanh()), "Sigmoid": chain(nn.Sigmoid()), "Softmax": chain(nn.Softmax(1)),
-    "GroupNorm": chain(nn.GroupNorm(1, 3)), "LayerNorm": chain(nn.LayerNorm((3, 4, 4))),
+    "GELU": chain(nn.GELU()),
+    "Tanh": chain(nn.Tanh()),
+    "Sigmoid": chain(nn.Sigmoid()),
+    "Softmax": chain(nn.Softmax(1)),
+    "GroupNorm": chain(nn.GroupNorm(1, 3)),
+    "LayerNorm": chain(nn.LayerNorm((3, 4, 4))),
     "statistics of the batch": chain(nn.BatchNorm2d(3, track_running_stats=False)),
-    "pads in mode": lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(16, 3)),
-    "PReLU": chain(nn.PReLU()), "tied": tied, "hooks": hooked, r"a product of activations \(mul\)": Gate, "mul": Square,
-    "mix is used twice": Twice, "mix.weight is used outside": Outside, "used outside its layer": Functional,
-    r"in place on what does not depend on weights \(add_\)": Writes, r"does not depend on weights \(iadd\)": Adds,
-    r"does not depend on weights \(add\)": Out, "a division": Divides, "cannot be traced": Branches, "holds weights outside": OwnWeight, "the operation amax": Tokens,
+    "pads in mode": lambda: nn.Sequential(
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(16, 3)
+    ),
+    "PReLU": chain(nn.PReLU()),
+    "tied": tied,
+    "hooks": hooked,
+    r"a product of activations \(mul\)": Gate,
+    "mul": Square,
+    "mix is used twice": Twice,
+    "mix.weight is used outside": Outside,
+    "used outside its layer": Functional,
+    r"in place on what does not depend on weights \(add_\)": Writes,
+    r"does not depend on weights \(iadd\)": Adds,
+    r"does not depend on weights \(add\)": Out,
+    "a division": Divides,
+    "cannot be traced": Branches,
+    "holds weights outside": OwnWeight,
+    "the operation amax": Tokens,
     "MultiheadAttention": lambda: nn.MultiheadAttention(4, 2),
     "Parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
 }
@@ -168,11 +194,15 @@ BAD = {
 
 def blocks(net):
     """Largest difference between a layer's block of the Hessian and of the Gauss-Newton matrix, and their size."""
-    p = Problem(net, F.cross_entropy, (torch.randn(7, 1, 4, 4), torch.arange(7) % 3), dtype=torch.float64)
+    p = Problem(
+        net, F.cross_entropy, (torch.randn(7, 1, 4, 4), torch.arange(7) % 3), dtype=torch.float64
+    )
     x, y = p.read(0, p.n)
     h = torch.func.jacrev(torch.func.jacrev(lambda w: F.cross_entropy(p.call(w, x), y)))(p.w)
     j = torch.func.jacrev(lambda w: p.call(w, x).reshape(-1))(p.w)
-    inner = torch.func.hessian(lambda z: F.cross_entropy(z.reshape(7, 3), y))(p.call(p.w, x).reshape(-1))
+    inner = torch.func.hessian(lambda z: F.cross_entropy(z.reshape(7, 3), y))(
+        p.call(p.w, x).reshape(-1)
+    )
     g, worst, start = j.T @ inner @ j, 0.0, 0
     for names in p.layout.layers.values():
         stop = start + sum(p.layout.sizes[p.layout.names.index(n)] for n in names)
@@ -221,9 +251,18 @@ def test_names_do_not_matter():
 
 # -- what spectra make of it
 
+
 def problem(bend=nn.ReLU, scale=1.0, **options):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), bend(), nn.Flatten(), nn.Linear(12, 5), bend(), nn.Linear(5, 3))
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        bend(),
+        nn.Flatten(),
+        nn.Linear(12, 5),
+        bend(),
+        nn.Linear(5, 3),
+    )
     nn.init.normal_(net[1].running_mean), nn.init.uniform_(net[1].running_var, 0.5, 2)
     data = torch.randn(20, 1, 4, 4), torch.arange(20) % 3
     return Problem(net, lambda z, y: scale * F.cross_entropy(z, y), data, **options)
@@ -243,7 +282,9 @@ def test_blocks_of_layers_are_those_of_the_dense_hessian_and_said_to_be_gauss_ne
     p = problem(dtype=torch.float64)
     h, slices = dense(p), p.layout.slices()
     found = eigenvalues(check(spectrum(p, k=2, tol=1e-9, which=which, per_layer=True)))
-    assert found[found.layer.isna()].estimator.tolist() == ["lanczos"] * 2 and set(found.matrix) == {"hessian"}
+    assert found[found.layer.isna()].estimator.tolist() == ["lanczos"] * 2 and set(
+        found.matrix
+    ) == {"hessian"}
     end = -1 if which == "largest" else 0
     for layer, names in p.layout.layers.items():
         index = torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
@@ -252,7 +293,12 @@ def test_blocks_of_layers_are_those_of_the_dense_hessian_and_said_to_be_gauss_ne
         values = torch.linalg.eigvalsh(h[index][:, index])
         near_zero = 1e-9 * float(values.abs().max())  # the tolerance, of the norm
         assert row.value == pytest.approx(float(values[end]), rel=1e-8, abs=near_zero)
-    for params, estimator in (("4.weight", "lanczos-ggn"), ("4.*", "lanczos-ggn"), ("[04].weight", "lanczos"), ("*", "lanczos")):
+    for params, estimator in (
+        ("4.weight", "lanczos-ggn"),
+        ("4.*", "lanczos-ggn"),
+        ("[04].weight", "lanczos"),
+        ("*", "lanczos"),
+    ):
         frame = eigenvalues(spectrum(p, k=2, tol=1e-9, which=which, params=params))
         assert set(frame.estimator) == {estimator}, params
 
@@ -262,7 +308,9 @@ def test_a_layers_block_of_the_whole_hessian_is_not_its_gauss_newton_block_where
     h, where = dense(p), p.layout.slices()["4.weight"]
     frame = eigenvalues(spectrum(p, k=2, tol=1e-9, params="4.weight", which="smallest"))
     assert set(frame.estimator) == {"lanczos"} and frame.value[0] < 0
-    assert frame.value.tolist() == pytest.approx(torch.linalg.eigvalsh(h[where, where])[:2].tolist(), rel=1e-8)
+    assert frame.value.tolist() == pytest.approx(
+        torch.linalg.eigvalsh(h[where, where])[:2].tolist(), rel=1e-8
+    )
     assert not within_a_layer(p, ["4.weight"]) and within_a_layer(problem(), ["4.weight", "4.bias"])
     assert not within_a_layer(problem(), ["4.weight", "6.bias"])
 
@@ -270,20 +318,34 @@ def test_a_layers_block_of_the_whole_hessian_is_not_its_gauss_newton_block_where
 def test_in_single_precision_no_layer_has_negative_curvature_beyond_rounding():
     p = problem()
     for label, names in p.layout.layers.items():
-        lowest, top = (eigenpairs(p, 1, which=end, params=list(names)).values[0] for end in ("smallest", "largest"))
+        lowest, top = (
+            eigenpairs(p, 1, which=end, params=list(names)).values[0]
+            for end in ("smallest", "largest")
+        )
         assert lowest >= -1e-7 * top, label
 
 
 # -- the comparison with products has no unit
+
 
 @pytest.mark.parametrize("scale", [1.0, 1e-4, 1e-8, 1e-20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_wrong_rule_is_found_out_however_small_the_loss(scale, dtype, monkeypatch):
     assert inexact(problem(scale=scale, dtype=dtype)) is None
     right = diagonal_of(problem(dtype=dtype)).trace
-    assert diagonal_of(problem(scale=scale, dtype=dtype)).trace == pytest.approx(scale * right, rel=1e-5)
-    monkeypatch.setitem(LAYERS, nn.Linear, dataclasses.replace(LINEAR, squares=lambda m, a, g, total: {
-        k: 1.01 * v for k, v in LINEAR.squares(m, a, g, total).items()}))
+    assert diagonal_of(problem(scale=scale, dtype=dtype)).trace == pytest.approx(
+        scale * right, rel=1e-5
+    )
+    monkeypatch.setitem(
+        LAYERS,
+        nn.Linear,
+        dataclasses.replace(
+            LINEAR,
+            squares=lambda m, a, g, total: {
+                k: 1.01 * v for k, v in LINEAR.squares(m, a, g, total).items()
+            },
+        ),
+    )
     assert "disagrees with a Hessian-vector product" in inexact(problem(scale=scale, dtype=dtype))
 
 
@@ -300,7 +362,13 @@ def test_an_input_changed_in_place_is_a_reason_to_estimate():
             return self.c(b + a.relu_())
 
     torch.manual_seed(0)
-    p = Problem(Spoils(), F.cross_entropy, (torch.randn(9, 4), torch.arange(9) % 3), dtype=torch.float64, allow="stop_gradient")
+    p = Problem(
+        Spoils(),
+        F.cross_entropy,
+        (torch.randn(9, 4), torch.arange(9) % 3),
+        dtype=torch.float64,
+        allow="stop_gradient",
+    )
     d = diagonal_of(p, max_products=400, deflate=60)
     assert d.estimator == "hutchinson-deflated" and "changes the input of a layer in place" in d.why
     assert d.trace == pytest.approx(float(dense(p).trace()), rel=1e-6)

@@ -20,8 +20,13 @@ from fldiag.toys import plane_picture
 # --- partition -------------------------------------------------------------------------------------------------
 def counts(clients: int, classes: int, seed: int = 0, **more) -> pd.DataFrame:
     draw = np.random.default_rng(seed).integers(0, 400, (clients, classes))
-    return pd.DataFrame([{"client": k, "class": c, "count": int(draw[k, c]), **more}
-                         for k in range(clients) for c in range(classes)])
+    return pd.DataFrame(
+        [
+            {"client": k, "class": c, "count": int(draw[k, c]), **more}
+            for k in range(clients)
+            for c in range(classes)
+        ]
+    )
 
 
 def test_bubble_areas_are_proportional_to_counts_and_stand_at_their_client_and_class():
@@ -37,7 +42,9 @@ def test_bubble_areas_are_proportional_to_counts_and_stand_at_their_client_and_c
 
 
 def test_panels_share_places_and_the_scale_of_areas():
-    frame = pd.concat([counts(8, 5, run="Sharding"), counts(8, 3, 1, run="LDA $a$").assign(count=7)])
+    frame = pd.concat(
+        [counts(8, 5, run="Sharding"), counts(8, 3, 1, run="LDA $a$").assign(count=7)]
+    )
     fig = partition.draw(frame)
     one, two = fig.axes
     assert one.get_xlim() == two.get_xlim() and one.get_ylim() == two.get_ylim()
@@ -52,10 +59,14 @@ def test_legend_bubbles_are_to_scale():
     area = bubbles.get_sizes()[0] / counts(10, 10)["count"][0]
     (legend,) = fig.legends
     for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
-        assert handle.get_markersize() ** 2 == pytest.approx(area * float(text.get_text().replace(",", "")))
+        assert handle.get_markersize() ** 2 == pytest.approx(
+            area * float(text.get_text().replace(",", ""))
+        )
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(10, 3), (10, 10), (100, 3), (100, 10), (100, 100), (30, 100)])
+@pytest.mark.parametrize(
+    ("clients", "classes"), [(10, 3), (10, 10), (100, 3), (100, 10), (100, 100), (30, 100)]
+)
 @pytest.mark.slow
 def test_ticks_are_legible_for_all_sizes(clients, classes):
     fig = partition.draw(counts(clients, classes))
@@ -69,7 +80,10 @@ def test_ticks_are_legible_for_all_sizes(clients, classes):
     assert fig.get_size_inches()[0] in (style.ONE_COLUMN, style.TWO_COLUMNS)
     if max(clients, classes) <= 30:  # big bubbles touch their neighbours at most
         points = ax.transData.transform([(0, 0), (1, 1)]) * 72 / fig.dpi
-        assert np.sqrt(ax.collections[0].get_sizes().max()) <= 1.1 * np.abs(points[1] - points[0]).min()
+        assert (
+            np.sqrt(ax.collections[0].get_sizes().max())
+            <= 1.1 * np.abs(points[1] - points[0]).min()
+        )
 
 
 def test_client_without_examples_keeps_its_place_and_names_keep_their_order():
@@ -78,27 +92,44 @@ def test_client_without_examples_keeps_its_place_and_names_keep_their_order():
     assert [t.get_text() for t in ax.get_xticklabels()] == list("012345")
     assert 2.0 not in ax.collections[0].get_offsets()[:, 0]
     named = counts(3, 2).replace({"class": {0: "zebra", 1: "ape"}})
-    assert [t.get_text() for t in partition.draw(named).axes[0].get_yticklabels()] == ["zebra", "ape"]
+    assert [t.get_text() for t in partition.draw(named).axes[0].get_yticklabels()] == [
+        "zebra",
+        "ape",
+    ]
     sparse = pd.DataFrame({"client": [900, 7], "class": [0, 0], "count": [1, 2]})
     assert [t.get_text() for t in partition.draw(sparse).axes[0].get_xticklabels()] == ["7", "900"]
 
 
 def test_unfit_counts_are_refused():
     frame = counts(3, 2)
-    for bad, message in [(frame.drop(columns="class"), "lacks the columns class"), (frame.iloc[:0], "empty"),
-                         (frame.assign(count=-1), "client 0 has count -1"),
-                         (frame.assign(count=np.nan), "client 0 has count nan"),
-                         (pd.concat([frame, frame.iloc[[4]]]), "client 2 has two counts of class 0")]:
+    for bad, message in [
+        (frame.drop(columns="class"), "lacks the columns class"),
+        (frame.iloc[:0], "empty"),
+        (frame.assign(count=-1), "client 0 has count -1"),
+        (frame.assign(count=np.nan), "client 0 has count nan"),
+        (pd.concat([frame, frame.iloc[[4]]]), "client 2 has two counts of class 0"),
+    ]:
         with pytest.raises(FldiagError, match=message):
             partition.draw(bad)
-    assert partition.draw(frame.assign(count=0)).axes  # nobody holds anything: an empty chart, no crash
+    assert partition.draw(
+        frame.assign(count=0)
+    ).axes  # nobody holds anything: an empty chart, no crash
 
 
 # --- curves ----------------------------------------------------------------------------------------------------
 def metrics(names=("FedAvg", "FedSOL"), seeds=(0,), rounds=30, **more):
     rng = np.random.default_rng(3)
-    return table([dict(metric=m, run=n, method=n, round=t, seed=s, slice="test", value=rng.normal(), **more)
-                  for m in ("accuracy", "loss") for n in names for s in seeds for t in range(1, rounds + 1)])
+    return table(
+        [
+            dict(
+                metric=m, run=n, method=n, round=t, seed=s, slice="test", value=rng.normal(), **more
+            )
+            for m in ("accuracy", "loss")
+            for n in names
+            for s in seeds
+            for t in range(1, rounds + 1)
+        ]
+    )
 
 
 def drawn(fig, panel: int = 0):
@@ -127,20 +158,31 @@ def test_seeds_become_mean_and_spread_and_the_legend_says_so():
     assert top == pytest.approx((group.mean() + group.std()).max())
     assert fig.legends[0].get_texts()[0].get_text() == "FedAvg"
     assert fig.legends[0].get_title().get_text() == "mean ± standard deviation of 3 seeds"
-    ends = curves.draw(metrics(["FedAvg"], seeds=(0, 1)).assign(value=[0.0, 1.0] * 60)).axes[0].collections[0].get_paths()[0]
-    assert ends.vertices[:, 1].min() == 0 and ends.vertices[:, 1].max() == 1  # no accuracy is below 0 or above 1
+    ends = (
+        curves.draw(metrics(["FedAvg"], seeds=(0, 1)).assign(value=[0.0, 1.0] * 60))
+        .axes[0]
+        .collections[0]
+        .get_paths()[0]
+    )
+    assert (
+        ends.vertices[:, 1].min() == 0 and ends.vertices[:, 1].max() == 1
+    )  # no accuracy is below 0 or above 1
 
 
 def test_smoothing_is_a_centred_mean_that_is_said():
     x = np.arange(1.0, 31)
-    np.testing.assert_allclose(curves.smoothed(x, 3 * x + 2, 7), 3 * x + 2)  # no lag, also at the ends
+    np.testing.assert_allclose(
+        curves.smoothed(x, 3 * x + 2, 7), 3 * x + 2
+    )  # no lag, also at the ends
     spike = np.where(x == 15, 1.0, 0.0)
     smooth = curves.smoothed(x, spike, 5)
     np.testing.assert_allclose(smooth[12:17], 0.2)
     assert smooth[11] == smooth[17] == 0
     gap = np.where(x == 10, np.nan, 1.0)
     np.testing.assert_allclose(curves.smoothed(x, gap, 3), 1.0)
-    np.testing.assert_allclose(curves.smoothed(x * 10, spike, 5), spike)  # a window of rounds, not of points
+    np.testing.assert_allclose(
+        curves.smoothed(x * 10, spike, 5), spike
+    )  # a window of rounds, not of points
     fig = curves.draw(metrics(), smooth=5)
     assert "moving mean over 5 rounds" in fig.axes[0].get_ylabel()
     raw = [line for line in fig.axes[0].lines if line.get_label() == "_raw"]
@@ -163,14 +205,18 @@ def test_legend_stands_outside_the_data():
 def test_curves_that_would_mix_different_things_are_refused():
     frame = metrics()
     both = pd.concat([frame, frame.assign(slice="train")])
-    with pytest.raises(FldiagError, match=r"mix 2 values of slice: test, train.*where=\{'slice': 'test'\}"):
+    with pytest.raises(
+        FldiagError, match=r"mix 2 values of slice: test, train.*where=\{'slice': 'test'\}"
+    ):
         curves.draw(both)
     assert len(drawn(curves.draw(both, where={"slice": "train"}))) == 2
     for bad, options, message in [
         (frame, {"where": {"slice": "validation"}}, "has slice = 'validation'; it has test"),
-        (frame, {"where": {"colour": 1}}, "lacks the columns colour"), (frame, {"metric": "f1"}, "accuracy, loss"),
+        (frame, {"where": {"colour": 1}}, "lacks the columns colour"),
+        (frame, {"metric": "f1"}, "accuracy, loss"),
         (pd.concat([frame, frame.iloc[[4]]]), {}, "'FedAvg' has two values at round 5"),
-        (frame.drop(columns="round"), {}, "round"), (frame.assign(value=np.nan), {}, "no finite value"),
+        (frame.drop(columns="round"), {}, "round"),
+        (frame.assign(value=np.nan), {}, "no finite value"),
         (frame.iloc[:0], {}, "empty"),
     ]:
         with pytest.raises(FldiagError, match=message):
@@ -179,8 +225,20 @@ def test_curves_that_would_mix_different_things_are_refused():
 
 # --- spectrum --------------------------------------------------------------------------------------------------
 def eigen(**runs):
-    return table([dict(metric="eigenvalue", run=r, index=i + 1, value=v, residual=0.1 * (i + 1), converged=i != 2)
-                  for r, values in runs.items() for i, v in enumerate(values)])
+    return table(
+        [
+            dict(
+                metric="eigenvalue",
+                run=r,
+                index=i + 1,
+                value=v,
+                residual=0.1 * (i + 1),
+                converged=i != 2,
+            )
+            for r, values in runs.items()
+            for i, v in enumerate(values)
+        ]
+    )
 
 
 def test_spectrum_points_bars_and_hollow_markers():
@@ -192,14 +250,23 @@ def test_spectrum_points_bars_and_hollow_markers():
     assert [list(line.get_ydata()) for line in open_] == [[3], [6]]
     assert all(to_hex(line.get_markerfacecolor()) == "#ffffff" for line in open_)
     assert not any(to_hex(line.get_markerfacecolor()) == "#ffffff" for line in done)
-    assert (np.round(done[0].get_xdata()) == [1, 2]).all() and done[0].get_xdata()[0] < done[1].get_xdata()[0]
+    assert (np.round(done[0].get_xdata()) == [1, 2]).all() and done[0].get_xdata()[0] < done[
+        1
+    ].get_xdata()[0]
     ends = np.array([s[:, 1] for s in ax.collections[0].get_segments()])
     np.testing.assert_allclose(ends, [[8.9, 9.1], [4.8, 5.2], [2.7, 3.3]])
     assert "hollow: not converged" in [t.get_text() for t in fig.legends[0].get_texts()]
 
 
-@pytest.mark.parametrize(("values", "kind"), [([9, 5, 3], "linear"), ([900, 5, 3], "log"),
-                                              ([900, 5, -3], "symlog"), ([0.0, 0, 0], "linear")])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([9, 5, 3], "linear"),
+        ([900, 5, 3], "log"),
+        ([900, 5, -3], "symlog"),
+        ([0.0, 0, 0], "linear"),
+    ],
+)
 def test_wide_spectra_are_logarithmic(values, kind, tmp_path):
     fig = spectrum.draw(eigen(A=values))
     assert fig.axes[0].get_yscale() == kind
@@ -209,9 +276,12 @@ def test_wide_spectra_are_logarithmic(values, kind, tmp_path):
 
 def test_unfit_spectra_are_refused():
     frame = eigen(A=[9, 5, 3])
-    for bad, message in [(frame.drop(columns="index"), "index"), (frame.assign(metric="trace"), "its metrics: trace"),
-                         (pd.concat([frame, frame]), "two eigenvalues of index 1"),
-                         (frame.assign(value=np.nan), "finite value")]:
+    for bad, message in [
+        (frame.drop(columns="index"), "index"),
+        (frame.assign(metric="trace"), "its metrics: trace"),
+        (pd.concat([frame, frame]), "two eigenvalues of index 1"),
+        (frame.assign(value=np.nan), "finite value"),
+    ]:
         with pytest.raises(FldiagError, match=message):
             spectrum.draw(bad)
     fig = spectrum.draw(frame.drop(columns=["residual", "converged"]))
@@ -228,11 +298,19 @@ def plane():
     for method in ("fedsol", "fedprox"):
         for client, a in enumerate(CURVATURES):
             scale = np.array([a, 1.0])
-            end = START + 0.7 * (GOAL - START) if method == "fedsol" else (scale * GOAL + START) / (scale + 1)
+            end = (
+                START + 0.7 * (GOAL - START)
+                if method == "fedsol"
+                else (scale * GOAL + START) / (scale + 1)
+            )
             common = dict(method=method, client=client, a=a)
-            rows += [dict(metric="trajectory", index=i, x=p[0], y=p[1], **common)
-                     for i, p in enumerate(np.linspace(START, end, 12))]
-            rows += [dict(metric=m, x=end[0], y=end[1], **common) for m in ("end_point", "closed_form")]
+            rows += [
+                dict(metric="trajectory", index=i, x=p[0], y=p[1], **common)
+                for i, p in enumerate(np.linspace(START, end, 12))
+            ]
+            rows += [
+                dict(metric=m, x=end[0], y=end[1], **common) for m in ("end_point", "closed_form")
+            ]
     return table(rows)
 
 
@@ -241,16 +319,27 @@ def test_toy_draws_paths_ends_and_closed_forms_of_every_client():
     fig = plane_picture.draw(frame, GEOMETRY)
     assert [ax.get_title() for ax in fig.axes] in (["FedSOL", "FedProx"], ["FedProx", "FedSOL"])
     for ax in fig.axes:
-        for label, metric in (("trajectory", "trajectory"), ("end point", "end_point"), ("closed form", "closed_form")):
+        for label, metric in (
+            ("trajectory", "trajectory"),
+            ("end point", "end_point"),
+            ("closed form", "closed_form"),
+        ):
             lines = [line for line in ax.lines if line.get_label() == label]
             for line, a in zip(lines, CURVATURES, strict=True):
-                rows = frame[(frame.method == ax.get_title().lower()) & (frame.metric == metric) & (frame.a == a)]
+                rows = frame[
+                    (frame.method == ax.get_title().lower())
+                    & (frame.metric == metric)
+                    & (frame.a == a)
+                ]
                 expected = rows.sort_values("index")[["x", "y"]].to_numpy(float).T
                 np.testing.assert_allclose(np.asarray(line.get_data(), float), expected)
         (line,) = [line for line in ax.lines if line.get_label() == "line"]
         np.testing.assert_allclose(np.asarray(line.get_data(), float).T, [START, GOAL])
-        assert {tuple(np.ravel(line.get_data())) for line in ax.lines if line.get_label().startswith("$w")} == {
-            tuple(START), tuple(GOAL)}
+        assert {
+            tuple(np.ravel(line.get_data()))
+            for line in ax.lines
+            if line.get_label().startswith("$w")
+        } == {tuple(START), tuple(GOAL)}
         assert ax.get_aspect() == 1.0
 
 
@@ -261,7 +350,9 @@ def test_toy_contours_are_level_lines_of_the_clients_losses():
         for level, path in zip(lines.levels, lines.get_paths(), strict=True):
             x, y = path.vertices.T
             assert len(x) > 20
-            np.testing.assert_allclose(0.5 * (a * (x - GOAL[0]) ** 2 + (y - GOAL[1]) ** 2), level, rtol=0.02)
+            np.testing.assert_allclose(
+                0.5 * (a * (x - GOAL[0]) ** 2 + (y - GOAL[1]) ** 2), level, rtol=0.02
+            )
 
 
 def test_toy_hides_no_end_point_under_another():
@@ -276,9 +367,12 @@ def test_toy_hides_no_end_point_under_another():
 def test_unfit_toys_are_refused():
     frame = plane()
     for bad, geometry, message in [
-        (frame, {"w_g": START}, "lacks w_l, a"), (frame, {**GEOMETRY, "a": [0.0]}, "positive curvatures"),
-        (frame, {**GEOMETRY, "w_l": [1, 2, 3]}, "not two points"), (frame, {**GEOMETRY, "a": [1.0, 5.0]}, r"\[0.2\]"),
-        (frame.drop(columns="a"), GEOMETRY, "lacks the columns a"), (frame.iloc[:0], GEOMETRY, "empty"),
+        (frame, {"w_g": START}, "lacks w_l, a"),
+        (frame, {**GEOMETRY, "a": [0.0]}, "positive curvatures"),
+        (frame, {**GEOMETRY, "w_l": [1, 2, 3]}, "not two points"),
+        (frame, {**GEOMETRY, "a": [1.0, 5.0]}, r"\[0.2\]"),
+        (frame.drop(columns="a"), GEOMETRY, "lacks the columns a"),
+        (frame.iloc[:0], GEOMETRY, "empty"),
         (frame.assign(metric="loss"), GEOMETRY, "no rows of metric trajectory"),
     ]:
         with pytest.raises(FldiagError, match=message):
@@ -286,24 +380,46 @@ def test_unfit_toys_are_refused():
 
 
 # --- all -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("picture", [lambda: partition.draw(counts(10, 5)), lambda: curves.draw(metrics()),
-                                     lambda: spectrum.draw(eigen(A=[9, 5, 3])), lambda: plane_picture.draw(plane(), GEOMETRY)],
-                         ids=["partition", "curves", "spectrum", "toy"])
+@pytest.mark.parametrize(
+    "picture",
+    [
+        lambda: partition.draw(counts(10, 5)),
+        lambda: curves.draw(metrics()),
+        lambda: spectrum.draw(eigen(A=[9, 5, 3])),
+        lambda: plane_picture.draw(plane(), GEOMETRY),
+    ],
+    ids=["partition", "curves", "spectrum", "toy"],
+)
 @pytest.mark.slow
 def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):
     before = dict(matplotlib.rcParams)
     for ending in ("png", "pdf"):
-        one, two = (style.save(picture(), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2))
+        one, two = (
+            style.save(picture(), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2)
+        )
         assert one == two
     assert dict(matplotlib.rcParams) == before
 
 
 def test_a_crowd_is_shown_by_percentiles():
     """Of 1,000 clients, of which one in ten has examples of class 0."""
-    frame = pd.DataFrame([(k, c, (50 if k % 10 == 0 else 0) if c == 0 else 7) for k in range(1000) for c in range(2)],
-                         columns=["client", "class", "count"])
+    frame = pd.DataFrame(
+        [
+            (k, c, (50 if k % 10 == 0 else 0) if c == 0 else 7)
+            for k in range(1000)
+            for c in range(2)
+        ],
+        columns=["client", "class", "count"],
+    )
     ax = partition.draw(frame).axes[0]
     (bubbles,) = ax.collections
-    shown = {tuple(at): size for at, size in zip(np.asarray(bubbles.get_offsets()), bubbles.get_sizes(), strict=True)}
-    assert "percentile" in ax.get_xlabel() and {at for at, k in shown if k == 0} == {9, 10} and len(shown) == 2 + 11
+    shown = {
+        tuple(at): size
+        for at, size in zip(np.asarray(bubbles.get_offsets()), bubbles.get_sizes(), strict=True)
+    }
+    assert (
+        "percentile" in ax.get_xlabel()
+        and {at for at, k in shown if k == 0} == {9, 10}
+        and len(shown) == 2 + 11
+    )
     assert shown[10, 0] == pytest.approx(shown[5, 1] * 50 / 7)

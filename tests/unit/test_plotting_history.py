@@ -18,9 +18,14 @@ PARTS = [np.arange(0, 60), np.arange(60, 120)]
 
 @pytest.fixture(scope="module")
 def made():
-    rounds = [stored(identity(), [always(r % 4), identity() * 0.5], identity(), round=r) for r in (1, 2, 3, 5)]
+    rounds = [
+        stored(identity(), [always(r % 4), identity() * 0.5], identity(), round=r)
+        for r in (1, 2, 3, 5)
+    ]
     damaged = FldiagError("round 4 is damaged", "")
-    return history(linear(), separable(test_per_class=(25, 25, 25, 3)), PARTS, *rounds[:3], damaged, rounds[3])
+    return history(
+        linear(), separable(test_per_class=(25, 25, 25, 3)), PARTS, *rounds[:3], damaged, rounds[3]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +43,17 @@ def drawn(fig, tmp_path, name="x"):
 def test_curves_show_the_means_and_leave_gaps(tables, tmp_path):
     fig = drawn(forgetting.curves(tables["forgetting"]), tmp_path)
     left, right = fig.axes
-    lines = [line for line in left.get_lines() if len(line.get_xdata()) == 5]  # without those of chance and ceiling
-    assert len(lines) == 3 and len(right.get_lines()) == 3 and sum(isinstance(c, PolyCollection) for c in left.collections) == 3
-    rows = tables["forgetting"].query("metric == 'accuracy' and moment == 'trained' and scope == 'global' and slice == 'test'")
+    lines = [
+        line for line in left.get_lines() if len(line.get_xdata()) == 5
+    ]  # without those of chance and ceiling
+    assert (
+        len(lines) == 3
+        and len(right.get_lines()) == 3
+        and sum(isinstance(c, PolyCollection) for c in left.collections) == 3
+    )
+    rows = tables["forgetting"].query(
+        "metric == 'accuracy' and moment == 'trained' and scope == 'global' and slice == 'test'"
+    )
     x, y = lines[1].get_data()
     assert list(x) == [1, 2, 3, 4, 5] and np.isnan(y[3])  # round 4 cannot be read
     assert y[[0, 1, 2, 4]] == pytest.approx(rows.sort_values("round").value.astype(float).tolist())
@@ -50,11 +63,18 @@ def test_heatmap_cells_masks_and_unseen_classes(tables, tmp_path):
     fig = drawn(forgetting.heatmap(tables["forgetting"]), tmp_path)
     ax = fig.axes[0]
     cells = np.ma.filled(ax.images[0].get_array().astype(float), np.nan)
-    assert cells.shape == (2, 4) and cells[0, :3] == pytest.approx([1, 0, 1]) and np.isnan(cells[:, 3]).all()  # answers class 1
+    assert (
+        cells.shape == (2, 4)
+        and cells[0, :3] == pytest.approx([1, 0, 1])
+        and np.isnan(cells[:, 3]).all()
+    )  # answers class 1
     assert len(ax.patches) == 2  # hatched, one a client
     x, y = ax.get_lines()[0].get_data()
     assert sorted(zip(y, x, strict=True)) == [(0, 2), (0, 3), (1, 0), (1, 1)]
-    assert "round 5" in ax.get_title() and "round 2" in forgetting.heatmap(tables["forgetting"], round=2).axes[0].get_title()
+    assert (
+        "round 5" in ax.get_title()
+        and "round 2" in forgetting.heatmap(tables["forgetting"], round=2).axes[0].get_title()
+    )
     assert ax.images[0].norm.vmin == -ax.images[0].norm.vmax
 
 
@@ -62,21 +82,53 @@ def test_heatmap_cells_masks_and_unseen_classes(tables, tmp_path):
 def test_drift_panels_follow_what_was_computed(made, tables, tmp_path):
     fig = drawn(drift.draw(tables["drift"]), tmp_path)
     assert len(fig.axes) == 6
-    bare = drift.draw(fldiag.diagnose(made, "drift", gradients=False, representation=False, propositions=False, rho=()))
+    bare = drift.draw(
+        fldiag.diagnose(
+            made, "drift", gradients=False, representation=False, propositions=False, rho=()
+        )
+    )
     assert len(drawn(bare, tmp_path, "bare").axes) == 4  # no CKA, no cosine of g_u and g_p
     lines = [ax.get_lines() for ax in fig.axes[:2]]
-    assert len(lines[0]) == 2 and len(lines[1]) == 3  # updates, gradients and the zero: the server did not move
-    wanted = tables["drift"].query("metric == 'local_local_divergence' and scope == 'global' and layer.isna() and round == 3").value.iloc[0]
+    assert (
+        len(lines[0]) == 2 and len(lines[1]) == 3
+    )  # updates, gradients and the zero: the server did not move
+    wanted = (
+        tables["drift"]
+        .query(
+            "metric == 'local_local_divergence' and scope == 'global' and layer.isna() and round == 3"
+        )
+        .value.iloc[0]
+    )
     assert lines[0][1].get_ydata()[2] == pytest.approx(float(wanted))
 
 
 def with_steps(frame, rounds=(1, 2, 3)):
     """The table with rows of local steps that training recorded."""
-    common = {"run": "made", "scope": "global", "moment": "trained", "estimator": "steps", "proximal": "kl:3", "stderr": 0.01}
-    rows = [{**common, "round": r, "metric": metric, "layer": layer, "value": value + r, "scaled": scaled}
-            for r in rounds for metric, layer, value, scaled in (
-                ("cos_gu_gp", None, -0.2, None), ("cos_gu_gp", "part:head", -0.3, None), ("proximal_loss", None, 5.0, None),
-                ("lambda_mean", "0", 0.1, 0.1 * r + 0.5))]
+    common = {
+        "run": "made",
+        "scope": "global",
+        "moment": "trained",
+        "estimator": "steps",
+        "proximal": "kl:3",
+        "stderr": 0.01,
+    }
+    rows = [
+        {
+            **common,
+            "round": r,
+            "metric": metric,
+            "layer": layer,
+            "value": value + r,
+            "scaled": scaled,
+        }
+        for r in rounds
+        for metric, layer, value, scaled in (
+            ("cos_gu_gp", None, -0.2, None),
+            ("cos_gu_gp", "part:head", -0.3, None),
+            ("proximal_loss", None, 5.0, None),
+            ("lambda_mean", "0", 0.1, 0.1 * r + 0.5),
+        )
+    ]
     return pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
 
 
@@ -88,11 +140,20 @@ def test_drift_shows_recorded_steps_beside_the_recomputed(tables, tmp_path):
     assert len(fig.axes) == 8 and "proximal loss, KL, τ = 3\n(mean over local steps)" in labels
     angles = labels["cosine of $g_u$ and $g_p$\n(mean over local steps)"]
     whole, head = angles.get_lines()[:2]
-    assert whole.get_ydata()[[0, 1, 2, 4]] == pytest.approx([0.8, 1.8, 2.8, 4.8]) and np.isnan(whole.get_ydata()[3])
+    assert whole.get_ydata()[[0, 1, 2, 4]] == pytest.approx([0.8, 1.8, 2.8, 4.8]) and np.isnan(
+        whole.get_ydata()[3]
+    )
     assert head.get_ydata()[0] == pytest.approx(0.7)
     bars = labels["mean Λ × √size"].containers
-    assert len(bars) == 2 and [b.get_height() for b in bars[0]] == pytest.approx([1.0])  # of round 5, beside the trained models'
-    exact = tables["drift"].query("metric == 'lambda_mean' and scope == 'global' and round == 5").scaled.astype(float).tolist()
+    assert len(bars) == 2 and [b.get_height() for b in bars[0]] == pytest.approx(
+        [1.0]
+    )  # of round 5, beside the trained models'
+    exact = (
+        tables["drift"]
+        .query("metric == 'lambda_mean' and scope == 'global' and round == 5")
+        .scaled.astype(float)
+        .tolist()
+    )
     assert [b.get_height() for b in bars[1]] == pytest.approx(exact)
     csv = tmp_path / "steps.csv"
     frame.to_csv(csv, index=False)
@@ -108,15 +169,23 @@ def test_account_shows_every_term_and_the_true_change(tables, tmp_path):
     first = rows[(rows.client == 0) & (rows.metric != "change")].value.astype(float)
     assert heights == pytest.approx(first.sum(), rel=1e-6)
     marks = next(line for line in terms.get_lines() if line.get_marker() == "D").get_ydata()
-    assert marks[0] == pytest.approx(float(rows[(rows.client == 0) & (rows.metric == "change")].value.iloc[0]))
+    assert marks[0] == pytest.approx(
+        float(rows[(rows.client == 0) & (rows.metric == "change")].value.iloc[0])
+    )
     harm = fig.axes[1].images[0].get_array()
     assert harm.shape == (2, 2)
 
 
 @pytest.mark.slow
 def test_the_same_table_gives_the_same_bytes(tables, tmp_path):
-    for name, draw in (("forgetting", forgetting.heatmap), ("drift", drift.draw), ("account", account.draw)):
-        a, b = (style.save(draw(tables[name]), tmp_path / f"{i}.png")[0].read_bytes() for i in (1, 2))
+    for name, draw in (
+        ("forgetting", forgetting.heatmap),
+        ("drift", drift.draw),
+        ("account", account.draw),
+    ):
+        a, b = (
+            style.save(draw(tables[name]), tmp_path / f"{i}.png")[0].read_bytes() for i in (1, 2)
+        )
         assert a == b
 
 
@@ -134,7 +203,9 @@ def test_odd_tables(tables, tmp_path):
     tables["forgetting"].to_csv(csv, index=False)
     drawn(forgetting.heatmap(pd.read_csv(csv)), tmp_path, "csv")
     drawn(forgetting.curves(pd.read_csv(csv)), tmp_path, "csv2")
-    everything = tables["forgetting"].assign(value=lambda f: f.value.mask(f.metric == "class_forgetting"))
+    everything = tables["forgetting"].assign(
+        value=lambda f: f.value.mask(f.metric == "class_forgetting")
+    )
     drawn(forgetting.heatmap(everything), tmp_path, "masked")
 
 

@@ -12,8 +12,12 @@ from fldiag.toys import iris_picture
 
 METHODS = ("fedavg", "fedproj")
 GLOBAL = ["3a1c", "3a1c", "2a2c"]
-LINES = {("fedavg", 0): ["4a", "4a", "4a"], ("fedavg", 1): ["3a1c", "3a1c", "2a2c"],  # client 1 agrees everywhere
-         ("fedproj", 0): ["3a1c", "3a1c", "1a1b2c"], ("fedproj", 1): ["4b", "2a2c", "4c"]}
+LINES = {
+    ("fedavg", 0): ["4a", "4a", "4a"],
+    ("fedavg", 1): ["3a1c", "3a1c", "2a2c"],  # client 1 agrees everywhere
+    ("fedproj", 0): ["3a1c", "3a1c", "1a1b2c"],
+    ("fedproj", 1): ["4b", "2a2c", "4c"],
+}
 
 
 def regions(**changes):
@@ -21,19 +25,50 @@ def regions(**changes):
     for m in METHODS:
         common = {"run": "p", "method": m, "seed": 4, "round": 20}
         for k in (0, 1, None):
-            who = {"moment": "trained", "scope": "client", "client": k} if k is not None else \
-                {"moment": "aggregated", "scope": "global", "client": None}
+            who = (
+                {"moment": "trained", "scope": "client", "client": k}
+                if k is not None
+                else {"moment": "aggregated", "scope": "global", "client": None}
+            )
             lines = GLOBAL if k is None else LINES[m, k]
-            rows += [{**common, **who, "metric": "region", "index": i, "x": -1.0, "x_last": 2.0, "y": 10.0 + i, "line": line}
-                     for i, line in enumerate(lines)]
+            rows += [
+                {
+                    **common,
+                    **who,
+                    "metric": "region",
+                    "index": i,
+                    "x": -1.0,
+                    "x_last": 2.0,
+                    "y": 10.0 + i,
+                    "line": line,
+                }
+                for i, line in enumerate(lines)
+            ]
             value = 0.8 if k is None else 0.5 + 0.1 * k
             rows.append({**common, **who, "metric": "accuracy", "round": 19, "value": 0.01})
             rows.append({**common, **who, "metric": "accuracy", "seed": 5, "value": 0.02})
             rows.append({**common, **who, "metric": "accuracy", "value": value})
-        rows.append({**common, "moment": "received", "scope": "global", "metric": "accuracy", "value": 0.03})
-        rows.append({**common, "moment": "trained", "scope": "global", "metric": "accuracy", "value": 0.04})
-        rows += [{**common, "round": None, "metric": "point", "index": i, "client": owner, "x": x, "y": 10.5, "value": float(c)}
-                 for i, (x, c, owner) in enumerate([(-0.5, 0, 0), (0.5, 1, 1), (1.5, 2, 1), (1.6, 2, None)])]
+        rows.append(
+            {**common, "moment": "received", "scope": "global", "metric": "accuracy", "value": 0.03}
+        )
+        rows.append(
+            {**common, "moment": "trained", "scope": "global", "metric": "accuracy", "value": 0.04}
+        )
+        rows += [
+            {
+                **common,
+                "round": None,
+                "metric": "point",
+                "index": i,
+                "client": owner,
+                "x": x,
+                "y": 10.5,
+                "value": float(c),
+            }
+            for i, (x, c, owner) in enumerate(
+                [(-0.5, 0, 0), (0.5, 1, 1), (1.5, 2, 1), (1.6, 2, None)]
+            )
+        ]
     return table(rows).assign(**changes)
 
 
@@ -41,7 +76,9 @@ def panels(fig):
     return np.array(fig.axes).reshape(2, 3)
 
 
-@pytest.mark.parametrize(("line", "expected"), [("2a1c", [0, 0, 2]), ("1b", [1]), ("11a", [0] * 11)])
+@pytest.mark.parametrize(
+    ("line", "expected"), [("2a1c", [0, 0, 2]), ("1b", [1]), ("11a", [0] * 11)]
+)
 def test_lines_are_read(line, expected):
     assert iris_picture.classes(line).tolist() == expected
 
@@ -53,44 +90,75 @@ def test_what_is_no_line(line):
 
 
 def test_panels_show_the_regions_where_they_are():
-    fig = iris_picture.regions(regions().sample(frac=1, random_state=1).sort_values("method", kind="stable"))
+    fig = iris_picture.regions(
+        regions().sample(frac=1, random_state=1).sort_values("method", kind="stable")
+    )
     for i, method in enumerate(METHODS):
         for j, k in enumerate((0, 1, None)):
             (image,) = panels(fig)[i, j].get_images()
-            expected = np.stack([iris_picture.classes(line) for line in (GLOBAL if k is None else LINES[method, k])])
+            expected = np.stack(
+                [iris_picture.classes(line) for line in (GLOBAL if k is None else LINES[method, k])]
+            )
             np.testing.assert_array_equal(image.get_array(), expected)
-            assert image.origin == "lower" and image.get_extent() == pytest.approx([-1.5, 2.5, 9.5, 12.5])  # pixel centres
+            assert image.origin == "lower" and image.get_extent() == pytest.approx(
+                [-1.5, 2.5, 9.5, 12.5]
+            )  # pixel centres
             for c in range(3):
                 assert image.cmap(image.norm(c))[:3] == pytest.approx(to_rgb(iris_picture.FILLS[c]))
 
 
 def test_hatches_cover_what_differs_from_the_global_model():
     fig = iris_picture.regions(regions())
-    hatched = [[c for c in ax.collections if getattr(c, "hatches", [None])[0] == iris_picture.HATCH] for ax in fig.axes]
+    hatched = [
+        [c for c in ax.collections if getattr(c, "hatches", [None])[0] == iris_picture.HATCH]
+        for ax in fig.axes
+    ]
     assert [len(h) for h in hatched] == [1, 0, 0, 1, 1, 0]
-    (inside,) = [p.contains_points([(2, 10), (2, 11), (1, 12), (0, 10), (0, 12)], radius=1e-6) for p in hatched[0][0].get_paths()]
+    (inside,) = [
+        p.contains_points([(2, 10), (2, 11), (1, 12), (0, 10), (0, 12)], radius=1e-6)
+        for p in hatched[0][0].get_paths()
+    ]
     assert inside.tolist() == [True, True, True, False, False]
 
 
 @pytest.mark.slow
 def test_panels_tell_accuracy_and_disagreement():
     titles = [ax.get_title() for ax in iris_picture.regions(regions()).axes]
-    assert titles == ["50.0 % right, differs in 33 %", "60.0 % right, differs in 0 %", "80.0 % right",
-                      "50.0 % right, differs in 8 %", "60.0 % right, differs in 58 %", "80.0 % right"]
+    assert titles == [
+        "50.0 % right, differs in 33 %",
+        "60.0 % right, differs in 0 %",
+        "80.0 % right",
+        "50.0 % right, differs in 8 %",
+        "60.0 % right, differs in 58 %",
+        "80.0 % right",
+    ]
     bare = regions()
-    assert iris_picture.regions(bare[bare["metric"] != "accuracy"]).axes[0].get_title() == "differs in 33 %"
+    assert (
+        iris_picture.regions(bare[bare["metric"] != "accuracy"]).axes[0].get_title()
+        == "differs in 33 %"
+    )
 
 
 def test_own_flowers_are_filled_with_the_marker_of_their_class():
     axes = panels(iris_picture.regions(regions()))[0]
 
     def shown(ax, filled):
-        return {(round(float(x), 3), line.get_marker()) for line in ax.lines for x in line.get_xdata()
-                if (line.get_markerfacecolor() != "white") == filled}
+        return {
+            (round(float(x), 3), line.get_marker())
+            for line in ax.lines
+            for x in line.get_xdata()
+            if (line.get_markerfacecolor() != "white") == filled
+        }
 
-    assert shown(axes[0], True) == {(-0.5, "o")} and shown(axes[0], False) == {(0.5, "s"), (1.5, "^"), (1.6, "^")}
+    assert shown(axes[0], True) == {(-0.5, "o")} and shown(axes[0], False) == {
+        (0.5, "s"),
+        (1.5, "^"),
+        (1.6, "^"),
+    }
     assert shown(axes[1], True) == {(0.5, "s"), (1.5, "^")}
-    assert shown(axes[2], True) == {(-0.5, "o"), (0.5, "s"), (1.5, "^")} and shown(axes[2], False) == {(1.6, "^")}
+    assert shown(axes[2], True) == {(-0.5, "o"), (0.5, "s"), (1.5, "^")} and shown(
+        axes[2], False
+    ) == {(1.6, "^")}
 
 
 def test_colours_stay_apart_in_greyscale():
@@ -101,15 +169,35 @@ def test_colours_stay_apart_in_greyscale():
     assert min(grey(iris_picture.FILLS)) - max(grey(iris_picture.INKS)) > 0.12
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda f: f.drop(columns="line"), "lacks the columns line"), (lambda f: f[f["metric"] != "region"], "no rows of metric 'region'"),
-    (lambda f: f[f["metric"] != "point"], "no rows of metric 'point'"), (lambda f: pd.concat([f, f.assign(run="q")]), "several runs"),
-    (lambda f: pd.concat([f, f.assign(seed=9)]), "several runs or seeds"),
-    (lambda f: pd.concat([f, f]), "are not a grid"),
-    (lambda f: f[~((f["client"] == 1) & (f["method"] == "fedproj") & (f["metric"] == "region")).fillna(False)], "fedproj, client 1"),
-    (lambda f: f.assign(line=f["line"].replace("4a", "5a")), "lie on different grids"),
-    (lambda f: f.assign(y=f["y"] + 1.0 * (f["client"] == 1).fillna(False)), "lie on different grids"),
-    (lambda f: f.assign(line=f["line"].replace("1a1b2c", "1a1b1c")), "fedproj, client 0 are not a grid"), (lambda f: f.iloc[:0], "empty")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.drop(columns="line"), "lacks the columns line"),
+        (lambda f: f[f["metric"] != "region"], "no rows of metric 'region'"),
+        (lambda f: f[f["metric"] != "point"], "no rows of metric 'point'"),
+        (lambda f: pd.concat([f, f.assign(run="q")]), "several runs"),
+        (lambda f: pd.concat([f, f.assign(seed=9)]), "several runs or seeds"),
+        (lambda f: pd.concat([f, f]), "are not a grid"),
+        (
+            lambda f: f[
+                ~(
+                    (f["client"] == 1) & (f["method"] == "fedproj") & (f["metric"] == "region")
+                ).fillna(False)
+            ],
+            "fedproj, client 1",
+        ),
+        (lambda f: f.assign(line=f["line"].replace("4a", "5a")), "lie on different grids"),
+        (
+            lambda f: f.assign(y=f["y"] + 1.0 * (f["client"] == 1).fillna(False)),
+            "lie on different grids",
+        ),
+        (
+            lambda f: f.assign(line=f["line"].replace("1a1b2c", "1a1b1c")),
+            "fedproj, client 0 are not a grid",
+        ),
+        (lambda f: f.iloc[:0], "empty"),
+    ],
+)
 def test_unfit_regions(change, message):
     with pytest.raises((FldiagError), match=message):
         iris_picture.regions(change(regions()))
@@ -117,20 +205,50 @@ def test_unfit_regions(change, message):
 
 # --- measures and protocols ------------------------------------------------------------------------------------
 
-VALUES = {"fedavg": ([0.5, 0.7], [0.6, 0.8]), "fedproj": ([0.5, 0.5], [0.9, 0.8])}  # by round, then seed
+VALUES = {
+    "fedavg": ([0.5, 0.7], [0.6, 0.8]),
+    "fedproj": ([0.5, 0.5], [0.9, 0.8]),
+}  # by round, then seed
 
 
 def rounds():
-    rows = [{"run": "p", "method": m, "seed": s, "round": t, "moment": moment, "scope": "global", "metric": "accuracy",
-             "value": VALUES[m][t - 1][s] - shift}
-            for m in METHODS for t in (1, 2) for s in (0, 1) for moment, shift in (("aggregated", 0), ("trained", 0.2), ("received", 0.4))]
+    rows = [
+        {
+            "run": "p",
+            "method": m,
+            "seed": s,
+            "round": t,
+            "moment": moment,
+            "scope": "global",
+            "metric": "accuracy",
+            "value": VALUES[m][t - 1][s] - shift,
+        }
+        for m in METHODS
+        for t in (1, 2)
+        for s in (0, 1)
+        for moment, shift in (("aggregated", 0), ("trained", 0.2), ("received", 0.4))
+    ]
     rows.append({**rows[0], "scope": "client", "moment": "trained", "client": 0})
     return table(rows)
 
 
 def seeds(run="p", shift=0.0):
-    return pd.DataFrame([{"run": run, "method": m, "seed": s, "accuracy": VALUES[m][1][s] + shift, "local": 0.3 + 0.1 * s + shift,
-                          "drop": 0.1 * s, "forgetting": 0.4 + 0.2 * s, "disagreement": 0.3} for m in METHODS for s in (0, 1)])
+    return pd.DataFrame(
+        [
+            {
+                "run": run,
+                "method": m,
+                "seed": s,
+                "accuracy": VALUES[m][1][s] + shift,
+                "local": 0.3 + 0.1 * s + shift,
+                "drop": 0.1 * s,
+                "forgetting": 0.4 + 0.2 * s,
+                "disagreement": 0.3,
+            }
+            for m in METHODS
+            for s in (0, 1)
+        ]
+    )
 
 
 def test_curves_are_means_over_seeds_with_their_deviation():
@@ -143,16 +261,21 @@ def test_curves_are_means_over_seeds_with_their_deviation():
             assert list(line.get_xdata()) == [1, 2]
         (band, other) = [c.get_paths()[0].vertices for c in ax.collections]
         spread = 100 * np.std([0.5, 0.7], ddof=1)
-        assert band[:, 1].min() == pytest.approx(60 - shift - spread) and other[:, 1].max() == pytest.approx(
-            85 - shift + 100 * np.std([0.9, 0.8], ddof=1))
+        assert band[:, 1].min() == pytest.approx(60 - shift - spread) and other[
+            :, 1
+        ].max() == pytest.approx(85 - shift + 100 * np.std([0.9, 0.8], ddof=1))
     dashed = [line.get_ydata()[0] for line in fig.axes[0].lines if list(line.get_xdata()) == [0, 1]]
     assert dashed == [64.0] and [t.get_text() for t in fig.axes[0].texts] == ["paper: FedAvg"]
 
 
 def test_forgetting_has_a_dot_a_seed_and_the_mean():
     ax = iris_picture.measures(seeds(), rounds()).axes[2]
-    dots = [line for line in ax.lines if line.get_linestyle() == "None" and len(line.get_ydata()) == 2]
-    by_place = {(round(float(np.mean(d.get_xdata()))), d.get_marker()): sorted(d.get_ydata()) for d in dots}
+    dots = [
+        line for line in ax.lines if line.get_linestyle() == "None" and len(line.get_ydata()) == 2
+    ]
+    by_place = {
+        (round(float(np.mean(d.get_xdata()))), d.get_marker()): sorted(d.get_ydata()) for d in dots
+    }
     assert len(by_place) == 6
     for place, expected in enumerate(([0, 10], [40, 60], [30, 30])):
         for look in style.looks(METHODS).values():
@@ -160,11 +283,18 @@ def test_forgetting_has_a_dot_a_seed_and_the_mean():
     bars = [c for c in ax.containers]
     assert [float(b[0].get_ydata()[0]) for b in bars] == pytest.approx([5, 5, 50, 50, 30, 30])
     lengths = [np.ptp(b[2][0].get_segments()[0][:, 1]) for b in bars]
-    assert lengths == pytest.approx([2 * 100 * np.std(v, ddof=1) for v in ([0, 0.1], [0, 0.1], [0.4, 0.6], [0.4, 0.6], [0, 0], [0, 0])])
+    assert lengths == pytest.approx(
+        [
+            2 * 100 * np.std(v, ddof=1)
+            for v in ([0, 0.1], [0, 0.1], [0.4, 0.6], [0.4, 0.6], [0, 0], [0, 0])
+        ]
+    )
 
 
 def test_one_seed_has_no_spread():
-    fig = iris_picture.measures(seeds()[lambda f: f["seed"] == 0], rounds()[lambda f: f["seed"] == 0])
+    fig = iris_picture.measures(
+        seeds()[lambda f: f["seed"] == 0], rounds()[lambda f: f["seed"] == 0]
+    )
     assert all(np.ptp(b[2][0].get_segments()[0][:, 1]) == 0 for b in fig.axes[2].containers)
     assert np.isfinite(fig.axes[0].collections[0].get_paths()[0].vertices).all()
 
@@ -173,7 +303,10 @@ def test_protocols_stand_below_each_other():
     both = pd.concat([seeds("one-lr0.01"), seeds("two-lr0.001", -0.1)])
     fig = iris_picture.protocols(both, {"fedavg": 0.64, "fedproj": 0.64})
     left, right = fig.axes
-    assert [t.get_text() for t in left.get_yticklabels()] == ["one lr 0.01", "two lr 0.001"] and left.get_ylim()[0] > left.get_ylim()[1]
+    assert [t.get_text() for t in left.get_yticklabels()] == [
+        "one lr 0.01",
+        "two lr 0.001",
+    ] and left.get_ylim()[0] > left.get_ylim()[1]
     for ax, expected in ((left, [70, 85, 60, 75]), (right, [35, 35, 25, 25])):
         means = [b[0].get_xydata()[0] for b in ax.containers]
         assert [m[0] for m in means] == pytest.approx(expected)
@@ -181,12 +314,25 @@ def test_protocols_stand_below_each_other():
     assert [t.get_text() for t in left.texts] == ["paper: FedAvg, FedProj"] and not right.texts
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: iris_picture.measures(seeds().drop(columns="drop"), rounds()), "lacks the columns drop"),
-    (lambda: iris_picture.measures(seeds(), rounds().assign(metric="loss")), "no rows of metric 'accuracy'"),
-    (lambda: iris_picture.measures(seeds(), pd.concat([rounds(), rounds().assign(run="q")])), "two accuracies"),
-    (lambda: iris_picture.protocols(seeds().drop(columns="local")), "lacks the columns local"),
-    (lambda: iris_picture.protocols(seeds().iloc[:0]), "empty")])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: iris_picture.measures(seeds().drop(columns="drop"), rounds()),
+            "lacks the columns drop",
+        ),
+        (
+            lambda: iris_picture.measures(seeds(), rounds().assign(metric="loss")),
+            "no rows of metric 'accuracy'",
+        ),
+        (
+            lambda: iris_picture.measures(seeds(), pd.concat([rounds(), rounds().assign(run="q")])),
+            "two accuracies",
+        ),
+        (lambda: iris_picture.protocols(seeds().drop(columns="local")), "lacks the columns local"),
+        (lambda: iris_picture.protocols(seeds().iloc[:0]), "empty"),
+    ],
+)
 def test_unfit_measures(call, message):
     with pytest.raises(FldiagError, match=message):
         call()
@@ -194,5 +340,7 @@ def test_unfit_measures(call, message):
 
 @pytest.mark.slow
 def test_the_same_table_gives_the_same_bytes(tmp_path):
-    [a], [b] = (style.save(iris_picture.regions(regions()), tmp_path / name, ["pdf"]) for name in "ab")
+    [a], [b] = (
+        style.save(iris_picture.regions(regions()), tmp_path / name, ["pdf"]) for name in "ab"
+    )
     assert a.read_bytes() == b.read_bytes()

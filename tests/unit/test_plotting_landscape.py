@@ -23,10 +23,25 @@ EVIL = "<img src=x onerror=alert(1)></script><b>$x$ & \u2028'\""
 
 def rows(run: str, a: float, b: float, n: int = 9, low: float = 1.0, power: int = 1, **more):
     grid = np.linspace(-1, 1, n)
-    out = [dict(metric="loss", run=run, x=x, y=y, value=low + (a * x * x / 2 + b * y * y / 2 + 0.1 * x) ** power,
-                stderr=0.01 * a, slice="test", n_examples=1234, **more) for y in grid for x in grid]
-    out += [dict(metric="eigenvalue", run=run, index=k, value=a / k, residual=0.25, converged=True)
-            for k in range(1, 6)]
+    out = [
+        dict(
+            metric="loss",
+            run=run,
+            x=x,
+            y=y,
+            value=low + (a * x * x / 2 + b * y * y / 2 + 0.1 * x) ** power,
+            stderr=0.01 * a,
+            slice="test",
+            n_examples=1234,
+            **more,
+        )
+        for y in grid
+        for x in grid
+    ]
+    out += [
+        dict(metric="eigenvalue", run=run, index=k, value=a / k, residual=0.25, converged=True)
+        for k in range(1, 6)
+    ]
     return out
 
 
@@ -41,10 +56,14 @@ def test_the_drawn_spline_is_the_surface_whatever_the_order_of_rows():
     x, y, z = grid.finely(scale([grid]))
     assert len(x) >= 100 and not np.ma.getmaskarray(z).any()
     u, v = np.meshgrid(x, y)
-    np.testing.assert_allclose(z, np.maximum(1 + 4 * u * u + 1.5 * v * v + 0.1 * u, grid.lowest), rtol=1e-9)
+    np.testing.assert_allclose(
+        z, np.maximum(1 + 4 * u * u + 1.5 * v * v + 0.1 * u, grid.lowest), rtol=1e-9
+    )
     (ax,) = axes(landscape.draw(frame), "surface")
     faces = np.asarray(ax.collections[0].get_array())
-    np.testing.assert_allclose(faces, ((z[1:, 1:] + z[1:, :-1] + z[:-1, 1:] + z[:-1, :-1]) / 4).ravel(), rtol=1e-9)
+    np.testing.assert_allclose(
+        faces, ((z[1:, 1:] + z[1:, :-1] + z[:-1, 1:] + z[:-1, :-1]) / 4).ravel(), rtol=1e-9
+    )
 
 
 def test_what_is_clipped_or_unknown_is_left_blank_and_the_rest_makes_no_waves():
@@ -73,11 +92,17 @@ def test_contour_lines_lie_at_their_levels_with_x_along_x():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
 def test_columns_share_range_colours_and_axes(count):
-    fig = landscape.draw(table([r for i in range(count) for r in rows(f"run {i}", 10 / (i + 1), 3, low=1 + i)]))
+    fig = landscape.draw(
+        table([r for i in range(count) for r in rows(f"run {i}", 10 / (i + 1), 3, low=1 + i)])
+    )
     tops, flats = axes(fig, "surface"), axes(fig, "contours")
     assert len(tops) == len(flats) == count
     assert len({ax.get_zlim() for ax in tops}) == 1
-    assert len({ax.get_xlim() + ax.get_ylim() for ax in tops}) == len({ax.get_xlim() for ax in flats}) == 1
+    assert (
+        len({ax.get_xlim() + ax.get_ylim() for ax in tops})
+        == len({ax.get_xlim() for ax in flats})
+        == 1
+    )
     assert len({ax.collections[0].get_clim() for ax in (*tops, *flats)}) == 1
     assert len({tuple(ax.collections[0].levels) for ax in flats}) == 1
     for ax in flats:  # the weights
@@ -90,8 +115,11 @@ def boxes(fig):
     renderer = fig.canvas.get_renderer()
     texts = list(fig.texts)
     for ax in axes(fig, "contours"):
-        texts += [t for t in (*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label)
-                  if t.get_visible() and t.get_text()]
+        texts += [
+            t
+            for t in (*ax.get_xticklabels(), *ax.get_yticklabels(), ax.xaxis.label, ax.yaxis.label)
+            if t.get_visible() and t.get_text()
+        ]
     return [(t.get_text(), t.get_window_extent(renderer)) for t in texts]
 
 
@@ -99,20 +127,30 @@ def boxes(fig):
 @pytest.mark.parametrize("size", [1.0, 1e6])
 @pytest.mark.slow
 def test_labels_never_overlap_nor_leave_the_page(count, size):
-    names = ["FedAvg", "a very long label lr=0.01 momentum=0.9 seed=3 round=300", "W" * 60, "FedSOL"]
-    fig = landscape.draw(table([r for i in range(count) for r in rows(names[i], size * 8, size * 3)]))
+    names = [
+        "FedAvg",
+        "a very long label lr=0.01 momentum=0.9 seed=3 round=300",
+        "W" * 60,
+        "FedSOL",
+    ]
+    fig = landscape.draw(
+        table([r for i in range(count) for r in rows(names[i], size * 8, size * 3)])
+    )
     found = boxes(fig)
     width, height = fig.get_size_inches() * fig.dpi
     for i, (text, box) in enumerate(found):
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text
-        for other, against in found[i + 1:]:
+        for other, against in found[i + 1 :]:
             assert not box.overlaps(against), (text, other)
     assert width <= style.TWO_COLUMNS * fig.dpi + 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_names_of_a_surface_s_axes_stand_clear_of_the_contours_below(count):
-    fig = landscape.draw(table([r for k in range(count) for r in rows(f"run {k}", 8, 3)]), names=("eigenvector 1", "eigenvector 2"))
+    fig = landscape.draw(
+        table([r for k in range(count) for r in rows(f"run {k}", 8, 3)]),
+        names=("eigenvector 1", "eigenvector 2"),
+    )
     fig.canvas.draw()
     for above, below in zip(axes(fig, "surface"), axes(fig, "contours"), strict=True):
         lowest = min(axis.label.get_window_extent().y0 for axis in (above.xaxis, above.yaxis))
@@ -120,8 +158,12 @@ def test_the_names_of_a_surface_s_axes_stand_clear_of_the_contours_below(count):
 
 
 def test_caption_says_slice_size_sharpness_residual_and_ratio():
-    texts = "\n".join(t.get_text() for t in landscape.draw(table(rows("A", 8, 3)), notes=True).texts)
-    assert all(part in texts for part in ("test", "n = 1,234", "λ₁ = 8, residual 0.25", "λ₁/λ₅ = 5"))
+    texts = "\n".join(
+        t.get_text() for t in landscape.draw(table(rows("A", 8, 3)), notes=True).texts
+    )
+    assert all(
+        part in texts for part in ("test", "n = 1,234", "λ₁ = 8, residual 0.25", "λ₁/λ₅ = 5")
+    )
     short = [t.get_text() for t in landscape.draw(table(rows("A", 8, 3))).texts]
     assert short == ["A", "λ₁ = 8, λ₁/λ₅ = 5\nspline through 9 × 9 points"]
     assert "λ₁ = 8, residual 0.25" in caption(table(rows("A", 8, 3)))
@@ -132,7 +174,9 @@ def test_caption_marks_unconverged_and_unknown_numbers():
     frame = table(rows("A", 8, 3))
     frame.loc[frame["index"] == 1, "converged"] = False
     assert "(not converged)" in surfaces(frame)[0].caption()
-    bare = surfaces(frame[frame.metric == "loss"].drop(columns=["slice", "n_examples", "stderr"]))[0]
+    bare = surfaces(frame[frame.metric == "loss"].drop(columns=["slice", "n_examples", "stderr"]))[
+        0
+    ]
     assert bare.caption() == ["unnamed slice", "n unknown"]
 
 
@@ -142,12 +186,16 @@ def test_given_ratio_is_preferred_to_the_quotient():
 
 
 def test_automatic_clip_spares_bowls_and_cuts_explosions_and_says_so():
-    bowls = surfaces(table([*rows("sharp", 500, 0), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)]))
+    bowls = surfaces(
+        table([*rows("sharp", 500, 0), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)])
+    )
     assert scale(bowls, height="linear").clip is None
     wild = surfaces(table([*rows("wild", 20, 20, n=21, power=6), *rows("flat", 1, 1)]))
     found = scale(wild, height="linear")
     assert found.clip is not None and found.clip < found.top == max(g.highest for g in wild)
-    assert found.high == found.clip and found.height(np.array([np.inf, found.top])).max() == found.clip
+    assert (
+        found.high == found.clip and found.height(np.array([np.inf, found.top])).max() == found.clip
+    )
     assert any("clipped" in note for note in found.notes())
 
 
@@ -179,7 +227,12 @@ def test_infinite_and_undefined_losses_are_drawn_at_the_top_or_left_out_and_coun
 def test_log_heights_are_decades_and_auto_takes_them_for_wide_ranges():
     grids = surfaces(table([*rows("A", 8e5, 3), *rows("B", 1, 1)]))
     shared = scale(grids, height="auto")
-    assert shared.log and shared.clip is None and shared.label(4.0) == "10⁴" and shared.label(1.0) == "10"
+    assert (
+        shared.log
+        and shared.clip is None
+        and shared.label(4.0) == "10⁴"
+        and shared.label(1.0) == "10"
+    )
     np.testing.assert_allclose(10 ** shared.height(grids[0].loss), grids[0].loss)
     assert not scale(surfaces(table(rows("A", 8, 3))), height="auto").log
     with pytest.raises(FldiagError, match="above 0"):
@@ -188,10 +241,14 @@ def test_log_heights_are_decades_and_auto_takes_them_for_wide_ranges():
         scale(grids, height="cubic")
 
 
-@pytest.mark.parametrize("loss", [(1.0, 70.0), (1e-9, 2e-9), (-3.0, 5.0), (1e6, 5e6), (2.0, 2.0), (1e-8, 1e9)])
+@pytest.mark.parametrize(
+    "loss", [(1.0, 70.0), (1e-9, 2e-9), (-3.0, 5.0), (1e6, 5e6), (2.0, 2.0), (1e-8, 1e9)]
+)
 @pytest.mark.parametrize("log", ["linear", "auto"])
 def test_ticks_are_round_and_within(loss, log):
-    grid = table([dict(metric="loss", run="A", x=x, y=y, value=loss[x * y]) for x in (0, 1) for y in (0, 1)])
+    grid = table(
+        [dict(metric="loss", run="A", x=x, y=y, value=loss[x * y]) for x in (0, 1) for y in (0, 1)]
+    )
     shared = scale(surfaces(grid), None, log)
     assert shared.high > shared.low
     assert all(shared.low - 1e-6 <= t <= shared.high + 1e-6 for t in shared.ticks())
@@ -203,10 +260,14 @@ def test_ticks_are_round_and_within(loss, log):
 
 def test_unfit_tables_are_refused_by_name():
     good = table(rows("A", 8, 3))
-    cases = [(good.drop(columns=["x", "value"]), "lacks the columns x, value"), (good.iloc[:0], "is empty"),
-             (good[good.metric == "eigenvalue"], "no rows of metric 'loss'.*eigenvalue"),
-             (good.drop(index=5), "80 points, which is not a full grid of 9 x by 9 y"),
-             (pd.concat([good, good.iloc[[3]]]), "2 losses at"), (good.assign(x=np.nan), "without coordinates")]
+    cases = [
+        (good.drop(columns=["x", "value"]), "lacks the columns x, value"),
+        (good.iloc[:0], "is empty"),
+        (good[good.metric == "eigenvalue"], "no rows of metric 'loss'.*eigenvalue"),
+        (good.drop(index=5), "80 points, which is not a full grid of 9 x by 9 y"),
+        (pd.concat([good, good.iloc[[3]]]), "2 losses at"),
+        (good.assign(x=np.nan), "without coordinates"),
+    ]
     for frame, message in cases:
         with pytest.raises(FldiagError, match=message):
             landscape.draw(frame)
@@ -219,7 +280,10 @@ def test_drawing_is_repeatable_to_the_byte_and_leaves_no_settings_behind(tmp_pat
     before, frame = dict(matplotlib.rcParams), table([*rows("A", 8, 3), *rows(EVIL, 2, 1)])
     kept = frame.copy()
     for ending in ("png", "pdf"):
-        one, two = (style.save(landscape.draw(frame), tmp_path / f"{i}.{ending}")[0].read_bytes() for i in (1, 2))
+        one, two = (
+            style.save(landscape.draw(frame), tmp_path / f"{i}.{ending}")[0].read_bytes()
+            for i in (1, 2)
+        )
         assert one == two
     pages = [interactive.page(frame) for _ in range(2)]
     assert pages[0] == pages[1] and dict(matplotlib.rcParams) == before
@@ -250,11 +314,19 @@ def test_page_is_inert_and_self_contained(tmp_path):
     frame = table([*rows(EVIL, 8, 3), *rows("B", 2, 1)])
     frame["slice"] = EVIL
     text, read = page(tmp_path, frame, title=EVIL, names=(EVIL, "<i>y</i>"))
-    assert "img" not in read.tags and "b" not in read.tags and not read.handlers and not read.sources
+    assert (
+        "img" not in read.tags and "b" not in read.tags and not read.handlers and not read.sources
+    )
     assert read.tags.count("script") == 3 and text.count("</script") == 3
     assert read.words.count(EVIL) >= 5  # title, heading, scene, table: shown as it is
-    policy = re.search('Content-Security-Policy" content="([^"]*)"', text).group(1).replace("&#39;", "'")
-    assert "default-src 'none'" in policy and "eval" not in policy and "'unsafe-inline'" not in re.search("script-src[^;]*", policy).group()
+    policy = (
+        re.search('Content-Security-Policy" content="([^"]*)"', text).group(1).replace("&#39;", "'")
+    )
+    assert (
+        "default-src 'none'" in policy
+        and "eval" not in policy
+        and "'unsafe-inline'" not in re.search("script-src[^;]*", policy).group()
+    )
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
     shown = data["layout"]["scene"]["xaxis"]["title"]["text"]
     assert "<" not in shown and "&lt;img" in shown  # plotly reads tags in its titles
@@ -271,7 +343,9 @@ def test_page_allows_exactly_the_scripts_it_holds(tmp_path):
     (packed,) = re.findall(r'<script type="text/plain" id="plotly">(.*?)</script>', text)
     held = [unpacked(packed).decode(), *re.findall(r"<script>(.*?)</script>", text, re.S)]
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in held]
-    assert len(held) == 2 and re.findall(r"'sha256-([^']*)'", policy.replace("&#43;", "+")) == digests
+    assert (
+        len(held) == 2 and re.findall(r"'sha256-([^']*)'", policy.replace("&#43;", "+")) == digests
+    )
 
 
 def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale(tmp_path):

@@ -12,14 +12,38 @@ from fldiag.training.diagnostics.personalise import picture as personal
 
 
 def table(run="fedavg", epochs=(0, 1), clients=5, shift=0.0):
-    rows = [{"metric": "personal_accuracy", "run": run, "scope": "client", "client": i, "index": e,
-             "value": 0.3 + 0.1 * i + 0.05 * e + shift} for e in epochs for i in range(clients)]
-    rows += [{"metric": "personal_accuracy", "run": run, "scope": "global", "client": None, "index": e, "value": 0.99} for e in epochs]
+    rows = [
+        {
+            "metric": "personal_accuracy",
+            "run": run,
+            "scope": "client",
+            "client": i,
+            "index": e,
+            "value": 0.3 + 0.1 * i + 0.05 * e + shift,
+        }
+        for e in epochs
+        for i in range(clients)
+    ]
+    rows += [
+        {
+            "metric": "personal_accuracy",
+            "run": run,
+            "scope": "global",
+            "client": None,
+            "index": e,
+            "value": 0.99,
+        }
+        for e in epochs
+    ]
     return pd.DataFrame(rows)
 
 
 def dots(ax):
-    return [line for line in ax.lines if line.get_marker() not in ("None", None, "") and line.get_linestyle() == "None"]
+    return [
+        line
+        for line in ax.lines
+        if line.get_marker() not in ("None", None, "") and line.get_linestyle() == "None"
+    ]
 
 
 def test_every_client_is_a_dot_and_the_mean_a_line():
@@ -40,7 +64,12 @@ def test_runs_stand_side_by_side_without_overlap():
     shown = dots(fig.axes[0])
     spans = sorted((min(line.get_xdata()), max(line.get_xdata())) for line in shown)
     assert len(spans) == 4 and all(a[1] < b[0] for a, b in pairwise(spans))
-    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["FedAvg", "FedBABU", "mean", "median"]
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == [
+        "FedAvg",
+        "FedBABU",
+        "mean",
+        "median",
+    ]
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path):
@@ -54,11 +83,17 @@ def test_clients_without_a_value_are_left_out():
     assert [len(line.get_xdata()) for line in dots(personal.draw(frame).axes[0])] == [4, 5]
 
 
-@pytest.mark.parametrize(("change", "expected"), [
-    (lambda f: f.drop(columns="client"), "lacks the columns client"), (lambda f: f.assign(metric="loss"), "no rows of metric"),
-    (lambda f: f[f["scope"] == "global"], "no client"), (lambda f: f.assign(value=70.0), "shares in"),
-    (lambda f: pd.concat([f, f]), "two accuracies"), (lambda f: f.iloc[:0], "empty"),
-])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda f: f.drop(columns="client"), "lacks the columns client"),
+        (lambda f: f.assign(metric="loss"), "no rows of metric"),
+        (lambda f: f[f["scope"] == "global"], "no client"),
+        (lambda f: f.assign(value=70.0), "shares in"),
+        (lambda f: pd.concat([f, f]), "two accuracies"),
+        (lambda f: f.iloc[:0], "empty"),
+    ],
+)
 def test_unfit_tables(change, expected):
     with pytest.raises(FldiagError, match=expected):
         personal.draw(change(table()))

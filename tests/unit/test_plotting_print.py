@@ -30,11 +30,25 @@ def words_of(fig):
     not."""
     fig.canvas.draw()
     renderer = fig.canvas.get_renderer()
-    axes = [axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis, *([ax.zaxis] if ax.name == "3d" else []))]
-    hidden = {id(t) for axis in axes for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
-              for t in (tick.label1, tick.label2)
-              if not min(axis.get_view_interval()) - 1e-9 <= tick.get_loc() <= max(axis.get_view_interval()) + 1e-9}
-    return [(t, corners(t, renderer)) for t in fig.findobj(Text) if t.get_text().strip() and t.get_visible() and id(t) not in hidden]
+    axes = [
+        axis
+        for ax in fig.axes
+        for axis in (ax.xaxis, ax.yaxis, *([ax.zaxis] if ax.name == "3d" else []))
+    ]
+    hidden = {
+        id(t)
+        for axis in axes
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for t in (tick.label1, tick.label2)
+        if not min(axis.get_view_interval()) - 1e-9
+        <= tick.get_loc()
+        <= max(axis.get_view_interval()) + 1e-9
+    }
+    return [
+        (t, corners(t, renderer))
+        for t in fig.findobj(Text)
+        if t.get_text().strip() and t.get_visible() and id(t) not in hidden
+    ]
 
 
 def corners(text, renderer):
@@ -67,26 +81,42 @@ def marks_of(fig):
         if ax.name == "3d":
             continue
         for line in ax.lines:
-            if not line.get_visible() or line.get_transform() != ax.transData or line.get_label() == "_reference":
+            if (
+                not line.get_visible()
+                or line.get_transform() != ax.transData
+                or line.get_label() == "_reference"
+            ):
                 continue
             places = ax.transData.transform(np.column_stack(line.get_data()).astype(float))
             if line.get_linestyle() not in ("None", " ", ""):
-                yield from ((ax, np.array(piece)) for piece in itertools.pairwise(places) if np.isfinite(piece).all())
+                yield from (
+                    (ax, np.array(piece))
+                    for piece in itertools.pairwise(places)
+                    if np.isfinite(piece).all()
+                )
             if line.get_marker() not in ("None", None, "", " "):
-                yield from ((ax, square(p, line.get_markersize() * fig.dpi / 72 * 0.8)) for p in places)
+                yield from (
+                    (ax, square(p, line.get_markersize() * fig.dpi / 72 * 0.8)) for p in places
+                )
         for group in ax.collections:
             if isinstance(group, LineCollection):
                 yield from ((ax, ax.transData.transform(piece)) for piece in group.get_segments())
             elif isinstance(group, PathCollection):
                 sizes = np.resize(group.get_sizes(), len(group.get_offsets()))
-                yield from ((ax, square(ax.transData.transform(p), 0.8 * size**0.5 * fig.dpi / 72))
-                            for p, size in zip(group.get_offsets(), sizes, strict=True))
-
+                yield from (
+                    (ax, square(ax.transData.transform(p), 0.8 * size**0.5 * fig.dpi / 72))
+                    for p, size in zip(group.get_offsets(), sizes, strict=True)
+                )
 
         for bars in ax.containers:
             for bar in bars if isinstance(bars, BarContainer) else ():
                 box = bar.get_window_extent()
-                yield ax, np.array([[box.x0, box.y0], [box.x1, box.y0], [box.x1, box.y1], [box.x0, box.y1]])
+                yield (
+                    ax,
+                    np.array(
+                        [[box.x0, box.y0], [box.x1, box.y0], [box.x1, box.y1], [box.x0, box.y1]]
+                    ),
+                )
 
 
 def square(place, side):
@@ -104,7 +134,10 @@ def test_a_picture_can_be_printed_as_it_is(kind, width):
     assert len(found) > 5
     for text, box in found:
         assert text.get_fontsize() >= 6, text
-        assert (box >= -slack).all() and (box <= [page.x1 + slack, page.y1 + slack]).all(), (text, box)
+        assert (box >= -slack).all() and (box <= [page.x1 + slack, page.y1 + slack]).all(), (
+            text,
+            box,
+        )
     for (one, a), (other, b) in itertools.combinations(found, 2):
         assert depth(a, b) <= slack, f"{one.get_text()!r} lies on {other.get_text()!r}"
     assert fig.get_figwidth() <= (style.ONE_COLUMN if width else style.TWO_COLUMNS) + 0.01
@@ -113,14 +146,30 @@ def test_a_picture_can_be_printed_as_it_is(kind, width):
     for ax, mark in marks_of(fig):
         for text, box in found:
             if text.axes is ax or text.axes is None:
-                assert depth(box, mark) <= slack, f"{text.get_text()!r} lies on a mark at {mark.mean(0)}"
+                assert depth(box, mark) <= slack, (
+                    f"{text.get_text()!r} lies on a mark at {mark.mean(0)}"
+                )
 
 
 #: Red, green or blue cones missing (Machado, Oliveira and Fernandes, 2009, severity 1), in linear light.
-EYES = {"all cones": np.eye(3),
-        "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-        "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-        "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]}
+EYES = {
+    "all cones": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
 
 
 def linear(colour):
@@ -129,7 +178,9 @@ def linear(colour):
 
 
 def lab(light):
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ np.clip(light, 0, 1)
+    xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    ) @ np.clip(light, 0, 1)
     f = np.cbrt(np.maximum(xyz / [0.9505, 1.0, 1.089], 1e-6))
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
@@ -141,8 +192,18 @@ def test_colours_are_apart_and_visible_on_white(eye):
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 10
     more = [lab(np.asarray(EYES[eye]) @ linear(style.look(i).color)) for i in range(9)]
     assert min(np.linalg.norm(c - lab(np.ones(3))) for c in more) > 25
-    assert len({(style.look(i).marker, str(style.look(i).dash), style.look(i).color) for i in range(60)}) == 60
-    assert sum(style.look(i).color == style.look(0).color for i in range(60)) == 1  # two methods are never both black
+    assert (
+        len(
+            {
+                (style.look(i).marker, str(style.look(i).dash), style.look(i).color)
+                for i in range(60)
+            }
+        )
+        == 60
+    )
+    assert (
+        sum(style.look(i).color == style.look(0).color for i in range(60)) == 1
+    )  # two methods are never both black
 
 
 @pytest.mark.slow
@@ -173,23 +234,65 @@ def test_redrawing_keeps_numbers_and_their_provenance(tmp_path):
 
 
 def compared_rows():
-    return table([dict(origin=o, setting="", method=m, model="lenet", data="cifar10", metric="accuracy", value=v, seed=0)
-                  for o in ("measured", "reported") for m, v in (("fedavg", 50.0), ("fedsol", 60.0))])
+    return table(
+        [
+            dict(
+                origin=o,
+                setting="",
+                method=m,
+                model="lenet",
+                data="cifar10",
+                metric="accuracy",
+                value=v,
+                seed=0,
+            )
+            for o in ("measured", "reported")
+            for m, v in (("fedavg", 50.0), ("fedsol", 60.0))
+        ]
+    )
 
 
 def test_one_method_in_many_settings_is_a_table():
-    rows = [dict(origin=o, setting=f"partition=lda;alpha={a}", method="fedalign", model="resnet56", data="cifar100", metric="accuracy",
-                 value=v, seed=0) for a in (0.1, 0.5, 2.5) for o, v in (("measured", 20.0 + a), ("reported", 50.0 + a))]
+    rows = [
+        dict(
+            origin=o,
+            setting=f"partition=lda;alpha={a}",
+            method="fedalign",
+            model="resnet56",
+            data="cifar100",
+            metric="accuracy",
+            value=v,
+            seed=0,
+        )
+        for a in (0.1, 0.5, 2.5)
+        for o, v in (("measured", 20.0 + a), ("reported", 50.0 + a))
+    ]
     texts = {t.get_text() for t in pictures.dots(table(rows)).texts}
     assert {"FedAlign", "LDA 0.1", "20.1", "50.1", "LDA 2.5", "22.5", "52.5"} <= texts
 
 
 def test_an_accuracy_of_one_seed_has_its_standard_error_over_the_examples():
-    rows = [dict(label="FedAvg", setting="", rate=r, metric="accuracy", unit="%", value=80.0, n_examples=400, seed=s)
-            for r in (0.1, 0.2) for s in (0,)]
+    rows = [
+        dict(
+            label="FedAvg",
+            setting="",
+            rate=r,
+            metric="accuracy",
+            unit="%",
+            value=80.0,
+            n_examples=400,
+            seed=s,
+        )
+        for r in (0.1, 0.2)
+        for s in (0,)
+    ]
     one = lines(table(rows), "rate", {"accuracy": "accuracy"})
     (bars,) = [c for c in one.axes[0].containers if c.get_label() == "_sampled"]
     (segment, _) = bars.lines[2][0].get_segments()
-    assert segment[:, 1] == pytest.approx([80 - 100 * (0.16 / 400) ** 0.5, 80 + 100 * (0.16 / 400) ** 0.5])
-    several = lines(table([*rows, *({**r, "seed": 1} for r in rows)]), "rate", {"accuracy": "accuracy"})
+    assert segment[:, 1] == pytest.approx(
+        [80 - 100 * (0.16 / 400) ** 0.5, 80 + 100 * (0.16 / 400) ** 0.5]
+    )
+    several = lines(
+        table([*rows, *({**r, "seed": 1} for r in rows)]), "rate", {"accuracy": "accuracy"}
+    )
     assert not [c for c in several.axes[0].containers if c.get_label() == "_sampled"]

@@ -15,7 +15,11 @@ from fldiag.results.table import table
 
 def rows(run: str, a: float, b: float, n: int = 9):
     grid = np.linspace(-1, 1, n)
-    return [dict(metric="loss", run=run, x=x, y=y, value=1 + a * x * x / 2 + b * y * y / 2 + 0.1 * x) for y in grid for x in grid]
+    return [
+        dict(metric="loss", run=run, x=x, y=y, value=1 + a * x * x / 2 + b * y * y / 2 + 0.1 * x)
+        for y in grid
+        for x in grid
+    ]
 
 
 def contours(fig):
@@ -28,21 +32,31 @@ def page(tmp_path, frame) -> str:
 
 
 def interpolated(run="A"):
-    more = [dict(metric="evaluated", run=run, value=40), dict(metric="interpolation_error", run=run, value=0.0042, index=20)]
+    more = [
+        dict(metric="evaluated", run=run, value=40),
+        dict(metric="interpolation_error", run=run, value=0.0042, index=20),
+    ]
     return [*rows(run, 8, 3), *more]
 
 
 def walked(run="A"):
     way = [(0.8, -0.6), (0.5, 0.1), (0.1, 0.2), (0.0, 0.0)]
-    return [*rows(run, 8, 3), *(dict(metric="trajectory", run=run, index=i, x=x, y=y, value=3.0 - i, round=10 * i)
-                                for i, (x, y) in enumerate(way))], way
+    return [
+        *rows(run, 8, 3),
+        *(
+            dict(metric="trajectory", run=run, index=i, x=x, y=y, value=3.0 - i, round=10 * i)
+            for i, (x, y) in enumerate(way)
+        ),
+    ], way
 
 
 def test_caption_and_page_say_how_the_values_were_found(tmp_path):
     frame = table(interpolated())
     lines = surfaces(frame)[0].caption()
     assert lines[-2:] == ["interpolated from 40 of 81 points,", "error ≤ about 0.42 % of the range"]
-    assert "error ≤ about 0.42 %" in "\n".join(t.get_text() for t in landscape.draw(frame, notes=True).texts)
+    assert "error ≤ about 0.42 %" in "\n".join(
+        t.get_text() for t in landscape.draw(frame, notes=True).texts
+    )
     assert "error ≤ about 0.42 %" in page(tmp_path, frame)
     assert "all points evaluated" in page(tmp_path, table(rows("A", 8, 3)))
     assert surfaces(table(rows("A", 8, 3)))[0].made() == []
@@ -58,8 +72,10 @@ def test_trajectory_lies_at_its_coordinates_in_order_whatever_the_order_of_rows(
 
 
 def test_points_of_a_plane_are_marked_except_the_centre():
-    found = rows("A", 8, 3) + [dict(metric="point", run="A", index=i, x=x, y=y, value=1.0)
-                               for i, (x, y) in enumerate([(0, 0), (0.8, 0), (-0.2, 0.5)])]
+    found = rows("A", 8, 3) + [
+        dict(metric="point", run="A", index=i, x=x, y=y, value=1.0)
+        for i, (x, y) in enumerate([(0, 0), (0.8, 0), (-0.2, 0.5)])
+    ]
     ax = contours(landscape.draw(table(found)))
     marks = [np.ravel(line.get_data()).tolist() for line in ax.lines if line.get_label() == "point"]
     assert marks == [[0.8, 0.0], [-0.2, 0.5]]
@@ -70,7 +86,10 @@ def test_page_lays_the_trajectory_on_the_surface(tmp_path):
     text = page(tmp_path, table(found))
     data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
     (trace,) = data["marks"][0]
-    assert list(zip(trace["x"], trace["y"], strict=True)) == way and trace["text"][1] == "round 10, loss 2"
+    assert (
+        list(zip(trace["x"], trace["y"], strict=True)) == way
+        and trace["text"][1] == "round 10, loss 2"
+    )
     grid = surfaces(table(found))[0]
     lift = np.array(trace["z"]) - grid.height_at(np.array(way))
     assert lift.min() >= 0 and lift.max() < 0.01 * (grid.highest - grid.lowest)
@@ -78,8 +97,15 @@ def test_page_lays_the_trajectory_on_the_surface(tmp_path):
 
 
 def test_height_between_grid_points_is_bilinear_and_unknown_outside():
-    grid = surfaces(table([dict(metric="loss", run="A", x=x, y=y, value=1 + 2 * x + 3 * y + 4 * x * y)
-                           for x in (0.0, 0.5, 2.0) for y in (-1.0, 1.0)]))[0]
+    grid = surfaces(
+        table(
+            [
+                dict(metric="loss", run="A", x=x, y=y, value=1 + 2 * x + 3 * y + 4 * x * y)
+                for x in (0.0, 0.5, 2.0)
+                for y in (-1.0, 1.0)
+            ]
+        )
+    )[0]
     places = np.array([(0.3, 0.2), (2.0, 1.0), (1.1, -1.0), (2.1, 0.0), (0.0, -1.5)])
     known = [1 + 2 * x + 3 * y + 4 * x * y for x, y in places[:3]]
     found = grid.height_at(places)

@@ -20,6 +20,7 @@ from fldiag.problem.problem import Problem
 
 # -- numbers
 
+
 def test_loss_and_standard_error_are_those_of_the_examples():
     net, (x, y) = mlp(), data(7)
     losses = CE(net(x).double(), y, reduction="none").detach()
@@ -29,7 +30,9 @@ def test_loss_and_standard_error_are_those_of_the_examples():
         assert value == pytest.approx(float(losses.mean()), rel=1e-6)
         assert stderr == pytest.approx(float(losses.std() / 7**0.5), rel=1e-5)
         assert p.loss(p.w) == (value, stderr) and p.loss(p.w + 1)[0] != value
-    assert (p.n, p.slice_name) == (7, "client:7/train") and Problem(net, CE, (x, y)).slice_name == "data"
+    assert (p.n, p.slice_name) == (7, "client:7/train") and Problem(
+        net, CE, (x, y)
+    ).slice_name == "data"
 
 
 def test_batches_weigh_every_example_alike():
@@ -40,7 +43,9 @@ def test_batches_weigh_every_example_alike():
         p.__dict__["bounds"] = bounds
         assert p.loss() == pytest.approx(whole.loss(), rel=1e-12)
         assert torch.allclose(p.gradient(), whole.gradient(), rtol=1e-11)
-        assert torch.allclose(p.outputs()[0], whole.outputs()[0]) and torch.equal(p.outputs()[1], given[1])
+        assert torch.allclose(p.outputs()[0], whole.outputs()[0]) and torch.equal(
+            p.outputs()[1], given[1]
+        )
 
 
 def test_memory_sets_the_batch_size_by_a_rule():
@@ -58,7 +63,9 @@ def test_a_batch_is_worth_the_pass_over_the_weights_that_it_costs():
     assert largest(mib, 4000, 2**40, cpu) == 32
     assert largest(mib, 64 * mib, 2**40, cpu) == 2 * 64
     assert largest(mib, 64 * mib, 4 * 50 * mib, cpu) == 50  # the memory goes first
-    assert largest(mib, 4000, 4 * 200 * mib, torch.device("meta")) == 200  # another device has no caches to fall out of
+    assert (
+        largest(mib, 4000, 4 * 200 * mib, torch.device("meta")) == 200
+    )  # another device has no caches to fall out of
     assert largest(1, 4000, 2**40, cpu) == 512 and largest(2**40, 4000, 1, cpu) == 1
     net, given = mlp(), data(200)
     for p in net[0].parameters():
@@ -66,7 +73,10 @@ def test_a_batch_is_worth_the_pass_over_the_weights_that_it_costs():
     some = Problem(net, CE, given, trainable=True)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fldiag.problem.problem.largest", lambda graph, weights, memory, device: seen.append(weights) or 100)
+        patch.setattr(
+            "fldiag.problem.problem.largest",
+            lambda graph, weights, memory, device: seen.append(weights) or 100,
+        )
         assert len(some.bounds) == 2
     assert seen == [sum(p.nbytes for p in net.parameters())]
 
@@ -78,12 +88,15 @@ def test_gradient_is_the_derivative_of_the_loss():
     assert float(g @ d) == pytest.approx(slope, rel=1e-6) and g.dtype == torch.float64
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), functools.partial(CE, label_smoothing=0.1),
-                                  lambda z, y: CE(z, y)], ids=["module", "partial", "lambda"])
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(), functools.partial(CE, label_smoothing=0.1), lambda z, y: CE(z, y)],
+    ids=["module", "partial", "lambda"],
+)
 def test_losses_are_taken_per_example_in_every_spelling(loss):
     p = Problem(mlp(), loss, data(6))
     x, y = data(6)
-    one_by_one = [float(loss(p.call(p.w, x[i:i + 1]), y[i:i + 1])) for i in range(6)]
+    one_by_one = [float(loss(p.call(p.w, x[i : i + 1]), y[i : i + 1])) for i in range(6)]
     assert p.losses().tolist() == pytest.approx(one_by_one, rel=1e-5)
 
 
@@ -110,6 +123,7 @@ def test_regression_on_several_outputs():
 
 # -- weights and buffers
 
+
 def test_weights_as_vector_dict_or_state_dict():
     net, other = mlp(), mlp()
     with torch.no_grad():
@@ -128,7 +142,9 @@ def test_a_dict_that_does_not_fit_names_every_misfit():
     state = mlp().state_dict()
     state["0.weight"] = torch.zeros(5, 3)
     state["extra"] = state.pop("2.bias")
-    with pytest.raises(FldiagError, match=r"missing 2\.bias; unexpected extra; wrong shape 0\.weight \[5, 3\]"):
+    with pytest.raises(
+        FldiagError, match=r"missing 2\.bias; unexpected extra; wrong shape 0\.weight \[5, 3\]"
+    ):
         Problem(mlp(), CE, data(), params=state)
     with pytest.raises(FldiagError, match="vector of 43 numbers"):
         Problem(mlp(), CE, data(), params=torch.zeros(42))
@@ -142,9 +158,12 @@ def test_buffers_of_a_state_dict_a_dict_or_a_vector_are_used():
     moved[1].running_var *= 3
     expected = Problem(moved, CE, data()).loss()
     vector = torch.cat([moved[1].running_mean, moved[1].running_var])
-    for options in ({"params": moved.state_dict()}, {"buffers": dict(moved.named_buffers())},
-                    {"buffers": vector},
-                    {"buffers": {"1.running_mean": vector[:5], "1.running_var": vector[5:]}}):
+    for options in (
+        {"params": moved.state_dict()},
+        {"buffers": dict(moved.named_buffers())},
+        {"buffers": vector},
+        {"buffers": {"1.running_mean": vector[:5], "1.running_var": vector[5:]}},
+    ):
         assert Problem(net, CE, data(), **options).loss() == expected != own
     with pytest.raises(FldiagError, match=r"missing 1\.running_var"):
         Problem(net, CE, data(), buffers={"1.running_mean": vector[:5]})
@@ -170,6 +189,7 @@ def test_tied_and_frozen_weights_count_once_and_fully():
 
 
 # -- the caller's things
+
 
 class Stop(Exception):
     pass
@@ -204,20 +224,30 @@ def test_module_buffers_mode_and_randomness_are_untouched(error, at_call):
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
     assert modes == [m.training for m in net.modules()] and torch.equal(x, kept)
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
-    assert torch.equal(state[0], torch.get_rng_state()) and (state[1] == np.random.get_state()[1]).all()
+    assert (
+        torch.equal(state[0], torch.get_rng_state())
+        and (state[1] == np.random.get_state()[1]).all()
+    )
     assert state[2] == random.getstate()
 
 
 # -- wrong use
 
+
 def test_what_is_wrong_before_any_evaluation():
     x, y = data()
-    for given, message in (((x[:0], y[:0]), "empty"), ((x, y[:3]), "y has 3 rows and x has 10"), (x, "Tensor"),
-                           (Sliced(x[:0], y[:0]), "'client:7/train' is empty")):
+    for given, message in (
+        ((x[:0], y[:0]), "empty"),
+        ((x, y[:3]), "y has 3 rows and x has 10"),
+        (x, "Tensor"),
+        (Sliced(x[:0], y[:0]), "'client:7/train' is empty"),
+    ):
         with pytest.raises(FldiagError, match=message):
             Problem(mlp(), CE, given)
     net = mlp()
-    net.register_parameter("count", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))
+    net.register_parameter(
+        "count", nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+    )
     with pytest.raises(FldiagError, match="'count' has dtype"):
         Problem(net, CE, (x, y))
     with pytest.raises(FldiagError, match="float16"):
@@ -228,7 +258,10 @@ def test_what_is_wrong_before_any_evaluation():
 
 # -- batch statistics
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(5, track_running_stats=False), None], ids=["module", "own"])
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(5, track_running_stats=False), None], ids=["module", "own"]
+)
 def test_batch_statistics_are_allowed_with_a_fixed_batch_size(norm):
     class Centred(nn.Module):
         def forward(self, x):
@@ -245,6 +278,7 @@ def test_batch_statistics_are_allowed_with_a_fixed_batch_size(norm):
 
 
 # -- memory format and digest
+
 
 def test_channels_last_is_used_where_the_model_bears_it():
     x, y = torch.randn(6, 3, 8, 8), torch.arange(6) % 2
@@ -273,25 +307,36 @@ def test_the_digest_follows_everything_that_decides_the_numbers():
     same = Problem(mlp(), CE, (x, y)).digest()
     assert same == Problem(mlp(), CE, Sliced(x.clone(), y), name="other", memory=1).digest()
     w = Problem(mlp(), CE, (x, y)).w
-    others = [Problem(mlp(), CE, (x + 1e-3, y)), Problem(mlp(), CE, (x, y.flip(0))),
-              Problem(mlp(), CE, (x, y), params=w * (1 + 1e-6)),
-              Problem(mlp(), CE, (x, y), dtype=torch.float64),
-              Problem(mlp(), nn.CrossEntropyLoss(), (x, y)), Problem(mlp(nn.Identity()), CE, (x, y))]
+    others = [
+        Problem(mlp(), CE, (x + 1e-3, y)),
+        Problem(mlp(), CE, (x, y.flip(0))),
+        Problem(mlp(), CE, (x, y), params=w * (1 + 1e-6)),
+        Problem(mlp(), CE, (x, y), dtype=torch.float64),
+        Problem(mlp(), nn.CrossEntropyLoss(), (x, y)),
+        Problem(mlp(nn.Identity()), CE, (x, y)),
+    ]
     assert len({same, *(p.digest() for p in others)}) == 7
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda net: torch.compile(nn.DataParallel(net))])
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, torch.compile, lambda net: torch.compile(nn.DataParallel(net))]
+)
 @pytest.mark.slow
 def test_a_module_that_only_wraps_another_is_taken_out_with_a_word(wrap):
     net, given = mlp(), data()
     bare, wrapped = Problem(net, CE, given), wrap(net)
     p = Problem(wrapped, CE, given, params=wrapped.state_dict())
-    assert p.layout.names == bare.layout.names and torch.equal(p.w, bare.w) and p.loss() == bare.loss()
+    assert (
+        p.layout.names == bare.layout.names and torch.equal(p.w, bare.w) and p.loss() == bare.loss()
+    )
     assert "that wraps it" in p.remarks[0] and "before them" in p.remarks[-1] and not bare.remarks
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize(("made", "words"), [(torch.jit.script, "TorchScript"), (lambda net: net.to("meta"), "'0.weight' of the model")])
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [(torch.jit.script, "TorchScript"), (lambda net: net.to("meta"), "'0.weight' of the model")],
+)
 def test_a_module_whose_weights_cannot_be_replaced_is_refused(made, words):
     with pytest.raises(FldiagError, match=words) as caught:
         Problem(made(mlp()), CE, data())
@@ -309,19 +354,29 @@ def test_frozen_parameters_are_constants_where_only_the_trainable_ones_count():
     kept = slice(whole.layout.slices()["0.weight"].stop, None)
     v = torch.zeros_like(whole.w)
     v[kept] = torch.randn_like(part.w)
-    assert torch.equal(part.w, whole.w[kept]) and part.loss()[0] == pytest.approx(whole.loss()[0], rel=1e-14)
-    assert torch.allclose(part.gradient(), whole.gradient()[kept]) and torch.allclose(part.hvp(v[kept]), whole.hvp(v)[kept])
+    assert torch.equal(part.w, whole.w[kept]) and part.loss()[0] == pytest.approx(
+        whole.loss()[0], rel=1e-14
+    )
+    assert torch.allclose(part.gradient(), whole.gradient()[kept]) and torch.allclose(
+        part.hvp(v[kept]), whole.hvp(v)[kept]
+    )
     assert part.digest() != whole.digest()
     exact = [diagonal_of(p, estimate="exact") for p in (part, whole)]
     assert torch.allclose(exact[0].values, exact[1].values[kept])
     given["0.weight"] = given["0.weight"] + 1
-    assert Problem(net, F.cross_entropy, (x, y), given, trainable=True, dtype=torch.float64).digest() != part.digest()
+    assert (
+        Problem(net, F.cross_entropy, (x, y), given, trainable=True, dtype=torch.float64).digest()
+        != part.digest()
+    )
     with pytest.raises(FldiagError, match="all parameters of the model are frozen"):
         Problem(net.requires_grad_(False), F.cross_entropy, (x, y), trainable=True)
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, nn.L1Loss(), half_squared_error, lambda z, y: F.smooth_l1_loss(z, y)],
-                         ids=["mse", "l1", "half_squared_error", "own"])
+@pytest.mark.parametrize(
+    "loss",
+    [F.mse_loss, nn.L1Loss(), half_squared_error, lambda z, y: F.smooth_l1_loss(z, y)],
+    ids=["mse", "l1", "half_squared_error", "own"],
+)
 def test_outputs_and_targets_of_two_shapes_are_not_spread_over_each_other(loss):
     """[8, 1] against [8, 3] or [8] would be other numbers than anybody meant, and torch only warns."""
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))

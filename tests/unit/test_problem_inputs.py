@@ -67,7 +67,9 @@ class Two(nn.Module):
 
 
 def masked(z, batch):
-    return (CE(z.transpose(1, 2), batch["next"], reduction="none") * batch["mask"]).sum(), batch["mask"].sum()
+    return (CE(z.transpose(1, 2), batch["next"], reduction="none") * batch["mask"]).sum(), batch[
+        "mask"
+    ].sum()
 
 
 def hidden(z, batch):  # the same, where no loss of one example can be taken
@@ -91,23 +93,78 @@ KINDS = {
     "named": (Two, CE, (Pair(X, X.flip(0)), Y), lambda z: CE(z, Y)),
     "dict and targets": (Two, CE, ({"right": X.flip(0), "left": X}, Y), lambda z: CE(z, Y)),
     "tokens": (Language, CE, (TOKENS, NEXT), lambda z: CE(z.flatten(0, 1), NEXT.flatten())),
-    "classes first": (wide, CE, (X, Y[:, None].repeat(1, 4)),
-                      lambda z: CE(z, Y[:, None].repeat(1, 4))),
+    "classes first": (
+        wide,
+        CE,
+        (X, Y[:, None].repeat(1, 4)),
+        lambda z: CE(z, Y[:, None].repeat(1, 4)),
+    ),
     "ignored": (Language, CE, (TOKENS, IGNORED), lambda z: CE(z.flatten(0, 1), IGNORED.flatten())),
-    "ignored examples": (mlp, functools.partial(CE, ignore_index=1), (X, Y), lambda z: CE(z, Y, ignore_index=1)),
-    "class weights": (mlp, nn.CrossEntropyLoss(weight=WEIGHT), (X, Y), lambda z: CE(z, Y, weight=WEIGHT.to(z))),
-    "weights and ignored": (Language, functools.partial(CE, weight=torch.arange(1.0, V + 1), label_smoothing=0.1), (TOKENS, IGNORED),
-                            lambda z: CE(z.flatten(0, 1), IGNORED.flatten(), weight=torch.arange(1.0, V + 1).to(z), label_smoothing=0.1)),
-    "smoothed": (mlp, functools.partial(CE, label_smoothing=0.2), (X, Y), lambda z: CE(z, Y, label_smoothing=0.2)),
-    "logarithms": (lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)), nn.NLLLoss(weight=WEIGHT), (X, Y),
-                   lambda z: F.nll_loss(z, Y, weight=WEIGHT.to(z))),
-    "multi-label": (mlp, F.binary_cross_entropy_with_logits, (X, (X[:, :3] > 0).float()),
-                    lambda z: F.binary_cross_entropy_with_logits(z, (X[:, :3] > 0).to(z))),
-    "probabilities": (mlp, CE, (X, X[:, :3].softmax(1)), lambda z: CE(z, X[:, :3].softmax(1).to(z))),
-    "own loss": (lambda: Own(False), lambda out, batch: out["loss"], {"tokens": TOKENS, "labels": IGNORED}, lambda z: z["loss"]),
-    "own shifted loss": (lambda: Own(True), lambda out, batch: out["loss"], {"tokens": TOKENS, "labels": IGNORED}, lambda z: z["loss"]),
-    "picked": (lambda: Own(True), lambda out, batch: CE(out["logits"].flatten(0, 1), batch["tokens"].flatten()),
-               {"tokens": TOKENS, "labels": NEXT}, lambda z: CE(z["logits"].flatten(0, 1), TOKENS.flatten())),
+    "ignored examples": (
+        mlp,
+        functools.partial(CE, ignore_index=1),
+        (X, Y),
+        lambda z: CE(z, Y, ignore_index=1),
+    ),
+    "class weights": (
+        mlp,
+        nn.CrossEntropyLoss(weight=WEIGHT),
+        (X, Y),
+        lambda z: CE(z, Y, weight=WEIGHT.to(z)),
+    ),
+    "weights and ignored": (
+        Language,
+        functools.partial(CE, weight=torch.arange(1.0, V + 1), label_smoothing=0.1),
+        (TOKENS, IGNORED),
+        lambda z: CE(
+            z.flatten(0, 1),
+            IGNORED.flatten(),
+            weight=torch.arange(1.0, V + 1).to(z),
+            label_smoothing=0.1,
+        ),
+    ),
+    "smoothed": (
+        mlp,
+        functools.partial(CE, label_smoothing=0.2),
+        (X, Y),
+        lambda z: CE(z, Y, label_smoothing=0.2),
+    ),
+    "logarithms": (
+        lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)),
+        nn.NLLLoss(weight=WEIGHT),
+        (X, Y),
+        lambda z: F.nll_loss(z, Y, weight=WEIGHT.to(z)),
+    ),
+    "multi-label": (
+        mlp,
+        F.binary_cross_entropy_with_logits,
+        (X, (X[:, :3] > 0).float()),
+        lambda z: F.binary_cross_entropy_with_logits(z, (X[:, :3] > 0).to(z)),
+    ),
+    "probabilities": (
+        mlp,
+        CE,
+        (X, X[:, :3].softmax(1)),
+        lambda z: CE(z, X[:, :3].softmax(1).to(z)),
+    ),
+    "own loss": (
+        lambda: Own(False),
+        lambda out, batch: out["loss"],
+        {"tokens": TOKENS, "labels": IGNORED},
+        lambda z: z["loss"],
+    ),
+    "own shifted loss": (
+        lambda: Own(True),
+        lambda out, batch: out["loss"],
+        {"tokens": TOKENS, "labels": IGNORED},
+        lambda z: z["loss"],
+    ),
+    "picked": (
+        lambda: Own(True),
+        lambda out, batch: CE(out["logits"].flatten(0, 1), batch["tokens"].flatten()),
+        {"tokens": TOKENS, "labels": NEXT},
+        lambda z: CE(z["logits"].flatten(0, 1), TOKENS.flatten()),
+    ),
 }
 
 
@@ -131,7 +188,9 @@ def test_every_kind_is_the_whole_loss_whatever_the_batches(kind):
         assert torch.allclose(p.gradient(), gradient, rtol=1e-9, atol=1e-12)
         assert torch.allclose(p.hvp(v), hessian @ v, rtol=1e-9, atol=1e-11)
         assert Evaluator(p, [v])(0.1)[0] == pytest.approx(p.loss(p.w + 0.1 * v)[0], rel=1e-12)
-    pairs = fldiag.diagnose(Problem(net(), loss, given, dtype=torch.float64), "spectrum", k=2, tol=1e-8)
+    pairs = fldiag.diagnose(
+        Problem(net(), loss, given, dtype=torch.float64), "spectrum", k=2, tol=1e-8
+    )
     found = pairs[pairs["metric"] == "eigenvalue"]["value"].tolist()
     assert found == pytest.approx(torch.linalg.eigvalsh(hessian).flip(0)[:2].tolist(), rel=1e-6)
 
@@ -159,7 +218,9 @@ def test_the_standard_error_is_that_of_a_ratio(kind):
     ratios = sums[drawn].sum(1) / counts[drawn].sum(1)
     spread = float(ratios[ratios.isfinite()].std()) * (N / (N - 1)) ** 0.5
     assert stderr == pytest.approx(spread, rel=0.5)  # first order, on seven examples
-    assert float(sums.std()) / N**0.5 > 1.5 * stderr  # what it is when the count is taken for certain
+    assert (
+        float(sums.std()) / N**0.5 > 1.5 * stderr
+    )  # what it is when the count is taken for certain
 
 
 def test_a_sum_is_taken_when_it_is_said():
@@ -170,7 +231,10 @@ def test_a_sum_is_taken_when_it_is_said():
         p.__dict__["bounds"] = bounds
         assert p.loss() == pytest.approx([N * v for v in mean.loss()], rel=1e-12)
         assert torch.allclose(p.gradient(), N * mean.gradient(), rtol=1e-12)
-    assert "sum over all 7 examples" in p.remarks[-1] and p.digest() != Problem(mlp(), sums, (X, Y), dtype=torch.float64).digest()
+    assert (
+        "sum over all 7 examples" in p.remarks[-1]
+        and p.digest() != Problem(mlp(), sums, (X, Y), dtype=torch.float64).digest()
+    )
     with pytest.raises(FldiagError, match="not the sum over its examples"):
         Problem(mlp(), CE, (X, Y), reduction="sum").loss()
     with pytest.raises(FldiagError, match="'median'"):
@@ -184,13 +248,18 @@ def test_what_was_found_out_is_said():
     said = {kind: " ".join(p.remarks) for kind, p in told.items()}
     left = int((IGNORED != -100).sum())
     assert said["classes"] == said["smoothed"] == said["multi-label"] == ""
-    assert f"{N * T - left} targets are ignored" in said["ignored"] and "last axis" in said["tokens"]
+    assert (
+        f"{N * T - left} targets are ignored" in said["ignored"] and "last axis" in said["tokens"]
+    )
     assert f"over {left} labels that are not -100" in said["own loss"]
-    assert f"{int((IGNORED[:, 1:] != -100).sum())} labels after the first" in said["own shifted loss"]
+    assert (
+        f"{int((IGNORED[:, 1:] != -100).sum())} labels after the first" in said["own shifted loss"]
+    )
     assert f"{int(MASK.sum())} in 7 examples" in said["dict"]
 
 
 # -- data sets and loaders
+
 
 class Sentences(Dataset):
     def __init__(self, length=lambda i: T):
@@ -201,7 +270,11 @@ class Sentences(Dataset):
 
     def __getitem__(self, i):
         self.reads += 1
-        return {"tokens": TOKENS[i, :self.length(i)], "next": NEXT[i, :self.length(i)], "mask": MASK[i, :self.length(i)].double()}
+        return {
+            "tokens": TOKENS[i, : self.length(i)],
+            "next": NEXT[i, : self.length(i)],
+            "mask": MASK[i, : self.length(i)].double(),
+        }
 
 
 class Stream(IterableDataset):
@@ -212,14 +285,26 @@ class Stream(IterableDataset):
 def test_data_sets_and_loaders_are_drawn_once_in_a_fixed_order():
     net, sentences = Language(), Sentences()
     expected, state = Problem(net, masked, WORDS).loss(), torch.get_rng_state()
-    for given in (sentences, DataLoader(Sentences(), batch_size=3), DataLoader(Sentences(), batch_size=3, shuffle=True)):
+    for given in (
+        sentences,
+        DataLoader(Sentences(), batch_size=3),
+        DataLoader(Sentences(), batch_size=3, shuffle=True),
+    ):
         p = Problem(net, masked, given)
         assert p.loss() == pytest.approx(expected, rel=1e-6) and p.loss() == p.loss() and p.n == N
     assert sentences.reads == N and torch.equal(state, torch.get_rng_state())
     pair = Problem(mlp(), CE, (X, Y)).loss()
-    for given in (TensorDataset(X, Y), DataLoader(TensorDataset(X, Y), 2), Stream(), [X.numpy(), Y.numpy()]):
+    for given in (
+        TensorDataset(X, Y),
+        DataLoader(TensorDataset(X, Y), 2),
+        Stream(),
+        [X.numpy(), Y.numpy()],
+    ):
         assert Problem(mlp(), CE, given).loss() == pytest.approx(pair, rel=1e-6)
-    assert Problem(Two(), CE, TensorDataset(X, X.flip(0), Y)).loss() == Problem(Two(), CE, ((X, X.flip(0)), Y)).loss()
+    assert (
+        Problem(Two(), CE, TensorDataset(X, X.flip(0), Y)).loss()
+        == Problem(Two(), CE, ((X, X.flip(0)), Y)).loss()
+    )
 
 
 def test_tokens_stay_integers():
@@ -227,28 +312,66 @@ def test_tokens_stay_integers():
     assert (x.dtype, y.dtype) == (torch.int32, torch.int64)
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    (({"a": X, "b": X[:4]}, Y), r"x\.b has 4 rows and x\.a has 7: every entry"), ({"a": X, "b": Y[:2]}, "x.b has 2 rows and x.a has 7"),
-    (DataLoader(Sentences(lambda i: 3 + (i > 4)), batch_size=5), r"batch 2 .* of shape \[4\] an example, and the first \[3\].*unequal"),
-    (Sentences(lambda i: 3 + i % 2), "cannot be combined into a batch"), ({}, "holds no tensor"), (({"a": "text"}, Y), "x.a of the data is a str"),
-    (TensorDataset(X), "without targets")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (({"a": X, "b": X[:4]}, Y), r"x\.b has 4 rows and x\.a has 7: every entry"),
+        ({"a": X, "b": Y[:2]}, "x.b has 2 rows and x.a has 7"),
+        (
+            DataLoader(Sentences(lambda i: 3 + (i > 4)), batch_size=5),
+            r"batch 2 .* of shape \[4\] an example, and the first \[3\].*unequal",
+        ),
+        (Sentences(lambda i: 3 + i % 2), "cannot be combined into a batch"),
+        ({}, "holds no tensor"),
+        (({"a": "text"}, Y), "x.a of the data is a str"),
+        (TensorDataset(X), "without targets"),
+    ],
+)
 def test_data_that_do_not_fit_together(given, message):
     with pytest.raises(FldiagError, match=message) as caught:
         Problem(mlp(), CE, given)
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(("net", "loss", "given", "message"), [
-    (Language, CE, (TOKENS, NEXT[:, :3]), r"outputs a tensor \[7, 5, 6\] and targets a tensor \[7, 3\]"),
-    (lambda: Own(False), CE, ({"tokens": TOKENS, "labels": NEXT}, NEXT), r"outputs a dict with loss \[\], logits \[7, 5, 6\] and targets"),
-    (Language, CE, (TOKENS, NEXT + 3), "has label [678], the model has 6 outputs"),
-    (lambda: nn.Sequential(nn.Linear(4, 9), nn.Unflatten(1, (3, 3))), CE, (X, Y[:, None].repeat(1, 3)), "unclear which axis holds the classes"),
-    (mlp, nn.CrossEntropyLoss(weight=torch.ones(4)), (X, Y), "4 class weights, and the model 3 outputs"),
-    (mlp, functools.partial(CE, ignore_index=0), (X, 0 * Y), "counts none"),
-    (mlp, lambda z, y: (z.sum(), z.detach().abs().sum()), (X, Y), "depends on the outputs"),
-    (Language, lambda z, b: masked(z, b)[0] / b["mask"].sum(), WORDS, r"return \(sum, count\)"),
-    (lambda: Own(False), lambda out, b: 1.0 * out["loss"], {"tokens": TOKENS, "labels": IGNORED}, r"return \(sum, count\)"),
-])
+@pytest.mark.parametrize(
+    ("net", "loss", "given", "message"),
+    [
+        (
+            Language,
+            CE,
+            (TOKENS, NEXT[:, :3]),
+            r"outputs a tensor \[7, 5, 6\] and targets a tensor \[7, 3\]",
+        ),
+        (
+            lambda: Own(False),
+            CE,
+            ({"tokens": TOKENS, "labels": NEXT}, NEXT),
+            r"outputs a dict with loss \[\], logits \[7, 5, 6\] and targets",
+        ),
+        (Language, CE, (TOKENS, NEXT + 3), "has label [678], the model has 6 outputs"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 9), nn.Unflatten(1, (3, 3))),
+            CE,
+            (X, Y[:, None].repeat(1, 3)),
+            "unclear which axis holds the classes",
+        ),
+        (
+            mlp,
+            nn.CrossEntropyLoss(weight=torch.ones(4)),
+            (X, Y),
+            "4 class weights, and the model 3 outputs",
+        ),
+        (mlp, functools.partial(CE, ignore_index=0), (X, 0 * Y), "counts none"),
+        (mlp, lambda z, y: (z.sum(), z.detach().abs().sum()), (X, Y), "depends on the outputs"),
+        (Language, lambda z, b: masked(z, b)[0] / b["mask"].sum(), WORDS, r"return \(sum, count\)"),
+        (
+            lambda: Own(False),
+            lambda out, b: 1.0 * out["loss"],
+            {"tokens": TOKENS, "labels": IGNORED},
+            r"return \(sum, count\)",
+        ),
+    ],
+)
 def test_what_does_not_fit_the_outputs_is_named(net, loss, given, message):
     with pytest.raises(FldiagError, match=message) as caught:
         Problem(net(), loss, given).loss()
@@ -256,6 +379,7 @@ def test_what_does_not_fit_the_outputs_is_named(net, loss, given, message):
 
 
 # -- which entry is what
+
 
 class Inputs(nn.Module):
     """``of``: the logits of these inputs."""
@@ -311,19 +435,38 @@ class Files(Dataset):
 
 
 OTHER, DOMAIN = X.flip(0), torch.arange(N) % 2
-ONE, TWO = ((X, Y), "of {} entries, entry 1 is the input and entry 2 is the target"), \
-           (((X, OTHER), Y), "of {} entries, entry 1 and entry 2 are the inputs and entry 3 is the target")
+ONE, TWO = (
+    ((X, Y), "of {} entries, entry 1 is the input and entry 2 is the target"),
+    (
+        ((X, OTHER), Y),
+        "of {} entries, entry 1 and entry 2 are the inputs and entry 3 is the target",
+    ),
+)
 #: net, entries, what they stand for, and what is said after that.
 DECIDED = [
-    (OneInput, (X, Y, DOMAIN), ONE, "; entry 3 is not used"), (OneInput, (X, Y, DOMAIN, DOMAIN), ONE, "; entry 3 and entry 4 are not used"),
-    (TwoInputs, (X, OTHER, Y), TWO, ""), (Two, (X, OTHER, Y), TWO, ""), (Two, (X, OTHER, Y, DOMAIN), TWO, "; entry 4 is not used"),
-    (lambda: nn.Sequential(OneInput()), (X, Y, DOMAIN), ONE, "; entry 3 is not used")]
+    (OneInput, (X, Y, DOMAIN), ONE, "; entry 3 is not used"),
+    (OneInput, (X, Y, DOMAIN, DOMAIN), ONE, "; entry 3 and entry 4 are not used"),
+    (TwoInputs, (X, OTHER, Y), TWO, ""),
+    (Two, (X, OTHER, Y), TWO, ""),
+    (Two, (X, OTHER, Y, DOMAIN), TWO, "; entry 4 is not used"),
+    (lambda: nn.Sequential(OneInput()), (X, Y, DOMAIN), ONE, "; entry 3 is not used"),
+]
 
 
-@pytest.mark.parametrize("source", [lambda *t: DataLoader(TensorDataset(*t), 3), TensorDataset, lambda *t: t,
-                                    lambda *t: list(DataLoader(TensorDataset(*t), 3))], ids=["loader", "set", "tuple", "batches"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda *t: DataLoader(TensorDataset(*t), 3),
+        TensorDataset,
+        lambda *t: t,
+        lambda *t: list(DataLoader(TensorDataset(*t), 3)),
+    ],
+    ids=["loader", "set", "tuple", "batches"],
+)
 @pytest.mark.parametrize(("net", "entries", "meaning", "more"), DECIDED)
-def test_the_required_arguments_decide_which_entry_is_the_target_and_that_is_said(net, entries, meaning, more, source):
+def test_the_required_arguments_decide_which_entry_is_the_target_and_that_is_said(
+    net, entries, meaning, more, source
+):
     (pair, text) = meaning
     p = Problem(net(), CE, source(*entries))
     assert p.loss()[0] == pytest.approx(Problem(net(), CE, pair).loss()[0], rel=1e-6)
@@ -336,23 +479,35 @@ def test_an_entry_that_is_not_used_may_be_anything():
     assert p.remarks == [ONE[1].format(3) + "; entry 3 is not used"]
 
 
-@pytest.mark.parametrize(("net", "entries", "pairs"), [
-    (OptionalInput, (X, Y, DOMAIN), lambda loader: [(a, b) for a, b, _ in loader]),
-    (OptionalInput, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
-    (AllOptional, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
-    (AnyInputs, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
-    (TwoInputs, (X, OTHER, DOMAIN, Y), lambda loader: [((a, b), y) for a, b, _, y in loader]),
-    (TupleInput, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader])])
-def test_entries_that_arguments_do_not_decide_are_refused_with_a_remedy_that_works(net, entries, pairs):
+@pytest.mark.parametrize(
+    ("net", "entries", "pairs"),
+    [
+        (OptionalInput, (X, Y, DOMAIN), lambda loader: [(a, b) for a, b, _ in loader]),
+        (OptionalInput, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+        (AllOptional, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+        (AnyInputs, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+        (TwoInputs, (X, OTHER, DOMAIN, Y), lambda loader: [((a, b), y) for a, b, _, y in loader]),
+        (TupleInput, (X, OTHER, Y), lambda loader: [((a, b), y) for a, b, y in loader]),
+    ],
+)
+def test_entries_that_arguments_do_not_decide_are_refused_with_a_remedy_that_works(
+    net, entries, pairs
+):
     loader = DataLoader(TensorDataset(*entries), 3)
     with pytest.raises(FldiagError, match="entry 1") as caught:
         Problem(net(), CE, loader).loss()
     assert "give pairs (inputs, target)" in caught.value.remedy
     if net is not TupleInput:
-        assert "entry 1: float32 [3, 4]" in caught.value.what and "int64 [3]" in caught.value.what and caught.value.usage
+        assert (
+            "entry 1: float32 [3, 4]" in caught.value.what
+            and "int64 [3]" in caught.value.what
+            and caught.value.usage
+        )
     used = entries[:2] if len(pairs(loader)[0][0]) == 2 else entries[0]
     target = entries[-1] if isinstance(used, tuple) else Y
-    assert Problem(net(), CE, pairs(loader)).loss()[0] == pytest.approx(Problem(net(), CE, (used, target)).loss()[0], rel=1e-6)
+    assert Problem(net(), CE, pairs(loader)).loss()[0] == pytest.approx(
+        Problem(net(), CE, (used, target)).loss()[0], rel=1e-6
+    )
 
 
 def test_entries_without_a_target():
@@ -360,16 +515,27 @@ def test_entries_without_a_target():
         def forward(self, x, other, third):
             return self.of(x, other)
 
-    with pytest.raises(FldiagError, match=r"has 3 entries .* takes \(x, other, third\): there is no target"):
+    with pytest.raises(
+        FldiagError, match=r"has 3 entries .* takes \(x, other, third\): there is no target"
+    ):
         Problem(Three(), CE, TensorDataset(X, OTHER, Y))
 
 
-@pytest.mark.parametrize("batches", [
-    [(X[:3], Y[:3]), (X[3:], Y[3:])], [[X[:3].numpy(), Y[:3].numpy()], [X[3:].numpy(), Y[3:].numpy()]],
-    ((X[:2], Y[:2]), (X[2:5], Y[2:5]), (X[5:], Y[5:])), list(TensorDataset(X, Y)),
-    [(x, int(y)) for x, y in zip(X, Y, strict=True)]], ids=["tuples", "arrays", "three", "examples", "examples with numbers"])
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [(X[:3], Y[:3]), (X[3:], Y[3:])],
+        [[X[:3].numpy(), Y[:3].numpy()], [X[3:].numpy(), Y[3:].numpy()]],
+        ((X[:2], Y[:2]), (X[2:5], Y[2:5]), (X[5:], Y[5:])),
+        list(TensorDataset(X, Y)),
+        [(x, int(y)) for x, y in zip(X, Y, strict=True)],
+    ],
+    ids=["tuples", "arrays", "three", "examples", "examples with numbers"],
+)
 def test_a_list_of_batches_or_examples_is_data(batches):
-    assert Problem(mlp(), CE, batches).loss()[0] == pytest.approx(Problem(mlp(), CE, (X, Y)).loss()[0], rel=1e-6)
+    assert Problem(mlp(), CE, batches).loss()[0] == pytest.approx(
+        Problem(mlp(), CE, (X, Y)).loss()[0], rel=1e-6
+    )
 
 
 def test_a_list_of_dicts_is_data_and_two_dicts_are_not_batches():
@@ -377,7 +543,12 @@ def test_a_list_of_dicts_is_data_and_two_dicts_are_not_batches():
     p = Problem(Language(), masked, halves)
     assert p.loss()[0] == pytest.approx(Problem(Language(), masked, WORDS).loss()[0], rel=1e-6)
     assert p.remarks[0] == "the data are a list of 2 batches"
-    assert Problem(Two(), lambda z, y: CE(z, y["class"]), [{"left": X, "right": OTHER}, {"class": Y}]).remarks == []
+    assert (
+        Problem(
+            Two(), lambda z, y: CE(z, y["class"]), [{"left": X, "right": OTHER}, {"class": Y}]
+        ).remarks
+        == []
+    )
 
 
 class Graph(nn.Module):
@@ -407,7 +578,9 @@ class Graphs(nn.Module):
 def test_a_graph_is_one_example():
     edges = torch.stack([torch.arange(12) % N, (torch.arange(12) * 5) % N])
     for given in (((X, edges), Y), (X, edges, Y), ((X, edges.T), Y)):
-        with pytest.raises(FldiagError, match=r"x\[1\] has (2|12) rows and x\[0\] has 7: every entry needs one row") as caught:
+        with pytest.raises(
+            FldiagError, match=r"x\[1\] has (2|12) rows and x\[0\] has 7: every entry needs one row"
+        ) as caught:
             Problem(Graph(), CE, given)
         assert "(nodes[None], edges[None]), targets[None]" in caught.value.remedy
     p = Problem(Graphs(), CE, ((X[None], edges[None]), Y[None]), dtype=torch.float64)
@@ -422,10 +595,18 @@ def test_a_graph_is_one_example():
     assert torch.allclose(p.hvp(v), torch.func.hessian(loss)(p.w) @ v, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    (((X, OTHER[:4]), Y), r"x\[1\] has 4 rows and x\[0\] has 7"), ((X, Y[:4]), "y has 4 rows and x has 7"),
-    ([(X[:3], Y[:3]), (X[3:], Y[3:4])], "y has 1 row and x has 4 in batch 2"),
-    ([(X[:3], Y[:3]), (X[3:, :2], Y[3:])], r"batch 2 of the list has x of shape \[2\] an example, and the first \[4\]")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (((X, OTHER[:4]), Y), r"x\[1\] has 4 rows and x\[0\] has 7"),
+        ((X, Y[:4]), "y has 4 rows and x has 7"),
+        ([(X[:3], Y[:3]), (X[3:], Y[3:4])], "y has 1 row and x has 4 in batch 2"),
+        (
+            [(X[:3], Y[:3]), (X[3:, :2], Y[3:])],
+            r"batch 2 of the list has x of shape \[2\] an example, and the first \[4\]",
+        ),
+    ],
+)
 def test_unequal_lengths_are_named(given, message):
     with pytest.raises(FldiagError, match=message):
         Problem(mlp(), CE, given)

@@ -35,15 +35,29 @@ def test_clients_by_round_are_those_of_fedsol_s_code():
     schedule = Seeded(0, 100, 10, 5, 50, sampling="by_round")
     assert schedule.sampled(0) == [2, 16, 26, 54, 55, 73, 75, 86, 93, 95]
     assert schedule.sampled(299) == [3, 9, 11, 13, 22, 35, 45, 54, 64, 67]
-    assert all(Seeded(7, 100, 10, 5, 50, sampling="by_round").sampled(t) == schedule.sampled(t) for t in range(20))
-    made = setup(config(seed=3).replace(clients__sampling="by_round", clients__per_round=2), classification())
+    assert all(
+        Seeded(7, 100, 10, 5, 50, sampling="by_round").sampled(t) == schedule.sampled(t)
+        for t in range(20)
+    )
+    made = setup(
+        config(seed=3).replace(clients__sampling="by_round", clients__per_round=2), classification()
+    )
     assert [len(made.schedule.sampled(t)) for t in range(3)] == [2, 2, 2]
     assert made.schedule.sampled(1) == Seeded(9, 3, 2, 5, 50, sampling="by_round").sampled(1)
 
 
 def test_independent_sampling_is_a_config_key():
-    made = setup(build({"clients": {"total": 3, "per_round": 1, "sampling": "independent"}, "partition": {"kind": "iid"},
-                        "data": {"name": "iris"}, "model": {"name": "mlp"}}), classification())
+    made = setup(
+        build(
+            {
+                "clients": {"total": 3, "per_round": 1, "sampling": "independent"},
+                "partition": {"kind": "iid"},
+                "data": {"name": "iris"},
+                "model": {"name": "mlp"},
+            }
+        ),
+        classification(),
+    )
     assert made.schedule.sampling == "independent"
     assert {len(made.schedule.sampled(t)) for t in range(30)} >= {1, 2}
 
@@ -53,7 +67,9 @@ def test_a_short_last_minibatch_is_left_out_when_asked():
     assert [len(b) for b in kept] == [8, 8, 8, 8]
     every = Seeded(0, 3, 3, 2, 8).batches(0, 0, 20)
     assert [len(b) for b in every] == [8, 8, 4, 8, 8, 4]
-    assert all(np.array_equal(a, b) for a, b in zip(kept, [every[i] for i in (0, 1, 3, 4)], strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(kept, [every[i] for i in (0, 1, 3, 4)], strict=True)
+    )
 
 
 @pytest.mark.parametrize("stack", ["off", "on"])
@@ -76,20 +92,32 @@ def test_leaving_out_every_minibatch_is_refused():
 def test_kept_momentum_goes_on_where_it_was(stack, nesterov):
     """One client, always sampled: rounds with kept momentum are one long run of torch's SGD."""
     q = quadratics((12,))
-    chosen = q.config(keep_momentum=True, momentum=0.9, nesterov=nesterov, rounds=3, epochs=4, lr=0.05, stack=stack)
+    chosen = q.config(
+        keep_momentum=True,
+        momentum=0.9,
+        nesterov=nesterov,
+        rounds=3,
+        epochs=4,
+        lr=0.05,
+        stack=stack,
+    )
     w = torch.nn.Parameter(federation(chosen, q.data).w.clone())
     sgd = torch.optim.SGD([w], lr=0.05, momentum=0.9, nesterov=nesterov)
     for _ in range(12):
         w.grad = q.gradient(0, w.detach())
         sgd.step()
     torch.testing.assert_close(final(chosen, q.data), w.detach(), rtol=1e-12, atol=1e-13)
-    fresh = final(q.config(momentum=0.9, nesterov=nesterov, rounds=3, epochs=4, lr=0.05, stack=stack), q.data)
+    fresh = final(
+        q.config(momentum=0.9, nesterov=nesterov, rounds=3, epochs=4, lr=0.05, stack=stack), q.data
+    )
     assert not torch.allclose(fresh, w.detach(), rtol=1e-3)
 
 
 def test_a_client_that_waits_keeps_its_momentum():
     q = quadratics((12, 12, 12))
-    made = federation(q.config(keep_momentum=True, momentum=0.9, per_round=1, rounds=6, epochs=2), q.data)
+    made = federation(
+        q.config(keep_momentum=True, momentum=0.9, per_round=1, rounds=6, epochs=2), q.data
+    )
     kept = {}
     for seen, _ in play(made, 6):
         [i] = seen.ids
@@ -110,7 +138,9 @@ def test_clipping_before_the_quadratic_penalty(clip):
     """With it, min(1, clip / ||g - lam w_g||) acts on the gradient and the linear part; lam w joins afterwards."""
     q, lam, lr = quadratics((12,)), 0.3, 0.05
     settings = {**PLAIN, "epochs": 5, "lr": lr, "clip": clip}
-    made = federation(q.config("fedprox", {"mu": lam}, clip_before_quadratic=True, **settings), q.data)
+    made = federation(
+        q.config("fedprox", {"mu": lam}, clip_before_quadratic=True, **settings), q.data
+    )
     w_g = made.w.clone()
     [(seen, _)] = play(made)
     w, clipped = w_g.clone(), 0
@@ -137,7 +167,9 @@ def test_mixed_targets_share_the_loss():
             self.shares = shares
 
         def batch(self, step):
-            step.targets = [(step.y if i == 0 else (step.y + i) % 3, s) for i, s in enumerate(self.shares)]
+            step.targets = [
+                (step.y if i == 0 else (step.y + i) % 3, s) for i, s in enumerate(self.shares)
+            ]
 
     def gradient(*shares):
         made = federation(config(epochs=1, batch_size=64), classification())

@@ -27,7 +27,11 @@ def test_clients_states_go_and_answers_stay(tmp_path):
     run = trained(tmp_path)
     before = fldiag.diagnose(run, "forgetting")
     gone = prune.thin(run)
-    assert gone and all(name.startswith("state/client") for name in gone) and not any((tmp_path / n).exists() for n in gone)
+    assert (
+        gone
+        and all(name.startswith("state/client") for name in gone)
+        and not any((tmp_path / n).exists() for n in gone)
+    )
     after = Run.open(tmp_path)
     assert after.rounds == [1, 2, 3] and fldiag.diagnose(after, "forgetting").equals(before)
     with pytest.raises(FldiagError, match="state"):
@@ -37,7 +41,9 @@ def test_clients_states_go_and_answers_stay(tmp_path):
 def test_rounds_go_but_never_the_last(tmp_path):
     run = trained(tmp_path)
     prune.thin(run, [1], state=False)
-    assert Run.open(tmp_path).rounds == [1, 3] and sorted(p.name for p in (tmp_path / "rounds").iterdir()) == ["0001.pt", "0003.pt"]
+    assert Run.open(tmp_path).rounds == [1, 3] and sorted(
+        p.name for p in (tmp_path / "rounds").iterdir()
+    ) == ["0001.pt", "0003.pt"]
     assert rounds.train(config("scaffold", rounds=4), out=tmp_path, resume=True).rounds == [1, 3, 4]
 
 
@@ -71,6 +77,7 @@ def test_removing_a_run_leaves_what_is_not_fldiags(tmp_path):
 
 def interrupted(path):
     """A run of two stored rounds of three."""
+
     def stop(event):
         if event["event"] == "round" and event["round"] == 2:
             raise KeyboardInterrupt
@@ -83,7 +90,9 @@ NET = nn.Linear(2, 2)
 
 
 def recorder(path, **more):
-    return fldiag.Recorder(path, NET, data=(torch.eye(2), torch.tensor([0, 1])), clients=[[0], [1]], **more)
+    return fldiag.Recorder(
+        path, NET, data=(torch.eye(2), torch.tensor([0, 1])), clients=[[0], [1]], **more
+    )
 
 
 def recorded(path):
@@ -97,8 +106,14 @@ def recorded(path):
 def preset(path):
     """A TOML file of the config of ``trained``."""
     file = path.parent / "scaffold.toml"
-    file.write_text("".join(f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in section.items() if v is not None)
-                            for name, section in config("scaffold").model_dump(mode="json").items() if isinstance(section, dict)))
+    file.write_text(
+        "".join(
+            f"[{name}]\n"
+            + "".join(f"{k} = {json.dumps(v)}\n" for k, v in section.items() if v is not None)
+            for name, section in config("scaffold").model_dump(mode="json").items()
+            if isinstance(section, dict)
+        )
+    )
     return str(file)
 
 
@@ -110,15 +125,36 @@ def verb(*words):
 
 #: What writes or deletes in a run -> how the run begins, and what is done to it.
 WRITERS = {
-    "resume": (interrupted, lambda path: rounds.train(config("scaffold", rounds=3), out=path, resume=True)),
-    "longer": (trained, lambda path: rounds.train(config("scaffold", rounds=4), out=path, resume=True)),
-    "overwrite": (trained, lambda path: verb("train", preset(path), "--set", "rounds=1", "--out", path, "--overwrite")),
+    "resume": (
+        interrupted,
+        lambda path: rounds.train(config("scaffold", rounds=3), out=path, resume=True),
+    ),
+    "longer": (
+        trained,
+        lambda path: rounds.train(config("scaffold", rounds=4), out=path, resume=True),
+    ),
+    "overwrite": (
+        trained,
+        lambda path: verb("train", preset(path), "--set", "rounds=1", "--out", path, "--overwrite"),
+    ),
     "prune": (trained, lambda path: verb("prune", path, "--keep", "last", "--yes")),
     "prune --dry-run": (trained, lambda path: verb("prune", path, "--keep", "last", "--dry-run")),
     "thin": (trained, lambda path: prune.thin(Run.open(path))),
-    "recorder": (recorded, lambda path: recorder(path, resume=True).close())}
-LINKED = ["rounds", "metrics", "state", "rounds/0001.pt", "metrics/*", "state/*", "run.json", "partition.npz", "journal.jsonl", "diagnostics",
-          ".run.json.7.tmp"]
+    "recorder": (recorded, lambda path: recorder(path, resume=True).close()),
+}
+LINKED = [
+    "rounds",
+    "metrics",
+    "state",
+    "rounds/0001.pt",
+    "metrics/*",
+    "state/*",
+    "run.json",
+    "partition.npz",
+    "journal.jsonl",
+    "diagnostics",
+    ".run.json.7.tmp",
+]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +184,11 @@ def moved(path, name, outside):
 
 
 def content(folder):
-    return {file.relative_to(folder): (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder): (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -158,12 +198,24 @@ def test_nothing_is_written_or_deleted_through_a_link_inside_a_run(begun, tmp_pa
     shutil.copytree(begun / begin.__name__, tmp_path / "run")
     link = moved(tmp_path / "run", name, tmp_path / "outside")
     before, inside = content(tmp_path / "outside"), content(tmp_path / "run")
-    with pytest.raises(FldiagError, match=f"{re.escape(link.name)} is a symbolic link inside a run"):
+    with pytest.raises(
+        FldiagError, match=f"{re.escape(link.name)} is a symbolic link inside a run"
+    ):
         act(tmp_path / "run")
-    assert content(tmp_path / "outside") == before and content(tmp_path / "run") == inside and link.is_symlink()
+    assert (
+        content(tmp_path / "outside") == before
+        and content(tmp_path / "run") == inside
+        and link.is_symlink()
+    )
 
 
-@pytest.mark.parametrize("edit", [lambda i: i["state"].update({"clients-00000001": "latest/x"}), lambda i: i.update(metrics="latest/x")])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda i: i["state"].update({"clients-00000001": "latest/x"}),
+        lambda i: i.update(metrics="latest/x"),
+    ],
+)
 def test_a_run_cannot_say_that_other_files_are_its_own(begun, tmp_path, edit):
     run = Run.open(shutil.copytree(begun / "trained", tmp_path / "run"))
     (tmp_path / "outside").mkdir()
@@ -172,14 +224,19 @@ def test_a_run_cannot_say_that_other_files_are_its_own(begun, tmp_path, edit):
     edit(run.index)
     run.index["files"]["latest/x"] = "0" * 64
     run.commit()
-    for act in (lambda: prune.thin(Run.open(run.path)), lambda: rounds.train(config("scaffold", rounds=4), out=run.path, resume=True)):
+    for act in (
+        lambda: prune.thin(Run.open(run.path)),
+        lambda: rounds.train(config("scaffold", rounds=4), out=run.path, resume=True),
+    ):
         with pytest.raises(FldiagError, match="latest/x"):
             act()
     assert (tmp_path / "outside" / "x").read_text() == "precious"
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_run_folder_may_be_reached_through_links_and_a_copy_without_links_is_fine(begun, tmp_path, writer):
+def test_a_run_folder_may_be_reached_through_links_and_a_copy_without_links_is_fine(
+    begun, tmp_path, writer
+):
     begin, act = WRITERS[writer]
     shutil.copytree(begun / begin.__name__, tmp_path / "scratch" / "run")
     (tmp_path / "data").symlink_to(tmp_path / "scratch")
@@ -198,7 +255,12 @@ def test_answers_and_exports_are_not_written_through_a_link(begun, tmp_path):
     for name in ("diagnostics", "export"):
         (outside / name).mkdir(parents=True)
         (run / name).symlink_to(outside / name)
-    for words in (["forgetting", run], ["partition", run], ["report", run], ["export", run, "--to", "tensorboard"]):
+    for words in (
+        ["forgetting", run],
+        ["partition", run],
+        ["report", run],
+        ["export", run, "--to", "tensorboard"],
+    ):
         with pytest.raises(FldiagError, match="is a symbolic link inside a run"):
             verb(*words)
     assert not content(outside)

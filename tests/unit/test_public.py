@@ -18,8 +18,27 @@ from fldiag import api, known, registry
 from fldiag.diagnosis.options import SHARED
 from fldiag.diagnosis.subjects import _schema
 
-PUBLIC = ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run", "catalogue", "check", "convert", "diagnose", "diff",
-          "draw", "forecast", "load", "sweep", "train"]
+PUBLIC = [
+    "Checkpoint",
+    "Config",
+    "FldiagError",
+    "History",
+    "Method",
+    "Part",
+    "Problem",
+    "Recorder",
+    "Run",
+    "catalogue",
+    "check",
+    "convert",
+    "diagnose",
+    "diff",
+    "draw",
+    "forecast",
+    "load",
+    "sweep",
+    "train",
+]
 
 
 def test_the_names_are_those_of_the_contract():
@@ -44,13 +63,18 @@ assert fldiag.catalogue("methods") and fldiag.Config.load("digits").rounds == 20
     assert not {m.name for m in pkgutil.iter_modules(fldiag.__path__)} & set(PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["train", "forecast", "convert", "load", "draw", "catalogue", "check", "diff"])
+@pytest.mark.parametrize(
+    "name", ["train", "forecast", "convert", "load", "draw", "catalogue", "check", "diff"]
+)
 def test_signatures_say_their_options(name):
     parameters = inspect.signature(getattr(fldiag, name)).parameters.values()
     assert not [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-@pytest.mark.parametrize("name", ["train", "forecast", "convert", "load", "diagnose", "draw", "catalogue", "check", "diff"])
+@pytest.mark.parametrize(
+    "name",
+    ["train", "forecast", "convert", "load", "diagnose", "draw", "catalogue", "check", "diff"],
+)
 def test_docstrings_say_what_goes_in_and_out(name):
     text = inspect.getdoc(getattr(fldiag, name))
     assert all(part in text for part in ("Args:", "Raises:")) and "Returns:" in text
@@ -61,13 +85,30 @@ def of_the_class(cls):
     found = {}
     for base in reversed([b for b in cls.__mro__ if b.__module__.startswith("fldiag.")]):
         for name, member in vars(base).items():
-            member = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+            member = (
+                getattr(member, "fget", None)
+                or getattr(member, "func", None)
+                or getattr(member, "__func__", member)
+            )
             if not name.startswith("_") and inspect.isfunction(member):
                 found[name] = member
     return found
 
 
-@pytest.mark.parametrize("name", ["Checkpoint", "Config", "FldiagError", "History", "Method", "Part", "Problem", "Recorder", "Run"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Checkpoint",
+        "Config",
+        "FldiagError",
+        "History",
+        "Method",
+        "Part",
+        "Problem",
+        "Recorder",
+        "Run",
+    ],
+)
 def test_docstrings_of_classes_and_their_methods(name):
     cls = getattr(fldiag, name)
     text = inspect.getdoc(cls)
@@ -76,7 +117,18 @@ def test_docstrings_of_classes_and_their_methods(name):
     assert [n for n, member in of_the_class(cls).items() if not member.__doc__] == []
 
 
-@pytest.mark.parametrize("module", ["checkpoint.run", "config", "errors", "method", "problem.problem", "training.forecast", "export.convert"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "checkpoint.run",
+        "config",
+        "errors",
+        "method",
+        "problem.problem",
+        "training.forecast",
+        "export.convert",
+    ],
+)
 def test_examples_of_classes_run(module):
     failed, tried = doctest.testmod(importlib.import_module(f"fldiag.{module}"))
     assert tried and not failed
@@ -95,13 +147,32 @@ def test_every_option_of_the_command_line_is_one_of_python():
 
 def test_an_object_is_one_informative_line(tmp_path):
     net = torch.nn.Linear(2, 3)
-    problem = fldiag.Problem(net, F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])), name="mine")
-    config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1, checkpoint__clients="sampled")
+    problem = fldiag.Problem(
+        net, F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])), name="mine"
+    )
+    config = fldiag.Config.load(
+        "digits", rounds=1, clients__per_round=2, train__epochs=1, checkpoint__clients="sampled"
+    )
     run = fldiag.train(config, out=tmp_path / "run")
     history = fldiag.History.of(run)
-    lines = [repr(x) for x in (problem, run, run.checkpoint(), history, registry.method.get("fedavg").build(), config)]
+    lines = [
+        repr(x)
+        for x in (
+            problem,
+            run,
+            run.checkpoint(),
+            history,
+            registry.method.get("fedavg").build(),
+            config,
+        )
+    ]
     assert all("\n" not in line and len(line) < 200 for line in lines), lines
-    assert "9 parameters" in lines[0] and "mine" in lines[0] and "1 round)" in lines[1] and "fedavg" in lines[2]
+    assert (
+        "9 parameters" in lines[0]
+        and "mine" in lines[0]
+        and "1 round)" in lines[1]
+        and "fedavg" in lines[2]
+    )
     assert "1 round" in lines[3] and "fedavg" in lines[5]
 
 
@@ -113,7 +184,12 @@ def test_a_picture_in_axes_that_are_there(name):
     fig, (left, right) = plt.subplots(1, 2)
     table = fldiag.diagnose(fldiag.Problem(*PROBLEM), name, k=2)
     assert fldiag.draw(table, ax=right) is right and fig.axes == [left, right]
-    assert right.has_data() and right.get_legend() is not None and not left.has_data() and not fig.legends
+    assert (
+        right.has_data()
+        and right.get_legend() is not None
+        and not left.has_data()
+        and not fig.legends
+    )
     plt.close(fig)
 
 
@@ -127,35 +203,52 @@ def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
         def __call__(self, table, ax=None):
             ax.plot(table["value"])
 
-    monkeypatch.setitem(registry.diagnostic._entries, "trace", dataclasses.replace(registry.diagnostic.get("trace"), draw=Line()))
+    monkeypatch.setitem(
+        registry.diagnostic._entries,
+        "trace",
+        dataclasses.replace(registry.diagnostic.get("trace"), draw=Line()),
+    )
     assert fldiag.draw(table, ax=ax) is ax and ax.lines
     plt.close(fig)
 
 
 def test_a_flag_s_table_can_be_told_from_the_diagnostic_s_own_and_drawn():
     table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=2, density=True)
-    assert set(table["diagnostic"]) == {"spectrum", "density"} and set(table["run"]) == {table["run"][0]}
+    assert set(table["diagnostic"]) == {"spectrum", "density"} and set(table["run"]) == {
+        table["run"][0]
+    }
     (of_spectrum,), (of_density,) = fldiag.draw(table).axes, fldiag.draw(table, name="density").axes
     assert "index" in of_spectrum.get_xlabel() and of_density.get_ylabel() == "density"
 
 
 def test_a_picture_of_a_table(tmp_path):
-    problem = fldiag.Problem(torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
+    problem = fldiag.Problem(
+        torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
+    )
     table = fldiag.diagnose(problem, "spectrum", k=2)
     assert type(fldiag.draw(table)).__name__ == "Figure"
     with pytest.raises(fldiag.FldiagError, match="does not say which diagnostic"):
-        fldiag.draw(table.drop(columns=[]).assign(value=1.0).pipe(lambda t: type(t)(t.to_dict("list"))))
+        fldiag.draw(
+            table.drop(columns=[]).assign(value=1.0).pipe(lambda t: type(t)(t.to_dict("list")))
+        )
     assert fldiag.draw(type(table)(table.to_dict("list")), name="spectrum") is not None
 
 
-@pytest.mark.parametrize("ask, says", [
-    (lambda: fldiag.diagnose([], "trace"), "give a run, a checkpoint"), (lambda: fldiag.diagnose(None, "trace"), "NoneType"),
-    (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
-    (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
-    (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
-    (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"), (lambda: fldiag.forecast(None), r"Config\.load"),
-    (lambda: fldiag.load(123), "run folder or a checkpoint"), (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
-    (lambda: fldiag.catalogue(5), "unknown kind 5")])
+@pytest.mark.parametrize(
+    "ask, says",
+    [
+        (lambda: fldiag.diagnose([], "trace"), "give a run, a checkpoint"),
+        (lambda: fldiag.diagnose(None, "trace"), "NoneType"),
+        (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
+        (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
+        (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
+        (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"),
+        (lambda: fldiag.forecast(None), r"Config\.load"),
+        (lambda: fldiag.load(123), "run folder or a checkpoint"),
+        (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
+        (lambda: fldiag.catalogue(5), "unknown kind 5"),
+    ],
+)
 def test_what_is_of_the_wrong_kind_is_one_error_with_a_remedy(ask, says):
     with pytest.raises(fldiag.FldiagError, match=says) as caught:
         ask()

@@ -21,7 +21,9 @@ from fldiag.seeding import seed_for
 
 def network(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 3)
+    )
 
 
 def problem(n=40, net=None, **options):
@@ -44,7 +46,11 @@ class Weights(nn.Module):
 
 def quadratic(a):
     a = torch.as_tensor(a, dtype=torch.float32)
-    return Problem(Weights(len(a)), lambda z, y: 0.5 * ((z @ a) * z).sum(1).mean(), (torch.zeros(3, 1), torch.zeros(3)))
+    return Problem(
+        Weights(len(a)),
+        lambda z, y: 0.5 * ((z @ a) * z).sum(1).mean(),
+        (torch.zeros(3, 1), torch.zeros(3)),
+    )
 
 
 def dense(p):
@@ -68,7 +74,9 @@ def test_the_numbers_are_those_of_the_package():
     torch.manual_seed(seed_for(5, "pyhessian trace"))
     samples = engine.trace(maxIter=100, tol=1e-3)
     (row,) = reference.trace(p, seed=5)
-    assert row["value"] == pytest.approx(np.mean(samples), rel=1e-12) and row["products"] == len(samples)
+    assert row["value"] == pytest.approx(np.mean(samples), rel=1e-12) and row["products"] == len(
+        samples
+    )
     assert row["estimator"] == "pyhessian" and all(r["estimator"] == "pyhessian" for r in rows)
 
 
@@ -83,7 +91,9 @@ def test_residuals_hold_against_the_dense_hessian():
 
 def test_largest_magnitude_comes_first_and_convergence_is_its_own():
     rows = values(reference.eigenvalues(quadratic(np.diag([5.0, 2.0, 0.5, -9.0])), 3, tol=1e-6))
-    assert [r["value"] for r in rows] == pytest.approx([-9, 5, 2], rel=1e-3) and all(r["converged"] for r in rows)
+    assert [r["value"] for r in rows] == pytest.approx([-9, 5, 2], rel=1e-3) and all(
+        r["converged"] for r in rows
+    )
     close = values(reference.eigenvalues(quadratic(np.diag([1.0, -1.0, 0.2])), 1, most=20))[0]
     assert close["residual"] > 0.05  # it never settles between 1 and -1, whatever it says
     cut = values(reference.eigenvalues(quadratic(np.diag([1.0, 0.9, 0.2])), 1, tol=1e-9, most=4))[0]
@@ -92,7 +102,11 @@ def test_largest_magnitude_comes_first_and_convergence_is_its_own():
 
 def test_a_zero_hessian_and_k_beyond_the_weights():
     rows = reference.eigenvalues(quadratic(np.zeros((3, 3))), 7)
-    assert [r["value"] for r in values(rows)] == [0, 0, 0] and rows[-1]["metric"] == "eigenvalue_ratio" and rows[-1]["value"] is None
+    assert (
+        [r["value"] for r in values(rows)] == [0, 0, 0]
+        and rows[-1]["metric"] == "eigenvalue_ratio"
+        and rows[-1]["value"] is None
+    )
 
 
 def test_replay_of_the_stopping_rule():
@@ -106,14 +120,22 @@ def test_a_negative_mean_stops_the_trace_at_once():
     rng = np.random.default_rng(0)
     a = rng.normal(size=(12, 12))
     a = a @ a.T
-    up, down = reference.trace(quadratic(a), tol=1e-6)[0], reference.trace(quadratic(-a), tol=1e-6)[0]
+    up, down = (
+        reference.trace(quadratic(a), tol=1e-6)[0],
+        reference.trace(quadratic(-a), tol=1e-6)[0],
+    )
     assert down["products"] == 2 < up["products"] and down["stderr"] is None
     assert abs(up["value"] - np.trace(a)) < 6 * up["stderr"]
 
 
 def test_nothing_of_the_callers_is_touched():
     net, seen = network().train(), []
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
     state = {n: t.clone() for n, t in net.state_dict().items()}
     p = problem(net=net)
     reference.eigenvalues(p, 2, progress=lambda *a: seen.append(a))
@@ -125,18 +147,31 @@ def test_nothing_of_the_callers_is_touched():
         reference.trace(p, progress=stop)
     assert all(torch.equal(state[n], t) for n, t in net.state_dict().items()) and net.training
     assert all(q.grad is None for q in [*net.parameters(), *p.module.parameters()])
-    after = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), torch.is_grad_enabled()
-    assert torch.equal(before[0], after[0]) and (before[1] == after[1]).all() and before[2:] == after[2:]
+    after = (
+        torch.get_rng_state(),
+        np.random.get_state()[1].copy(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+    )
+    assert (
+        torch.equal(before[0], after[0])
+        and (before[1] == after[1]).all()
+        and before[2:] == after[2:]
+    )
     assert seen and all(0 < done <= total and text for done, total, text in seen)
 
 
 def test_given_weights_and_buffers_are_those_diagnosed():
     p = problem()
     moved = {n: t + 0.3 for n, t in network().state_dict().items() if t.is_floating_point()}
-    other = problem(params={n: t for n, t in moved.items() if "running" not in n},
-                    buffers={n: t for n, t in moved.items() if "running" in n})
+    other = problem(
+        params={n: t for n, t in moved.items() if "running" not in n},
+        buffers={n: t for n, t in moved.items() if "running" in n},
+    )
     a, b = (values(reference.eigenvalues(q, 1, tol=1e-6, most=300))[0]["value"] for q in (p, other))
-    assert b == pytest.approx(float(torch.linalg.eigvalsh(dense(other))[-1]), rel=1e-3) and abs(a - b) > 0.05 * abs(b)
+    assert b == pytest.approx(float(torch.linalg.eigvalsh(dense(other))[-1]), rel=1e-3) and abs(
+        a - b
+    ) > 0.05 * abs(b)
 
 
 @pytest.mark.slow
@@ -151,15 +186,26 @@ def test_a_few_batches_drawn_once_or_for_every_product():
     p = problem(200)
     once = Sampling(batches=2, size=64)
     a, b = (reference.eigenvalues(p, 1, sampling=once) for _ in range(2))
-    assert a == b and values(a)[0]["n_examples"] == 128 and values(reference.eigenvalues(p, 1))[0]["n_examples"] == 200
-    assert values(reference.eigenvalues(p, 1, sampling=once, seed=1))[0]["value"] != values(a)[0]["value"]
+    assert (
+        a == b
+        and values(a)[0]["n_examples"] == 128
+        and values(reference.eigenvalues(p, 1))[0]["n_examples"] == 200
+    )
+    assert (
+        values(reference.eigenvalues(p, 1, sampling=once, seed=1))[0]["value"]
+        != values(a)[0]["value"]
+    )
     loader = reference._Loader(p, once, 0)
     first, second = ([x for x, _ in loader] for _ in range(2))
-    assert [len(x) for x in first] == [64, 64] and all(torch.equal(s, t) for s, t in zip(first, second, strict=True))
+    assert [len(x) for x in first] == [64, 64] and all(
+        torch.equal(s, t) for s, t in zip(first, second, strict=True)
+    )
     fresh = reference._Loader(p, Sampling(batches=2, size=64, resample=True), 0)
     first, second = (torch.cat([x for x, _ in fresh]) for _ in range(2))
     assert len(first.unique(dim=0)) == 128 and not torch.equal(first, second)
-    assert reference._Loader(p, Sampling(batches=10, size=64), 0).n == 192  # the incomplete last batch is dropped
+    assert (
+        reference._Loader(p, Sampling(batches=10, size=64), 0).n == 192
+    )  # the incomplete last batch is dropped
 
 
 @pytest.mark.parametrize("run", [lambda p, **o: reference.eigenvalues(p, 2, **o), reference.trace])
@@ -184,6 +230,17 @@ def test_refusals(run, monkeypatch):
 
 
 def test_rows_fit_the_schema():
-    frame = check(table(reference.eigenvalues(problem(name="mine"), 2) + reference.trace(problem(name="mine"))))
+    frame = check(
+        table(
+            reference.eigenvalues(problem(name="mine"), 2) + reference.trace(problem(name="mine"))
+        )
+    )
     assert set(frame.run) == {"mine"} and frame.estimator.notna().all()
-    assert frame.metric.tolist() == ["loss", "accuracy", "eigenvalue", "eigenvalue", "eigenvalue_ratio", "trace"]
+    assert frame.metric.tolist() == [
+        "loss",
+        "accuracy",
+        "eigenvalue",
+        "eigenvalue",
+        "eigenvalue_ratio",
+        "trace",
+    ]

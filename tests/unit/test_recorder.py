@@ -28,7 +28,13 @@ SIZES = (20, 13, 7)
 def world(norm=True):
     data, parts = helpers.classification(SIZES)
     torch.manual_seed(0)
-    return data, parts, nn.Sequential(nn.Linear(6, 5), *([nn.BatchNorm1d(5)] if norm else []), nn.ReLU(), nn.Linear(5, 3))
+    return (
+        data,
+        parts,
+        nn.Sequential(
+            nn.Linear(6, 5), *([nn.BatchNorm1d(5)] if norm else []), nn.ReLU(), nn.Linear(5, 3)
+        ),
+    )
 
 
 def step(module, x, y):
@@ -43,8 +49,12 @@ def step(module, x, y):
 
 def mean(nets):
     made = copy.deepcopy(nets[0])
-    made.load_state_dict({k: torch.stack([n.state_dict()[k].float() for n in nets]).mean(0).to(v.dtype)
-                          for k, v in nets[0].state_dict().items()})
+    made.load_state_dict(
+        {
+            k: torch.stack([n.state_dict()[k].float() for n in nets]).mean(0).to(v.dtype)
+            for k, v in nets[0].state_dict().items()
+        }
+    )
     return made
 
 
@@ -55,34 +65,54 @@ def loop(rec, net, data, parts, rounds=2, form=lambda net: net.state_dict()):
         trained = {k: step(net, data.train_x[parts[k]], data.train_y[parts[k]]) for k in (0, 2)}
         new = mean(list(trained.values()))
         told.append((net, trained, new))
-        rec.round(received=form(net), clients={k: form(n) for k, n in trained.items()}, aggregated=form(new),
-                  metrics={"lr": 0.1, "loss": {0: 0.5, 2: 0.25}})
+        rec.round(
+            received=form(net),
+            clients={k: form(n) for k, n in trained.items()},
+            aggregated=form(new),
+            metrics={"lr": 0.1, "loss": {0: 0.5, 2: 0.25}},
+        )
         net = new
     return told
 
 
 FORMS = {
-    "state_dict": lambda net: net.state_dict(), "module": lambda net: net, "arrays": lambda net: [v.numpy() for v in net.state_dict().values()],
+    "state_dict": lambda net: net.state_dict(),
+    "module": lambda net: net,
+    "arrays": lambda net: [v.numpy() for v in net.state_dict().values()],
     "compiled": lambda net: {"_orig_mod." + k: v for k, v in net.state_dict().items()},
-    "vector": flatten, "array": lambda net: flatten(net).numpy(), "parameters": lambda net: [p for p in net.parameters()],
+    "vector": flatten,
+    "array": lambda net: flatten(net).numpy(),
+    "parameters": lambda net: [p for p in net.parameters()],
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_weights_is_stored_to_the_bit(tmp_path, form):
     data, parts, net = world(norm=form not in ("vector", "array", "parameters"))
-    with fldiag.Recorder(tmp_path / "run", net, data=data, clients=parts, method="mine", seed=3) as rec:
+    with fldiag.Recorder(
+        tmp_path / "run", net, data=data, clients=parts, method="mine", seed=3
+    ) as rec:
         told = loop(rec, net, data, parts, form=FORMS[form])
     run = Run.open(tmp_path / "run")
-    assert (run.status, run.rounds, repr(rec)) == ("finished", [0, 1, 2], f"Recorder({str(run.path)!r}, 2 rounds, {flatten(net).numel()} parameters)")
+    assert (run.status, run.rounds, repr(rec)) == (
+        "finished",
+        [0, 1, 2],
+        f"Recorder({str(run.path)!r}, 2 rounds, {flatten(net).numel()} parameters)",
+    )
     for t, (received, trained, aggregated) in enumerate(told, start=1):
         stored = run.checkpoint(t)
         assert torch.equal(stored.received, flatten(received)) and stored.client_ids == [0, 2]
         assert torch.equal(stored.clients, torch.stack([flatten(n) for n in trained.values()]))
         assert all(torch.equal(stored.state[n], v) for n, v in aggregated.state_dict().items())
     rows = run.metrics
-    assert rows[(rows["metric"] == "loss") & (rows["client"] == 2)]["value"].tolist() == [0.25, 0.25]
-    assert set(rows[rows["metric"] == "accuracy"]["slice"]) == {"test"} and (rows["method"] == "mine").all()
+    assert rows[(rows["metric"] == "loss") & (rows["client"] == 2)]["value"].tolist() == [
+        0.25,
+        0.25,
+    ]
+    assert (
+        set(rows[rows["metric"] == "accuracy"]["slice"]) == {"test"}
+        and (rows["method"] == "mine").all()
+    )
 
 
 @pytest.mark.slow
@@ -93,22 +123,38 @@ def test_a_loop_that_stops_is_diagnosable_at_once(tmp_path):
         "import sys, os; sys.path[:0] = [{!r}, {!r}]\nimport torch, fldiag, test_recorder as t\n"
         "data, parts, net = t.world(norm=False)\n"
         "rec = fldiag.Recorder('run', net, data=(data.train_x, data.train_y), clients=parts, test=(data.test_x, data.test_y))\n"
-        "t.loop(rec, net, data, parts)\nrec.flush()\nos._exit(9)\n".format(str(tmp_path), str(__import__('pathlib').Path(__file__).parent)))
-    code = subprocess.run([sys.executable, script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}).returncode
+        "t.loop(rec, net, data, parts)\nrec.flush()\nos._exit(9)\n".format(
+            str(tmp_path), str(__import__("pathlib").Path(__file__).parent)
+        )
+    )
+    code = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    ).returncode
     assert code == 9
     _, _, net = world(norm=False)
     run = fldiag.load(tmp_path / "run", model=net)  # its examples lie in the folder
     assert run.status == "interrupted" and run.rounds == [0, 1, 2]
-    for name, options in (("forgetting", {}), ("drift", {}), ("matching", {"k": 1}), ("spectrum", {"k": 1})):
+    for name, options in (
+        ("forgetting", {}),
+        ("drift", {}),
+        ("matching", {"k": 1}),
+        ("spectrum", {"k": 1}),
+    ):
         table = fldiag.diagnose(run, name, **options)
         assert len(table) and not (table["metric"] == "missing").any(), name
-    with fldiag.Recorder(tmp_path / "run", net, data=world()[0], clients=world()[1], resume=True) as rec:
+    with fldiag.Recorder(
+        tmp_path / "run", net, data=world()[0], clients=world()[1], resume=True
+    ) as rec:
         rec.round(clients={1: net}, aggregated=net)
     again = Run.open(tmp_path / "run")
-    assert again.rounds == [0, 1, 2, 3] and torch.equal(again.checkpoint(3).received, flatten(mean_of(again, 2, net)))
+    assert again.rounds == [0, 1, 2, 3] and torch.equal(
+        again.checkpoint(3).received, flatten(mean_of(again, 2, net))
+    )
 
 
-@pytest.mark.parametrize(("end", "rounds"), [("", [0, 1, 2]), ("raise SystemExit(3)", [0, 1, 2]), ("os._exit(0)", None)])
+@pytest.mark.parametrize(
+    ("end", "rounds"), [("", [0, 1, 2]), ("raise SystemExit(3)", [0, 1, 2]), ("os._exit(0)", None)]
+)
 @pytest.mark.slow
 def test_a_loop_that_does_not_close_leaves_whole_rounds(tmp_path, end, rounds):
     """A normal end writes all that was recorded; of a process that is gone at once a readable beginning is left."""
@@ -116,10 +162,16 @@ def test_a_loop_that_does_not_close_leaves_whole_rounds(tmp_path, end, rounds):
     script.write_text(
         f"import sys, os; sys.path[:0] = [{str(Path(__file__).parent)!r}]\nimport fldiag, test_recorder as t\n"
         "data, parts, net = t.world(norm=False)\nrec = fldiag.Recorder('run', net, data=data, clients=parts)\n"
-        f"t.loop(rec, net, data, parts)\n{end}\n")
-    subprocess.run([sys.executable, script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+        f"t.loop(rec, net, data, parts)\n{end}\n"
+    )
+    subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
     run = Run.open(tmp_path / "run")
-    assert run.rounds == ([0, *range(1, run.done + 1)] if run.done else []) and rounds in (None, run.rounds)
+    assert run.rounds == ([0, *range(1, run.done + 1)] if run.done else []) and rounds in (
+        None,
+        run.rounds,
+    )
     for t in run.rounds:
         run.checkpoint(t)
     assert (tmp_path / "run" / "owner.json").exists() == (rounds is None)
@@ -142,7 +194,9 @@ def test_what_is_recorded_is_the_state_at_the_call(tmp_path, monkeypatch):
         go.set()
     stored = Run.open(tmp_path / "run").checkpoint(1)
     assert all(torch.equal(stored.state[n], v) for n, v in before.state_dict().items())
-    assert torch.equal(stored.received, flatten(before)) and torch.equal(stored.clients[0], flatten(before))
+    assert torch.equal(stored.received, flatten(before)) and torch.equal(
+        stored.clients[0], flatten(before)
+    )
 
 
 def test_a_round_that_the_disk_refuses_is_told_and_taken_back(tmp_path, monkeypatch):
@@ -174,13 +228,17 @@ def test_a_round_that_the_disk_refuses_is_told_and_taken_back(tmp_path, monkeypa
 
 def test_a_run_that_moved_brings_its_examples(tmp_path):
     data, parts, net = world(norm=False)
-    with fldiag.Recorder(tmp_path / "run", net, data=(data.train_x, data.train_y), clients=parts) as rec:
+    with fldiag.Recorder(
+        tmp_path / "run", net, data=(data.train_x, data.train_y), clients=parts
+    ) as rec:
         loop(rec, net, data, parts, rounds=1)
     before = fldiag.diagnose(fldiag.load(tmp_path / "run", model=net), "forgetting")
     run = (tmp_path / "run").rename(tmp_path / "elsewhere")
     for target in (run, run / "rounds" / "0001.pt"):
         assert len(fldiag.diagnose(fldiag.load(target, model=net), "spectrum", k=1))
-    assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(before["value"])
+    assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(
+        before["value"]
+    )
     alone = tmp_path / "mailed.pt"
     alone.write_bytes((run / "rounds" / "0001.pt").read_bytes())
     with pytest.raises(FldiagError, match=r"data\.npz of its run") as caught:
@@ -217,8 +275,14 @@ def test_clients_one_by_one_and_models_only(tmp_path):
         rec.round(aggregated=net)
         rec.round(aggregated=net)
     run = Run.open(tmp_path / "run")
-    assert run.checkpoint(1).client_ids == [1] and run.checkpoint(2).client_ids == [] and {int(k): n for k, n in run.origin["examples"].items()} == {1: 40}
-    found = fldiag.diagnose(fldiag.load(tmp_path / "run", model=net, data=(data.test_x, data.test_y)), "spectrum", k=1)
+    assert (
+        run.checkpoint(1).client_ids == [1]
+        and run.checkpoint(2).client_ids == []
+        and {int(k): n for k, n in run.origin["examples"].items()} == {1: 40}
+    )
+    found = fldiag.diagnose(
+        fldiag.load(tmp_path / "run", model=net, data=(data.test_x, data.test_y)), "spectrum", k=1
+    )
     assert found["n_examples"].tolist() == [len(data.test_y)] * len(found)
 
 
@@ -227,15 +291,37 @@ def test_landscape_and_report_of_a_recorded_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     data, parts, net = world(norm=False)
-    with fldiag.Recorder("run", net, data=(data.train_x, data.train_y), clients=parts, test=(data.test_x, data.test_y), method="mine") as rec:
+    with fldiag.Recorder(
+        "run",
+        net,
+        data=(data.train_x, data.train_y),
+        clients=parts,
+        test=(data.test_x, data.test_y),
+        method="mine",
+    ) as rec:
         loop(rec, net, data, parts)
-    drawn = commands.table(commands.last(commands.run("landscape", "run", "--model", "test_recorder:factory", "--points", "5",
-                                                      "--directions", "random")))
+    drawn = commands.table(
+        commands.last(
+            commands.run(
+                "landscape",
+                "run",
+                "--model",
+                "test_recorder:factory",
+                "--points",
+                "5",
+                "--directions",
+                "random",
+            )
+        )
+    )
     loss = drawn[drawn["metric"] == "loss"]["value"]
     assert len(loss) >= 25 and np.isfinite(loss).all() and set(drawn["method"]) == {"mine"}
     commands.run("forgetting", "run", "--model", "test_recorder:factory")
     page = commands.last(commands.run("report", "run")).read_text()
-    assert all(text in page for text in ("Along two random directions, train", "By client and class", "npz:data.npz"))
+    assert all(
+        text in page
+        for text in ("Along two random directions, train", "By client and class", "npz:data.npz")
+    )
 
 
 def factory():
@@ -246,9 +332,13 @@ def test_tokens_are_recorded_as_integers(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3))
     x, y = torch.randint(0, 9, (12, 5)), torch.arange(12) % 3
-    with fldiag.Recorder(tmp_path / "run", net, data=(x, y), clients=[range(6), range(6, 12)]) as rec:
+    with fldiag.Recorder(
+        tmp_path / "run", net, data=(x, y), clients=[range(6), range(6, 12)]
+    ) as rec:
         rec.round(received=net, clients={k: net for k in (0, 1)}, aggregated=net)
-    table = fldiag.diagnose(fldiag.load(tmp_path / "run", model=net, data=rec.dataset), "forgetting")
+    table = fldiag.diagnose(
+        fldiag.load(tmp_path / "run", model=net, data=rec.dataset), "forgetting"
+    )
     assert rec.dataset.train_x.dtype == torch.int64 and table["value"].notna().any()
 
 
@@ -259,7 +349,10 @@ def test_no_second_run_in_a_folder(tmp_path):
         fldiag.Recorder(tmp_path / "run", net)
     rec.round(clients={0: net}, received=net, aggregated=net)
     rec.close()
-    assert not (tmp_path / "run" / "owner.json").exists() and json.loads((tmp_path / "run" / "run.json").read_text())["done"] == 1
+    assert (
+        not (tmp_path / "run" / "owner.json").exists()
+        and json.loads((tmp_path / "run" / "run.json").read_text())["done"] == 1
+    )
 
 
 def test_the_example_of_the_documentation(tmp_path, monkeypatch):
@@ -272,7 +365,9 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch):
     assert len(fldiag.diagnose(fldiag.load(run.path, model=own_loop.net()), "forgetting"))
 
 
-@pytest.mark.parametrize(("name", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("huggingface", "transformers"), ("lightning", "lightning")]
+)
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, name, package):
     for module in (package, f"{package}.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -281,10 +376,19 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, name, pa
     assert f"fldiag[{package}]" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"aggregated": torch.zeros(3)}, "vector of 3 numbers, and the model has 53"), ({"aggregated": [np.zeros(3)]}, "1 arrays, and the model's"),
-    ({"aggregated": nn.Linear(6, 5)}, "lacks|no weight"), ({"aggregated": 3}, "int holds no weights"),
-    ({"aggregated": torch.zeros(53), "clients": {"a": torch.zeros(53)}}, "client 'a' is not a number")])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"aggregated": torch.zeros(3)}, "vector of 3 numbers, and the model has 53"),
+        ({"aggregated": [np.zeros(3)]}, "1 arrays, and the model's"),
+        ({"aggregated": nn.Linear(6, 5)}, "lacks|no weight"),
+        ({"aggregated": 3}, "int holds no weights"),
+        (
+            {"aggregated": torch.zeros(53), "clients": {"a": torch.zeros(53)}},
+            "client 'a' is not a number",
+        ),
+    ],
+)
 def test_weights_that_do_not_fit_cost_nothing_but_an_error(tmp_path, wrong, message):
     data, parts, net = world(norm=False)
     with fldiag.Recorder(tmp_path / "run", net, data=data, clients=parts) as rec:

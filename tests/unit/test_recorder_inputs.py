@@ -31,7 +31,9 @@ class Named(nn.Module):
         self.table, self.out = nn.Embedding(V, 4), nn.Linear(4 + D, 3)
 
     def logits(self, tokens, mask, numbers):
-        return self.out(torch.tanh(torch.cat([(self.table(tokens) * mask[..., None]).mean(1), numbers], 1)))
+        return self.out(
+            torch.tanh(torch.cat([(self.table(tokens) * mask[..., None]).mean(1), numbers], 1))
+        )
 
     def forward(self, tokens, more, labels=None):
         return {"hidden": tokens, "logits": self.logits(tokens, more["mask"], more["numbers"])}
@@ -51,7 +53,7 @@ class Single(Named):
     """The same in one tensor of numbers."""
 
     def forward(self, x):
-        return self.logits(x[:, :T].long(), x[:, T:2 * T].bool(), x[:, 2 * T:])
+        return self.logits(x[:, :T].long(), x[:, T : 2 * T].bool(), x[:, 2 * T :])
 
 
 class Rows(Dataset):
@@ -59,7 +61,11 @@ class Rows(Dataset):
         return N
 
     def __getitem__(self, i):
-        return {"tokens": TOKENS[i], "more": {"mask": MASK[i], "numbers": NUMBERS[i]}, "labels": LABELS[i]}
+        return {
+            "tokens": TOKENS[i],
+            "more": {"mask": MASK[i], "numbers": NUMBERS[i]},
+            "labels": LABELS[i],
+        }
 
 
 def moved(net, seed):
@@ -81,7 +87,9 @@ def record(out, net, **given):
 
 def values(run, net, name, **options):
     table = fldiag.diagnose(fldiag.load(run, model=net), name, **options)
-    assert not (table["metric"] == "missing").any() or "no test examples" in " ".join(table["note"].dropna())
+    assert not (table["metric"] == "missing").any() or "no test examples" in " ".join(
+        table["note"].dropna()
+    )
     return table["value"].astype(float)
 
 
@@ -89,7 +97,14 @@ GIVEN = {
     "a dict": (Named, {"data": (INPUTS, LABELS), "clients": PARTS}),
     "a tuple": (Placed, {"data": ((TOKENS, (MASK, NUMBERS)), LABELS), "clients": PARTS}),
     "a loader of dicts with labels": (Named, {"data": DataLoader(Rows(), 7), "clients": PARTS}),
-    "clients' own": (Placed, {"clients": {k: ((TOKENS[p], (MASK[p], NUMBERS[p])), LABELS[p]) for k, p in enumerate(PARTS)}}),
+    "clients' own": (
+        Placed,
+        {
+            "clients": {
+                k: ((TOKENS[p], (MASK[p], NUMBERS[p])), LABELS[p]) for k, p in enumerate(PARTS)
+            }
+        },
+    ),
 }
 
 
@@ -101,7 +116,9 @@ def expected(tmp_path_factory):
     """Of a model of one tensor."""
     data = torch.cat([TOKENS, MASK, NUMBERS], 1), LABELS
     twin = record(tmp_path_factory.mktemp("one") / "run", Single(), data=data, clients=PARTS)
-    return {name: values(twin, Single(), name, **options) for name, options in ASKED.items()}, fldiag.load(twin).metrics["value"]
+    return {
+        name: values(twin, Single(), name, **options) for name, options in ASKED.items()
+    }, fldiag.load(twin).metrics["value"]
 
 
 @pytest.mark.parametrize("kind", GIVEN)
@@ -111,8 +128,12 @@ def test_diagnostics_of_a_run_are_those_of_one_tensor(kind, tmp_path, expected):
     run = record(tmp_path / "run", make(), **given)
     for name in ASKED if kind == "a dict" else ("forgetting",):
         found = values(run, make(), name, **ASKED[name])
-        assert len(found) and np.allclose(found, expected[0][name], rtol=1e-4, atol=1e-6, equal_nan=True), name
-    assert fldiag.load(run).metrics["value"].tolist() == pytest.approx(expected[1].tolist(), rel=1e-6)
+        assert len(found) and np.allclose(
+            found, expected[0][name], rtol=1e-4, atol=1e-6, equal_nan=True
+        ), name
+    assert fldiag.load(run).metrics["value"].tolist() == pytest.approx(
+        expected[1].tolist(), rel=1e-6
+    )
 
 
 def picked(out, y):
@@ -120,42 +141,73 @@ def picked(out, y):
 
 
 def test_data_given_with_the_question_and_with_test_examples(tmp_path):
-    net, test = Named(), ({"tokens": TOKENS.flip(0), "more": {"mask": MASK, "numbers": NUMBERS}}, LABELS.flip(0))
+    net, test = (
+        Named(),
+        ({"tokens": TOKENS.flip(0), "more": {"mask": MASK, "numbers": NUMBERS}}, LABELS.flip(0)),
+    )
     kept = record(tmp_path / "kept", net, data=(INPUTS, LABELS), clients=PARTS, test=test)
     bare = record(tmp_path / "bare", net, clients=None)
     for name in ("forgetting", "drift"):
         whole = fldiag.diagnose(fldiag.load(kept, model=net), name)
         again = fldiag.diagnose(fldiag.load(kept, model=net, data=(INPUTS, LABELS, *test)), name)
         assert whole["value"].equals(again["value"]) and not (whole["metric"] == "missing").any()
-    alone = fldiag.diagnose(fldiag.load(bare, model=net, data=(INPUTS, LABELS)), "spectrum", k=1, loss=picked)
+    alone = fldiag.diagnose(
+        fldiag.load(bare, model=net, data=(INPUTS, LABELS)), "spectrum", k=1, loss=picked
+    )
     problem = fldiag.diagnose(fldiag.load(kept, model=net), "spectrum", k=1)
     alone, problem = (t[t["metric"] != "accuracy"]["value"].tolist() for t in (alone, problem))
     assert alone == pytest.approx(problem, rel=1e-5)
     told = fldiag.diagnose(fldiag.load(bare, model=net, data=(INPUTS, LABELS)), "forgetting")
-    assert "those of the training examples" in " ".join(told["note"].dropna()) and not (told["slice"] == "test").any()
+    assert (
+        "those of the training examples" in " ".join(told["note"].dropna())
+        and not (told["slice"] == "test").any()
+    )
 
 
 def test_models_that_read_rows_travel_and_leave_the_users_alone():
     net, dataset = Named(), dataset_of((INPUTS, LABELS))
     made = pickle.loads(pickle.dumps(reading(net, dataset)))
     expected = net(**INPUTS)["logits"]
-    assert torch.equal(made(dataset.train_x), expected) and list(made.state_dict()) == list(net.state_dict())
-    assert not net._forward_pre_hooks and torch.equal(made.double()(dataset.train_x).float(), net.double()(
-        TOKENS, {"mask": MASK, "numbers": NUMBERS.double()})["logits"].float())
+    assert torch.equal(made(dataset.train_x), expected) and list(made.state_dict()) == list(
+        net.state_dict()
+    )
+    assert not net._forward_pre_hooks and torch.equal(
+        made.double()(dataset.train_x).float(),
+        net.double()(TOKENS, {"mask": MASK, "numbers": NUMBERS.double()})["logits"].float(),
+    )
 
 
 def test_rows_lose_nothing():
-    inputs = {"a": torch.tensor([[0.0, -0.0], [float("nan"), 3e-45], [float("-inf"), 1 / 3]]),
-              "b": (torch.tensor([2**62, -1, -2**63]), {"c": torch.tensor([[[True]], [[False]], [[True]]])}),
-              "d": torch.tensor([[255], [0], [7]], dtype=torch.uint8)}
+    inputs = {
+        "a": torch.tensor([[0.0, -0.0], [float("nan"), 3e-45], [float("-inf"), 1 / 3]]),
+        "b": (
+            torch.tensor([2**62, -1, -(2**63)]),
+            {"c": torch.tensor([[[True]], [[False]], [[True]]])},
+        ),
+        "d": torch.tensor([[255], [0], [7]], dtype=torch.uint8),
+    }
     packed = Packed.of(inputs)
     rows = packed.rows(inputs)
     again = Packed.read(packed.text(), rows.shape[1]).inputs(rows, torch.float32)
-    assert again["a"].view(torch.int32).equal(inputs["a"].view(torch.int32)) and again["b"][0].equal(inputs["b"][0])
-    assert again["b"][1]["c"].equal(inputs["b"][1]["c"]) and again["d"].equal(inputs["d"]) and again["d"].dtype == torch.uint8
+    assert again["a"].view(torch.int32).equal(inputs["a"].view(torch.int32)) and again["b"][
+        0
+    ].equal(inputs["b"][0])
+    assert (
+        again["b"][1]["c"].equal(inputs["b"][1]["c"])
+        and again["d"].equal(inputs["d"])
+        and again["d"].dtype == torch.uint8
+    )
     inside = '[[["a"], [2], "int64"], [["a", "b"], [3], "int64"]]'  # a tensor within another
-    deep = '[[[' + ', '.join(['"a"'] * 5000) + '], [5], "int64"]]'
-    for wrong in ('[[["a"], [9], "float32"]]', '[[["a"], [2], "object"]]', "[1]", "{", '[[[["x"]], [5], "bool"]]', inside, deep):
+    deep = "[[[" + ", ".join(['"a"'] * 5000) + '], [5], "int64"]]'
+    for wrong in (
+        '[[["a"], [9], "float32"]]',
+        '[[["a"], [2], "object"]]',
+        "[1]",
+        "{",
+        '[[[["x"]], [5], "bool"]]',
+        inside,
+        deep,
+    ):
         with pytest.raises(FldiagError, match="does not describe rows of 5 numbers"):
             Packed.read(wrong, 5)
 
@@ -165,11 +217,23 @@ class Several(Named):
         return super().forward(tokens, more)["logits"], tokens
 
 
-@pytest.mark.parametrize(("net", "data", "message"), [
-    (Named, (INPUTS, TOKENS), r"the targets are a tensor \[30, 5\].*one label.*ask spectrum or landscape"),
-    (Several, (INPUTS, LABELS), r"the model returns a tuple with \[0\] \[\d+, 3\].*one tensor.*'logits'"),
-    (Named, INPUTS, "has no labels"), (Named, ({"tokens": TOKENS, "more": MASK[:4]}, LABELS), "x.more has 4"),
-])
+@pytest.mark.parametrize(
+    ("net", "data", "message"),
+    [
+        (
+            Named,
+            (INPUTS, TOKENS),
+            r"the targets are a tensor \[30, 5\].*one label.*ask spectrum or landscape",
+        ),
+        (
+            Several,
+            (INPUTS, LABELS),
+            r"the model returns a tuple with \[0\] \[\d+, 3\].*one tensor.*'logits'",
+        ),
+        (Named, INPUTS, "has no labels"),
+        (Named, ({"tokens": TOKENS, "more": MASK[:4]}, LABELS), "x.more has 4"),
+    ],
+)
 def test_what_cannot_be_asked_is_one_error_with_a_remedy(net, data, message, tmp_path):
     run = record(tmp_path / "run", Named(), clients=None)
     with pytest.raises(FldiagError, match=message):
@@ -181,11 +245,15 @@ def test_a_run_of_weights_alone_has_drift_and_says_what_the_rest_needs(tmp_path)
     run = record(tmp_path / "run", Named(), data=(INPUTS, TOKENS), clients=PARTS)
     whole = record(tmp_path / "whole", Named(), data=(INPUTS, LABELS), clients=PARTS)
     assert "its data are given with a question" in " ".join(fldiag.load(run).origin["notes"])
-    found, expected = (fldiag.diagnose(fldiag.load(r, model=Named()), "drift") for r in (run, whole))
+    found, expected = (
+        fldiag.diagnose(fldiag.load(r, model=Named()), "drift") for r in (run, whole)
+    )
     rows = found[found["metric"] != "missing"]
     both = expected[expected["metric"].isin(rows["metric"].unique())]
     assert "update_cosine" in set(rows["metric"]) and "gradient_norm" not in set(rows["metric"])
-    assert rows["value"].tolist() == both["value"].tolist() and "representations are left out" in " ".join(found["note"].dropna())
+    assert rows["value"].tolist() == both[
+        "value"
+    ].tolist() and "representations are left out" in " ".join(found["note"].dropna())
     fldiag.draw(found)
     for name in ("forgetting", "matching", "fairness"):
         with pytest.raises(FldiagError, match=r"weights alone.*drift and lora.*--data"):
@@ -197,23 +265,40 @@ def test_tokens_lie_in_the_runs_folder(tmp_path):
     net = nn.Sequential(nn.Embedding(V, 4), nn.Flatten(), nn.Linear(4 * T, 3))
     run = record(tmp_path / "run", net, data=(TOKENS, LABELS), clients=PARTS)
     given = fldiag.diagnose(fldiag.load(run, model=net, data=(TOKENS, LABELS)), "forgetting")
-    assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(given["value"])
+    assert fldiag.diagnose(fldiag.load(run, model=net), "forgetting")["value"].equals(
+        given["value"]
+    )
 
 
 EXAMPLES = TensorDataset(NUMBERS, LABELS)
 
 
-@pytest.mark.parametrize("clients", [
-    [Subset(EXAMPLES, p) for p in PARTS], [DataLoader(Subset(EXAMPLES, list(p)), 4, shuffle=True) for p in PARTS],
-    [Subset(Subset(EXAMPLES, range(N - 1, -1, -1)), [N - 1 - i for i in p]) for p in PARTS],
-    [torch.arange(N) < 14, np.arange(N) >= 14], {k: torch.tensor(list(p)) for k, p in enumerate(PARTS)}])
+@pytest.mark.parametrize(
+    "clients",
+    [
+        [Subset(EXAMPLES, p) for p in PARTS],
+        [DataLoader(Subset(EXAMPLES, list(p)), 4, shuffle=True) for p in PARTS],
+        [Subset(Subset(EXAMPLES, range(N - 1, -1, -1)), [N - 1 - i for i in p]) for p in PARTS],
+        [torch.arange(N) < 14, np.arange(N) >= 14],
+        {k: torch.tensor(list(p)) for k, p in enumerate(PARTS)},
+    ],
+)
 def test_clients_are_parts_of_the_data_in_the_forms_that_loops_have(clients, tmp_path):
     with fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=EXAMPLES, clients=clients) as rec:
         assert [part.tolist() for part in rec.parts.values()] == [list(p) for p in PARTS]
 
 
-@pytest.mark.parametrize("clients", [[Subset(TensorDataset(NUMBERS[:9], LABELS[:9]), [0, 1])], [DataLoader(EXAMPLES, 4)],
-                                     [(NUMBERS, LABELS)], torch.arange(N) % 2, [np.ones(7, dtype=bool)], [[0.5, 1.0]]])
+@pytest.mark.parametrize(
+    "clients",
+    [
+        [Subset(TensorDataset(NUMBERS[:9], LABELS[:9]), [0, 1])],
+        [DataLoader(EXAMPLES, 4)],
+        [(NUMBERS, LABELS)],
+        torch.arange(N) % 2,
+        [np.ones(7, dtype=bool)],
+        [[0.5, 1.0]],
+    ],
+)
 def test_what_says_no_examples_of_the_data_is_refused(clients, tmp_path):
     with pytest.raises(FldiagError, match=r"client 0 has a .* which of the examples.*Subset"):
         fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=EXAMPLES, clients=clients)
@@ -225,12 +310,20 @@ TRAIN, VALIDATION = random_split(EXAMPLES, [20, 10], torch.Generator().manual_se
 SHARES = random_split(TRAIN, [12, 8], torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("data", "clients", "expected"), [
-    (MIXED, [Subset(MIXED, p) for p in PARTS], [list(p) for p in PARTS]),
-    (MIXED, [Subset(Subset(MIXED, range(20)), [3, 1])], [[1, 3]]),
-    (MIXED, [MIXED], [list(range(N))]),
-    (TRAIN, SHARES, [sorted(s.indices) for s in SHARES]),
-    (DataLoader(TRAIN, 4), [DataLoader(s, 4, shuffle=True) for s in SHARES], [sorted(s.indices) for s in SHARES])])
+@pytest.mark.parametrize(
+    ("data", "clients", "expected"),
+    [
+        (MIXED, [Subset(MIXED, p) for p in PARTS], [list(p) for p in PARTS]),
+        (MIXED, [Subset(Subset(MIXED, range(20)), [3, 1])], [[1, 3]]),
+        (MIXED, [MIXED], [list(range(N))]),
+        (TRAIN, SHARES, [sorted(s.indices) for s in SHARES]),
+        (
+            DataLoader(TRAIN, 4),
+            [DataLoader(s, 4, shuffle=True) for s in SHARES],
+            [sorted(s.indices) for s in SHARES],
+        ),
+    ],
+)
 def test_clients_are_parts_of_a_subset(data, clients, expected, tmp_path):
     """Numbered as the data are that were given, whatever these are a part of."""
     with fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=data, clients=clients) as rec:
@@ -239,14 +332,23 @@ def test_clients_are_parts_of_a_subset(data, clients, expected, tmp_path):
         assert torch.equal(rec.dataset.train_x, torch.stack([x for x, _ in given]))
 
 
-@pytest.mark.parametrize(("data", "clients"), [
-    (MIXED, [Subset(EXAMPLES, [0, 1])]), (TRAIN, [Subset(VALIDATION, [0])]), (TRAIN, [VALIDATION]), (EXAMPLES[:9], [MIXED])])
+@pytest.mark.parametrize(
+    ("data", "clients"),
+    [
+        (MIXED, [Subset(EXAMPLES, [0, 1])]),
+        (TRAIN, [Subset(VALIDATION, [0])]),
+        (TRAIN, [VALIDATION]),
+        (EXAMPLES[:9], [MIXED]),
+    ],
+)
 def test_parts_of_what_the_data_are_a_part_of_are_refused(data, clients, tmp_path):
     with pytest.raises(FldiagError, match=r"client 0 has a .* which of the examples.*Subset"):
         fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=data, clients=clients)
 
 
-@pytest.mark.parametrize("loader", [DataLoader(EXAMPLES, 4, shuffle=True), DataLoader(EXAMPLES, batch_sampler=[ORDER])])
+@pytest.mark.parametrize(
+    "loader", [DataLoader(EXAMPLES, 4, shuffle=True), DataLoader(EXAMPLES, batch_sampler=[ORDER])]
+)
 @pytest.mark.parametrize("clients", [PARTS, [Subset(EXAMPLES, [0, 1])]])
 def test_numbers_of_examples_in_an_order_of_the_loaders_own_are_refused(loader, clients, tmp_path):
     with pytest.raises(FldiagError, match=r"DataLoader with an order of its own.*shuffle=False"):
@@ -267,7 +369,11 @@ def test_a_model_by_its_name_needs_the_data_of_a_run_without(tmp_path):
 @pytest.mark.parametrize("one_input", [True, False])
 def test_of_three_entries_the_models_arguments_decide(one_input, tmp_path):
     """Given when the run is recorded, and with the question."""
-    net, entries = (nn.Linear(D, 3), (NUMBERS, LABELS, TOKENS)) if one_input else (Masked(), (TOKENS, MASK, LABELS))
+    net, entries = (
+        (nn.Linear(D, 3), (NUMBERS, LABELS, TOKENS))
+        if one_input
+        else (Masked(), (TOKENS, MASK, LABELS))
+    )
     loader = DataLoader(TensorDataset(*entries), 7)
     said = "entry 2 is the target; entry 3 is not used" if one_input else "entry 3 is the target"
     run = record(tmp_path / "run", net, data=loader, clients=PARTS)
@@ -285,27 +391,55 @@ def test_a_list_of_batches_is_the_data_whatever_their_number(batches, tmp_path):
     run = fldiag.load(record(tmp_path / "run", net, data=data, clients=PARTS), model=net)
     assert len(run.metrics.query("metric == 'accuracy' and slice == 'train'"))
     given = fldiag.load(run.path / "rounds/0002.pt", model=net, data=data)
-    values = [fldiag.diagnose(target, "spectrum", k=1).query("metric == 'loss'")["value"].item() for target in (run, given)]
+    values = [
+        fldiag.diagnose(target, "spectrum", k=1).query("metric == 'loss'")["value"].item()
+        for target in (run, given)
+    ]
     assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("place", ["test", "clients"])
 def test_what_entries_are_is_said_of_test_examples_and_of_the_clients_too(place, tmp_path):
     loader = DataLoader(TensorDataset(NUMBERS, LABELS, TOKENS), 7)
-    given = {"data": (NUMBERS, LABELS), "clients": PARTS, "test": loader} if place == "test" else {"clients": [loader, loader]}
+    given = (
+        {"data": (NUMBERS, LABELS), "clients": PARTS, "test": loader}
+        if place == "test"
+        else {"clients": [loader, loader]}
+    )
     notes = fldiag.load(record(tmp_path / "run", nn.Linear(D, 3), **given)).origin["notes"]
-    assert any("entry 2 is the target; entry 3 is not used" in note and note.startswith("test: ") == (place == "test") for note in notes)
+    assert any(
+        "entry 2 is the target; entry 3 is not used" in note
+        and note.startswith("test: ") == (place == "test")
+        for note in notes
+    )
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"data": None}, "no training examples"), ({"data": (NUMBERS, LABELS, NUMBERS, LABELS)}, "split of their own"),
-    ({"data": dataset_of((NUMBERS, LABELS))}, "split of their own"), ({"data": "digits"}, "split of their own"),
-    ({"test": (NUMBERS, LABELS.float())}, r"int64 \[30\], and those of test float32 \[30, 1\]"),
-    ({"data": (NUMBERS, LABELS.float())}, "one form"), ({"data": (NUMBERS, NUMBERS), "test": (NUMBERS, NUMBERS[:, :2])}, "one form")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": None}, "no training examples"),
+        ({"data": (NUMBERS, LABELS, NUMBERS, LABELS)}, "split of their own"),
+        ({"data": dataset_of((NUMBERS, LABELS))}, "split of their own"),
+        ({"data": "digits"}, "split of their own"),
+        ({"test": (NUMBERS, LABELS.float())}, r"int64 \[30\], and those of test float32 \[30, 1\]"),
+        ({"data": (NUMBERS, LABELS.float())}, "one form"),
+        ({"data": (NUMBERS, NUMBERS), "test": (NUMBERS, NUMBERS[:, :2])}, "one form"),
+    ],
+)
 def test_test_examples_are_used_or_refused(given, message, tmp_path):
     with pytest.raises(FldiagError, match=message):
-        fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), **{"data": (NUMBERS, LABELS), "test": (NUMBERS, LABELS), **given})
-    record(tmp_path / "run", nn.Linear(D, 3), data=(NUMBERS, LABELS), test=(NUMBERS, LABELS), clients=PARTS)
+        fldiag.Recorder(
+            tmp_path / "run",
+            nn.Linear(D, 3),
+            **{"data": (NUMBERS, LABELS), "test": (NUMBERS, LABELS), **given},
+        )
+    record(
+        tmp_path / "run",
+        nn.Linear(D, 3),
+        data=(NUMBERS, LABELS),
+        test=(NUMBERS, LABELS),
+        clients=PARTS,
+    )
 
 
 def test_counts_are_no_classes_and_the_remedy_works(tmp_path):
@@ -319,8 +453,21 @@ def test_counts_are_no_classes_and_the_remedy_works(tmp_path):
             fldiag.diagnose(run, name)
     loss = lambda z, y: nn.functional.poisson_nll_loss(z.sum(1), y)  # noqa: E731
     table = fldiag.diagnose(run, "spectrum", k=1, loss=loss)
-    expected = fldiag.diagnose(fldiag.Problem(run.checkpoint().model, loss, (NUMBERS, counts), run.checkpoint().state), "spectrum", k=1)
+    expected = fldiag.diagnose(
+        fldiag.Problem(run.checkpoint().model, loss, (NUMBERS, counts), run.checkpoint().state),
+        "spectrum",
+        k=1,
+    )
     assert np.allclose(table["value"].astype(float), expected["value"].astype(float), rtol=1e-5)
-    path = fldiag.diagnose([fldiag.load(tmp_path / "run" / "rounds" / f"000{r}.pt", model=net, data=(NUMBERS, counts))
-                            for r in (1, 2)], "connectivity", points=3, loss=loss)
+    path = fldiag.diagnose(
+        [
+            fldiag.load(
+                tmp_path / "run" / "rounds" / f"000{r}.pt", model=net, data=(NUMBERS, counts)
+            )
+            for r in (1, 2)
+        ],
+        "connectivity",
+        points=3,
+        loss=loss,
+    )
     assert "barrier" in set(path["metric"]) and "accuracy" not in set(path["metric"])

@@ -23,7 +23,9 @@ def entry(build, given=()):
     return registry.Entry("thing", "it", build, given)
 
 
-def sample(problem, k: Annotated[int, Field(ge=1)] = 5, mode: Literal["a", "b"] = "a", *, scale: float):
+def sample(
+    problem, k: Annotated[int, Field(ge=1)] = 5, mode: Literal["a", "b"] = "a", *, scale: float
+):
     """Says what it does.
 
     More of it.
@@ -35,8 +37,13 @@ def test_a_signature_is_a_schema():
     assert it.headline == "Says what it does."
     assert list(it.options.model_fields) == ["k", "mode", "scale"]
     assert it.validate({"scale": 2}) == {"k": 5, "mode": "a", "scale": 2.0}
-    for wrong, message in (({}, "scale"), ({"scale": 1, "k": 0}, "k = 0"), ({"scale": 1, "mode": "c"}, "mode = 'c'"),
-                           ({"scale": 1, "problem": 1}, "unknown key 'problem'"), ({"scale": 1, "kk": 1}, "did you mean 'k'?")):
+    for wrong, message in (
+        ({}, "scale"),
+        ({"scale": 1, "k": 0}, "k = 0"),
+        ({"scale": 1, "mode": "c"}, "mode = 'c'"),
+        ({"scale": 1, "problem": 1}, "unknown key 'problem'"),
+        ({"scale": 1, "kk": 1}, "did you mean 'k'?"),
+    ):
         with pytest.raises(FldiagError) as caught:
             it.validate(wrong)
         assert message in str(caught.value)
@@ -49,9 +56,14 @@ def test_what_a_description_offers_can_be_chosen(kind):
     entries = getattr(registry, kind)
     for name in entries.names():
         for option, about in entries.get(name).options.model_fields.items():
-            offered = re.search(r"(?:^|[ :])((?:\w+, )*\w+,? or \w+)\.$", re.sub(r" \([^)]*\)", "", about.description or ""))
+            offered = re.search(
+                r"(?:^|[ :])((?:\w+, )*\w+,? or \w+)\.$",
+                re.sub(r" \([^)]*\)", "", about.description or ""),
+            )
             if typing.get_origin(about.annotation) is Literal and offered:
-                assert set(re.split(r",? or |, ", offered[1])) <= set(typing.get_args(about.annotation)), f"{name}: {option}"
+                assert set(re.split(r",? or |, ", offered[1])) <= set(
+                    typing.get_args(about.annotation)
+                ), f"{name}: {option}"
 
 
 def test_two_functions_cannot_have_one_name():
@@ -82,7 +94,9 @@ def test_a_diagnostic_names_its_subject_as_it_likes():
     def roughness(anything, told=None, *, power: int = 2):
         """How rough."""
 
-    assert list(registry.Diagnostic("diagnostic", "it", roughness).options.model_fields) == ["power"]
+    assert list(registry.Diagnostic("diagnostic", "it", roughness).options.model_fields) == [
+        "power"
+    ]
 
 
 @pytest.fixture
@@ -94,15 +108,21 @@ def packages(tmp_path, monkeypatch):
     fresh = registry.Registry("diagnostic", "house", entry=registry.Diagnostic)
     monkeypatch.setattr(registry, "diagnostic", fresh)
     header = "from fldiag.registry import diagnostic\n"
-    (tmp_path / "house" / "plain.py").write_text(header + "@diagnostic('plain')\ndef plain(problem):\n    'Built in.'\n")
+    (tmp_path / "house" / "plain.py").write_text(
+        header + "@diagnostic('plain')\ndef plain(problem):\n    'Built in.'\n"
+    )
 
     def install(**sources):
         for name, source in sources.items():
             info = tmp_path / f"{name}_package-1.0.dist-info"
             info.mkdir()
             (tmp_path / f"module_of_{name}.py").write_text(header + source)
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.0\n")
-            (info / "entry_points.txt").write_text(f"[fldiag.diagnostics]\n{name} = module_of_{name}\n")
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.0\n"
+            )
+            (info / "entry_points.txt").write_text(
+                f"[fldiag.diagnostics]\n{name} = module_of_{name}\n"
+            )
         return fresh
 
     yield install
@@ -114,10 +134,16 @@ GOOD = "@diagnostic('good')\ndef good(problem):\n    'Good.'\n"
 
 
 def test_a_package_that_cannot_be_imported_stops_only_itself(packages):
-    found = packages(good=GOOD, bad="@diagnostic('half')\ndef half(problem):\n    ''\nimport nothing_of_that_name\n")
+    found = packages(
+        good=GOOD,
+        bad="@diagnostic('half')\ndef half(problem):\n    ''\nimport nothing_of_that_name\n",
+    )
     for _ in range(2):
         assert found.get("plain").headline == "Built in." and found.get("good").headline == "Good."
-        with pytest.raises(FldiagError, match=r"'bad' of the package bad-package cannot be used .*nothing_of_that_name"):
+        with pytest.raises(
+            FldiagError,
+            match=r"'bad' of the package bad-package cannot be used .*nothing_of_that_name",
+        ):
             found.get("bad")
     with pytest.warns(UserWarning, match="bad-package") as told:
         assert found.names() == ["good", "plain"] and "bad" not in found and "good" in found
@@ -134,7 +160,9 @@ def test_only_the_package_that_is_asked_about_is_imported(packages):
 
 
 def test_a_package_cannot_take_the_name_of_another_diagnostic(packages):
-    found = packages(plain="@diagnostic('plain')\ndef plain(problem):\n    'Mine.'\n", misnamed=GOOD)
+    found = packages(
+        plain="@diagnostic('plain')\ndef plain(problem):\n    'Mine.'\n", misnamed=GOOD
+    )
     assert found.get("plain").headline == "Built in."
     with pytest.warns(UserWarning, match=r"plain-package.*is registered twice"):
         assert found.names() == ["plain"]
@@ -174,7 +202,7 @@ def my_net(shape, classes):
     """A net of mine."""
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape[0], classes))
 '''
-USE = '''
+USE = """
 import sys, torch
 from fldiag import config, registry
 from fldiag.training import rounds
@@ -192,7 +220,7 @@ try:
     config.build({**tree, "method": {"name": "mine", "bye": 1}})
 except Exception as error:
     print(error)
-'''
+"""
 
 
 @pytest.mark.slow
@@ -202,15 +230,26 @@ def test_a_method_and_a_model_of_an_installed_package(tmp_path):
     info.mkdir(parents=True)
     (package / "mymethods.py").write_text(MODULE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(textwrap.dedent("""
+    (info / "entry_points.txt").write_text(
+        textwrap.dedent("""
         [fldiag.methods]
         mine = mymethods:mine
         [fldiag.models]
         my_net = mymethods:my_net
-        """))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(package)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", USE, str(tmp_path)], env=environment, cwd=tmp_path,
-                          capture_output=True, text=True)
+        """)
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(package)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", USE, str(tmp_path)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "method 'mine': unknown key 'bye'; did you mean 'by'?" in done.stdout
 

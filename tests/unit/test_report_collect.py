@@ -30,7 +30,16 @@ def test_a_table_is_found_by_its_checkpoints_whatever_the_folder_is_called(tmp_p
     made = reports.everything(reports.run(tmp_path / "a"))
     shutil.move(made.path, tmp_path / "renamed")
     found = collect([tmp_path / "renamed"])
-    assert kinds(found) == {"metrics", "forgetting", "drift", "matching", "account", "personalise", "spectrum", "landscape:eigen"}
+    assert kinds(found) == {
+        "metrics",
+        "forgetting",
+        "drift",
+        "matching",
+        "account",
+        "personalise",
+        "spectrum",
+        "landscape:eigen",
+    }
     assert not found.notes
 
 
@@ -44,7 +53,11 @@ def test_a_table_of_other_weights_is_not_shown_and_that_is_said(tmp_path, kind):
     reports.run(tmp_path / "a", salt="after")
     found = collect([tmp_path / "a"])
     assert kinds(found) == {"metrics"}
-    assert len(found.notes) == 1 and f"{kind}-1.csv" in found.notes[0] and "other checkpoints" in found.notes[0]
+    assert (
+        len(found.notes) == 1
+        and f"{kind}-1.csv" in found.notes[0]
+        and "other checkpoints" in found.notes[0]
+    )
 
 
 def test_several_tables_of_other_weights_are_one_line(tmp_path):
@@ -53,7 +66,9 @@ def test_several_tables_of_other_weights_are_one_line(tmp_path):
     reports.of_checkpoints(old, "landscape", lambda _: reports.surface())
     reports.run(tmp_path / "a", salt="after")
     (note,) = collect([tmp_path / "a"]).notes
-    assert note.startswith("2 tables are not shown (") and note.endswith("other checkpoints than those of this run.")
+    assert note.startswith("2 tables are not shown (") and note.endswith(
+        "other checkpoints than those of this run."
+    )
 
 
 def test_one_wrong_checkpoint_among_the_right_ones_is_enough_to_refuse(tmp_path):
@@ -67,11 +82,20 @@ def test_one_wrong_checkpoint_among_the_right_ones_is_enough_to_refuse(tmp_path)
 
 def test_places_that_are_looked_through(tmp_path):
     made = reports.run(tmp_path / "runs" / "a")
-    reports.of_run(made, "forgetting", reports.forgetting(), folder=tmp_path / "runs")  # beside the run, as the demo has it
+    reports.of_run(
+        made, "forgetting", reports.forgetting(), folder=tmp_path / "runs"
+    )  # beside the run, as the demo has it
     reports.of_run(made, "drift", reports.drift(), folder=tmp_path / "fldiag-out")
-    reports.of_run(made, "matching", reports.matching(), folder=tmp_path / "elsewhere" / "deep" / "down")
+    reports.of_run(
+        made, "matching", reports.matching(), folder=tmp_path / "elsewhere" / "deep" / "down"
+    )
     assert kinds(collect([made.path])) == {"metrics", "forgetting", "drift"}
-    assert kinds(collect([made.path], [tmp_path / "elsewhere"])) == {"metrics", "forgetting", "drift", "matching"}
+    assert kinds(collect([made.path], [tmp_path / "elsewhere"])) == {
+        "metrics",
+        "forgetting",
+        "drift",
+        "matching",
+    }
 
 
 def test_of_several_tables_the_later_round_the_more_rounds_the_newer_wins(tmp_path):
@@ -111,7 +135,9 @@ def test_a_damaged_table_is_passed_over_for_the_next_and_named(tmp_path):
     (made.path / "diagnostics" / "odd.csv").write_text("")
     found = collect([made.path])
     assert found.members[0].tables["drift"].name == "drift-1.csv"
-    assert any("drift-bad.csv" in n and "columns" in n for n in found.notes) and any("odd.json" in n for n in found.notes)
+    assert any("drift-bad.csv" in n and "columns" in n for n in found.notes) and any(
+        "odd.json" in n for n in found.notes
+    )
 
 
 @pytest.mark.parametrize("options", [{"params": "fc*"}, {"matrix": "ggn"}, {"which": "smallest"}])
@@ -123,7 +149,9 @@ def test_eigenvalues_of_other_matrices_are_not_taken_for_the_hessians(tmp_path, 
 
 def test_a_table_of_two_runs_belongs_to_both(tmp_path):
     a, b = reports.run(tmp_path / "a"), reports.run(tmp_path / "b", "fedsol")
-    reports.of_checkpoints([a, b], "landscape", lambda label: reports.surface(), folder=tmp_path / "fldiag-out")
+    reports.of_checkpoints(
+        [a, b], "landscape", lambda label: reports.surface(), folder=tmp_path / "fldiag-out"
+    )
     found = collect([a.path, b.path])
     assert found.members[0].tables["landscape:eigen"] is found.members[1].tables["landscape:eigen"]
     assert sum(s.kind == "landscape:eigen" for s in found.sources) == 1
@@ -133,7 +161,13 @@ def test_a_table_of_two_runs_belongs_to_both(tmp_path):
 def test_directions_are_kinds_of_their_own(tmp_path):
     made = reports.run(tmp_path / "a")
     for name in ("eigen", "pca"):
-        reports.of_checkpoints(made, "landscape", lambda _: reports.surface(), name=f"landscape-{name}", directions=name)
+        reports.of_checkpoints(
+            made,
+            "landscape",
+            lambda _: reports.surface(),
+            name=f"landscape-{name}",
+            directions=name,
+        )
     assert {"landscape:eigen", "landscape:pca"} <= kinds(collect([made.path]))
 
 
@@ -157,21 +191,28 @@ def test_a_table_that_was_changed_is_not_shown(tmp_path):
     made = reports.run(tmp_path / "a")
     reports.of_run(made, "forgetting", reports.forgetting(), name="forgetting-old", rounds=[1, 2])
     csv = reports.of_run(made, "forgetting", reports.forgetting(), name="forgetting-new")
-    [about, same] = write_table(pd.read_csv(csv), csv.with_suffix(""), json.loads(csv.with_suffix(".json").read_text()))
+    [about, same] = write_table(
+        pd.read_csv(csv), csv.with_suffix(""), json.loads(csv.with_suffix(".json").read_text())
+    )
     assert same == csv and collect([made.path]).members[0].tables["forgetting"].name == csv.name
     good = csv.read_bytes()
     for place in range(0, len(good), max(1, len(good) // 60)):
-        csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1:])
+        csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1 :])
         found = collect([made.path])
         assert found.members[0].tables["forgetting"].name == "forgetting-old.csv"
-        assert found.notes == ["forgetting-new.csv is not shown: it cannot be read as a table (forgetting-new.csv is not the "
-                               "table that was written (its sha256 differs from the json beside it))."]
+        assert found.notes == [
+            "forgetting-new.csv is not shown: it cannot be read as a table (forgetting-new.csv is not the "
+            "table that was written (its sha256 differs from the json beside it))."
+        ]
     csv.write_bytes(good)
     kept = about.read_bytes()
     for place in range(len(kept)):  # a damaged json: the table as it is, or none of it
-        about.write_bytes(kept[:place] + bytes([kept[place] ^ 0x02]) + kept[place + 1:])
+        about.write_bytes(kept[:place] + bytes([kept[place] ^ 0x02]) + kept[place + 1 :])
         table = collect([made.path]).members[0].tables.get("forgetting")
-        assert table is None or table.raw in (good, (csv.parent / "forgetting-old.csv").read_bytes())
+        assert table is None or table.raw in (
+            good,
+            (csv.parent / "forgetting-old.csv").read_bytes(),
+        )
 
 
 def test_a_table_without_a_checksum_is_shown(tmp_path):
@@ -194,8 +235,13 @@ def test_a_table_that_no_section_can_draw_does_not_stop_the_report(tmp_path):
         account(found)
     section = guarded(account, found)
     assert [g.title for g in section.groups] == ["a"]
-    assert section.notes == [f"account-b.csv is not shown here: its numbers cannot be drawn ({type(direct.value).__name__}: {direct.value})."]
-    assert "account-b.csv is not shown here" in build.write(found, tmp_path / "report.html").read_text()
+    assert section.notes == [
+        f"account-b.csv is not shown here: its numbers cannot be drawn ({type(direct.value).__name__}: {direct.value})."
+    ]
+    assert (
+        "account-b.csv is not shown here"
+        in build.write(found, tmp_path / "report.html").read_text()
+    )
 
 
 def test_a_section_that_fails_without_tables_fails(tmp_path):
@@ -206,11 +252,14 @@ def test_a_section_that_fails_without_tables_fails(tmp_path):
         guarded(part, collect([reports.run(tmp_path / "a").path]))
 
 
-
 def test_wrong_use_is_refused(tmp_path):
     made = reports.run(tmp_path / "a")
-    for paths, places, word in (([], [], "no run"), ([made.path, tmp_path / "." / "a"], [], "twice"),
-                                ([tmp_path], [], "not a run folder"), ([made.path], [tmp_path / "nowhere"], "not there")):
+    for paths, places, word in (
+        ([], [], "no run"),
+        ([made.path, tmp_path / "." / "a"], [], "twice"),
+        ([tmp_path], [], "not a run folder"),
+        ([made.path], [tmp_path / "nowhere"], "not there"),
+    ):
         with pytest.raises(FldiagError, match=word) as caught:
             collect(paths, places)
         assert caught.value.usage and caught.value.remedy

@@ -17,9 +17,56 @@ from fldiag.report import build
 from fldiag.report.collect import collect
 
 EVIL, unpack = reports.EVIL, reports.unpacked
-KNOWN = {"html", "head", "meta", "title", "style", "body", "a", "header", "h1", "h2", "h3", "p", "nav", "ul", "li", "div", "label", "input",
-         "span", "svg", "path", "noscript", "main", "section", "figure", "figcaption", "table", "caption", "thead", "tbody", "tr", "th", "td",
-         "button", "details", "summary", "dl", "dt", "dd", "pre", "code", "b", "br", "script", "select", "option", "output", "img"}
+KNOWN = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "a",
+    "header",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "nav",
+    "ul",
+    "li",
+    "div",
+    "label",
+    "input",
+    "span",
+    "svg",
+    "path",
+    "noscript",
+    "main",
+    "section",
+    "figure",
+    "figcaption",
+    "table",
+    "caption",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "button",
+    "details",
+    "summary",
+    "dl",
+    "dt",
+    "dd",
+    "pre",
+    "code",
+    "b",
+    "br",
+    "script",
+    "select",
+    "option",
+    "output",
+    "img",
+}
 
 
 class Reader(HTMLParser):
@@ -51,10 +98,25 @@ def evil(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evil")
     a = reports.everything(reports.run(folder / EVIL, steps=2), note=EVIL, **{EVIL: EVIL})
     b = reports.everything(reports.run(folder / "b'\"&" / "script>", "fedsol", salt=EVIL))
-    reports.of_checkpoints(b, "landscape", lambda _: reports.surface(), name="landscape-" + "<i>", labels=[EVIL + " client 4"],
-                           directions="random", slice=EVIL)
-    reports.of_checkpoints(b, "trace", lambda _: [{"metric": "trace", "value": 1.0, "layer": layer, "estimator": EVIL}
-                                                  for layer in (None, EVIL, "<b>head</b>")], labels=[EVIL], named=True)
+    reports.of_checkpoints(
+        b,
+        "landscape",
+        lambda _: reports.surface(),
+        name="landscape-" + "<i>",
+        labels=[EVIL + " client 4"],
+        directions="random",
+        slice=EVIL,
+    )
+    reports.of_checkpoints(
+        b,
+        "trace",
+        lambda _: [
+            {"metric": "trace", "value": 1.0, "layer": layer, "estimator": EVIL}
+            for layer in (None, EVIL, "<b>head</b>")
+        ],
+        labels=[EVIL],
+        named=True,
+    )
     a.index["config"]["method"]["name"] = a.index["config"]["data"]["name"] = EVIL
     a.index["provenance"]["device_name"] = a.index["status"] = EVIL
     a.commit()
@@ -70,14 +132,24 @@ def test_no_name_becomes_markup(evil):
     assert set(read.tags) <= KNOWN and not [k for k, _ in read.attributes if k.startswith("on")]
     count = 2 + len(evil[0].sources) + 1  # plotly, data, tables, the page's own
     assert read.tags.count("script") == count == text.count("<script") == text.count("</script")
-    assert sum(EVIL in words for words in read.words) > 10  # shown as it is: title, method, device, options
-    assert not {k for k, v in read.attributes if k in ("src", "href") and not v.startswith(("#", "data:image/png;base64,"))}
+    assert (
+        sum(EVIL in words for words in read.words) > 10
+    )  # shown as it is: title, method, device, options
+    assert not {
+        k
+        for k, v in read.attributes
+        if k in ("src", "href") and not v.startswith(("#", "data:image/png;base64,"))
+    }
     assert read.tags.count("img") == 1
 
 
 def test_figures_hold_names_that_plotly_cannot_read_as_markup(evil):
     data = unpack(Reader(evil[2]).scripts["data"]).decode()
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in data and "<script" not in data and "<b>head" not in data
+    assert (
+        "&lt;script&gt;alert(1)&lt;/script&gt;" in data
+        and "<script" not in data
+        and "<b>head" not in data
+    )
 
 
 def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched(evil):
@@ -94,7 +166,11 @@ def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched(evil):
 def test_downloads_are_the_tables_byte_for_byte(evil):
     found, _, text = evil
     read = Reader(text)
-    held = {name: unpack(script, read.columns[name]) for name, script in read.scripts.items() if name.startswith("file-")}
+    held = {
+        name: unpack(script, read.columns[name])
+        for name, script in read.scripts.items()
+        if name.startswith("file-")
+    }
     names = json.loads(unpack(read.scripts["data"]))["files"]
     for source in found.sources:
         assert held[f"file-{source.place}"] == source.raw
@@ -107,9 +183,14 @@ def test_provenance_names_checkpoints_config_version_device_and_options(evil):
     found, _, _ = evil
     member = found.members[1]
     about = dict(build.about(member.tables["forgetting"]))
-    assert about["sha256 of round 3"] == reports.sha(member.run, 3) and about["Config hash"] == member.run.index["hash"]
+    assert (
+        about["sha256 of round 3"] == reports.sha(member.run, 3)
+        and about["Config hash"] == member.run.index["hash"]
+    )
     assert about["fldiag"] == "1.2.3" and about["Device"] == "cpu" and about["Seed"] == "0"
-    assert about["sha256 of the table"] == hashlib.sha256(member.tables["forgetting"].raw).hexdigest()
+    assert (
+        about["sha256 of the table"] == hashlib.sha256(member.tables["forgetting"].raw).hexdigest()
+    )
     surface = dict(build.about(member.tables["landscape:eigen"]))
     assert surface["sha256 of checkpoint 0 (train, 100 examples)"] == reports.sha(member.run, 3)
     assert surface["Options"] == "directions = eigen"
@@ -121,12 +202,20 @@ def test_provenance_names_checkpoints_config_version_device_and_options(evil):
 def test_every_figure_of_the_data_has_its_place_on_the_page(evil):
     read = Reader(evil[2])
     figures = json.loads(unpack(read.scripts["data"]))["figures"]
-    twice = [i for i, f in enumerate(figures) if f["kind"] == "scene"]  # as a surface and as contours
-    assert sorted(int(v) for k, v in read.attributes if k == "data-figure") == sorted([*range(len(figures)), *twice])
+    twice = [
+        i for i, f in enumerate(figures) if f["kind"] == "scene"
+    ]  # as a surface and as contours
+    assert sorted(int(v) for k, v in read.attributes if k == "data-figure") == sorted(
+        [*range(len(figures)), *twice]
+    )
     controls = [v for k, v in read.attributes if k == "data-control"]
-    assert len(controls) == len(set(controls)) and {c for f in figures for c in f["controls"]} == set(controls)
+    assert len(controls) == len(set(controls)) and {
+        c for f in figures for c in f["controls"]
+    } == set(controls)
     ids = [v for k, v in read.attributes if k == "id"]
-    assert len(ids) == len(set(ids)) and {v[1:] for k, v in read.attributes if k == "href"} <= set(ids)
+    assert len(ids) == len(set(ids)) and {v[1:] for k, v in read.attributes if k == "href"} <= set(
+        ids
+    )
 
 
 def test_a_run_looks_the_same_everywhere_and_like_its_method(evil):
@@ -141,19 +230,40 @@ def test_a_run_looks_the_same_everywhere_and_like_its_method(evil):
 
 
 def test_the_same_content_is_packed_the_same_way():
-    assert pages.pack("a" * 1000) == pages.pack(b"a" * 1000) and unpack(pages.pack("ü")) == "ü".encode()
+    assert (
+        pages.pack("a" * 1000) == pages.pack(b"a" * 1000)
+        and unpack(pages.pack("ü")) == "ü".encode()
+    )
 
 
-@pytest.mark.parametrize("raw", [b"", b"a,b", b"a,b\n", "ä,ü\n1,\n".encode(), b'a,"b,c\n1,2,3\n4,5\n', b"a\r\n1\r\n", b"\n\n", b"\xef\xbb\xbfa,b\n1,2\n"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"a,b",
+        b"a,b\n",
+        "ä,ü\n1,\n".encode(),
+        b'a,"b,c\n1,2,3\n4,5\n',
+        b"a\r\n1\r\n",
+        b"\n\n",
+        b"\xef\xbb\xbfa,b\n1,2\n",
+    ],
+)
 def test_a_packed_table_is_the_table(raw):
     assert unpack(*pages.pack_table(raw)) == raw
 
 
 def test_tables_are_packed_by_column():
     values = np.random.default_rng(0).random(3000)
-    raw = "run,round,metric,value,unit\n" + "".join(f"A,{i // 100},accuracy,{v:.9g},\n" for i, v in enumerate(values))
+    raw = "run,round,metric,value,unit\n" + "".join(
+        f"A,{i // 100},accuracy,{v:.9g},\n" for i, v in enumerate(values)
+    )
     text, columns = pages.pack_table(raw.encode())
-    assert columns == 5 and unpack(text, columns) == raw.encode() and len(text) < 0.85 * len(pages.pack(raw))
+    assert (
+        columns == 5
+        and unpack(text, columns) == raw.encode()
+        and len(text) < 0.85 * len(pages.pack(raw))
+    )
     assert not set(text) & set("<>&'\"")
 
 
@@ -175,15 +285,45 @@ def test_two_runs_of_a_hundred_rounds_stay_small_and_quick(tmp_path):
     ids, runs = tuple(range(10)), []
     for name in ("fedavg", "fedsol"):
         made = reports.everything(reports.run(tmp_path / name, name, rounds=100))
-        base = {"slice": "test", "estimator": "exact", "masked": False, "scope": "client", "moment": "trained"}
-        extra = [{**base, "round": r, "metric": m, "client": c, "index": k, "value": rng.integers(300) / 300, "stderr": rng.random() / 10}
-                 for r in range(1, 101) for c in ids for k in range(10) for m in ("class_accuracy", "more", "and_more")]
+        base = {
+            "slice": "test",
+            "estimator": "exact",
+            "masked": False,
+            "scope": "client",
+            "moment": "trained",
+        }
+        extra = [
+            {
+                **base,
+                "round": r,
+                "metric": m,
+                "client": c,
+                "index": k,
+                "value": rng.integers(300) / 300,
+                "stderr": rng.random() / 10,
+            }
+            for r in range(1, 101)
+            for c in ids
+            for k in range(10)
+            for m in ("class_accuracy", "more", "and_more")
+        ]
         reports.of_run(made, "forgetting", reports.forgetting(100, ids, 10) + extra)
-        extra = [{**base, "round": r, "metric": m, "client": c, "index": k, "value": rng.random()}
-                 for r in range(1, 101) for c in ids for k in range(5) for m in ("cos_gu_gp", "local_local_divergence", "update_cosine")]
+        extra = [
+            {**base, "round": r, "metric": m, "client": c, "index": k, "value": rng.random()}
+            for r in range(1, 101)
+            for c in ids
+            for k in range(5)
+            for m in ("cos_gu_gp", "local_local_divergence", "update_cosine")
+        ]
         reports.of_run(made, "drift", reports.drift(100) + extra)
-        reports.of_checkpoints(made, "landscape", lambda _: [{**row, "value": row["value"] + rng.random() / 100}
-                                                             for row in reports.surface(points=41)])
+        reports.of_checkpoints(
+            made,
+            "landscape",
+            lambda _: [
+                {**row, "value": row["value"] + rng.random() / 100}
+                for row in reports.surface(points=41)
+            ],
+        )
         runs.append(made.path)
     began = time.process_time()
     path = build.write(collect(runs), tmp_path / "r.html")

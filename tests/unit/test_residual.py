@@ -14,7 +14,15 @@ from fldiag.models.network import Network
 from fldiag.models.residual import BasicBlock, Bottleneck, keep_probabilities
 from fldiag.params import flatten
 
-FAMILY = ["resnet18_cifar", "resnet18_gn", "resnet8_p3", "resnet18_p3", "resnet56", "resnet18_imagenet", "small_resnet"]
+FAMILY = [
+    "resnet18_cifar",
+    "resnet18_gn",
+    "resnet8_p3",
+    "resnet18_p3",
+    "resnet56",
+    "resnet18_imagenet",
+    "small_resnet",
+]
 BLOCKS = {"resnet8_p3": 4, "resnet56": 18, "small_resnet": 3}
 every = pytest.mark.parametrize("name", FAMILY)
 
@@ -32,7 +40,14 @@ def unsettled(module):
     generator = torch.Generator().manual_seed(5)
     for n, t in module.state_dict().items():
         if t.dim() == 1 and t.is_floating_point():
-            t.copy_(t + (0.3 * torch.rand(t.shape, generator=generator) if "var" in n else 0.3 * torch.randn(t.shape, generator=generator)))
+            t.copy_(
+                t
+                + (
+                    0.3 * torch.rand(t.shape, generator=generator)
+                    if "var" in n
+                    else 0.3 * torch.randn(t.shape, generator=generator)
+                )
+            )
     return module
 
 
@@ -40,18 +55,24 @@ def same(a, b, **kwargs):
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, **kwargs)
 
 
-@pytest.mark.parametrize(("name", "norm"), [("resnet18_imagenet", None), ("resnet18_gn", lambda c: nn.GroupNorm(2, c))])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("resnet18_imagenet", None), ("resnet18_gn", lambda c: nn.GroupNorm(2, c))]
+)
 @pytest.mark.parametrize("train", [True, False])
 def test_torchvisions_network_with_the_same_weights(name, norm, train):
     with torch.random.fork_rng():
-        peer = unsettled(torchvision.models.resnet18(num_classes=10, norm_layer=norm).double()).train(train)
+        peer = unsettled(
+            torchvision.models.resnet18(num_classes=10, norm_layer=norm).double()
+        ).train(train)
     ours = built(name).train(train)
     ours.load_state_dict(peer.state_dict())
     assert [n for n, _ in ours.named_parameters()] == [n for n, _ in peer.named_parameters()]
     seen = []
     for part in (peer.layer1, peer.layer2, peer.layer3, peer.layer4):
         part.register_forward_hook(lambda m, args, out: seen.append(out))
-    peer.bn1.register_forward_hook(lambda m, args, out: seen.append(out.clone()))  # its ReLU works in place
+    peer.bn1.register_forward_hook(
+        lambda m, args, out: seen.append(out.clone())
+    )  # its ReLU works in place
     x = randn(3, 3, 32, 32)
     same(ours(x), peer(x))
     ours.load_state_dict(peer.state_dict())
@@ -65,12 +86,24 @@ def test_torchvisions_network_with_the_same_weights(name, norm, train):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(("ours", "theirs"), [(BasicBlock, torchvision.models.resnet.BasicBlock),
-                                              (Bottleneck, torchvision.models.resnet.Bottleneck)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (BasicBlock, torchvision.models.resnet.BasicBlock),
+        (Bottleneck, torchvision.models.resnet.Bottleneck),
+    ],
+)
 def test_torchvisions_blocks_with_the_same_weights(ours, theirs, stride):
     mine = unsettled(ours(8, 6, stride, nn.BatchNorm2d).double())
-    peer = theirs(8, 6, stride, downsample=nn.Sequential(nn.Conv2d(8, 6 * ours.expansion, 1, stride, bias=False),
-                                                         nn.BatchNorm2d(6 * ours.expansion))).double()
+    peer = theirs(
+        8,
+        6,
+        stride,
+        downsample=nn.Sequential(
+            nn.Conv2d(8, 6 * ours.expansion, 1, stride, bias=False),
+            nn.BatchNorm2d(6 * ours.expansion),
+        ),
+    ).double()
     peer.load_state_dict(mine.state_dict())
     x = randn(2, 8, 7, 7)
     same(F.relu(mine(x)), peer(x))
@@ -86,14 +119,23 @@ def test_maps_of_stem_and_stages(name):
     same(module.features(x), maps[-1].clamp_min(0).mean((2, 3)))
     same(module(x), module.fc(module.pooled(maps)))
     sides = [m.shape[-1] for m in maps]
-    stem = {"resnet18_gn": [16, 8, 4, 2, 1], "resnet18_imagenet": [16, 8, 4, 2, 1], "resnet18_cifar": [32, 32, 16, 8, 4],
-            "resnet8_p3": [32, 16, 8, 4, 2], "resnet18_p3": [32, 16, 8, 4, 2]}
+    stem = {
+        "resnet18_gn": [16, 8, 4, 2, 1],
+        "resnet18_imagenet": [16, 8, 4, 2, 1],
+        "resnet18_cifar": [32, 32, 16, 8, 4],
+        "resnet8_p3": [32, 16, 8, 4, 2],
+        "resnet18_p3": [32, 16, 8, 4, 2],
+    }
     assert sides == stem.get(name, [32, 32, 16, 8])
 
 
 def test_the_map_before_the_last_stage_of_resnet56():
     assert [tuple(m.shape[1:]) for m in built("resnet56").stages(randn(1, 3, 32, 32))] == [
-        (16, 32, 32), (64, 32, 32), (128, 16, 16), (256, 8, 8)]
+        (16, 32, 32),
+        (64, 32, 32),
+        (128, 16, 16),
+        (256, 8, 8),
+    ]
 
 
 def test_small_images_of_any_depth():
@@ -117,21 +159,35 @@ def test_projection_lies_between_pool_and_classifier():
     x = randn(2, 3, 16, 16)
     first, _, second = module.projection
     pooled = module.stages(x)[-1].clamp_min(0).mean((2, 3))
-    same(module.features(x), (pooled @ first.weight.T + first.bias).clamp_min(0) @ second.weight.T + second.bias)
+    same(
+        module.features(x),
+        (pooled @ first.weight.T + first.bias).clamp_min(0) @ second.weight.T + second.bias,
+    )
     assert module.sub(x, 0.5).shape == (2, 10)
     same(module.train().sub(x, 1), module(x))
 
 
-@pytest.mark.parametrize(("name", "he"), [("resnet56", True), ("small_resnet", True), ("resnet18_cifar", False)])
+@pytest.mark.parametrize(
+    ("name", "he"), [("resnet56", True), ("small_resnet", True), ("resnet18_cifar", False)]
+)
 def test_first_weights_of_convolutions(name, he):
-    convs = [m for m in built(name).modules() if isinstance(m, nn.Conv2d) and m.in_channels != m.out_channels]
+    convs = [
+        m
+        for m in built(name).modules()
+        if isinstance(m, nn.Conv2d) and m.in_channels != m.out_channels
+    ]
     big = max(convs, key=lambda m: m.weight.numel())
     area = math.prod(big.kernel_size)
-    expected = math.sqrt(2 / (area * big.out_channels)) if he else 1 / math.sqrt(3 * area * big.in_channels)
+    expected = (
+        math.sqrt(2 / (area * big.out_channels))
+        if he
+        else 1 / math.sqrt(3 * area * big.in_channels)
+    )
     assert float(big.weight.detach().std()) == pytest.approx(expected, rel=0.03)
 
 
 # Random depth.
+
 
 @pytest.mark.parametrize(("rule", "first"), [("code", 1), ("paper", 1 - 0.1 / 18)])
 def test_probability_of_keeping_falls_linearly(rule, first):
@@ -221,5 +277,9 @@ def test_a_dropped_branch_neither_learns_nor_counts(monkeypatch, draw):
 def test_the_split_survives_random_depth():
     module = built(keep_last=0.5)
     net = Network(module, precision="fp64")
-    net.confirm_split(flatten(module)[None], {n: b[None].clone() for n, b in net.buffers.items()}, randn(1, 3, 3, 8, 8))
+    net.confirm_split(
+        flatten(module)[None],
+        {n: b[None].clone() for n, b in net.buffers.items()},
+        randn(1, 3, 3, 8, 8),
+    )
     assert net.has_split

@@ -10,6 +10,7 @@ from fldiag.models.residual import BasicBlock, Bottleneck, ResNet
 
 every = pytest.mark.parametrize("name", FAMILY)
 
+
 @every
 def test_full_width_is_the_network_in_training(name):
     module = unsettled(built(name)).train()
@@ -32,15 +33,23 @@ def test_last_stage_at_full_width_is_the_last_map(name):
     assert all(torch.equal(b, before[n]) for n, b in module.named_buffers())
 
 
-@pytest.mark.parametrize(("block", "norm"), [(BasicBlock, nn.BatchNorm2d), (Bottleneck, nn.BatchNorm2d),
-                                             (BasicBlock, lambda c: nn.GroupNorm(2, c))])
+@pytest.mark.parametrize(
+    ("block", "norm"),
+    [
+        (BasicBlock, nn.BatchNorm2d),
+        (Bottleneck, nn.BatchNorm2d),
+        (BasicBlock, lambda c: nn.GroupNorm(2, c)),
+    ],
+)
 @pytest.mark.parametrize("projection", [False, True])
 def test_a_sub_network_is_the_network_built_that_small(block, norm, projection):
     options = {"norm": norm, "projection": projection, "pool": True}
     full = unsettled(ResNet(3, 5, block, (2, 1, 2), (16, 32, 64), **options).double()).train()
     small = ResNet(3, 5, block, (2, 1, 2), (8, 16, 32), **options).double().train()
     weights = full.state_dict()
-    small.load_state_dict({n: weights[n][tuple(slice(0, s) for s in t.shape)] for n, t in small.state_dict().items()})
+    small.load_state_dict(
+        {n: weights[n][tuple(slice(0, s) for s in t.shape)] for n, t in small.state_dict().items()}
+    )
     x = randn(4, 3, 16, 16)
     same(full.sub(x, 0.5), small(x))
     f = randn(4, small.layers[-1][0].conv1.in_channels, 6, 6).abs()
@@ -87,16 +96,25 @@ def test_sub_networks_of_other_weights(method, channels):
     module = built()
     call, x = Call(module), randn(3, channels, 8, 8)
     names = [n for n, _ in call.named_parameters()]
-    w = [(p.detach() + 0.05 * randn(*p.shape, seed=i)).requires_grad_() for i, p in enumerate(call.parameters())]
+    w = [
+        (p.detach() + 0.05 * randn(*p.shape, seed=i)).requires_grad_()
+        for i, p in enumerate(call.parameters())
+    ]
     target = randn(*call(x).shape, seed=9)
 
     def loss(weights):
-        return (torch.func.functional_call(call, dict(zip(names, weights, strict=True)), (x,)) * target).sum()
+        return (
+            torch.func.functional_call(call, dict(zip(names, weights, strict=True)), (x,)) * target
+        ).sum()
 
     grads = torch.autograd.grad(loss(w), w, allow_unused=True)
     direction = [randn(*p.shape, seed=50 + i) for i, p in enumerate(w)]
     with torch.no_grad():
-        up, down = (loss([p + s * 1e-6 * d for p, d in zip(w, direction, strict=True)]) for s in (1, -1))
-    slope = sum(float((g * d).sum()) for g, d in zip(grads, direction, strict=True) if g is not None)
+        up, down = (
+            loss([p + s * 1e-6 * d for p, d in zip(w, direction, strict=True)]) for s in (1, -1)
+        )
+    slope = sum(
+        float((g * d).sum()) for g, d in zip(grads, direction, strict=True) if g is not None
+    )
     assert float(up - down) / 2e-6 == pytest.approx(slope, rel=1e-5)
     assert all(p.grad is None for p in module.parameters())

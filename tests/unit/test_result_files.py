@@ -12,17 +12,29 @@ from fldiag.errors import FldiagError
 from fldiag.results import files
 from fldiag.results.table import table
 
-FRAME = table([{"metric": "loss", "value": 1 / 3, "round": 2}, {"metric": "note", "layer": "a,b \"c\"\nd"}])
+FRAME = table(
+    [{"metric": "loss", "value": 1 / 3, "round": 2}, {"metric": "note", "layer": 'a,b "c"\nd'}]
+)
 
 
 def test_a_table_and_what_it_is(tmp_path):
     written = files.write_table(FRAME, tmp_path / "new" / "lr-0.1", {"seed": 3, "where": tmp_path})
-    assert [f.name for f in written] == ["lr-0.1.json", "lr-0.1.csv"] and all(f.is_file() for f in written)
+    assert [f.name for f in written] == ["lr-0.1.json", "lr-0.1.csv"] and all(
+        f.is_file() for f in written
+    )
     about, content = files.read_json(written[0]), written[1].read_bytes()
     assert json.loads(written[0].read_text("utf-8"))["digest"] == files.json_digest(about)
-    assert about == {"seed": 3, "where": str(tmp_path), "table": {"file": "lr-0.1.csv", "sha256": hashlib.sha256(content).hexdigest()}}
+    assert about == {
+        "seed": 3,
+        "where": str(tmp_path),
+        "table": {"file": "lr-0.1.csv", "sha256": hashlib.sha256(content).hexdigest()},
+    }
     again = pd.read_csv(written[1])
-    assert again["value"][0] == 0.333333333 and again["layer"][1] == "a,b \"c\"\nd" and list(again.columns) == list(FRAME.columns)
+    assert (
+        again["value"][0] == 0.333333333
+        and again["layer"][1] == 'a,b "c"\nd'
+        and list(again.columns) == list(FRAME.columns)
+    )
     assert files.read_csv_bytes(written[1], files.provenance_beside(written[1])) == content
 
 
@@ -35,7 +47,7 @@ def test_a_csv_that_was_changed_is_refused(tmp_path):
     csv = files.write_table(FRAME, tmp_path / "a", {})[1]
     good, about = csv.read_bytes(), files.provenance_beside(csv)
     for place in range(len(good)):
-        csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1:])
+        csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1 :])
         with pytest.raises(FldiagError, match=r"a\.csv is not the table that was written"):
             files.read_csv_bytes(csv, about)
 
@@ -59,7 +71,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    for write in (lambda: files.write_text(tmp_path / "a.txt", "new"), lambda: files.write_bytes(tmp_path / "a.txt", b"new")):
+    for write in (
+        lambda: files.write_text(tmp_path / "a.txt", "new"),
+        lambda: files.write_bytes(tmp_path / "a.txt", b"new"),
+    ):
         with pytest.raises(FldiagError, match="No space left"):
             write()
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("a.txt", "old")]

@@ -31,8 +31,19 @@ rounds.train(killed(), out=sys.argv[1], resume=True, on_event=lambda e: print(e[
 
 def killed():
     """SCAFFOLD on digits: state on the server and on every client."""
-    return config("scaffold", rounds=40, total=6, per_round=3, data="digits", model_options={"hidden": (16,)}, epochs=1,
-                  batch_size=32, precision="fp32", momentum=0.9, checkpoint={"every": 2, "clients": "sampled"})
+    return config(
+        "scaffold",
+        rounds=40,
+        total=6,
+        per_round=3,
+        data="digits",
+        model_options={"hidden": (16,)},
+        epochs=1,
+        batch_size=32,
+        precision="fp32",
+        momentum=0.9,
+        checkpoint={"every": 2, "clients": "sampled"},
+    )
 
 
 def vector(run, round=None):
@@ -59,14 +70,26 @@ def uninterrupted(tmp_path_factory):
 def test_killed_at_random_moments_and_resumed(uninterrupted, tmp_path):
     chance, out, kills = random.Random(0), tmp_path / "run", 0
     for _ in range(5):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-        child = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out), str(Path(__file__).parent)], cwd=tmp_path,
-                                 env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        }
+        child = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(out), str(Path(__file__).parent)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         first = child.stdout.readline()
         assert first.startswith("start"), child.stderr.read()
         for _ in range(chance.randrange(8)):
             child.stdout.readline()
-        time.sleep(chance.uniform(0, 0.04))  # anywhere in a round, also while files are being written
+        time.sleep(
+            chance.uniform(0, 0.04)
+        )  # anywhere in a round, also while files are being written
         child.send_signal(signal.SIGKILL)
         child.communicate()
         kills += child.returncode == -signal.SIGKILL
@@ -86,14 +109,33 @@ def small(**more):
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory):
     """The same run uninterrupted, by how often it is stored."""
-    return {n: rounds.train(small(checkpoint={"every": n}), out=tmp_path_factory.mktemp("whole") / str(n)) for n in (1, 3)}
+    return {
+        n: rounds.train(
+            small(checkpoint={"every": n}), out=tmp_path_factory.mktemp("whole") / str(n)
+        )
+        for n in (1, 3)
+    }
 
 
-@pytest.mark.parametrize(("every", "name"), [
-    (1, "rounds/0003.pt"), (1, "state/server-0003.pt"), (1, "journal.jsonl"), (1, "state/clients-00000003.safetensors"),
-    (3, "state/clients-00000003.safetensors"), (3, "rounds/0003.pt"), (3, "state/server-0003.pt"),
-    (3, "metrics/0003.parquet"), (3, "run.json")])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, FldiagError("disk full", "free some space")], ids=["ctrl-c", "full"])
+@pytest.mark.parametrize(
+    ("every", "name"),
+    [
+        (1, "rounds/0003.pt"),
+        (1, "state/server-0003.pt"),
+        (1, "journal.jsonl"),
+        (1, "state/clients-00000003.safetensors"),
+        (3, "state/clients-00000003.safetensors"),
+        (3, "rounds/0003.pt"),
+        (3, "state/server-0003.pt"),
+        (3, "metrics/0003.parquet"),
+        (3, "run.json"),
+    ],
+)
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt, FldiagError("disk full", "free some space")],
+    ids=["ctrl-c", "full"],
+)
 @pytest.mark.slow
 def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypatch, never_stopped):
     """run.json and journal must never count a round whose files are not all there. The first stored round writes run.json
@@ -105,7 +147,11 @@ def test_stopped_while_a_file_is_written(every, name, error, tmp_path, monkeypat
         def broken(path, *given, **options):
             seen.append(path.name)
             last = any("0003." in n for n in seen)  # round 3 is being stored
-            if last and path.relative_to(tmp_path / "cut").as_posix() == name and "broken" not in seen:
+            if (
+                last
+                and path.relative_to(tmp_path / "cut").as_posix() == name
+                and "broken" not in seen
+            ):
                 seen.append("broken")
                 raise error
             return write(path, *given, **options)
@@ -142,7 +188,11 @@ def test_what_a_killed_write_left_behind_is_cleaned_up(tmp_path):
     equal_runs(rounds.train(chosen, out=tmp_path / "cut", resume=True), whole)
     for run in ("cut", "whole"):
         listed = Run.open(tmp_path / run).index["files"]
-        on_disk = {f.relative_to(tmp_path / run).as_posix() for f in (tmp_path / run).rglob("*") if f.is_file()}
+        on_disk = {
+            f.relative_to(tmp_path / run).as_posix()
+            for f in (tmp_path / run).rglob("*")
+            if f.is_file()
+        }
         assert on_disk == {*listed, "run.json"}
 
 
@@ -151,7 +201,11 @@ def test_only_the_newest_state_is_kept(tmp_path):
     files = [f.name for f in (tmp_path / "state").iterdir()]
     assert files.count("server-0006.pt") == 1
     assert len(files) == 1 + len(run.index["state"]) - 1
-    assert all(torch.equal(run.states[i][k], v) for i, s in Run.open(tmp_path).states.items() for k, v in s.items())
+    assert all(
+        torch.equal(run.states[i][k], v)
+        for i, s in Run.open(tmp_path).states.items()
+        for k, v in s.items()
+    )
 
 
 def test_interrupted_after_the_last_round_is_finished(tmp_path):
@@ -194,8 +248,15 @@ def test_resuming_on_other_data_or_another_partition_is_refused(tmp_path):
     with pytest.raises(FldiagError, match="the data set 'random' is not the one"):
         rounds.train(small(), out=tmp_path, resume=True, setup=setup(small(), (other, parts)))
     with pytest.raises(FldiagError, match="the partition is not the one"):
-        rounds.train(small(), out=tmp_path, resume=True, setup=setup(small(), (dataset, parts[::-1])))
-    assert rounds.train(small(), out=tmp_path, resume=True, setup=setup(small(), (dataset, parts))).status == "finished"
+        rounds.train(
+            small(), out=tmp_path, resume=True, setup=setup(small(), (dataset, parts[::-1]))
+        )
+    assert (
+        rounds.train(
+            small(), out=tmp_path, resume=True, setup=setup(small(), (dataset, parts))
+        ).status
+        == "finished"
+    )
 
 
 def test_a_damaged_state_is_refused_by_name(tmp_path):
@@ -213,6 +274,7 @@ def test_a_damaged_state_is_refused_by_name(tmp_path):
 
 def test_every_stretch_of_a_run_says_what_trained_it(tmp_path, monkeypatch):
     """Another processor rounds otherwise: what took a run up again must show, and what is in the other stretches must stay."""
+
     def stop(event):
         if event.get("round") == 3:
             raise KeyboardInterrupt
@@ -224,4 +286,7 @@ def test_every_stretch_of_a_run_says_what_trained_it(tmp_path, monkeypatch):
     found = rounds.train(whole, out=tmp_path / "run", resume=True).index["segments"]
     assert [(s["first_round"], s["last_round"]) for s in found] == [(1, 3), (4, 5)]
     assert [s["capability"] for s in found] == [torch.backends.cpu.get_cpu_capability(), "OTHER"]
-    assert all(s["commit"] and s["torch"] and s["machine"] and s["threads"] and s["seconds"] > 0 for s in found)
+    assert all(
+        s["commit"] and s["torch"] and s["machine"] and s["threads"] and s["seconds"] > 0
+        for s in found
+    )

@@ -41,15 +41,27 @@ def test_floats_and_arrays_count_as_what_they_are_and_nothing_else_passes():
             close(wrong, 0.3, terms=2)
     with pytest.raises(AssertionError, match="shapes"):
         close(torch.ones(2), torch.ones(1), terms=1)
-    assert terms(torch.nn.Sequential(torch.nn.Conv2d(3, 5, 2), torch.nn.Flatten(), torch.nn.Linear(20, 4)), examples=2) == 2 * (12 + 20)
+    assert terms(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 5, 2), torch.nn.Flatten(), torch.nn.Linear(20, 4)),
+        examples=2,
+    ) == 2 * (12 + 20)
 
 
 def test_what_other_processors_repeat_is_there():
     assert all((ROOT / name).exists() for name in NUMERIC)
     assert numeric(ROOT / "golden" / "test_golden.py") and numeric(ROOT / "unit" / "test_hvp.py")
-    assert not numeric(ROOT / "cli" / "test_verbs.py") and not numeric(ROOT.parent / "fldiag" / "config.py")
+    assert not numeric(ROOT / "cli" / "test_verbs.py") and not numeric(
+        ROOT.parent / "fldiag" / "config.py"
+    )
 
 
 def test_a_processor_plays_lesser_ones_of_its_family():
-    assert [lesser(name) for name in ("DEFAULT", "AVX2", "AVX512", "SVE256")] == [[], ["DEFAULT"], ["DEFAULT", "AVX2"], []]
-    assert torch.backends.cpu.get_cpu_capability() in PROCESSORS or not lesser(torch.backends.cpu.get_cpu_capability())
+    assert [lesser(name) for name in ("DEFAULT", "AVX2", "AVX512", "SVE256")] == [
+        [],
+        ["DEFAULT"],
+        ["DEFAULT", "AVX2"],
+        [],
+    ]
+    assert torch.backends.cpu.get_cpu_capability() in PROCESSORS or not lesser(
+        torch.backends.cpu.get_cpu_capability()
+    )

@@ -16,7 +16,9 @@ from fldiag.training.setup import Setup
 
 def test_divergence_is_an_outcome(tmp_path):
     events = []
-    run = rounds.train(config(rounds=50, lr=1e6, precision="fp32"), out=tmp_path, on_event=events.append)
+    run = rounds.train(
+        config(rounds=50, lr=1e6, precision="fp32"), out=tmp_path, on_event=events.append
+    )
     assert run.status == Run.open(tmp_path).status == "diverged"
     assert events[-1]["status"] == "diverged"
     last = run.metrics[run.metrics["metric"] == "diverged"]
@@ -39,28 +41,43 @@ def test_events_tell_the_progress(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes:2"])
-def test_a_large_test_set_is_parted_among_the_workers_and_the_numbers_are_those_of_all_at_once(executor, tmp_path, monkeypatch):
+def test_a_large_test_set_is_parted_among_the_workers_and_the_numbers_are_those_of_all_at_once(
+    executor, tmp_path, monkeypatch
+):
     (small, parts), chosen = classification(), config(rounds=2)
     whole = replace(small, test_x=small.train_x.repeat(130, 1), test_y=small.train_y.repeat(130))
     count = len(whole.test_y)
-    assert count % evaluate.BATCH and count > 2 * evaluate.BATCH * evaluate.UNIT, "several units, the last batch is not full"
+    assert count % evaluate.BATCH and count > 2 * evaluate.BATCH * evaluate.UNIT, (
+        "several units, the last batch is not full"
+    )
     own = Setup(chosen, dataset=whole, parts=parts)
     with monkeypatch.context() as here:
         if executor != "serial":
             here.setattr(rounds, "sums", lambda *a: pytest.fail("done in the main process"))
         run = rounds.train(chosen, out=tmp_path, setup=own, executor=executor)
-    found = run.metrics.query("scope == 'global' and slice == 'test' and round == 2").set_index("metric")
+    found = run.metrics.query("scope == 'global' and slice == 'test' and round == 2").set_index(
+        "metric"
+    )
     with torch.no_grad():
         w = own.network.layout.row({k: v.double() for k, v in run.checkpoint(2).state.items()})
         outputs = own.network.bind(w[None], {})(whole.normalise(whole.test_x).double()[None])[0]
     assert found.loc["accuracy", "value"] == (outputs.argmax(-1) == whole.test_y).double().mean()
-    assert found.loc["loss", "value"] == pytest.approx(float(F.cross_entropy(outputs, whole.test_y)), rel=1e-12)
+    assert found.loc["loss", "value"] == pytest.approx(
+        float(F.cross_entropy(outputs, whole.test_y)), rel=1e-12
+    )
     assert set(found["n_examples"]) == {count}
     first, last = (str(unit) for unit in (evaluate.units(2, w, {}, whole)[i] for i in (0, -1)))
-    assert first == "round 2, test examples 0 to 2499" and last == f"round 2, test examples 5000 to {count - 1}"
-    monkeypatch.setattr(evaluate, "BATCH", 2)  # every unit carries the weights, so they do not become more with the data
+    assert (
+        first == "round 2, test examples 0 to 2499"
+        and last == f"round 2, test examples 5000 to {count - 1}"
+    )
+    monkeypatch.setattr(
+        evaluate, "BATCH", 2
+    )  # every unit carries the weights, so they do not become more with the data
     many = evaluate.units(2, w, {}, whole)
-    assert len(many) <= 16 and [b for unit in many for b in unit.batches] == [*range(-(-count // 2))]
+    assert len(many) <= 16 and [b for unit in many for b in unit.batches] == [
+        *range(-(-count // 2))
+    ]
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
@@ -68,7 +85,13 @@ def test_checkpoints_every_so_many_rounds_and_after_the_last(every, kept, tmp_pa
     run = rounds.train(config(rounds=5, checkpoint={"every": every}), out=tmp_path)
     assert run.rounds == kept
     assert sorted(f.name for f in (tmp_path / "rounds").iterdir()) == [f"{r:04d}.pt" for r in kept]
-    assert sorted(set(run.metrics["round"])) == [1, 2, 3, 4, 5]  # numbers of every round all the same
+    assert sorted(set(run.metrics["round"])) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]  # numbers of every round all the same
 
 
 def test_whose_weights_a_checkpoint_holds(tmp_path):
@@ -77,9 +100,14 @@ def test_whose_weights_a_checkpoint_holds(tmp_path):
         chosen = config("scaffold", rounds=3, total=5, per_round=2, checkpoint={"clients": clients})
         held[str(clients)] = rounds.train(chosen, out=tmp_path / str(clients))
     reference = held["none"].checkpoint().state
-    sampled = setup(config(total=5, per_round=2), classification((8, 8, 8, 8, 8))).schedule.sampled(2)
+    sampled = setup(config(total=5, per_round=2), classification((8, 8, 8, 8, 8))).schedule.sampled(
+        2
+    )
     assert held["none"].checkpoint().clients is None
-    assert [torch.equal(held["auto"].checkpoint(r).clients, held["sampled"].checkpoint(r).clients) for r in (1, 2, 3)] == [True] * 3
+    assert [
+        torch.equal(held["auto"].checkpoint(r).clients, held["sampled"].checkpoint(r).clients)
+        for r in (1, 2, 3)
+    ] == [True] * 3
     assert held["sampled"].checkpoint(3).client_ids == sampled
     assert held["all"].checkpoint(3).client_ids == [0, 1, 2, 3, 4]
     assert held["[1, 4]"].checkpoint(3).client_ids == [1, 4]
@@ -90,7 +118,9 @@ def test_whose_weights_a_checkpoint_holds(tmp_path):
     assert torch.equal(everyone.received, some.received)
     before = torch.cat([v.flatten() for v in held["none"].checkpoint(2).state.values()])
     assert torch.equal(some.received, before)
-    assert torch.allclose(some.clients.mean(0), torch.cat([v.flatten() for v in reference.values()]), atol=1e-12)
+    assert torch.allclose(
+        some.clients.mean(0), torch.cat([v.flatten() for v in reference.values()]), atol=1e-12
+    )
 
 
 def test_test_scores_are_those_of_the_stored_weights(tmp_path):
@@ -101,8 +131,12 @@ def test_test_scores_are_those_of_the_stored_weights(tmp_path):
         model.load_state_dict(run.checkpoint(r).state)
         logits = model(dataset.normalise(dataset.test_x).double()).detach()
         frame = run.metrics.query("round == @r and slice == 'test'").set_index("metric")
-        assert frame.loc["loss", "value"] == pytest.approx(float(F.cross_entropy(logits, dataset.test_y)), rel=1e-12)
-        assert frame.loc["accuracy", "value"] == float((logits.argmax(1) == dataset.test_y).double().mean())
+        assert frame.loc["loss", "value"] == pytest.approx(
+            float(F.cross_entropy(logits, dataset.test_y)), rel=1e-12
+        )
+        assert frame.loc["accuracy", "value"] == float(
+            (logits.argmax(1) == dataset.test_y).double().mean()
+        )
         assert (frame["n_examples"] == 30).all()
 
 
@@ -113,7 +147,14 @@ def test_the_rate_decays_with_the_round_and_only_with_it():
 
 def test_the_official_test_set_is_never_trained_on():
     dataset, parts = classification((20, 13, 7))
-    spoilt = data.Dataset("spoilt", dataset.train_x, dataset.train_y, torch.full_like(dataset.test_x, 1e6), dataset.test_y, 3)
+    spoilt = data.Dataset(
+        "spoilt",
+        dataset.train_x,
+        dataset.train_y,
+        torch.full_like(dataset.test_x, 1e6),
+        dataset.test_y,
+        3,
+    )
     ends = []
     for d in (dataset, spoilt):
         made = federation(config(), (d, parts))
@@ -130,7 +171,9 @@ def test_training_learns(tmp_path):
 
 
 def test_more_clients_than_examples():
-    with pytest.raises(FldiagError, match=r"clients\.total = 500 is more than the 120 training examples"):
+    with pytest.raises(
+        FldiagError, match=r"clients\.total = 500 is more than the 120 training examples"
+    ):
         rounds.Setup(config(total=500))
 
 
@@ -143,13 +186,18 @@ def test_where_a_run_goes_unless_told_otherwise(tmp_path, monkeypatch):
 
 
 def test_the_same_config_gives_the_same_files(tmp_path):
-    one, other = (rounds.train(config("scaffold", checkpoint={"clients": "all"}), out=tmp_path / n) for n in "ab")
+    one, other = (
+        rounds.train(config("scaffold", checkpoint={"clients": "all"}), out=tmp_path / n)
+        for n in "ab"
+    )
     for r in one.rounds:
         a, b = one.checkpoint(r), other.checkpoint(r)
         assert torch.equal(a.clients, b.clients)
         assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
     different = rounds.train(config("scaffold", seed=1), out=tmp_path / "c")
-    assert not torch.equal(different.checkpoint().state["fc1.weight"], one.checkpoint().state["fc1.weight"])
+    assert not torch.equal(
+        different.checkpoint().state["fc1.weight"], one.checkpoint().state["fc1.weight"]
+    )
 
 
 def test_augmented_inputs_follow_the_client_and_the_round_not_the_executor():
@@ -160,7 +208,11 @@ def test_augmented_inputs_follow_the_client_and_the_round_not_the_executor():
     dataset, parts = images()
     augmented = replace(dataset, augment=("hflip",))
     ends = {}
-    for label, stack, on in (("looped", "off", True), ("stacked", "on", True), ("plain", "off", False)):
+    for label, stack, on in (
+        ("looped", "off", True),
+        ("stacked", "on", True),
+        ("plain", "off", False),
+    ):
         chosen = config("fedsol", stack=stack, model="small_cnn", model_options={})
         chosen = chosen.model_copy(update={"data": chosen.data.model_copy(update={"augment": on})})
         made = federation(chosen, (augmented, parts))

@@ -12,18 +12,29 @@ from fldiag.training.schedule import Seeded
 
 def test_a_seed_is_fixed_by_its_purpose_and_indices():
     first = seed_for(1, "batches", 2, 3)
-    others = {seed_for(1, "batches", 2, 4), seed_for(1, "batches", 3, 2), seed_for(1, "batches", 23),
-              seed_for(2, "batches", 2, 3), seed_for(1, "clients", 2, 3), seed_for(12, "batches", 3), seed_for(1, "batches", 2)}
+    others = {
+        seed_for(1, "batches", 2, 4),
+        seed_for(1, "batches", 3, 2),
+        seed_for(1, "batches", 23),
+        seed_for(2, "batches", 2, 3),
+        seed_for(1, "clients", 2, 3),
+        seed_for(12, "batches", 3),
+        seed_for(1, "batches", 2),
+    }
     assert first == seed_for(1, "batches", 2, 3)
     assert first not in others
     assert len(others) == 7
     assert 0 <= first < 2**63
-    assert seed_for(np.int64(1), "batches", np.int32(2), 3) == first  # numpy's integers are integers
+    assert (
+        seed_for(np.int64(1), "batches", np.int32(2), 3) == first
+    )  # numpy's integers are integers
 
 
 def test_a_seed_is_the_same_in_every_process():
     code = "from fldiag.seeding import seed_for; print(seed_for(1, 'batches', 2, 3))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert int(out) == seed_for(1, "batches", 2, 3)
 
 
@@ -45,7 +56,10 @@ def test_a_schedule_depends_on_seed_round_and_client_only():
     for t in range(3):
         assert one.sampled(t) == other.sampled(t) == sorted(set(one.sampled(t)))
         assert len(one.sampled(t)) == 5
-        assert all(np.array_equal(a, b) for a, b in zip(one.batches(t, 1, 11), other.batches(t, 1, 11), strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(one.batches(t, 1, 11), other.batches(t, 1, 11), strict=True)
+        )
     assert len({tuple(one.sampled(t)) for t in range(10)}) > 5
     assert one.sampled(0) != Seeded(4, 20, 5, 2, 4).sampled(0)
 
@@ -53,7 +67,7 @@ def test_a_schedule_depends_on_seed_round_and_client_only():
 def test_an_epoch_is_a_permutation_with_a_short_last_batch():
     batches = Seeded(0, 2, 1, 3, 4).batches(0, 0, 11)
     assert [len(b) for b in batches] == [4, 4, 3] * 3
-    epochs = [np.concatenate(batches[i: i + 3]) for i in (0, 3, 6)]
+    epochs = [np.concatenate(batches[i : i + 3]) for i in (0, 3, 6)]
     assert all(np.array_equal(np.sort(e), np.arange(11)) for e in epochs)
     assert not np.array_equal(epochs[0], epochs[1])
 
@@ -65,5 +79,7 @@ def test_clients_and_rounds_have_orders_of_their_own():
 
 
 def test_every_client_is_sampled_equally_often():
-    counts = np.bincount(np.concatenate([Seeded(0, 10, 3, 1, 1).sampled(t) for t in range(2000)]), minlength=10)
+    counts = np.bincount(
+        np.concatenate([Seeded(0, 10, 3, 1, 1).sampled(t) for t in range(2000)]), minlength=10
+    )
     assert abs(counts - 600).max() < 5 * np.sqrt(2000 * 0.3 * 0.7)

@@ -17,8 +17,25 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("v", "n"), [(0.5, 1), (1.1, 1), (1.2, 9), (3.9, 9), (4, 8), (8.8, 8), (9, 16), (11.9, 16), (12.8, 16),
-                                      (14.4, 16), (51.2, 48), (57.6, 56), (60, 64), (256, 256)])
+@pytest.mark.parametrize(
+    ("v", "n"),
+    [
+        (0.5, 1),
+        (1.1, 1),
+        (1.2, 9),
+        (3.9, 9),
+        (4, 8),
+        (8.8, 8),
+        (9, 16),
+        (11.9, 16),
+        (12.8, 16),
+        (14.4, 16),
+        (51.2, 48),
+        (57.6, 56),
+        (60, 64),
+        (256, 256),
+    ],
+)
 def test_divisible(v, n):
     assert divisible(v) == n
 
@@ -32,7 +49,12 @@ def test_divisible_is_a_near_multiple_of_eight_that_loses_at_most_a_tenth(v):
 
 
 def test_full_width_keeps_every_channel_and_no_width_more_than_there_are():
-    assert [channels(17, 1), channels(17, 0.99), channels(3, 0.9), channels(64, 0.25)] == [17, 16, 3, 16]
+    assert [channels(17, 1), channels(17, 0.99), channels(3, 0.9), channels(64, 0.25)] == [
+        17,
+        16,
+        3,
+        16,
+    ]
     for bad in (0, -0.5, 1.01, float("nan")):
         with pytest.raises(FldiagError, match="is not a fraction of the channels"):
             channels(64, bad)
@@ -61,7 +83,9 @@ def test_slim_batch_norm_takes_the_batch_and_leaves_the_running_statistics():
     before = {n: b.clone() for n, b in m.named_buffers()}
     x = 2 + randn(4, 8, 3, 3)
     mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
-    expected = (x - mean) / (var + 0.1).sqrt() * m.weight[:8].view(-1, 1, 1) + m.bias[:8].view(-1, 1, 1)
+    expected = (x - mean) / (var + 0.1).sqrt() * m.weight[:8].view(-1, 1, 1) + m.bias[:8].view(
+        -1, 1, 1
+    )
     for mode in (True, False):
         torch.testing.assert_close(layer(m.train(mode), x, 1), expected)
     assert all(torch.equal(b, before[n]) for n, b in m.named_buffers())
@@ -93,12 +117,17 @@ def test_multiply_adds_count_the_batch_and_both_operands():
     assert multiply_adds(torch.matmul, torch.zeros(5, 2, 3), torch.zeros(5, 3, 4)) == 5 * 2 * 3 * 4
 
 
-@pytest.mark.parametrize(("width", "costs"), [(0.8, (59.4, 45.5, 33.4, 23.2)), (0.9, (76.8, 58.8, 43.2, 30.0)), (1, (87.2,))])
+@pytest.mark.parametrize(
+    ("width", "costs"),
+    [(0.8, (59.4, 45.5, 33.4, 23.2)), (0.9, (76.8, 58.8, 43.2, 30.0)), (1, (87.2,))],
+)
 def test_cost_of_the_sub_networks_of_resnet56(width, costs):
     """Millions of multiply-adds at 32, 28, 24 and 20 pixels a side, as the paper's table of costs counts them."""
     module = models.build("resnet56", (3, 32, 32), 100)
     for side, cost in zip((32, 28, 24, 20), costs, strict=False):
-        assert multiply_adds(module.sub, torch.zeros(1, 3, side, side), width) / 1e6 == pytest.approx(cost, abs=0.05)
+        assert multiply_adds(
+            module.sub, torch.zeros(1, 3, side, side), width
+        ) / 1e6 == pytest.approx(cost, abs=0.05)
 
 
 def test_cost_of_the_slim_last_stage_of_resnet56():

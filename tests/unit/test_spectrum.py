@@ -48,12 +48,16 @@ def rows(frame, metric):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-9), (torch.float32, 2e-6)])
 @pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
-@pytest.mark.parametrize("values", [[9, 4, 4, 1, 0.5, 0.1, 0, -6], [0.0] * 5, [-1, -2, -2]], ids=str)
+@pytest.mark.parametrize(
+    "values", [[9, 4, 4, 1, 0.5, 0.1, 0, -6], [0.0] * 5, [-1, -2, -2]], ids=str
+)
 def test_T_H_1_closed_form_of_a_quadratic(values, which, dtype, tolerance):
     p, a = quadratic(values, dtype=dtype)
     frame = check(spectrum(p, k=10, which=which))
     found = rows(frame, "eigenvalue")
-    key = {"largest": lambda v: -v, "smallest": lambda v: v, "magnitude": lambda v: (-abs(v), -v)}[which]
+    key = {"largest": lambda v: -v, "smallest": lambda v: v, "magnitude": lambda v: (-abs(v), -v)}[
+        which
+    ]
     assert found.value.tolist() == pytest.approx(sorted(values, key=key), abs=10 * tolerance)
     assert found["index"].tolist() == list(range(1, len(values) + 1))
     assert found.converged.all() and (found.residual <= 100 * tolerance).all()
@@ -62,11 +66,16 @@ def test_T_H_1_closed_form_of_a_quadratic(values, which, dtype, tolerance):
     assert rows(frame, "loss").stderr[0] == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("k, index, ratio", [(1, 1, 1), (3, 3, 8 / 4), (5, 5, 8 / 2), (7, 5, 8 / 2)])
+@pytest.mark.parametrize(
+    "k, index, ratio", [(1, 1, 1), (3, 3, 8 / 4), (5, 5, 8 / 2), (7, 5, 8 / 2)]
+)
 def test_ratio_to_the_fifth_or_the_last_eigenvalue(k, index, ratio):
     p, _ = quadratic([8, 6, 4, 3, 2, 1, 0.5])
     row = rows(spectrum(p, k=k), "eigenvalue_ratio")
-    assert (row["index"].tolist(), row.value.tolist()) == ([index], [pytest.approx(ratio, rel=1e-6)])
+    assert (row["index"].tolist(), row.value.tolist()) == (
+        [index],
+        [pytest.approx(ratio, rel=1e-6)],
+    )
     assert bool(row.converged[0])
 
 
@@ -75,7 +84,9 @@ def test_a_zero_eigenvalue_has_no_ratio_rather_than_a_wrong_one(dtype):
     for values in ([3, 0, 0], [0, 0, 0]):
         row = rows(spectrum(quadratic(values, dtype=dtype)[0], k=2), "eigenvalue_ratio")
         assert pd.isna(row.value[0]) and pd.isna(row.residual[0])
-    small = rows(spectrum(quadratic([3, 3e-4, 0], dtype=dtype)[0], k=2, tol=1e-6), "eigenvalue_ratio")
+    small = rows(
+        spectrum(quadratic([3, 3e-4, 0], dtype=dtype)[0], k=2, tol=1e-6), "eigenvalue_ratio"
+    )
     assert small.value[0] == pytest.approx(1e4, rel=1e-2)
 
 
@@ -84,7 +95,9 @@ def test_a_zero_eigenvalue_has_no_ratio_rather_than_a_wrong_one(dtype):
 def test_the_table_says_which_end_of_which_matrix(which, matrix):
     p, _ = quadratic([8, 6, 4, 3, 2, -1])
     frame = check(spectrum(p, k=2, which=which, matrix=matrix))
-    assert set(rows(frame, "eigenvalue").which) == {which} and set(rows(frame, "eigenvalue").matrix) == {matrix}
+    assert set(rows(frame, "eigenvalue").which) == {which} and set(
+        rows(frame, "eigenvalue").matrix
+    ) == {matrix}
     ratio = rows(frame, "eigenvalue_ratio")  # of the smallest ones it would be no condition number
     assert ratio.which.tolist() == ([] if which == "smallest" else [which])
 
@@ -93,7 +106,9 @@ def net(seed=0):
     torch.manual_seed(seed)
     x = torch.randn(40, 1, 6, 6)
     y = (x.mean((1, 2, 3)) > 0).long() + (x[:, 0, 0, 0] > 0.5).long()
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GroupNorm(3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.GroupNorm(3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
+    )
     optimiser = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(60):
         optimiser.zero_grad()
@@ -124,17 +139,32 @@ def test_T_H_2_eigenpairs_of_a_trained_net_are_those_of_its_dense_hessian(seed):
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_table_and_memory_does_not_matter():
     model, given = net()
-    a, b, c = (spectrum(Problem(model, cross_entropy, given, name="run", memory=m), k=3) for m in (2**31, 2**31, 1))
+    a, b, c = (
+        spectrum(Problem(model, cross_entropy, given, name="run", memory=m), k=3)
+        for m in (2**31, 2**31, 1)
+    )
     pd.testing.assert_frame_equal(a, b, check_exact=True)
-    assert rows(a, "eigenvalue").value.tolist() == pytest.approx(rows(c, "eigenvalue").value.tolist(), rel=1e-4)
+    assert rows(a, "eigenvalue").value.tolist() == pytest.approx(
+        rows(c, "eigenvalue").value.tolist(), rel=1e-4
+    )
 
 
 def test_the_table_says_what_its_numbers_are():
     model, given = net()
     labels = {"method": "fedavg", "round": 3, "moment": "aggregated", "scope": "global"}
     frame = check(spectrum(Problem(model, cross_entropy, given, name="ckpt", labels=labels), k=2))
-    assert frame.metric.tolist() == ["loss", "accuracy", "eigenvalue", "eigenvalue", "eigenvalue_ratio"]
-    assert set(frame.run) == {"ckpt"} and set(frame.slice) == {"data"} and set(frame.n_examples) == {40}
+    assert frame.metric.tolist() == [
+        "loss",
+        "accuracy",
+        "eigenvalue",
+        "eigenvalue",
+        "eigenvalue_ratio",
+    ]
+    assert (
+        set(frame.run) == {"ckpt"}
+        and set(frame.slice) == {"data"}
+        and set(frame.n_examples) == {40}
+    )
     assert set(frame.method) == {"fedavg"} and set(frame["round"]) == {3}
     assert frame.estimator.tolist() == ["exact", "exact", "lanczos", "lanczos", "lanczos"]
 
@@ -142,7 +172,10 @@ def test_the_table_says_what_its_numbers_are():
 def test_a_spent_budget_is_admitted_in_the_table():
     model, given = net()
     frame = spectrum(Problem(model, cross_entropy, given), k=5, max_products=6)
-    assert not rows(frame, "eigenvalue").converged.all() and not rows(frame, "eigenvalue_ratio").converged[0]
+    assert (
+        not rows(frame, "eigenvalue").converged.all()
+        and not rows(frame, "eigenvalue_ratio").converged[0]
+    )
     assert rows(frame, "eigenvalue").residual.max() > 1e-3
 
 
@@ -154,6 +187,7 @@ def test_a_loss_that_is_infinite_beyond_the_probed_examples_is_refused():
 
 
 # -- blocks and the Gauss-Newton matrix
+
 
 def matrices(model, given):
     q = Problem(model, cross_entropy, given, dtype=torch.float64)
@@ -180,41 +214,70 @@ def test_blocks_by_pattern_and_by_layer_are_those_of_the_dense_matrix(which):
     for layer, names in q.layout.layers.items():
         index = torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
         mine = found[(found.layer == layer).fillna(False)]
-        assert mine.value.tolist() == pytest.approx(leading(m[index][:, index], 1), rel=1e-8) and mine.converged.all()
+        assert (
+            mine.value.tolist() == pytest.approx(leading(m[index][:, index], 1), rel=1e-8)
+            and mine.converged.all()
+        )
         _, vectors = torch.linalg.eigh(m[index][:, index])
         outside = torch.ones(len(m), dtype=torch.bool).index_fill(0, index, False)
-        assert mine.cross_block.item() == pytest.approx(float((m[outside][:, index] @ vectors[:, -1]).norm()), rel=1e-4)
+        assert mine.cross_block.item() == pytest.approx(
+            float((m[outside][:, index] @ vectors[:, -1]).norm()), rel=1e-4
+        )
         nearest = float((torch.linalg.eigvalsh(m) - mine.value.item()).abs().min())
         assert nearest <= 1.001 * (mine.residual.item() ** 2 + mine.cross_block.item() ** 2) ** 0.5
-    assert found[found.layer.isna()].cross_block.isna().all() and (found[found.layer.notna()].cross_block > 0).all()
+    assert (
+        found[found.layer.isna()].cross_block.isna().all()
+        and (found[found.layer.notna()].cross_block > 0).all()
+    )
     block = slices["4.weight"]
     frame = spectrum(q, k=3, tol=1e-9, matrix=which, params="4.w*")
-    assert rows(frame, "eigenvalue").value.tolist() == pytest.approx(leading(m[block, block], 3), rel=1e-8)
+    assert rows(frame, "eigenvalue").value.tolist() == pytest.approx(
+        leading(m[block, block], 3), rel=1e-8
+    )
     assert set(rows(frame, "eigenvalue").layer) == {"4.w*"}
     pairs = eigenpairs(q, 2, tol=1e-9, matrix=which, params=["4.weight", "0.bias"])
-    assert pairs.vectors.shape == (2, q.layout.size - sum(slices[n].stop - slices[n].start for n in q.layout.names
-                                                          if n not in ("4.weight", "0.bias")))
+    assert pairs.vectors.shape == (
+        2,
+        q.layout.size
+        - sum(
+            slices[n].stop - slices[n].start
+            for n in q.layout.names
+            if n not in ("4.weight", "0.bias")
+        ),
+    )
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
     model, given = net()
-    with pytest.raises(FldiagError, match=r"params = '4\.wieght' matches no parameter; did you mean '4\.weight'"):
+    with pytest.raises(
+        FldiagError, match=r"params = '4\.wieght' matches no parameter; did you mean '4\.weight'"
+    ):
         spectrum(Problem(model, cross_entropy, given), params="4.wieght")
 
 
 def test_many_eigenvalues_with_a_small_memory_restart_and_stay_right(monkeypatch):
     limits = []
-    monkeypatch.setattr(module, "lanczos", lambda *a, limit, **o: limits.append(limit) or lanczos(*a, limit=limit, **o))
+    monkeypatch.setattr(
+        module,
+        "lanczos",
+        lambda *a, limit, **o: limits.append(limit) or lanczos(*a, limit=limit, **o),
+    )
     q, h, _ = matrices(*net())
     q.memory = 4 * 8 * q.layout.size * 30  # thirty vectors of the basis
     found = eigenpairs(q, 20, tol=1e-8, max_products=600, which="magnitude")
     values = torch.linalg.eigvalsh(h)
     expected = values[values.abs().argsort(descending=True)][:20].tolist()
-    assert limits == [30] and found.converged.all() and found.values == pytest.approx(expected, rel=1e-7)
+    assert (
+        limits == [30]
+        and found.converged.all()
+        and found.values == pytest.approx(expected, rel=1e-7)
+    )
 
 
 def test_progress_over_the_layers_ends_at_its_total():
     model, given, seen = *net(), []
     spectrum(Problem(model, cross_entropy, given), lambda *a: seen.append(a), k=2, per_layer=True)
-    assert all(b[0] >= a[0] for a, b in pairwise(seen)) and len({total for _, total, _ in seen}) == 1
+    assert (
+        all(b[0] >= a[0] for a, b in pairwise(seen)) and len({total for _, total, _ in seen}) == 1
+    )
     assert seen[-1][2].startswith("4: ")

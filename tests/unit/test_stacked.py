@@ -29,16 +29,25 @@ SPECTRUM = {"k": 3, "tol": 1e-6, "max_products": 100, "seed": 4}
 
 def net(bias=True):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5, bias=bias), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 4), nn.LeakyReLU(0.2),
-                         nn.Linear(4, 3, bias=bias))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(6, 5, bias=bias),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(5, 4),
+        nn.LeakyReLU(0.2),
+        nn.Linear(4, 3, bias=bias),
+    )
 
 
 def problems(sizes=SIZES, dtype=torch.float64, loss=cross_entropy, bias=True, **options):
     data, parts = helpers.classification(sizes)
     module = net(bias)
     _, weights = moved(module, len(sizes))
-    return [Problem(module, loss, (data.train_x[p], data.train_y[p]), w, dtype=dtype, **options)
-            for p, w in zip(parts, weights, strict=True)]
+    return [
+        Problem(module, loss, (data.train_x[p], data.train_y[p]), w, dtype=dtype, **options)
+        for p, w in zip(parts, weights, strict=True)
+    ]
 
 
 def federation(sizes=SIZES, weights=None, ids=None, module=None, **options):
@@ -47,7 +56,9 @@ def federation(sizes=SIZES, weights=None, ids=None, module=None, **options):
     w, others = moved(module, len(sizes))
     ids = list(range(len(sizes))) if ids is None else ids
     chosen = [(weights or others)[i] for i in ids]
-    return history(module, data, parts, stored(w, chosen, w, ids=ids), **{"dtype": torch.float64, **options})
+    return history(
+        module, data, parts, stored(w, chosen, w, ids=ids), **{"dtype": torch.float64, **options}
+    )
 
 
 def ask(made, **options):
@@ -76,7 +87,9 @@ def whole(ps):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("loss", [cross_entropy, lambda z, y: torch.log(torch.cosh(z - y[:, None])).sum(1).mean()])
+@pytest.mark.parametrize(
+    "loss", [cross_entropy, lambda z, y: torch.log(torch.cosh(z - y[:, None])).sum(1).mean()]
+)
 def test_stacked_products_are_those_of_double_backward(loss, bias):
     ps = problems(loss=loss, bias=bias)
     for p in ps:
@@ -112,8 +125,18 @@ def planted():
 
 
 def searches(count, **options):
-    given = {"which": "largest", "tol": 1e-6, "max_products": 90, "miss": 0.05, "noise": 1e-12, "seed": 0, "limit": None,
-             "strict": True, "device": "cpu", "progress": None}
+    given = {
+        "which": "largest",
+        "tol": 1e-6,
+        "max_products": 90,
+        "miss": 0.05,
+        "noise": 1e-12,
+        "seed": 0,
+        "limit": None,
+        "strict": True,
+        "device": "cpu",
+        "progress": None,
+    }
     return [Search(100, 3, **{**given, **options}).steps() for _ in range(count)]
 
 
@@ -126,11 +149,21 @@ def test_those_that_are_done_leave_and_all_find_what_they_find_alone():
 
     found = batched_lanczos(operator, searches(5))
     for pairs, entries in zip(found, d, strict=True):
-        alone = lanczos(lambda v, entries=entries: entries * v, 100, 3, tol=1e-6, max_products=90, noise=1e-12, strict=True)
+        alone = lanczos(
+            lambda v, entries=entries: entries * v,
+            100,
+            3,
+            tol=1e-6,
+            max_products=90,
+            noise=1e-12,
+            strict=True,
+        )
         assert torch.equal(pairs.vectors, alone.vectors) and (pairs.values == alone.values).all()
         assert pairs.products == alone.products and pairs.overlooked == alone.overlooked
     assert found[1].products < found[0].products
-    assert active[:2] == [[0, 1, 2, 3, 4], [0, 2, 4]] and all(len(b) < len(a) for a, b in pairwise(active))
+    assert active[:2] == [[0, 1, 2, 3, 4], [0, 2, 4]] and all(
+        len(b) < len(a) for a, b in pairwise(active)
+    )
 
 
 def test_one_that_fails_says_so_and_the_others_go_on():
@@ -163,16 +196,25 @@ def test_eigenpairs_of_a_stack_are_those_of_each_alone(made, dtype):
     rtol = 1e-10 if dtype == torch.float64 else 1e-5
     for pairs, same, p in zip(found, again, problems(dtype=dtype), strict=True):
         alone = strict_pairs(p, **options)
-        assert pairs.values == pytest.approx(alone.values, rel=rtol) and pairs.products == alone.products
-        assert torch.allclose((pairs.vectors @ alone.vectors.T).abs(), torch.eye(3).double(), atol=1e3 * rtol)
-        assert (pairs.converged == alone.converged).all() and torch.equal(pairs.vectors, same.vectors)
+        assert (
+            pairs.values == pytest.approx(alone.values, rel=rtol)
+            and pairs.products == alone.products
+        )
+        assert torch.allclose(
+            (pairs.vectors @ alone.vectors.T).abs(), torch.eye(3).double(), atol=1e3 * rtol
+        )
+        assert (pairs.converged == alone.converged).all() and torch.equal(
+            pairs.vectors, same.vectors
+        )
     assert max(made) == len(SIZES)
 
 
 def test_progress_counts_all_products():
     seen = []
     found = stack.eigenpairs(problems(), **SPECTRUM, progress=lambda *a: seen.append(a))
-    assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1)) and len(seen) == sum(p.products for p in found)
+    assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1)) and len(seen) == sum(
+        p.products for p in found
+    )
     assert {total for _, total, _ in seen} == {100 * len(SIZES)}
 
 
@@ -188,7 +230,9 @@ def test_memory_bounds_the_stack(made):
 
 def test_a_stack_that_disagrees_is_not_used(monkeypatch):
     right = LinearLink.shift
-    monkeypatch.setattr(LinearLink, "shift", lambda self, g, w: right(self, g, w) * (1 if w.ndim == 2 else 1.001))
+    monkeypatch.setattr(
+        LinearLink, "shift", lambda self, g, w: right(self, g, w) * (1 if w.ndim == 2 else 1.001)
+    )
     assert stack.eigenpairs(problems(), **SPECTRUM) == [None] * len(SIZES)
 
 
@@ -196,7 +240,13 @@ def test_what_cannot_be_stacked_goes_alone():
     ps = problems()
     ps[0].w[0] = float("nan")
     ps[3].w[:] = 1e300
-    assert [p is None for p in stack.eigenpairs(ps, **SPECTRUM)] == [True, False, False, True, False]
+    assert [p is None for p in stack.eigenpairs(ps, **SPECTRUM)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert stack.eigenpairs(ps[1:2], **SPECTRUM) == [None]
 
 
@@ -204,7 +254,13 @@ def test_a_loss_that_cannot_be_taken_apart_goes_alone():
     ps = problems()
     for p in ps[:2]:
         p.__dict__["_facts"] = dataclasses.replace(p.probe(), per_example=None)
-    assert [found is None for found in stack.eigenpairs(ps, **SPECTRUM)] == [True, True, False, False, False]
+    assert [found is None for found in stack.eigenpairs(ps, **SPECTRUM)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 # --- the rule --------------------------------------------------------------------------------------------------
@@ -218,7 +274,9 @@ def test_groups_follow_shapes_and_not_the_order():
         assert stack.groups(network, {c: sizes[c] for c in order}, "auto") == expected
     assert stack.groups(network, sizes, "off") == [[c] for c in sizes]
     many = stack.groups(network, dict.fromkeys(range(40), 30), "auto")
-    assert sorted(c for g in many for c in g) == list(range(40)) and max(map(len, many)) == stack.ROWS
+    assert (
+        sorted(c for g in many for c in g) == list(range(40)) and max(map(len, many)) == stack.ROWS
+    )
     backwards = stack.groups(network, dict.fromkeys(reversed(range(40)), 30), "auto")
     assert backwards == many
     big = stack.WORK // network.size
@@ -227,10 +285,15 @@ def test_groups_follow_shapes_and_not_the_order():
     assert stack.groups(network, {0: big + 1, 1: big + 1}, "on") == [[0, 1]]
 
 
-@pytest.mark.parametrize("module", [
-    lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
-    lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-    lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))], ids=["convolution", "buffers", "curved"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)),
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)),
+    ],
+    ids=["convolution", "buffers", "curved"],
+)
 def test_other_networks_are_not_stacked(module):
     network = Network(module().eval())
     assert stack.groups(network, {0: 5, 1: 5}, "auto") == [[0], [1]]
@@ -251,15 +314,22 @@ def test_matching_is_the_same_table_with_and_without(made, data):
     columns = [c for c in alone if c not in ("value", "residual")]
     assert alone[columns].equals(together[columns])
     angles = alone.metric.str.contains("angle")
-    assert np.allclose(alone.value[~angles], together.value[~angles], rtol=1e-10, atol=1e-13, equal_nan=True)
-    assert np.allclose(alone.value[angles], together.value[angles], atol=1e-5)  # the arc cosine at 1 loses half the digits
+    assert np.allclose(
+        alone.value[~angles], together.value[~angles], rtol=1e-10, atol=1e-13, equal_nan=True
+    )
+    assert np.allclose(
+        alone.value[angles], together.value[angles], atol=1e-5
+    )  # the arc cosine at 1 loses half the digits
     assert together.equals(ask(federation(), on=data))
 
 
 def test_the_order_of_the_clients_does_not_matter():
     a, b = ask(federation()), ask(federation(ids=[3, 0, 4, 2, 1]))
     for client in range(len(SIZES)):
-        rows = [f[(f.client == client) & (f.metric == "eigenvalue") & (f.moment == "trained")] for f in (a, b)]
+        rows = [
+            f[(f.client == client) & (f.metric == "eigenvalue") & (f.moment == "trained")]
+            for f in (a, b)
+        ]
         assert rows[0].value.tolist() == rows[1].value.tolist() and len(rows[0]) == 3
         assert rows[0].residual.tolist() == rows[1].residual.tolist()
     assert b[(b.metric == "trace") & (b.moment == "trained")].client.tolist() == [3, 0, 4, 2, 1]
@@ -280,9 +350,19 @@ def test_a_client_whose_product_fails_is_named(monkeypatch, stacking):
     monkeypatch.setattr(ChainOperator, "__call__", broken)
     frame = ask(federation(weights=weights), stack=stacking)
     notes = frame[frame.metric == "missing"]
-    assert notes.client.tolist() == [2] and "client 2 is left out: a Hessian-vector product is not finite" in notes.note.iloc[0]
-    assert sorted(set(frame[(frame.metric == "eigenvalue") & (frame.moment == "trained")].client)) == [0, 1, 3, 4]
-    assert frame[(frame.metric == "trace") & (frame.moment == "trained")].client.tolist() == [0, 1, 3, 4]
+    assert (
+        notes.client.tolist() == [2]
+        and "client 2 is left out: a Hessian-vector product is not finite" in notes.note.iloc[0]
+    )
+    assert sorted(
+        set(frame[(frame.metric == "eigenvalue") & (frame.moment == "trained")].client)
+    ) == [0, 1, 3, 4]
+    assert frame[(frame.metric == "trace") & (frame.moment == "trained")].client.tolist() == [
+        0,
+        1,
+        3,
+        4,
+    ]
 
 
 def test_broken_and_empty_clients_are_named_in_order():
@@ -309,4 +389,9 @@ def test_an_interrupt_leaves_everything_as_it_was():
 def test_stack_on_where_it_cannot_be():
     torch.manual_seed(0)
     with pytest.raises(FldiagError, match="cannot be stacked"):
-        ask(federation(module=nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))), stack="on", max_products=4, deflate=0)
+        ask(
+            federation(module=nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))),
+            stack="on",
+            max_products=4,
+            deflate=0,
+        )

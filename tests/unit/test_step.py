@@ -33,8 +33,20 @@ def made(data, rows=3, **more):
     y = dataset.train_y[: 5 * rows].view(rows, 5)
     sizes = [5, 4, 2][:rows]
     weight = torch.tensor([[1 / n] * n + [0.0] * (5 - n) for n in sizes], dtype=w.dtype)
-    local = Local(network=built.network, train=built.config.train, seed=0, t=0, lr=0.1, ids=list(range(rows)), w_g=w_g, w=w,
-                  n=torch.tensor(sizes), steps=torch.ones(rows), state={}, sent={})
+    local = Local(
+        network=built.network,
+        train=built.config.train,
+        seed=0,
+        t=0,
+        lr=0.1,
+        ids=list(range(rows)),
+        w_g=w_g,
+        w=w,
+        n=torch.tensor(sizes),
+        steps=torch.ones(rows),
+        state={},
+        sent={},
+    )
     step = Step(local, losses, x, y, weight, torch.arange(5).expand(rows, 5))
     return built, step, sizes
 
@@ -57,8 +69,15 @@ def test_values_and_gradients_are_autograds(data, more, where):
     built, step, sizes = made(data, **more)
     layout = built.network.layout
     cut = layout.size - layout.head_size
-    start, stop = {"w": (0, 0), "full": (0, layout.size), "body": (0, cut), "head": (cut, layout.size)}[where]
-    e = 0.3 * torch.randn(3, stop - start, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    start, stop = {
+        "w": (0, 0),
+        "full": (0, layout.size),
+        "body": (0, cut),
+        "head": (cut, layout.size),
+    }[where]
+    e = 0.3 * torch.randn(
+        3, stop - start, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     before = step.w.clone()
     values, g = step.local_gradient(Perturbation(e, start, stop) if where != "w" else None)
     for k, n in enumerate(sizes):
@@ -78,7 +97,7 @@ def test_the_gradient_of_the_head_alone_is_the_tail_of_the_gradient(data, more):
     everything = other.gradient(losses)
     sums = terms(built.module, examples=5)
     close(values, everything[0], terms=sums)
-    close(head, everything[1][:, -built.network.layout.head_size:], terms=sums)
+    close(head, everything[1][:, -built.network.layout.head_size :], terms=sums)
     # the step's own gradient is still to be had after it, with and without a perturbation of the head
     close(step.local_gradient()[1], everything[1], terms=sums)
 
@@ -91,7 +110,9 @@ def test_the_gradient_at_w_is_computed_once():
 def test_the_mean_of_a_minibatch_leaves_padding_out():
     _, step, sizes = made(classification(UNEQUAL))
     values = torch.arange(15.0, dtype=torch.float64).view(3, 5)
-    assert torch.allclose(step.mean(values), torch.stack([values[k, :n].mean() for k, n in enumerate(sizes)]))
+    assert torch.allclose(
+        step.mean(values), torch.stack([values[k, :n].mean() for k, n in enumerate(sizes)])
+    )
 
 
 @both

@@ -24,9 +24,21 @@ from fldiag.training import rounds
 from fldiag.training.setup import Setup
 
 KL = {"metrics__proximal": "kl"}
-CASES = [("fedavg", {}), ("fedsol", {}), ("fedsol", {"loss": "l2"}), ("fedsol", {"part": "body", "lambda_norm": "dim0"}),
-         ("fedsol", {"loss": "feddyn"}), ("fedprox", {"mu": 0.5}), ("gradient_projection", {}), ("gradient_projection", {"loss": "l2"}),
-         ("strategy", {"id": "A4"}), ("strategy", {"id": "A6"}), ("scaffold", {}), ("perfedavg", {}), ("mixup", {})]
+CASES = [
+    ("fedavg", {}),
+    ("fedsol", {}),
+    ("fedsol", {"loss": "l2"}),
+    ("fedsol", {"part": "body", "lambda_norm": "dim0"}),
+    ("fedsol", {"loss": "feddyn"}),
+    ("fedprox", {"mu": 0.5}),
+    ("gradient_projection", {}),
+    ("gradient_projection", {"loss": "l2"}),
+    ("strategy", {"id": "A4"}),
+    ("strategy", {"id": "A6"}),
+    ("scaffold", {}),
+    ("perfedavg", {}),
+    ("mixup", {}),
+]
 
 
 def recorded(made, **metrics):
@@ -35,12 +47,16 @@ def recorded(made, **metrics):
 
 # -- training is left alone
 
+
 @pytest.mark.parametrize("stack", ["off", "on"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=map(helpers.label, CASES))
 def test_recording_changes_no_bit(name, options, stack):
     plain = helpers.config(name, options, stack=stack, precision="fp32", momentum=0.9)
     data = helpers.classification((20, 13, 7))
-    made = [helpers.federation(c, data) for c in (plain, *(recorded(plain, metrics__proximal=p) for p in ("own", "kl", "l2")))]
+    made = [
+        helpers.federation(c, data)
+        for c in (plain, *(recorded(plain, metrics__proximal=p) for p in ("own", "kl", "l2")))
+    ]
     without, *noted = ([trained for _, trained in helpers.play(m, 2)] for m in made)
     for other, notes in zip(made[1:], noted, strict=True):
         assert torch.equal(made[0].w, other.w)
@@ -55,7 +71,12 @@ class Noisy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.norm, self.drop, self.fc = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 3)
+        self.body, self.norm, self.drop, self.fc = (
+            nn.Linear(6, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.4),
+            nn.Linear(8, 3),
+        )
 
     def features(self, x):
         return self.drop(torch.relu(self.norm(self.body(x))))
@@ -80,6 +101,7 @@ def test_statistics_and_random_numbers_of_layers_are_left_alone(name):
 
 # -- what the numbers are
 
+
 def naive(made, w, x, y, w_g, tau=3.0):
     """Local loss and gradient, KL to the received model and its gradient, with torch alone."""
     layout = made.setup.network.layout
@@ -93,8 +115,14 @@ def naive(made, w, x, y, w_g, tau=3.0):
         return float(loss.detach()), torch.autograd.grad(loss, leaf)[0]
 
     teacher = F.log_softmax(outputs(w_g).detach() / tau, -1)
-    return (gradient(lambda v: F.cross_entropy(outputs(v), y)),
-            gradient(lambda v: F.kl_div(F.log_softmax(outputs(v) / tau, -1), teacher, reduction="batchmean", log_target=True)))
+    return (
+        gradient(lambda v: F.cross_entropy(outputs(v), y)),
+        gradient(
+            lambda v: F.kl_div(
+                F.log_softmax(outputs(v) / tau, -1), teacher, reduction="batchmean", log_target=True
+            )
+        ),
+    )
 
 
 def spied(config, data):
@@ -104,21 +132,37 @@ def spied(config, data):
     batches = made.setup.schedule.batches(0, 0, len(data[1][0]))
     ((_, trained),) = helpers.play(made, 1)
     x, y = data[0].train_x[data[1][0]].double(), data[0].train_y[data[1][0]]
-    steps = [(w[0], e[0] if spy.e else 0 * w[0], x[b], y[b]) for w, e, b in
-             zip(spy.w, spy.e or spy.w, batches, strict=True)]
+    steps = [
+        (w[0], e[0] if spy.e else 0 * w[0], x[b], y[b])
+        for w, e, b in zip(spy.w, spy.e or spy.w, batches, strict=True)
+    ]
     return made, trained.notes, steps, received, trained.rows[0]
 
 
-@pytest.mark.parametrize(("name", "options", "proximal"), [
-    ("fedavg", {}, "kl"), ("fedavg", {}, "l2"), ("fedsol", {"part": "full"}, "own"), ("fedsol", {}, "kl"), ("fedsol", {}, "own"),
-    ("fedsol", {"loss": "l2", "strength": "fixed"}, "own"), ("fedprox", {"mu": 0.5}, "own"), ("fedsam", {}, "kl"),
-    ("fedsol", {"loss": "l2"}, "kl")])
+@pytest.mark.parametrize(
+    ("name", "options", "proximal"),
+    [
+        ("fedavg", {}, "kl"),
+        ("fedavg", {}, "l2"),
+        ("fedsol", {"part": "full"}, "own"),
+        ("fedsol", {}, "kl"),
+        ("fedsol", {}, "own"),
+        ("fedsol", {"loss": "l2", "strength": "fixed"}, "own"),
+        ("fedprox", {"mu": 0.5}, "own"),
+        ("fedsam", {}, "kl"),
+        ("fedsol", {"loss": "l2"}, "kl"),
+    ],
+)
 def test_every_number_equals_autograds(name, options, proximal):
     data = helpers.classification((20,))
     made, notes, steps, received, end = spied(
-        recorded(helpers.config(name, options, total=1, momentum=0.9), metrics__proximal=proximal), data)
+        recorded(helpers.config(name, options, total=1, momentum=0.9), metrics__proximal=proximal),
+        data,
+    )
     head = made.setup.network.layout.head_size
-    kl = proximal == "kl" or (proximal == "own" and name == "fedsol" and options.get("loss") != "l2")
+    kl = proximal == "kl" or (
+        proximal == "own" and name == "fedsol" and options.get("loss") != "l2"
+    )
     head_only = name == "fedsol" and proximal == "own" and not options
     after = [w for w, *_ in steps[1:]] + [end]
     assert len(steps) == 6
@@ -128,9 +172,13 @@ def test_every_number_equals_autograds(name, options, proximal):
         _, (divergence, g_p) = naive(made, w, x, y, received)
         if not kl:
             divergence, g_p = 0.5 * float((w - received).square().sum()), w - received
-        assert one(rows, "loss").value == pytest.approx(loss, rel=1e-9) and one(rows, "loss").n_examples == len(y)
+        assert one(rows, "loss").value == pytest.approx(loss, rel=1e-9) and one(
+            rows, "loss"
+        ).n_examples == len(y)
         assert one(rows, "grad_norm").value == pytest.approx(float(g_u.norm()), rel=1e-9)
-        assert one(rows, "update_norm").value == pytest.approx(float((after[i - 1] - received).norm()), rel=1e-9)
+        assert one(rows, "update_norm").value == pytest.approx(
+            float((after[i - 1] - received).norm()), rel=1e-9
+        )
         assert one(rows, "proximal_loss").value == pytest.approx(divergence, rel=1e-8, abs=1e-15)
         assert one(rows, "proximal_loss").proximal == ("kl:3" if kl else "l2")
         found = rows[rows.metric == "cos_gu_gp"]
@@ -139,7 +187,9 @@ def test_every_number_equals_autograds(name, options, proximal):
             continue
         assert len(found) == (1 if head_only else 2)
         if not head_only:
-            assert one(found, "cos_gu_gp", layer=None).value == pytest.approx(float(F.cosine_similarity(g_u, g_p, 0)), rel=1e-7)
+            assert one(found, "cos_gu_gp", layer=None).value == pytest.approx(
+                float(F.cosine_similarity(g_u, g_p, 0)), rel=1e-7
+            )
         expected = float(F.cosine_similarity(g_u[-head:], g_p[-head:], 0))
         assert one(found, "cos_gu_gp", layer="part:head").value == pytest.approx(expected, rel=1e-7)
 
@@ -151,28 +201,46 @@ def test_strengths_are_those_of_the_definition(per):
     layout = made.setup.network.layout
     groups = layout.layers if per == "layer" else {n: (n,) for n in layout.names}
     rows = notes[notes.metric == "lambda_mean"]
-    assert set(rows["index"]) == set(range(2, 7)) and set(rows.layer) == set(groups)  # at first nothing has moved
+    assert set(rows["index"]) == set(range(2, 7)) and set(rows.layer) == set(
+        groups
+    )  # at first nothing has moved
     for i, (w, *_) in enumerate(steps[1:], start=2):
         moved = layout.views((w - received).abs())
         for layer, names in groups.items():
             d = torch.cat([moved[n].flatten() for n in names])
             row = one(rows[rows["index"] == i], "lambda_mean", layer=layer)
             assert row.value == pytest.approx(float((d / d.norm()).mean()), rel=1e-9)
-            assert row.scaled == pytest.approx(float((d / d.norm()).mean()) * len(d) ** 0.5, rel=1e-9) and row.scaled <= 1
+            assert (
+                row.scaled == pytest.approx(float((d / d.norm()).mean()) * len(d) ** 0.5, rel=1e-9)
+                and row.scaled <= 1
+            )
 
 
 def metrics_of(name, options=None, **metrics):
     config = recorded(helpers.config(name, options or {}), **metrics)
-    ((_, trained),) = helpers.play(helpers.federation(config, helpers.classification((20, 13, 7))), 1)
+    ((_, trained),) = helpers.play(
+        helpers.federation(config, helpers.classification((20, 13, 7))), 1
+    )
     return trained.notes
 
 
 def test_nothing_is_invented():
     plain = {"loss", "grad_norm", "update_norm"}
-    for name, options in (("fedavg", {}), ("fedprox", {"mu": 0.0}), ("fedsol", {"rho": 0.0}), ("fedntd", {})):
+    for name, options in (
+        ("fedavg", {}),
+        ("fedprox", {"mu": 0.0}),
+        ("fedsol", {"rho": 0.0}),
+        ("fedntd", {}),
+    ):
         assert set(metrics_of(name, options).metric) == plain, name
-    assert set(metrics_of("fedsol", {"strength": "fixed"}).metric) == plain | {"cos_gu_gp", "proximal_loss"}
-    assert set(metrics_of("fedsol", {"loss": "feddyn"}).metric) == plain | {"cos_gu_gp", "lambda_mean"}  # a gradient, no value
+    assert set(metrics_of("fedsol", {"strength": "fixed"}).metric) == plain | {
+        "cos_gu_gp",
+        "proximal_loss",
+    }
+    assert set(metrics_of("fedsol", {"loss": "feddyn"}).metric) == plain | {
+        "cos_gu_gp",
+        "lambda_mean",
+    }  # a gradient, no value
     assert set(metrics_of("fedsol", {"loss": "feddyn"}).proximal.dropna()) == {"own"}
 
 
@@ -195,14 +263,25 @@ def test_another_loss_is_compared_with_the_projected_gradient_too():
         d = w - received
         g_u = g - min(0.0, float(g @ d / (d @ d))) * d
         row = one(notes[notes["index"] == i], "cos_gu_gp", layer=None)
-        assert row.value == pytest.approx(float(F.cosine_similarity(g_u, g_p, 0)), rel=1e-7) and row.proximal == "kl:3"
+        assert (
+            row.value == pytest.approx(float(F.cosine_similarity(g_u, g_p, 0)), rel=1e-7)
+            and row.proximal == "kl:3"
+        )
 
 
 def test_every_client_has_its_own_steps_and_minibatches():
     notes = metrics_of("fedavg")
     rows = notes[notes.metric == "loss"]
-    assert rows.groupby("client")["index"].apply(list).to_dict() == {0: [1, 2, 3, 4, 5, 6], 1: [1, 2, 3, 4], 2: [1, 2]}
-    assert rows.groupby("client").n_examples.apply(list).to_dict() == {0: [8, 8, 4] * 2, 1: [8, 5] * 2, 2: [7, 7]}
+    assert rows.groupby("client")["index"].apply(list).to_dict() == {
+        0: [1, 2, 3, 4, 5, 6],
+        1: [1, 2, 3, 4],
+        2: [1, 2],
+    }
+    assert rows.groupby("client").n_examples.apply(list).to_dict() == {
+        0: [8, 8, 4] * 2,
+        1: [8, 5] * 2,
+        2: [7, 7],
+    }
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=map(helpers.label, CASES))
@@ -211,19 +290,34 @@ def test_every_client_has_its_own_steps_and_minibatches():
 def test_a_stack_records_what_its_clients_would(name, options, proximal):
     found = []
     for stack in ("off", "on"):
-        config = recorded(helpers.config(name, options, stack=stack, momentum=0.9), metrics__proximal=proximal)
-        notes = [t.notes for _, t in helpers.play(helpers.federation(config, helpers.classification((7, 20, 13))), 2)]
+        config = recorded(
+            helpers.config(name, options, stack=stack, momentum=0.9), metrics__proximal=proximal
+        )
+        notes = [
+            t.notes
+            for _, t in helpers.play(
+                helpers.federation(config, helpers.classification((7, 20, 13))), 2
+            )
+        ]
         assert all(n.client.is_monotonic_increasing and set(n.client) == {0, 1, 2} for n in notes)
         found.append(pd.concat(notes, ignore_index=True))
     keys = ["client", "index", "metric", "layer", "proximal", "n_examples"]
     pd.testing.assert_frame_equal(found[0][keys], found[1][keys])
-    pd.testing.assert_frame_equal(found[0][["value", "scaled"]], found[1][["value", "scaled"]], rtol=1e-7, atol=1e-10)
+    pd.testing.assert_frame_equal(
+        found[0][["value", "scaled"]], found[1][["value", "scaled"]], rtol=1e-7, atol=1e-10
+    )
 
 
 # -- runs
 
+
 def small(name="fedsol", rounds_=4, **more):
-    return recorded(helpers.config(name, rounds=rounds_, total=4, per_round=2, checkpoint={"clients": "sampled", **more}), **KL)
+    return recorded(
+        helpers.config(
+            name, rounds=rounds_, total=4, per_round=2, checkpoint={"clients": "sampled", **more}
+        ),
+        **KL,
+    )
 
 
 def test_a_run_keeps_a_table_a_round(tmp_path):
@@ -231,7 +325,11 @@ def test_a_run_keeps_a_table_a_round(tmp_path):
     assert Run.open(tmp_path).recorded == [1, 2, 3, 4]
     frame = check(run.steps())
     assert list(frame.dtypes.astype(str)[:19]) == list(table([]).dtypes.astype(str))
-    assert set(frame.run) == {tmp_path.name} and set(frame.method) == {"fedsol"} and set(frame.scope) == {"client"}
+    assert (
+        set(frame.run) == {tmp_path.name}
+        and set(frame.method) == {"fedsol"}
+        and set(frame.scope) == {"client"}
+    )
     for r in run.rounds:
         part = run.steps(r)
         assert set(part["round"]) == {r} and set(part.client) == set(run.checkpoint(r).client_ids)
@@ -250,7 +348,9 @@ def test_a_run_that_records_nothing_is_as_before(tmp_path):
     assert not (tmp_path / "steps").exists() and run.recorded == []
     with pytest.raises(FldiagError, match=r"recorded no local steps.*metrics\.steps=true"):
         run.steps()
-    plain = config.replace(checkpoint__every=1, checkpoint__clients="none")  # what is kept is no part of the identity
+    plain = config.replace(
+        checkpoint__every=1, checkpoint__clients="none"
+    )  # what is kept is no part of the identity
     tree = plain.model_dump(mode="json", exclude={"name": True, "data": {"root"}, "metrics": True})
     for section, *name, key in (dotted.split(".") for dotted in YESTERDAY):
         if not name or name == [tree[section]["name"]]:
@@ -274,8 +374,10 @@ def test_clients_trained_for_the_checkpoint_only_are_not_recorded(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_table_whatever_the_executor_and_again(tmp_path):
-    runs = [rounds.train(small(rounds_=2), out=tmp_path / n / "run", executor=e)
-            for n, e in (("a", "serial"), ("b", "processes:2"), ("c", "serial"))]
+    runs = [
+        rounds.train(small(rounds_=2), out=tmp_path / n / "run", executor=e)
+        for n, e in (("a", "serial"), ("b", "processes:2"), ("c", "serial"))
+    ]
     for r in (1, 2):
         a, b, c = ((run.path / f"steps/000{r}.parquet").read_bytes() for run in runs)
         assert a == b == c
@@ -311,6 +413,7 @@ def test_a_diverged_run_shows_its_last_steps(tmp_path):
 
 # -- refusals, and what drift makes of it
 
+
 def test_wrong_choices():
     with pytest.raises(FldiagError, match=r"metrics\.steps = true"):
         helpers.config().replace(metrics__proximal="kl")
@@ -323,10 +426,15 @@ def test_wrong_choices():
 
 
 def test_columns_are_a_table():
-    rows = [{"client": 1, "metric": "loss", "value": 0.5, "extra": "a"}, {"client": 2, "metric": "loss", "value": None, "extra": "b"}]
+    rows = [
+        {"client": 1, "metric": "loss", "value": 0.5, "extra": "a"},
+        {"client": 2, "metric": "loss", "value": None, "extra": "b"},
+    ]
     whole = columns({k: [row[k] for row in rows] for k in rows[0]}, run="r", round=3)
     pd.testing.assert_frame_equal(whole, table(rows, run="r", round=3))
-    assert list(columns({"value": []}, run="r").dtypes.astype(str)) == list(table([]).dtypes.astype(str))
+    assert list(columns({"value": []}, run="r").dtypes.astype(str)) == list(
+        table([]).dtypes.astype(str)
+    )
 
 
 DRIFT = {"gradients": False, "representation": False, "propositions": False, "rho": ()}
@@ -336,21 +444,37 @@ def test_drift_shows_means_over_the_recorded_steps(tmp_path):
     run = rounds.train(small(), out=tmp_path)
     frame = fldiag.diagnose(run, "drift", **DRIFT)
     steps, found = run.steps(3), frame[(frame.estimator == "steps") & (frame["round"] == 3)]
-    for metric, layer in (("cos_gu_gp", None), ("cos_gu_gp", "part:head"), ("proximal_loss", None), ("lambda_mean", "classifier")):
-        rows = steps[(steps.metric == metric) & (steps.layer.isna() if layer is None else steps.layer == layer)]
+    for metric, layer in (
+        ("cos_gu_gp", None),
+        ("cos_gu_gp", "part:head"),
+        ("proximal_loss", None),
+        ("lambda_mean", "classifier"),
+    ):
+        rows = steps[
+            (steps.metric == metric)
+            & (steps.layer.isna() if layer is None else steps.layer == layer)
+        ]
         means = rows.groupby("client").value.mean().astype(float)
         assert len(means) == 2
         for k, value in means.items():
             row = one(found, metric, layer=layer, client=int(k))
             assert row.value == pytest.approx(value) and row.n_steps == (rows.client == k).sum()
         row = one(found, metric, layer=layer, scope="global")
-        assert row.value == pytest.approx(means.mean()) and row.n_clients == 2 and row.n_steps == len(rows)
+        assert (
+            row.value == pytest.approx(means.mean())
+            and row.n_clients == 2
+            and row.n_steps == len(rows)
+        )
         assert row.stderr == pytest.approx(means.std() / 2**0.5)
         if metric == "lambda_mean":
             assert row.scaled == pytest.approx(rows.groupby("client").scaled.mean().mean())
     assert set(found[found.metric == "cos_gu_gp"].proximal) == {"kl:3"}
-    assert set(frame[(frame.estimator == "exact") & (frame.metric == "proximal_loss")].proximal) == {"kl:3"}
-    assert set(fldiag.diagnose(run, "drift", rounds=[2], **DRIFT).query("estimator == 'steps'")["round"]) == {2}
+    assert set(
+        frame[(frame.estimator == "exact") & (frame.metric == "proximal_loss")].proximal
+    ) == {"kl:3"}
+    assert set(
+        fldiag.diagnose(run, "drift", rounds=[2], **DRIFT).query("estimator == 'steps'")["round"]
+    ) == {2}
 
 
 def test_damaged_and_changed_step_tables_are_noticed(tmp_path):

@@ -46,7 +46,9 @@ class Normed(nn.Module):
 
 def federation(module, **train):
     dataset, parts = classification((20, 13, 9))
-    return Federation(Setup(config(batch_size=7, **train), dataset=dataset, parts=parts, module=module))
+    return Federation(
+        Setup(config(batch_size=7, **train), dataset=dataset, parts=parts, module=module)
+    )
 
 
 def play(f, rounds=2):
@@ -94,18 +96,27 @@ def test_a_minibatch_of_one_with_batch_norm_says_what_to_change():
     data = classification((20, 13, 8))
 
     def made(sizes=data, method="fedavg", **train):
-        return Setup(config(method, batch_size=7, **train), dataset=sizes[0], parts=sizes[1], module=Normed())
+        return Setup(
+            config(method, batch_size=7, **train), dataset=sizes[0], parts=sizes[1], module=Normed()
+        )
 
-    with pytest.raises(FldiagError, match="client 2 has a minibatch of 1 example, and batch-norm cannot train") as error:
+    with pytest.raises(
+        FldiagError, match="client 2 has a minibatch of 1 example, and batch-norm cannot train"
+    ) as error:
         made()
     assert "train.batch_size" in str(error.value)
     made(drop_last=True)
     thirds = classification((20, 13, 10))  # last minibatches of 6, 6 and 3: halves of 2 and 1
     made(thirds)
-    with pytest.raises(FldiagError, match="client 2 has a minibatch of 3 examples, of which this method makes parts"):
+    with pytest.raises(
+        FldiagError,
+        match="client 2 has a minibatch of 3 examples, of which this method makes parts",
+    ):
         made(thirds, "perfedavg")
     one = config(batch_size=7, model="small_resnet", model_options={})
-    Setup(one, dataset=images((20, 13, 8))[0], parts=images((20, 13, 8))[1])  # its maps have several positions
+    Setup(
+        one, dataset=images((20, 13, 8))[0], parts=images((20, 13, 8))[1]
+    )  # its maps have several positions
 
 
 def test_the_callers_module_is_not_touched():
@@ -130,7 +141,10 @@ def test_pooling_before_relu_changes_no_bit():
     from fldiag.params import flatten
 
     net = models.build("small_cnn", (1, 8, 8), 10)
-    w, x = flatten(net)[None].requires_grad_(), torch.randn(1, 30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    w, x = (
+        flatten(net)[None].requires_grad_(),
+        torch.randn(1, 30, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+    )
     fast = Network(net)
     plain = Network(net)
     plain.chain = chain_of(plain.module)

@@ -10,21 +10,36 @@ from fldiag.errors import FldiagError
 from fldiag.execution.shard import Shard
 from fldiag.training import rounds, sweep
 
-SHORT = {"rounds": 1, "model.name": "mlp", "model.hidden": [8], "clients.per_round": 3, "train.epochs": 1}
+SHORT = {
+    "rounds": 1,
+    "model.name": "mlp",
+    "model.hidden": [8],
+    "clients.per_round": 3,
+    "train.epochs": 1,
+}
 
 
 def test_combinations_in_order():
     over = {"method.name": ["fedavg", "fedprox"], "seed": [0, 1]}
     assert [tuple(keys.values()) for keys in sweep.combinations(over)] == [
-        ("fedavg", 0), ("fedavg", 1), ("fedprox", 0), ("fedprox", 1)]
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedprox", 0),
+        ("fedprox", 1),
+    ]
     assert sweep.combinations({}) == [{}]
     with pytest.raises(FldiagError, match="has no values"):
         sweep.combinations({"seed": []})
 
 
 def test_every_method_gets_what_the_preset_says_of_it():
-    average, distil, staged = sweep.configs("digits", {"method.name": ["fedavg", "feddf", "fedalign"]})
-    assert (average.data.public, distil.data.public) == (None, "holdout:200") and staged.model.name == "small_resnet"
+    average, distil, staged = sweep.configs(
+        "digits", {"method.name": ["fedavg", "feddf", "fedalign"]}
+    )
+    assert (average.data.public, distil.data.public) == (
+        None,
+        "holdout:200",
+    ) and staged.model.name == "small_resnet"
     (inner,) = sweep.configs("digits", {"method.name": ["perfedavg"]})
     assert inner.method.options["inner_lr"] == 0.02
     with pytest.raises(FldiagError, match="same run"):
@@ -33,13 +48,21 @@ def test_every_method_gets_what_the_preset_says_of_it():
 
 def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
     start = config(rounds=2)
-    runs = fldiag.sweep(start, {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}, out=tmp_path / "all")
+    runs = fldiag.sweep(
+        start, {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}, out=tmp_path / "all"
+    )
     alone = rounds.train(start.replace(method__name="scaffold", seed=1), out=tmp_path / "alone")
     assert [(r.config.method.name, r.config.seed) for r in runs][-1] == ("scaffold", 1)
-    assert all(torch.equal(w, runs[-1].checkpoint().state[n]) for n, w in alone.checkpoint().state.items())
+    assert all(
+        torch.equal(w, runs[-1].checkpoint().state[n]) for n, w in alone.checkpoint().state.items()
+    )
     events = []
-    again = fldiag.sweep(start, {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}, out=tmp_path / "all",
-                         on_event=events.append)
+    again = fldiag.sweep(
+        start,
+        {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]},
+        out=tmp_path / "all",
+        on_event=events.append,
+    )
     assert [r.path for r in again] == [r.path for r in runs] and not events
 
 
@@ -53,15 +76,24 @@ def test_tuning_sees_training_examples_only(tmp_path, monkeypatch):
     shares = torch.bincount(held.test_y, minlength=10) / torch.bincount(whole.train_y, minlength=10)
     assert float((shares - 0.1).abs().max()) < 0.02  # of every class as much
 
-    found = sweep.tune("digits", {"train.lr": [1e-6, 0.1, 1e20]}, 3, fixed=SHORT | {"rounds": 3}, out=tmp_path)
+    found = sweep.tune(
+        "digits", {"train.lr": [1e-6, 0.1, 1e20]}, 3, fixed=SHORT | {"rounds": 3}, out=tmp_path
+    )
     assert found.chosen == {"train.lr": 0.1} and len(found.tried) == 3
-    assert dict((keys["train.lr"], score) for keys, score in found.tried)[1e20] is None  # it diverged
+    assert (
+        dict((keys["train.lr"], score) for keys, score in found.tried)[1e20] is None
+    )  # it diverged
 
 
 def test_all_settings_have_the_same_budget_and_the_same_candidates(tmp_path):
     grid = {"train.lr": [0.01, 0.02, 0.03, 0.04]}
-    one, other = (sweep.tune("digits", grid, 2, fixed=SHORT | {"method.name": name}, out=tmp_path) for name in ("fedavg", "fedprox"))
-    assert [keys for keys, _ in one.tried] == [keys for keys, _ in other.tried] and len(one.tried) == 2
+    one, other = (
+        sweep.tune("digits", grid, 2, fixed=SHORT | {"method.name": name}, out=tmp_path)
+        for name in ("fedavg", "fedprox")
+    )
+    assert [keys for keys, _ in one.tried] == [keys for keys, _ in other.tried] and len(
+        one.tried
+    ) == 2
     with pytest.raises(FldiagError, match="at least one"):
         sweep.tune("digits", grid, 0, fixed=SHORT)
 
@@ -72,23 +104,34 @@ def test_where_the_runs_are_trained_does_not_show(executor, tmp_path):
     start, over = config(rounds=2), {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}
     events = []
     here = fldiag.sweep(start, over, out=tmp_path / "here")
-    there = fldiag.sweep(start, over, out=tmp_path / "there", executor=executor, on_event=events.append)
+    there = fldiag.sweep(
+        start, over, out=tmp_path / "there", executor=executor, on_event=events.append
+    )
     assert sorted(e["path"] for e in events) == sorted(str(run.path) for run in there)
     for one, other in zip(here, there, strict=True):
         assert one.path.name == other.path.name and one.metrics.equals(other.metrics)
-        assert all(torch.equal(w, other.checkpoint().state[n]) for n, w in one.checkpoint().state.items())
+        assert all(
+            torch.equal(w, other.checkpoint().state[n]) for n, w in one.checkpoint().state.items()
+        )
 
 
 def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
     start, over = config(rounds=1), {"method.name": ["fedavg", "fedprox"], "seed": [0, 1]}
     parts = [sweep.sweep(start, over, out=tmp_path, shard=Shard(i, 3)) for i in (1, 2, 3)]
-    assert sorted(run.path for part in parts for run in part) == sorted(tmp_path.iterdir()) and [len(p) for p in parts] == [2, 1, 1]
+    assert sorted(run.path for part in parts for run in part) == sorted(tmp_path.iterdir()) and [
+        len(p) for p in parts
+    ] == [2, 1, 1]
     events = []
-    assert len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []
+    assert (
+        len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []
+    )
 
 
 @pytest.mark.slow
 def test_candidates_are_trained_where_the_runs_are(tmp_path):
     grid, fixed = {"train.lr": [1e-6, 0.1]}, SHORT | {"rounds": 2}
     here = sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "here")
-    assert sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "there", executor="processes:2") == here
+    assert (
+        sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "there", executor="processes:2")
+        == here
+    )

@@ -50,15 +50,26 @@ def default():
 
 # Closed forms
 
-@pytest.mark.parametrize(("rho", "eps", "where"), [
-    (0.5, 0.0, (2.639306, 1.653734)), (1.5, 0.0, (1.917919, 0.961202)), (5.0, 0.1, (0.637031, -0.268451))])
+
+@pytest.mark.parametrize(
+    ("rho", "eps", "where"),
+    [
+        (0.5, 0.0, (2.639306, 1.653734)),
+        (1.5, 0.0, (1.917919, 0.961202)),
+        (5.0, 0.1, (0.637031, -0.268451)),
+    ],
+)
 def test_fedsol_numbers(rho, eps, where):
     np.testing.assert_allclose(plane.fedsol_end(W_G, W_L, rho, eps), where, atol=5e-7)
 
 
 def test_fedprox_numbers():
-    np.testing.assert_allclose(plane.fedprox_end(W_G, W_L, 5.0, 1.0), (0.5 + 5 / 6 * 2.5, 0.8), atol=1e-12)
-    np.testing.assert_allclose(plane.fedprox_end(W_G, W_L, 0.2, 2.0), (0.5 + 2.5 / 11, -0.4 + 0.8), atol=1e-12)
+    np.testing.assert_allclose(
+        plane.fedprox_end(W_G, W_L, 5.0, 1.0), (0.5 + 5 / 6 * 2.5, 0.8), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        plane.fedprox_end(W_G, W_L, 0.2, 2.0), (0.5 + 2.5 / 11, -0.4 + 0.8), atol=1e-12
+    )
 
 
 @given(points, points, st.floats(0, 0.95), curvature)
@@ -91,7 +102,9 @@ def test_small_guard_does_not_cancel():
     # s ~ eps D/(rho - D) for eps -> 0 below the equilibrium: 2e-12 must not come out as 0.
     u = plane.fedsol_end((0.0, 0.0), (3.0, 4.0), 7.0, 1e-12)
     np.testing.assert_allclose(u, 2.5e-12 * np.array([0.6, 0.8]), rtol=1e-6)
-    np.testing.assert_allclose(plane.fedsol_end(W_G, W_L, 1.5, 1e-13), plane.fedsol_end(W_G, W_L, 1.5), atol=1e-12)
+    np.testing.assert_allclose(
+        plane.fedsol_end(W_G, W_L, 1.5, 1e-13), plane.fedsol_end(W_G, W_L, 1.5), atol=1e-12
+    )
 
 
 @given(points, points, st.floats(0, 20), curvature)
@@ -99,17 +112,23 @@ def test_unnormalised_end_is_rest(w_g, w_l, rho, a):
     assume(distance(w_g, w_l) > 0.01)
     end = plane.fedsol_unnormalised_end(w_g, w_l, rho)
     u = end - w_g
-    np.testing.assert_allclose(np.array([a, 1.0]) * (end + rho * u - w_l), 0, atol=1e-11 * max(a, 1) * (1 + rho))
+    np.testing.assert_allclose(
+        np.array([a, 1.0]) * (end + rho * u - w_l), 0, atol=1e-11 * max(a, 1) * (1 + rho)
+    )
 
 
 @given(points, points, st.floats(0, 10), curvature)
 def test_fedprox_end_is_rest_and_on_the_line_only_without_curvature(w_g, w_l, beta, a):
     assume(distance(w_g, w_l) > 0.01)
     end = plane.fedprox_end(w_g, w_l, a, beta)
-    np.testing.assert_allclose(fedprox_field(end, a, beta, w_g, w_l), 0, atol=1e-11 * (max(a, 1) + beta))
+    np.testing.assert_allclose(
+        fedprox_field(end, a, beta, w_g, w_l), 0, atol=1e-11 * (max(a, 1) + beta)
+    )
     (ux, uy), (dx, dy) = end - w_g, np.array(w_l) - w_g
     # u x d = d_x d_y (a/(a + beta) - 1/(1 + beta)): towards the x axis for a > 1.
-    assert ux * dy - uy * dx == pytest.approx(dx * dy * beta * (a - 1) / ((a + beta) * (1 + beta)), abs=1e-11)
+    assert ux * dy - uy * dx == pytest.approx(
+        dx * dy * beta * (a - 1) / ((a + beta) * (1 + beta)), abs=1e-11
+    )
     flat = plane.fedprox_end(w_g, w_l, 1.0, beta) - w_g
     assert flat[0] * dy - flat[1] * dx == pytest.approx(0, abs=1e-11)
 
@@ -122,9 +141,13 @@ def test_no_equilibrium_is_said():
 
 # Stability
 
+
 def jacobian(w, a, rho, w_g, w_l, h=1e-6):
-    columns = [(fedsol_field(w + h * e, a, rho, w_g, w_l) - fedsol_field(w - h * e, a, rho, w_g, w_l)) / (2 * h)
-               for e in np.eye(2)]
+    columns = [
+        (fedsol_field(w + h * e, a, rho, w_g, w_l) - fedsol_field(w - h * e, a, rho, w_g, w_l))
+        / (2 * h)
+        for e in np.eye(2)
+    ]
     return np.stack(columns, 1)
 
 
@@ -141,7 +164,9 @@ def test_stability_bound_is_safe(angle, share, a):
 @pytest.mark.parametrize(("a", "w_l"), [(5.0, (0.0, 3.0)), (0.2, (3.0, 0.0)), (1.0, (2.0, 2.0))])
 def test_stability_bound_is_reached(a, w_l):
     rho, w_g = 1.0, (0.0, 0.0)
-    eigenvalues = np.linalg.eigvals(jacobian(plane.fedsol_end(w_g, w_l, rho), a, rho, w_g, w_l)).real
+    eigenvalues = np.linalg.eigvals(
+        jacobian(plane.fedsol_end(w_g, w_l, rho), a, rho, w_g, w_l)
+    ).real
     bound = plane.stability_bound(a, rho, distance(w_g, w_l) - rho)
     assert bound == pytest.approx(2 / eigenvalues.max(), rel=1e-6)
 
@@ -158,34 +183,47 @@ def test_training_rests_below_the_bound_and_not_above():
 
 # The training core
 
+
 @pytest.mark.parametrize("a", [(0.2,), (0.2, 1.0, 5.0)])
 def test_data_is_the_quadratic(a):
     dataset, parts = plane.clients(a)
     for value, part in zip(a, parts, strict=True):
         x, y = dataset.train_x[part].double(), dataset.train_y[part]
-        torch.testing.assert_close(x.T @ x / len(x), torch.diag(torch.tensor([value, 1.0], dtype=torch.float64)),
-                                   rtol=2e-7, atol=0)
+        torch.testing.assert_close(
+            x.T @ x / len(x),
+            torch.diag(torch.tensor([value, 1.0], dtype=torch.float64)),
+            rtol=2e-7,
+            atol=0,
+        )
         assert not y.any()
 
 
 @pytest.mark.parametrize("method", ["fedsol", "fedprox"])
 def test_paths_are_gradient_descent(method):
     a, lr, steps = (0.2, 1.0, 5.0), 0.05, 40
-    spec = {"name": "fedsol", "rho": 1.5, "loss": "l2", "strength": "fixed", "part": "full"} \
-        if method == "fedsol" else {"name": "fedprox", "mu": 0.7}
+    spec = (
+        {"name": "fedsol", "rho": 1.5, "loss": "l2", "strength": "fixed", "part": "full"}
+        if method == "fedsol"
+        else {"name": "fedprox", "mu": 0.7}
+    )
     paths, mean = plane.simulate(spec, a, W_G, W_L, lr=lr, steps=steps)
     assert paths.shape == (3, steps + 1, 2)
     for value, path in zip(a, paths, strict=True):
         w = np.array(W_G)
         for t in range(steps + 1):
             np.testing.assert_allclose(path[t], w, atol=5e-7)
-            w = w - lr * (fedsol_field(w, value, 1.5) if method == "fedsol" else fedprox_field(w, value, 0.7))
+            w = w - lr * (
+                fedsol_field(w, value, 1.5) if method == "fedsol" else fedprox_field(w, value, 0.7)
+            )
     close(mean, paths[:, -1].mean(0), terms=3)
 
 
 def test_first_step_is_a_fedavg_step():
     step = np.array(W_G) + 0.05 * np.array([2.0, 1.0]) * (np.array(W_L) - W_G)
-    for spec in ({"name": "fedavg"}, {"name": "fedsol", "rho": 1.5, "loss": "l2", "strength": "fixed", "part": "full"}):
+    for spec in (
+        {"name": "fedavg"},
+        {"name": "fedsol", "rho": 1.5, "loss": "l2", "strength": "fixed", "part": "full"},
+    ):
         paths, _ = plane.simulate(spec, (2.0,), W_G, W_L, lr=0.05, steps=1)
         np.testing.assert_allclose(paths[0, 1], step, atol=1e-6)
 
@@ -198,7 +236,9 @@ def test_more_clients_than_a_stack():
     close(mean, paths[:, -1].mean(0), terms=19)
 
 
-@pytest.mark.parametrize(("rho", "where"), [(0.5, (2.639306, 1.653734)), (1.5, (1.917919, 0.961202))])
+@pytest.mark.parametrize(
+    ("rho", "where"), [(0.5, (2.639306, 1.653734)), (1.5, (1.917919, 0.961202))]
+)
 @pytest.mark.slow
 def test_fedsol_rests_at_the_numbers(rho, where):
     frame = plane.run(rho=rho, a=(0.2, 1.0, 5.0))
@@ -209,8 +249,14 @@ def test_fedsol_rests_at_the_numbers(rho, where):
 
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
-@given(points, st.floats(0, 2 * math.pi), st.floats(0.5, 8), st.floats(0, 0.7),
-       st.lists(st.floats(0.4, 4), min_size=1, max_size=3), st.floats(0, 2))
+@given(
+    points,
+    st.floats(0, 2 * math.pi),
+    st.floats(0.5, 8),
+    st.floats(0, 0.7),
+    st.lists(st.floats(0.4, 4), min_size=1, max_size=3),
+    st.floats(0, 2),
+)
 def test_training_rests_at_the_closed_forms(w_g, angle, far, share, a, beta):
     w_l = (w_g[0] + far * math.cos(angle), w_g[1] + far * math.sin(angle))
     frame = plane.run(rho=share * far, beta=beta, a=a, w_g=w_g, w_l=w_l)
@@ -221,6 +267,7 @@ def test_training_rests_at_the_closed_forms(w_g, angle, far, share, a, beta):
 
 
 # The table
+
 
 def test_table(default):
     check(default)
@@ -236,7 +283,9 @@ def test_table(default):
             assert end["value"] == pytest.approx(distance(W_G, (end["x"], end["y"])), rel=1e-12)
             assert pick(default, "distance", method, client=client)["value"].item() < 1e-6
     assert set(default.loc[default["metric"].str.contains("closed_form"), "estimator"]) == {"exact"}
-    assert set(default.loc[~default["metric"].str.contains("closed_form"), "estimator"]) == {"simulated"}
+    assert set(default.loc[~default["metric"].str.contains("closed_form"), "estimator"]) == {
+        "simulated"
+    }
     assert not default["metric"].eq("hover_radius").any()
 
 
@@ -245,7 +294,9 @@ def test_fedprox_leaves_the_line_and_fedsol_does_not(default):
         assert pick(default, "angle", "fedsol", a=a)["value"].item() < 1e-5
         u = a / (a + 1) * 2.5, 0.5 * 2.4
         turned = math.degrees(abs(math.atan2(2.4, 2.5) - math.atan2(u[1], u[0])))
-        assert pick(default, "angle", "fedprox", a=a)["value"].item() == pytest.approx(turned, abs=1e-5)
+        assert pick(default, "angle", "fedprox", a=a)["value"].item() == pytest.approx(
+            turned, abs=1e-5
+        )
 
 
 def test_aggregate():
@@ -265,7 +316,9 @@ def test_symmetric_curvatures_bring_fedprox_back_in_the_mean(default):
     # 1/(1 + 1/a) + 1/(1 + a) = 1, so with beta = 1 pairs a, 1/a hide each other's bias.
     hidden = plane.run(a=(0.2, 1.0, 5.0))
     assert pick(hidden, "aggregate_angle", "fedprox")["value"].item() < 1e-4
-    assert pick(default, "aggregate_angle", "fedprox")["value"].item() > 1, "the default shows what aggregation does"
+    assert pick(default, "aggregate_angle", "fedprox")["value"].item() > 1, (
+        "the default shows what aggregation does"
+    )
     assert pick(default, "aggregate_angle", "fedsol")["value"].item() < 1e-3
 
 
@@ -279,7 +332,7 @@ def test_hovering(rho):
     for client in (0, 1):
         path = pick(frame, "trajectory", "fedsol", client=client)["value"]
         hover = pick(frame, "hover_radius", "fedsol", client=client)
-        close(hover["value"].item(), path.iloc[-(len(path) // 4):].max(), terms=2)
+        close(hover["value"].item(), path.iloc[-(len(path) // 4) :].max(), terms=2)
         assert 0 < hover["value"].item() < D / 2
         assert not hover["converged"].item()
     assert pick(frame, "end_point", "fedprox")["converged"].all()
@@ -287,8 +340,12 @@ def test_hovering(rho):
 
 @pytest.mark.slow
 def test_hovering_shrinks_with_the_step():
-    wide, narrow = (pick(plane.run(rho=5.0, a=(2.0,), lr=lr, steps=600), "hover_radius", "fedsol")["value"].item()
-                    for lr in (0.04, 0.004))
+    wide, narrow = (
+        pick(plane.run(rho=5.0, a=(2.0,), lr=lr, steps=600), "hover_radius", "fedsol")[
+            "value"
+        ].item()
+        for lr in (0.04, 0.004)
+    )
     assert narrow < wide / 4
 
 
@@ -311,13 +368,32 @@ def test_repeats_and_leaves_the_global_generator_alone():
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"a": (1.0, 0.0)}, "curvatures"), ({"a": (-1.0,)}, "curvatures"), ({"a": ()}, "curvatures"),
-    ({"a": 2.0}, "curvatures"), ({"a": (math.nan,)}, "curvatures"), ({"a": (1e9,)}, "1e\\+06"),
-    ({"rho": -0.1}, r"rho = -0\.1"), ({"rho": math.inf}, "rho"), ({"rho": "1"}, "rho = '1'"), ({"beta": -1}, "beta = -1"),
-    ({"w_g": W_L}, "coincide"), ({"w_g": (1.0,)}, "w_g"), ({"w_l": (1.0, math.nan)}, "w_l"), ({"w_l": "ab"}, "w_l"),
-    ({"steps": 0}, "steps = 0"), ({"steps": 2.5}, r"steps = 2\.5"), ({"lr": 0.0}, "lr"), ({"lr": -1.0}, "lr"),
-    ({"lr": 500.0, "steps": 300}, "fedsol diverged"), ({"a": (1e-5, 1e4)}, "steps"), ({"rho": D - 1e-9}, "steps")])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"a": (1.0, 0.0)}, "curvatures"),
+        ({"a": (-1.0,)}, "curvatures"),
+        ({"a": ()}, "curvatures"),
+        ({"a": 2.0}, "curvatures"),
+        ({"a": (math.nan,)}, "curvatures"),
+        ({"a": (1e9,)}, "1e\\+06"),
+        ({"rho": -0.1}, r"rho = -0\.1"),
+        ({"rho": math.inf}, "rho"),
+        ({"rho": "1"}, "rho = '1'"),
+        ({"beta": -1}, "beta = -1"),
+        ({"w_g": W_L}, "coincide"),
+        ({"w_g": (1.0,)}, "w_g"),
+        ({"w_l": (1.0, math.nan)}, "w_l"),
+        ({"w_l": "ab"}, "w_l"),
+        ({"steps": 0}, "steps = 0"),
+        ({"steps": 2.5}, r"steps = 2\.5"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": 500.0, "steps": 300}, "fedsol diverged"),
+        ({"a": (1e-5, 1e4)}, "steps"),
+        ({"rho": D - 1e-9}, "steps"),
+    ],
+)
 def test_wrong_values_are_refused(wrong, message):
     with pytest.raises(FldiagError, match=message) as caught:
         plane.run(**wrong)

@@ -44,8 +44,16 @@ class Attention(nn.Module):
         q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
         if self.rotary:
             angle = torch.arange(T, dtype=h.dtype)[:, None]
-            q, k = (torch.cat([t[..., :1] * angle.cos() - t[..., 1:] * angle.sin(),
-                               t[..., :1] * angle.sin() + t[..., 1:] * angle.cos()], -1) for t in (q, k))
+            q, k = (
+                torch.cat(
+                    [
+                        t[..., :1] * angle.cos() - t[..., 1:] * angle.sin(),
+                        t[..., :1] * angle.sin() + t[..., 1:] * angle.cos(),
+                    ],
+                    -1,
+                )
+                for t in (q, k)
+            )
         return F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2)
 
 
@@ -64,7 +72,9 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.out = nn.Embedding(V, D), nn.Linear(D, 3)
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 6, activation="gelu", batch_first=True), 1)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(D, 2, 6, activation="gelu", batch_first=True), 1
+        )
 
     def forward(self, x):
         return self.out(self.layers(self.embed(x), src_key_padding_mask=x == 0).mean(1))
@@ -73,7 +83,11 @@ class Encoder(nn.Module):
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.norm, self.out = nn.Embedding(V, D), nn.RMSNorm(D), nn.Linear(D, V, bias=False)
+        self.embed, self.norm, self.out = (
+            nn.Embedding(V, D),
+            nn.RMSNorm(D),
+            nn.Linear(D, V, bias=False),
+        )
         self.out.weight = self.embed.weight
 
     def forward(self, x):
@@ -92,12 +106,18 @@ class Within(nn.Module):
 
 
 NETS = {
-    "attention": lambda: Net(Attention()), "causal": lambda: Net(Attention(is_causal=True)),
-    "masked": lambda: Net(Attention(attn_mask=torch.ones(T, T).tril().bool())), "rotary": lambda: Net(Attention(rotary=True)),
-    "multihead": lambda: Net(Multihead(False)), "multihead with weights": lambda: Net(Multihead(True)), "encoder": Encoder,
+    "attention": lambda: Net(Attention()),
+    "causal": lambda: Net(Attention(is_causal=True)),
+    "masked": lambda: Net(Attention(attn_mask=torch.ones(T, T).tril().bool())),
+    "rotary": lambda: Net(Attention(rotary=True)),
+    "multihead": lambda: Net(Multihead(False)),
+    "multihead with weights": lambda: Net(Multihead(True)),
+    "encoder": Encoder,
     "layer norm, gelu": lambda: Net(nn.Sequential(nn.LayerNorm(D), nn.GELU())),
-    "rms norm, gelu by tanh": lambda: Net(nn.Sequential(nn.RMSNorm(D), nn.GELU("tanh"))), "silu": lambda: Net(nn.SiLU()),
-    "tied": Tied, "sparse gradients": lambda: Net(nn.Tanh(), sparse=True),
+    "rms norm, gelu by tanh": lambda: Net(nn.Sequential(nn.RMSNorm(D), nn.GELU("tanh"))),
+    "silu": lambda: Net(nn.SiLU()),
+    "tied": Tied,
+    "sparse gradients": lambda: Net(nn.Tanh(), sparse=True),
 }
 
 
@@ -108,8 +128,12 @@ def problem(make, **options):
 
 def allowed():
     flags = torch.backends.cuda
-    return (flags.flash_sdp_enabled(), flags.mem_efficient_sdp_enabled(), flags.math_sdp_enabled(),
-            torch.backends.mha.get_fastpath_enabled())
+    return (
+        flags.flash_sdp_enabled(),
+        flags.mem_efficient_sdp_enabled(),
+        flags.math_sdp_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -120,12 +144,15 @@ def test_products_are_those_of_the_gradient_and_of_the_dense_hessian(name):
     difference = (p.gradient(p.w + step * v) - p.gradient(p.w - step * v)) / (2 * step)
     assert (product - difference).norm() < 1e-6 * product.norm()
     with sdpa_kernel(SDPBackend.MATH):
+
         def loss(w):
             return F.cross_entropy(p.call(w, TOKENS), LABELS)
 
         dense = torch.autograd.functional.hessian(loss, p.w)
         assert torch.allclose(product, dense @ v, rtol=1e-9, atol=1e-11)
-        assert p.loss()[0] == pytest.approx(float(loss(p.w.clone().requires_grad_()).detach()), rel=1e-12)
+        assert p.loss()[0] == pytest.approx(
+            float(loss(p.w.clone().requires_grad_()).detach()), rel=1e-12
+        )
     assert allowed() == before
 
 
@@ -149,8 +176,17 @@ def test_a_row_of_padding_is_a_constant():
 
 
 def checkpointed(reentrant=False, **options):
-    return problem(lambda: Net(Within(nn.Linear(D, D), lambda layer, h: checkpoint(
-        lambda h: torch.tanh(layer(h)), h, use_reentrant=reentrant))), **options)
+    return problem(
+        lambda: Net(
+            Within(
+                nn.Linear(D, D),
+                lambda layer, h: checkpoint(
+                    lambda h: torch.tanh(layer(h)), h, use_reentrant=reentrant
+                ),
+            )
+        ),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -161,14 +197,24 @@ def test_products_through_checkpointing_are_those_without_it(reentrant, first):
     made = []
     for kind in (reentrant, None):
         torch.manual_seed(1)
-        made.append(Problem(Checkpointed(kind, first), F.cross_entropy, (NUMBERS, LABELS), dtype=torch.float64))
+        made.append(
+            Problem(
+                Checkpointed(kind, first), F.cross_entropy, (NUMBERS, LABELS), dtype=torch.float64
+            )
+        )
     p, plain = made
     w = plain.w + 0.1  # not the module's own, with which the layers would be evaluated again
     v = torch.randn(len(w), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    assert torch.equal(p.gradient(w), plain.gradient(w)) and torch.equal(p.hvp(v, w), plain.hvp(v, w)) and p.hvp(v, w).any()
+    assert (
+        torch.equal(p.gradient(w), plain.gradient(w))
+        and torch.equal(p.hvp(v, w), plain.hvp(v, w))
+        and p.hvp(v, w).any()
+    )
     network = Network(p.module)
     rows = network.bind(w[None].clone().requires_grad_())
-    slope, = torch.autograd.grad(F.cross_entropy(rows(NUMBERS.double()[None])[0], LABELS), rows._w)
+    (slope,) = torch.autograd.grad(
+        F.cross_entropy(rows(NUMBERS.double()[None])[0], LABELS), rows._w
+    )
     torch.testing.assert_close(slope[0], plain.gradient(w), rtol=1e-12, atol=1e-15)
     assert inner == (torch.utils.checkpoint.checkpoint, checkpoint_parts())
 
@@ -180,7 +226,12 @@ def checkpoint_parts():
 class Checkpointed(nn.Module):
     def __init__(self, reentrant, first):
         super().__init__()
-        self.one, self.two, self.out, self.how = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3), (reentrant, first)
+        self.one, self.two, self.out, self.how = (
+            nn.Linear(D, D),
+            nn.Linear(D, D),
+            nn.Linear(D, 3),
+            (reentrant, first),
+        )
 
     def _within(self, layer, x, wanted):
         reentrant, first = self.how
@@ -214,7 +265,9 @@ def test_what_has_no_derivative_here_is_an_error_with_a_remedy():
 def test_memory_that_runs_out_is_not_called_a_missing_derivative():
     def greedy(layer, h):
         if torch.is_grad_enabled() and h.requires_grad:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+            raise RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"
+            )
         return layer(h)
 
     with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory"):
@@ -222,13 +275,23 @@ def test_memory_that_runs_out_is_not_called_a_missing_derivative():
 
 
 def test_with_differences_checkpointed_layers_are_evaluated_again_at_the_weights_asked_for():
-    plain = problem(lambda: Net(Within(nn.Linear(D, D), lambda layer, h: torch.tanh(layer(h)))), differences=True)
+    plain = problem(
+        lambda: Net(Within(nn.Linear(D, D), lambda layer, h: torch.tanh(layer(h)))),
+        differences=True,
+    )
     p, w = checkpointed(differences=True), plain.w + 0.1
-    assert torch.allclose(p.gradient(w), plain.gradient(w), rtol=1e-12, atol=1e-15) and p.probe().recomputes
+    assert (
+        torch.allclose(p.gradient(w), plain.gradient(w), rtol=1e-12, atol=1e-15)
+        and p.probe().recomputes
+    )
     v = torch.ones_like(w)
-    assert (p.hvp(v) - plain.hvp(v)).norm() <= 2 * (p.step.error + plain.step.error) * plain.hvp(v).norm()
+    assert (p.hvp(v) - plain.hvp(v)).norm() <= 2 * (p.step.error + plain.step.error) * plain.hvp(
+        v
+    ).norm()
     frozen = checkpointed(differences=True, trainable=True)
-    assert torch.equal(frozen.gradient(), p.gradient()) and trace(p, max_products=20).estimator[0].startswith("hutchinson")
+    assert torch.equal(frozen.gradient(), p.gradient()) and trace(p, max_products=20).estimator[
+        0
+    ].startswith("hutchinson")
 
 
 def test_an_embedding_that_writes_to_its_weights_is_refused():
@@ -266,16 +329,30 @@ def test_differences_stand_in_for_second_derivatives_and_say_their_error(dtype):
     p, twin = made(Bag, differences=True), made(Mean)
     assert p.digest() != made(Bag).digest()
     rng = torch.Generator().manual_seed(3)
-    for v in (*twin.hessian()(torch.randn(len(p.w), generator=rng, dtype=torch.float64))[None], 1e3 * torch.ones_like(p.w).double()):
+    for v in (
+        *twin.hessian()(torch.randn(len(p.w), generator=rng, dtype=torch.float64))[None],
+        1e3 * torch.ones_like(p.w).double(),
+    ):
         found, expected = p.hvp(v), twin.hvp(v)
         assert (found - expected).norm() <= 10 * p.step.error * expected.norm()
-    assert p.step.error < torch.finfo(dtype).eps ** 0.5  # central differences reach eps^(2/3) at their best
+    assert (
+        p.step.error < torch.finfo(dtype).eps ** 0.5
+    )  # central differences reach eps^(2/3) at their best
     assert not p.hvp(torch.zeros_like(p.w)).any()
     rows, sure = spectrum(p, k=2), spectrum(twin, k=2)
     own = rows[rows.metric == "eigenvalue"]
-    assert own.value.tolist() == pytest.approx(sure[sure.metric == "eigenvalue"].value.tolist(), rel=2e-3)
-    assert own.converged.all() and own.estimator.str.fullmatch(r"lanczos \(differences, step .*, error .*\)").all()
+    assert own.value.tolist() == pytest.approx(
+        sure[sure.metric == "eigenvalue"].value.tolist(), rel=2e-3
+    )
+    assert (
+        own.converged.all()
+        and own.estimator.str.fullmatch(r"lanczos \(differences, step .*, error .*\)").all()
+    )
     whole = trace(p, max_products=60, rtol=0.1).iloc[0]
-    assert "differences" in whole.estimator and abs(whole.value - trace(twin, max_products=60, rtol=1e-3).value[0]) < 6 * whole.stderr + 1e-3
+    assert (
+        "differences" in whole.estimator
+        and abs(whole.value - trace(twin, max_products=60, rtol=1e-3).value[0])
+        < 6 * whole.stderr + 1e-3
+    )
     with pytest.raises(FldiagError, match="cannot be computed by differences of gradients"):
         p.hessian(matrix="ggn")

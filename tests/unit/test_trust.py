@@ -49,11 +49,26 @@ def test_partition_does_not_run_code_that_a_run_names(run, tmp_path, monkeypatch
     index["config"]["data"]["name"] = "evil:f"
     write_index(run.path, index)
     result = CliRunner().invoke(app, ["partition", str(run.path)])
-    assert result.exit_code == 1 and "does not import it" in result.stderr and not (tmp_path / "exploded").exists()
+    assert (
+        result.exit_code == 1
+        and "does not import it" in result.stderr
+        and not (tmp_path / "exploded").exists()
+    )
 
 
-@pytest.mark.parametrize(("key", "value"), [("config", None), ("config", {"rounds": -1}), ("hash", 3), ("state", []),
-                                            ("status", None), ("provenance", "x"), ("files", []), ("done", "many")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("config", None),
+        ("config", {"rounds": -1}),
+        ("hash", 3),
+        ("state", []),
+        ("status", None),
+        ("provenance", "x"),
+        ("files", []),
+        ("done", "many"),
+    ],
+)
 def test_edited_run_index(run, key, value):
     index = json.loads((run.path / "run.json").read_text())
     index[key] = value
@@ -62,10 +77,18 @@ def test_edited_run_index(run, key, value):
         _ = Run.open(run.path).config
 
 
-@pytest.mark.parametrize("edit", [
-    lambda m: m["config"].update(data=3), lambda m: m["config"].update(model=[]), lambda m: m.update(provenance="x"),
-    lambda m: m["method"].pop("name"), lambda m: m.update(classes=-1), lambda m: m.update(shape=["a"]),
-    lambda m: m.update(clients=["x"])])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m["config"].update(data=3),
+        lambda m: m["config"].update(model=[]),
+        lambda m: m.update(provenance="x"),
+        lambda m: m["method"].pop("name"),
+        lambda m: m.update(classes=-1),
+        lambda m: m.update(shape=["a"]),
+        lambda m: m.update(clients=["x"]),
+    ],
+)
 def test_edited_manifest(run, edit, tmp_path):
     content = torch.load(run.path / "rounds" / "0002.pt", weights_only=True)
     manifest = json.loads(content["manifest"])
@@ -100,10 +123,21 @@ def test_a_damaged_cache_is_computed_again(run, tmp_path):
 
 
 def test_the_cache_tells_losses_apart(tmp_path):
-    net, data = nn.Linear(3, 1), (torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(9, 1))
-    problems = [fldiag.Problem(net, loss, data) for loss in (lambda z, y: (z - y).square().mean(),
-                                                             lambda z, y: (3 * (z - y)).square().mean())]
-    tops = [fldiag.diagnose(p, "spectrum", k=1, cache=tmp_path)["value"].dropna().tolist() for p in problems]
+    net, data = (
+        nn.Linear(3, 1),
+        (torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(9, 1)),
+    )
+    problems = [
+        fldiag.Problem(net, loss, data)
+        for loss in (
+            lambda z, y: (z - y).square().mean(),
+            lambda z, y: (3 * (z - y)).square().mean(),
+        )
+    ]
+    tops = [
+        fldiag.diagnose(p, "spectrum", k=1, cache=tmp_path)["value"].dropna().tolist()
+        for p in problems
+    ]
     assert tops[1][1] == pytest.approx(9 * tops[0][1], rel=1e-3)
 
 
@@ -116,15 +150,32 @@ def test_a_name_commands_no_terminal_and_breaks_no_file(kept, tmp_path):
 
     folder = tmp_path / HOSTILE
     shutil.copytree(kept.path, folder)
-    words = [["runs", tmp_path], ["check", folder, "--fail-if", "accuracy < 1%", "--junit", tmp_path / "x.xml", "--out", tmp_path],
-             ["prune", folder, "--dry-run"], ["check", f"{folder}no"], ["report", folder, "--out", tmp_path]]
+    words = [
+        ["runs", tmp_path],
+        [
+            "check",
+            folder,
+            "--fail-if",
+            "accuracy < 1%",
+            "--junit",
+            tmp_path / "x.xml",
+            "--out",
+            tmp_path,
+        ],
+        ["prune", folder, "--dry-run"],
+        ["check", f"{folder}no"],
+        ["report", folder, "--out", tmp_path],
+    ]
     for one in words:
         found = CliRunner().invoke(app, [str(w) for w in one])
         assert found.exit_code == (2 if one[1] == f"{folder}no" else 0), found.output
         shown = found.output.replace("\n", "")
         assert shown.isprintable() and "unexpected" not in shown, shown
     assert "error: " in found.output or len(list(tmp_path.glob("report*.html"))) == 1
-    assert ElementTree.parse(tmp_path / "x.xml").find("testsuite/testcase").get("name") == "accuracy < 1%"
+    assert (
+        ElementTree.parse(tmp_path / "x.xml").find("testsuite/testcase").get("name")
+        == "accuracy < 1%"
+    )
     for file in tmp_path.glob("*.*"):
         text = file.read_text("utf-8") if file.suffix in (".csv", ".json", ".xml", ".html") else ""
         assert not [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cs")]
@@ -145,7 +196,9 @@ def test_infinite_options_are_refused():
 
 
 def test_examples_given_directly_take_no_slice(run):
-    checkpoint = fldiag.load(run.path / "rounds" / "0002.pt", data=(torch.randn(8, 4), torch.arange(8) % 3))
+    checkpoint = fldiag.load(
+        run.path / "rounds" / "0002.pt", data=(torch.randn(8, 4), torch.arange(8) % 3)
+    )
     assert len(fldiag.diagnose(checkpoint, "spectrum", k=1)) == 4
     with pytest.raises(FldiagError, match="examples themselves"):
         fldiag.diagnose(checkpoint, "spectrum", k=1, samples=5)

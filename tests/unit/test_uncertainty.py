@@ -4,20 +4,35 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fldiag.results.uncertainty import Interval, basic, holm, independent_t, mcnemar, means, paired_t, wilcoxon
+from fldiag.results.uncertainty import (
+    Interval,
+    basic,
+    holm,
+    independent_t,
+    mcnemar,
+    means,
+    paired_t,
+    wilcoxon,
+)
 
 A, B = np.array([3.1, 2.9, 4.0, 3.6, 3.3, 3.8]), np.array([2.8, 2.7, 3.1, 3.5, 3.4, 3.0])
 
 
 def test_t_intervals_are_scipy_s():
     found, oracle = paired_t(A - B), stats.ttest_rel(A, B)
-    assert (found.low, found.high) == pytest.approx(tuple(oracle.confidence_interval())) and found.p == pytest.approx(oracle.pvalue)
+    assert (found.low, found.high) == pytest.approx(
+        tuple(oracle.confidence_interval())
+    ) and found.p == pytest.approx(oracle.pvalue)
     found, oracle = independent_t(A, B[:4]), stats.ttest_ind(A, B[:4], equal_var=False)
-    assert (found.low, found.high) == pytest.approx(tuple(oracle.confidence_interval())) and found.p == pytest.approx(oracle.pvalue)
+    assert (found.low, found.high) == pytest.approx(
+        tuple(oracle.confidence_interval())
+    ) and found.p == pytest.approx(oracle.pvalue)
 
 
 def test_what_has_no_spread_has_no_interval():
-    assert paired_t(np.array([0.5])) == Interval(0.5) and paired_t(np.array([0.1, 0.1, 0.1])).p is None
+    assert (
+        paired_t(np.array([0.5])) == Interval(0.5) and paired_t(np.array([0.1, 0.1, 0.1])).p is None
+    )
     assert paired_t(np.zeros(3)) == Interval(0.0, 0.0, 0.0, 1.0)
     assert independent_t(A, B[:1]).p is None and basic(1.0, np.ones(9)) == Interval(1.0)
 
@@ -27,7 +42,9 @@ def test_ranks_need_six_pairs_that_differ():
     assert wilcoxon(A[:5] - B[:5]) is None and wilcoxon(np.append(A[:5] - B[:5], 0.0)) is None
 
 
-@pytest.mark.parametrize(("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (1, 5, 14 / 64), (4, 4, 1.0)])
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (1, 5, 14 / 64), (4, 4, 1.0)]
+)
 def test_mcnemar_counts_the_examples_on_which_only_one_is_right(only_a, only_b, p):
     a = np.array([True] * only_a + [False] * only_b + [True] * 7 + [False] * 3)
     b = np.array([False] * only_a + [True] * only_b + [True] * 7 + [False] * 3)

@@ -33,9 +33,12 @@ EVIL = "open('marker', 'w').close()\ndef go(*words, **options): raise RuntimeErr
 DIAGNOSTICS = known.built_in()["diagnostics"]
 TRAINERS = ["personalise", "leave-one-out"]
 #: Key of a config -> how a file comes to name code there.
-KEYS = {"data.name": lambda c: c["data"].update(name="evilmod:go"), "data.public": lambda c: c["data"].update(public="evilmod:go"),
-        "model.name": lambda c: c.update(model={"name": "evilmod:go"}),
-        "model.head": lambda c: c.update(model={"name": "mine:net", "head": ["evilmod:go"]})}
+KEYS = {
+    "data.name": lambda c: c["data"].update(name="evilmod:go"),
+    "data.public": lambda c: c["data"].update(public="evilmod:go"),
+    "model.name": lambda c: c.update(model={"name": "evilmod:go"}),
+    "model.head": lambda c: c.update(model={"name": "mine:net", "head": ["evilmod:go"]}),
+}
 
 
 def write(folder, text, name):
@@ -50,7 +53,10 @@ def trained(tmp_path_factory):
     (folder / "evilmod.py").write_text(EVIL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        rounds.train(config(model="mine:net", model_options={}, data="mine:flowers", public="mine:public"), out=folder / "own")
+        rounds.train(
+            config(model="mine:net", model_options={}, data="mine:flowers", public="mine:public"),
+            out=folder / "own",
+        )
         rounds.train(config(), out=folder / "plain")
     sys.modules.pop("mine", None)
     return folder
@@ -68,7 +74,9 @@ def folder(trained, monkeypatch):
 def poisoned(source, target, edit):
     """A copy of a run in which index and manifests say something else, and all checksums hold."""
     run = Run.open(source)
-    made = Run(target, {**run.index, "config": json.loads(json.dumps(run.index["config"])), "files": {}})
+    made = Run(
+        target, {**run.index, "config": json.loads(json.dumps(run.index["config"])), "files": {}}
+    )
     edit(made.index["config"])
     for name in run.index["files"]:
         if name.startswith("rounds/"):
@@ -100,8 +108,14 @@ def every_verb(run, tmp_path):
         yield ["check", target, "--fail-if", "loss > 9"]
         yield ["check", target, "--baseline", target, "--fail-if", "lambda_1 > baseline"]
         yield ["diff", target, target, "--number", "accuracy"]
-    yield from (["partition", run], ["report", run, "--compute"], ["runs", run], ["prune", run, "--dry-run"],
-                ["export", run, "--to", "tensorboard"], ["convert", file, tmp_path / "x.safetensors"])
+    yield from (
+        ["partition", run],
+        ["report", run, "--compute"],
+        ["runs", run],
+        ["prune", run, "--dry-run"],
+        ["export", run, "--to", "tensorboard"],
+        ["convert", file, tmp_path / "x.safetensors"],
+    )
 
 
 def test_no_verb_imports_what_a_file_names(folder, tmp_path):
@@ -111,7 +125,10 @@ def test_no_verb_imports_what_a_file_names(folder, tmp_path):
 
     run, refused = poisoned(folder / "plain", tmp_path / "run", everywhere), 0
     for words in every_verb(run, tmp_path):
-        result = run_verb(*words, *(["--out", tmp_path / "out"] if words[0] not in ("runs", "prune", "convert") else []))
+        result = run_verb(
+            *words,
+            *(["--out", tmp_path / "out"] if words[0] not in ("runs", "prune", "convert") else []),
+        )
         refused += "--allow-code evilmod:go" in result.output
         assert not (folder / "marker").exists() and "evilmod" not in sys.modules, words
     assert refused > len(DIAGNOSTICS)
@@ -120,17 +137,29 @@ def test_no_verb_imports_what_a_file_names(folder, tmp_path):
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_is_refused_where_it_would_be_imported(folder, tmp_path, key):
     run = poisoned(folder / "plain", tmp_path / "run", KEYS[key])
-    verbs = [*TRAINERS, *(["spectrum", "forgetting"] if key != "data.public" else []), *(["partition"] if key == "data.name" else [])]
+    verbs = [
+        *TRAINERS,
+        *(["spectrum", "forgetting"] if key != "data.public" else []),
+        *(["partition"] if key == "data.name" else []),
+    ]
     for verb in verbs:
         result = run_verb(verb, run, "--out", tmp_path)
-        assert result.exit_code == 1 and f"{key}" in result.stderr and "--allow-code evilmod:go" in result.stderr, result.output
-        other = run_verb(verb, run, "--out", tmp_path, "--allow-code", "mine:net", "--allow-code", "other:go")
+        assert (
+            result.exit_code == 1
+            and f"{key}" in result.stderr
+            and "--allow-code evilmod:go" in result.stderr
+        ), result.output
+        other = run_verb(
+            verb, run, "--out", tmp_path, "--allow-code", "mine:net", "--allow-code", "other:go"
+        )
         assert other.exit_code == 1 and "--allow-code evilmod:go" in other.stderr, other.output
     for opened in (fldiag.load(run), fldiag.load(run, allow_code=["mine:net", "evilmod:other"])):
         with pytest.raises(FldiagError, match="evilmod:go"):
             fldiag.train(opened.config, out=tmp_path / "new")
         with pytest.raises(FldiagError, match="evilmod:go"):
-            fldiag.sweep(pickle.loads(pickle.dumps(opened.config)), {"seed": [0, 1]}, out=tmp_path / "new")
+            fldiag.sweep(
+                pickle.loads(pickle.dumps(opened.config)), {"seed": [0, 1]}, out=tmp_path / "new"
+            )
     assert not (folder / "marker").exists() and not (tmp_path / "new").exists()
 
 
@@ -140,17 +169,51 @@ def remedy(result):
     return shlex.split(re.search(r"(--allow-code [\w.:]+ ?)+", result.output)[0])
 
 
-@pytest.mark.parametrize("words", [["spectrum", "own", "--k", 1], ["spectrum", "own/rounds/0002.pt", "--k", 1], ["forgetting", "own"],
-                                   ["personalise", "own", "--epochs", "0"],
-                                   ["partition", "own"], ["check", "own", "--fail-if", "lambda_1 > 1e9"]], ids=lambda w: "-".join(map(str, w[:2])))
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["spectrum", "own", "--k", 1],
+        ["spectrum", "own/rounds/0002.pt", "--k", 1],
+        ["forgetting", "own"],
+        ["personalise", "own", "--epochs", "0"],
+        ["partition", "own"],
+        ["check", "own", "--fail-if", "lambda_1 > 1e9"],
+    ],
+    ids=lambda w: "-".join(map(str, w[:2])),
+)
 def test_the_remedy_works_as_it_is_written(folder, tmp_path, words):
     first = run_verb(*words, "--out", tmp_path)
     assert run_verb(*words, "--out", tmp_path, *remedy(first)).exit_code == 0
 
 
 def test_code_is_named_with_the_question_as_before(folder, tmp_path):
-    assert run_verb("spectrum", "own", "--k", 1, "--model", "mine:net", "--data", "mine:flowers", "--out", tmp_path).exit_code == 0
-    result = run_verb("personalise", "own", "--epochs", 0, "--model", "mine:net", "--data", "mine:flowers", "--out", tmp_path)
+    assert (
+        run_verb(
+            "spectrum",
+            "own",
+            "--k",
+            1,
+            "--model",
+            "mine:net",
+            "--data",
+            "mine:flowers",
+            "--out",
+            tmp_path,
+        ).exit_code
+        == 0
+    )
+    result = run_verb(
+        "personalise",
+        "own",
+        "--epochs",
+        0,
+        "--model",
+        "mine:net",
+        "--data",
+        "mine:flowers",
+        "--out",
+        tmp_path,
+    )
     assert remedy(result) == ["--allow-code", "mine:public"]
     assert "mine:net" not in result.output and "mine:flowers" not in result.output
 
@@ -169,18 +232,28 @@ def test_python_takes_the_same_consent(folder):
 
 def test_a_config_keeps_what_may_be_imported_for_it(folder, tmp_path):
     run = fldiag.load("own")
-    assert run.config.allowed_code == set() and config(data="mine:flowers").allowed_code == {"mine:flowers"}
+    assert run.config.allowed_code == set() and config(data="mine:flowers").allowed_code == {
+        "mine:flowers"
+    }
     typed = run.config.replace(data__name="mine:flowers", rounds=3)
     assert typed.allowed_code == {"mine:flowers"} == pickle.loads(pickle.dumps(typed)).allowed_code
-    with pytest.raises(FldiagError, match=r"data\.public = 'mine:public' and model\.name = 'mine:net'"):
+    with pytest.raises(
+        FldiagError, match=r"data\.public = 'mine:public' and model\.name = 'mine:net'"
+    ):
         Setup(typed)
-    more = fldiag.train(run.config.replace(rounds=3), out=tmp_path / "more", allow_code=["mine:net", "mine:flowers", "mine:public"])
+    more = fldiag.train(
+        run.config.replace(rounds=3),
+        out=tmp_path / "more",
+        allow_code=["mine:net", "mine:flowers", "mine:public"],
+    )
     assert more.done == 3
     assert fldiag.load("plain").config == config()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["personalise", "own", "--epochs", "0,1"], ["forgetting", "own"]], ids=lambda w: w[0])
+@pytest.mark.parametrize(
+    "words", [["personalise", "own", "--epochs", "0,1"], ["forgetting", "own"]], ids=lambda w: w[0]
+)
 def test_worker_processes_have_the_consent(folder, tmp_path, words):
     words = [*words, "--executor", "processes:2", "--out", tmp_path]
     assert run_verb(*words, *remedy(run_verb(*words))).exit_code == 0
@@ -203,8 +276,12 @@ def test_a_later_key_is_covered_without_being_named(tmp_path):
 
 def test_what_imports_refuses_by_itself(folder):
     """A caller that forgets to ask runs nothing."""
-    for call in (lambda: fldiag.data.load("evilmod:go"), lambda: models.build("evilmod:go", (4,), 3),
-                 lambda: user_code.load("evilmod:go", "loss", {"mine:net"}), lambda: user_code.load("evilmod:go", "loss", ())):
+    for call in (
+        lambda: fldiag.data.load("evilmod:go"),
+        lambda: models.build("evilmod:go", (4,), 3),
+        lambda: user_code.load("evilmod:go", "loss", {"mine:net"}),
+        lambda: user_code.load("evilmod:go", "loss", ()),
+    ):
         with pytest.raises(FldiagError, match="does not import it"):
             call()
     assert not (folder / "marker").exists()
@@ -218,18 +295,33 @@ def beside(folder, tmp_path, monkeypatch):
     about = folder / "evil-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[fldiag.models]\nsneaky = evilmod:go\n[fldiag.datasets]\nsneaky = evilmod:go\n")
+    (about / "entry_points.txt").write_text(
+        "[fldiag.models]\nsneaky = evilmod:go\n[fldiag.datasets]\nsneaky = evilmod:go\n"
+    )
     yield folder
     shutil.rmtree(about)
 
 
 @pytest.mark.parametrize("key", ["model", "data"])
 def test_a_package_beside_the_run_registers_nothing(beside, tmp_path, key):
-    run = poisoned(beside / "plain", tmp_path / "run", lambda c: c.update({key: {**(c[key] if key == "data" else {}), "name": "sneaky"}}))
-    for words in (["spectrum", run], ["spectrum", run / "rounds" / "0002.pt"], ["forgetting", run], ["personalise", run],
-                  ["check", run, "--fail-if", "lambda_1 > 9"], ["partition", run]):
+    run = poisoned(
+        beside / "plain",
+        tmp_path / "run",
+        lambda c: c.update({key: {**(c[key] if key == "data" else {}), "name": "sneaky"}}),
+    )
+    for words in (
+        ["spectrum", run],
+        ["spectrum", run / "rounds" / "0002.pt"],
+        ["forgetting", run],
+        ["personalise", run],
+        ["check", run, "--fail-if", "lambda_1 > 9"],
+        ["partition", run],
+    ):
         result = run_verb(*words, "--out", tmp_path / "out")
-        assert not (beside / "marker").exists() and "evilmod" not in sys.modules, (words, result.output)
+        assert not (beside / "marker").exists() and "evilmod" not in sys.modules, (
+            words,
+            result.output,
+        )
 
 
 def test_the_current_folder_is_searched_once_its_code_was_allowed(beside):
@@ -240,7 +332,10 @@ def test_the_current_folder_is_searched_once_its_code_was_allowed(beside):
             user_code.load("evilmod:go", "model", ())
         assert sys.path == before
         user_code.load("mine:net", "model", {"mine:net"})
-        assert sys.path == [*before, str(beside)]  # the code may import more of its own when it is called
+        assert sys.path == [
+            *before,
+            str(beside),
+        ]  # the code may import more of its own when it is called
         with user_code.importable():
             assert sys.path == [*before, str(beside)]
         assert sys.path == [*before, str(beside)]
@@ -250,6 +345,22 @@ def test_the_current_folder_is_searched_once_its_code_was_allowed(beside):
     assert sys.path == before
 
 
-@pytest.mark.parametrize("name", ["digits", "npz:mine", "csv:texts", "holdout:20", "C:\\data", "a b:c", "evil.py:", ":go", "", None, 3, ["a:b"]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits",
+        "npz:mine",
+        "csv:texts",
+        "holdout:20",
+        "C:\\data",
+        "a b:c",
+        "evil.py:",
+        ":go",
+        "",
+        None,
+        3,
+        ["a:b"],
+    ],
+)
 def test_other_values_are_no_code(name):
     assert not user_code.is_code(name)

@@ -21,7 +21,9 @@ def randn(*shape, seed=0):
 def small():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return SLViT((3, 8, 8), 5, patch=2, dim=12, depth=2, heads=2, per_head=6, hidden=12).double()
+        return SLViT(
+            (3, 8, 8), 5, patch=2, dim=12, depth=2, heads=2, per_head=6, hidden=12
+        ).double()
 
 
 def attention(heads=3, per_head=4):
@@ -39,7 +41,10 @@ def test_a_token_holds_its_patch_and_the_four_shifted_ones():
     assert torch.equal(token[..., 0], whole[:4, 4:])
     seen = {tuple(token[..., i].flatten().tolist()) for i in range(1, 5)}
     padded = F.pad(whole, (1, 1, 1, 1))
-    expected = {tuple(padded[1 + a: 5 + a, 5 + b: 9 + b].flatten().tolist()) for a, b in ((0, 1), (0, -1), (1, 0), (-1, 0))}
+    expected = {
+        tuple(padded[1 + a : 5 + a, 5 + b : 9 + b].flatten().tolist())
+        for a, b in ((0, 1), (0, -1), (1, 0), (-1, 0))
+    }
     assert seen == expected
     assert torch.equal(tokens[0, 2].view(4, 4, 5)[..., 0], whole[4:, :4])
 
@@ -55,7 +60,9 @@ def test_attention_is_the_masked_one_of_torch():
     m, x = attention(), randn(2, 5, 8)
     q, k, v = (t.view(2, 5, 3, 4).transpose(1, 2) for t in m.qkv(m.norm(x)).chunk(3, dim=-1))
     others = ~torch.eye(5, dtype=torch.bool)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=others)  # its scale is that of the first temperature
+    y = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=others
+    )  # its scale is that of the first temperature
     torch.testing.assert_close(m(x), m.out(y.transpose(1, 2).reshape(2, 5, 12)))
     with torch.no_grad():
         m.temperature.fill_(math.log(1.7))
@@ -92,7 +99,9 @@ def test_features_are_the_residual_stream_of_the_class_token():
         for m in [*model.attention, *model.mlp]:
             last = m.out if isinstance(m, LocalityAttention) else m[-1]
             last.weight.zero_(), last.bias.zero_()
-    torch.testing.assert_close(model.features(x), (model.first + model.position[:, :1]).expand(2, -1, -1)[:, 0])
+    torch.testing.assert_close(
+        model.features(x), (model.first + model.position[:, :1]).expand(2, -1, -1)[:, 0]
+    )
     norm, fc = model.head
     torch.testing.assert_close(model(x), fc(norm(model.features(x))))
 
@@ -103,12 +112,18 @@ def test_every_weight_of_the_transformer_matters():
     assert all(p.grad.abs().max() > 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize(("side", "patch", "tokens"), [(32, 8, 16), (28, 7, 16), (8, 2, 16), (64, 16, 16), (128, 16, 64)])
+@pytest.mark.parametrize(
+    ("side", "patch", "tokens"), [(32, 8, 16), (28, 7, 16), (8, 2, 16), (64, 16, 16), (128, 16, 64)]
+)
 def test_patches_of_a_quarter_of_the_side(side, patch, tokens):
     model = models.build("sl_vit", (1, side, side), 4)
     assert model.tokens.patch == patch
     assert model.position.shape == (1, tokens + 1, 192)
-    assert (len(model.attention), model.attention[0].heads, model.attention[0].qkv.out_features) == (9, 12, 3 * 768)
+    assert (
+        len(model.attention),
+        model.attention[0].heads,
+        model.attention[0].qkv.out_features,
+    ) == (9, 12, 3 * 768)
     assert model.attention[4].temperature.item() == pytest.approx(math.log(64**-0.5))
     assert Layout.of(model).head_size == 2 * 192 + 192 * 4 + 4
 
@@ -118,7 +133,9 @@ def test_vgg_is_a_plain_chain_at_32_pixels_and_enlarges_smaller_images():
     assert Network(plain).stackable and Network(other).has_split and type(other) is Enlarged
     assert list(plain.state_dict()) == list(other.state_dict())
     x = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(other(x), plain(F.interpolate(x, scale_factor=32 / 28, mode="bilinear")))
+    torch.testing.assert_close(
+        other(x), plain(F.interpolate(x, scale_factor=32 / 28, mode="bilinear"))
+    )
     net = Network(other)
     torch.testing.assert_close(net.bind(flatten(other)[None])(x[None])[0], other(x))
 
@@ -126,7 +143,9 @@ def test_vgg_is_a_plain_chain_at_32_pixels_and_enlarges_smaller_images():
 def test_vgg_starts_from_normal_weights_and_no_bias():
     for m in models.build("vgg11", (3, 32, 32), 10):
         if isinstance(m, nn.Conv2d):
-            assert float(m.weight.detach().std()) == pytest.approx(math.sqrt(2 / (9 * m.out_channels)), rel=0.06)
+            assert float(m.weight.detach().std()) == pytest.approx(
+                math.sqrt(2 / (9 * m.out_channels)), rel=0.06
+            )
             assert not m.bias.any()
 
 

@@ -29,7 +29,10 @@ SINGLE = 2e-3
 #: Float64 weights after some hundred local steps: every step may add a few roundings.
 TRAINED = 1e6 * EPS64
 #: What is made of eigenvectors, whose error is that of the residual over the gap to the next eigenvalue.
-OF_VECTORS, VECTORS = ("eigenspace_overlap", "principal_angle", "global_overlap", "curvature", "curvature_share"), 1e-3
+OF_VECTORS, VECTORS = (
+    ("eigenspace_overlap", "principal_angle", "global_overlap", "curvature", "curvature_share"),
+    1e-3,
+)
 #: The numbers of a row; all else, but whether the search for them ended in time, says which numbers they are.
 VALUES = ("value", "scaled", "predicted", "n_examples", "n_steps", "n_clients", "masked")
 NO_NAME = (*VALUES, "converged")
@@ -59,7 +62,11 @@ def same_sums(frame, expected):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_opens(yesterday, name):
     run, expected = fldiag.load(name), EXPECTED["runs"][name]
-    assert (run.status, run.done, run.rounds) == (expected["status"], expected["done"], expected["rounds"])
+    assert (run.status, run.done, run.rounds) == (
+        expected["status"],
+        expected["done"],
+        expected["rounds"],
+    )
     for r, clients in expected["clients"].items():
         checkpoint = run.checkpoint(int(r))
         assert checkpoint.round == int(r) and checkpoint.client_ids == clients
@@ -76,7 +83,11 @@ def test_its_config_is_read_and_says_what_it_said(yesterday, name):
     run = fldiag.load(name)
     stored, read = run.index["config"], run.config.model_dump(mode="json")
     for section, content in stored.items():
-        assert (read[section].items() >= content.items()) if isinstance(content, dict) else read[section] == content
+        assert (
+            (read[section].items() >= content.items())
+            if isinstance(content, dict)
+            else read[section] == content
+        )
 
 
 def test_the_local_steps_are_read(yesterday):
@@ -85,25 +96,50 @@ def test_the_local_steps_are_read(yesterday):
     for r, content in expected.items():
         steps = run.steps(int(r))
         same_sums(steps, content)
-        assert {"client", "index", "metric", "layer", "proximal", "value", "scaled", "n_examples"} <= set(steps)
-    assert len(run.steps()) == sum(rows for content in expected.values() for rows, _ in content.values())
+        assert {
+            "client",
+            "index",
+            "metric",
+            "layer",
+            "proximal",
+            "value",
+            "scaled",
+            "n_examples",
+        } <= set(steps)
+    assert len(run.steps()) == sum(
+        rows for content in expected.values() for rows, _ in content.values()
+    )
 
 
 def test_foreign_rounds_say_where_they_are_from(yesterday):
     run = fldiag.load("theirs")
-    assert run.origin["recipe"]["model"] == "mlp_iris" and run.origin["recipe"]["clients"] == "round_{round}/client_{client}.pt"
+    assert (
+        run.origin["recipe"]["model"] == "mlp_iris"
+        and run.origin["recipe"]["clients"] == "round_{round}/client_{client}.pt"
+    )
     with pytest.raises(fldiag.FldiagError, match="another program"):
         _ = run.config
 
 
 def key(row):
     """Which number a row is: everything that it says but its values."""
-    return tuple(sorted((column, f"{v:g}" if isinstance(v, (int, float)) and not isinstance(v, bool) else str(v))
-                        for column, v in row.items() if column not in NO_NAME))
+    return tuple(
+        sorted(
+            (
+                column,
+                f"{v:g}" if isinstance(v, (int, float)) and not isinstance(v, bool) else str(v),
+            )
+            for column, v in row.items()
+            if column not in NO_NAME
+        )
+    )
 
 
 def rows_of(frame):
-    found = [{k: v for k, v in row.items() if not pd.isna(v)} for row in frame.astype(object).to_dict("records")]
+    found = [
+        {k: v for k, v in row.items() if not pd.isna(v)}
+        for row in frame.astype(object).to_dict("records")
+    ]
     return [row for row in found if row["metric"] != "missing"]
 
 
@@ -123,8 +159,14 @@ def same_table(found, expected, rtol):
         for column in set(row) & set(VALUES):
             value, now = row[column], hits[0].get(column)
             tolerance = VECTORS if row["metric"] in OF_VECTORS and column == "value" else rtol
-            size = max(abs(other[column]) for other in wanted if other["metric"] == row["metric"] and column in other)
-            assert now is not None and math.isclose(now, value, rel_tol=tolerance, abs_tol=tolerance * size), (row, column, now)
+            size = max(
+                abs(other[column])
+                for other in wanted
+                if other["metric"] == row["metric"] and column in other
+            )
+            assert now is not None and math.isclose(
+                now, value, rel_tol=tolerance, abs_tol=tolerance * size
+            ), (row, column, now)
         assert ("value" in row) == ("value" in hits[0]), (row, hits)
 
 
@@ -138,7 +180,11 @@ def ask(target, diagnostic, model=None, data=None, dtype=None, **options):
     return fldiag.diagnose(fldiag.load(target, **given), diagnostic, **options)
 
 
-@pytest.mark.parametrize("question", EXPECTED["asked"], ids=lambda q: f"{q['diagnostic']}-{q['target']}-{q['answer'][:2]}")
+@pytest.mark.parametrize(
+    "question",
+    EXPECTED["asked"],
+    ids=lambda q: f"{q['diagnostic']}-{q['target']}-{q['answer'][:2]}",
+)
 @pytest.mark.slow
 def test_diagnostics_say_what_they_said(yesterday, question):
     found = ask(question["target"], question["diagnostic"], **question["options"])
@@ -155,9 +201,13 @@ def test_images_of_ones_own_are_standardised(yesterday):
     x = torch.from_numpy((x - x.mean((0, 1, 2))) / x.std((0, 1, 2))).permute(0, 3, 1, 2).flatten(1)
     w = {name: t.double() for name, t in run.checkpoint().state.items()}
     hidden = torch.relu(x @ w["fc1.weight"].T + w["fc1.bias"])
-    loss = torch.nn.functional.cross_entropy(hidden @ w["classifier.weight"].T + w["classifier.bias"], y)
+    loss = torch.nn.functional.cross_entropy(
+        hidden @ w["classifier.weight"].T + w["classifier.bias"], y
+    )
     found = fldiag.diagnose(run, "spectrum", k=1, precision="fp64")
-    assert found.loc[found["metric"] == "loss", "value"].item() == pytest.approx(loss.item(), rel=DOUBLE)
+    assert found.loc[found["metric"] == "loss", "value"].item() == pytest.approx(
+        loss.item(), rel=DOUBLE
+    )
 
 
 def whole():
@@ -176,7 +226,11 @@ def is_whole(run):
     assert state.keys() == expected.keys()
     for name, weights in expected.items():
         torch.testing.assert_close(state[name], weights, rtol=TRAINED, atol=TRAINED, msg=name)
-    same_table(run.metrics.drop(columns=["run", "method", "seed", "unit"]), pd.read_csv("scaffold-whole.csv"), 1e-8)
+    same_table(
+        run.metrics.drop(columns=["run", "method", "seed", "unit"]),
+        pd.read_csv("scaffold-whole.csv"),
+        1e-8,
+    )
 
 
 def test_the_interrupted_run_goes_on(yesterday):

@@ -19,30 +19,64 @@ if TYPE_CHECKING:
     from fldiag.rounds.history import History
     from fldiag.rounds.round_weights import Stored
 
+
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: a spectrum, a product an update, one a layer and update, and the first points of every path."""
     rounds = len(history.rounds) if options["every_round"] else 1
     layers = len(history.layout.layers) if options["layers"] else 0
     points = min(options["path"], 15)
-    return rounds * (2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers)) + (history.sampled + 1) * points + 2)
+    return rounds * (
+        2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers))
+        + (history.sampled + 1) * points
+        + 2
+    )
 
 
-@diagnostic("account", on="run", needs="clients", draw=picture.draw,
-            more={"-classes": picture.classes_if_any}, summary=summary, cost=cost, section=section, order=60,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d")
-def account(history: History, progress: Progress | None = None, *,
-            slice: Annotated[Literal["train", "test"], Field(description="Examples on which the loss is taken: "
-                                                                         "train or test.")] = "train",
-            k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
-            layers: Annotated[bool, Field(description="Also report by layer.")] = True,
-            path: Annotated[int, Field(ge=0, description="Maximum number of gradients per update for the integral along its "
-                                                         "path (0: no integral; else at least 15).")] = 75,
-            tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-            max_products: Annotated[int, Field(ge=1, description="Maximum number of Hessian-vector products for the "
-                                                                 "eigenvalues.")] = 100,
-            every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if --rounds "
-                                                                  "is given).")] = None,
-            seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+@diagnostic(
+    "account",
+    on="run",
+    needs="clients",
+    draw=picture.draw,
+    more={"-classes": picture.classes_if_any},
+    summary=summary,
+    cost=cost,
+    section=section,
+    order=60,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d",
+)
+def account(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    slice: Annotated[
+        Literal["train", "test"],
+        Field(description="Examples on which the loss is taken: train or test."),
+    ] = "train",
+    k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
+    layers: Annotated[bool, Field(description="Also report by layer.")] = True,
+    path: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Maximum number of gradients per update for the integral along its "
+            "path (0: no integral; else at least 15).",
+        ),
+    ] = 75,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    max_products: Annotated[
+        int,
+        Field(ge=1, description="Maximum number of Hessian-vector products for the eigenvalues."),
+    ] = 100,
+    every_round: Annotated[
+        bool | None,
+        Field(
+            description="Use all rounds instead of only the last (default if --rounds is given)."
+        ),
+    ] = None,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
     """Explain forgetting: decompose each update's change of the global loss to second order.
 
     At the received weights, with g and H gradient and Hessian of the loss on ``slice`` (all clients' training data, or
@@ -76,8 +110,18 @@ def account(history: History, progress: Progress | None = None, *,
     counted = progress or (lambda done, total, text: None)
 
     def of_round(stored: Stored) -> list[Row]:
-        return [{"round": stored.round, "masked": row["value"] is None or not np.isfinite(row["value"]), **row}
-                for row in measure.of_round(history, stored, slice, k, layers, tol, max_products, path, seed, counted)]
+        return [
+            {
+                "round": stored.round,
+                "masked": row["value"] is None or not np.isfinite(row["value"]),
+                **row,
+            }
+            for row in measure.of_round(
+                history, stored, slice, k, layers, tol, max_products, path, seed, counted
+            )
+        ]
 
-    rows = of_rounds(history, (stored for stored in history.asked(every_round) if stored.complete), of_round)
+    rows = of_rounds(
+        history, (stored for stored in history.asked(every_round) if stored.complete), of_round
+    )
     return table([*rows, *history.notes], **history.common)

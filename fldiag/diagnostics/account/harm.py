@@ -18,12 +18,17 @@ def harm(history: History, stored: Stored, where: str) -> list[Row]:
     ``stored`` has finite clients only. ``where``: the split that the classes are of.
     """
     assert stored.received is not None and stored.clients is not None
-    models = [stored.client(j) for j in range(len(stored.ids))] + [(stored.aggregated, stored.buffers)]
+    models = [stored.client(j) for j in range(len(stored.ids))] + [
+        (stored.aggregated, stored.buffers)
+    ]
     scores = history.evaluate([stored.start, *models])
     updates: list[tuple[Row, Tensor]] = [
         ({"moment": "trained", "scope": "client", "client": k}, stored.clients[j] - stored.received)
-        for j, k in enumerate(stored.ids)]
-    updates.append(({"moment": "aggregated", "scope": "global"}, stored.aggregated - stored.received))
+        for j, k in enumerate(stored.ids)
+    ]
+    updates.append(
+        ({"moment": "aggregated", "scope": "global"}, stored.aggregated - stored.received)
+    )
     rows: list[Row] = []
     for metric, to, index in [*_clients(history, stored), *_classes(history, where)]:
         n = len(index)
@@ -33,17 +38,32 @@ def harm(history: History, stored: Stored, where: str) -> list[Row]:
                 continue
             change = scores.loss[j, index.numpy()] - scores.loss[0, index.numpy()]
             about = {**by, **to, "n_examples": n}
-            rows += [{**about, "metric": metric, "estimator": "exact", "value": float(change.mean()) if n else None,
-                      "stderr": float(change.std(ddof=1) / n**0.5) if n > 1 else None},
-                     {**about, "metric": f"linear_{metric}", "estimator": "first-order",
-                      "value": None if g is None else float(g @ d.double())}]
+            rows += [
+                {
+                    **about,
+                    "metric": metric,
+                    "estimator": "exact",
+                    "value": float(change.mean()) if n else None,
+                    "stderr": float(change.std(ddof=1) / n**0.5) if n > 1 else None,
+                },
+                {
+                    **about,
+                    "metric": f"linear_{metric}",
+                    "estimator": "first-order",
+                    "value": None if g is None else float(g @ d.double()),
+                },
+            ]
     return rows
 
 
 def _clients(history: History, stored: Stored) -> Iterator[tuple[str, Row, Tensor]]:
     for b in stored.ids:
         own = history.pool.own(b)
-        yield "harm", {"scope": "pair", "client_b": b, "slice": f"client:{b}/train"}, torch.arange(own.start, own.stop)
+        yield (
+            "harm",
+            {"scope": "pair", "client_b": b, "slice": f"client:{b}/train"},
+            torch.arange(own.start, own.stop),
+        )
 
 
 def _classes(history: History, where: str) -> Iterator[tuple[str, Row, Tensor]]:
@@ -52,4 +72,8 @@ def _classes(history: History, where: str) -> Iterator[tuple[str, Row, Tensor]]:
     stretch = history.stretch(where)
     y = history.pool.y[stretch]
     for c in range(history.dataset.classes):
-        yield "class_harm", {"index": c, "slice": f"{where}/class:{c}"}, stretch.start + (y == c).nonzero().flatten()
+        yield (
+            "class_harm",
+            {"index": c, "slice": f"{where}/class:{c}"},
+            stretch.start + (y == c).nonzero().flatten(),
+        )

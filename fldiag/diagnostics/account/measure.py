@@ -22,8 +22,18 @@ from fldiag.rounds.round_weights import Stored
 TERMS = ("change", "linear", "quadratic", "rest")
 
 
-def of_round(history: History, stored: Stored, where: str, k: int, layers: bool, tol: float, max_products: int, path: int,
-             seed: int, progress: Progress) -> list[Row]:
+def of_round(
+    history: History,
+    stored: Stored,
+    where: str,
+    k: int,
+    layers: bool,
+    tol: float,
+    max_products: int,
+    path: int,
+    seed: int,
+    progress: Progress,
+) -> list[Row]:
     assert stored.clients is not None and stored.received is not None
     problem = history.problem(stored.start, history.stretch(where), where)
     stored = history.finite(stored)
@@ -31,8 +41,10 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     ids = list(stored.ids)
     before = (received := problem.scores()).loss
     if not np.isfinite(before):
-        raise FldiagError(f"round {stored.round}: the loss of the received weights on {where} is {before}",
-                          "choose earlier rounds")
+        raise FldiagError(
+            f"round {stored.round}: the loss of the received weights on {where} is {before}",
+            "choose earlier rounds",
+        )
     models = [stored.client(j) for j in range(len(ids))] + [(stored.aggregated, stored.buffers)]
     updates = [(w - stored.received).double() for w, _ in models]
     about: list[Row] = [{"moment": "trained", "scope": "client", "client": c} for c in ids]
@@ -40,24 +52,42 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
     g, hessian = problem.gradient(), problem.hessian()
     pairs = None
     if k:
-        pairs = eigenpairs(problem, min(k, problem.layout.size), tol=tol, max_products=max_products, seed=seed, progress=progress)
+        pairs = eigenpairs(
+            problem,
+            min(k, problem.layout.size),
+            tol=tol,
+            max_products=max_products,
+            seed=seed,
+            progress=progress,
+        )
     per_update = 1 + (len(problem.layout.layers) if layers else 0)
     total, done, curved = per_update * len(updates), 0, []
     common = {"slice": where, "n_examples": problem.n}
-    rows: list[Row] = [{**common, "moment": "received", "scope": "global", **row} for row in rows_of_scores(problem, received)]
+    rows: list[Row] = [
+        {**common, "moment": "received", "scope": "global", **row}
+        for row in rows_of_scores(problem, received)
+    ]
     for i, (d, base) in enumerate(zip(updates, about, strict=True)):
         # with buffers of its own an update is not all that changed: their effect is in the rest
-        scores = history.problem(models[i], history.stretch(where), where).scores() \
-            if models[i][1] else problem.scores(problem.w.double() + d)
+        scores = (
+            history.problem(models[i], history.stretch(where), where).scores()
+            if models[i][1]
+            else problem.scores(problem.w.double() + d)
+        )
         after = scores.loss
         curved.append(hessian(d))
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
         found = rows_of_scores(problem, scores) if base["scope"] == "global" else []
-        found += [{"metric": name, "value": v, "estimator": "exact"} for name, v in zip(TERMS, values, strict=True)]
+        found += [
+            {"metric": name, "value": v, "estimator": "exact"}
+            for name, v in zip(TERMS, values, strict=True)
+        ]
         if path:
             straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
-            found += along_path(problem, d, straight - before, after - straight, pairs, layers, path)
+            found += along_path(
+                problem, d, straight - before, after - straight, pairs, layers, path
+            )
         if pairs is not None:
             found += _along(pairs, g, d, linear, quadratic)
         if layers:
@@ -65,8 +95,10 @@ def of_round(history: History, stored: Stored, where: str, k: int, layers: bool,
         rows += [{**common, **base, **row} for row in found]
         done += per_update
         progress(done, total, f"round {stored.round}: updates")
-    rows += [{**common, "moment": "aggregated", **row}
-             for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])]
+    rows += [
+        {**common, "moment": "aggregated", **row}
+        for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])
+    ]
     hessian.release()
     return rows + harm(history, stored, where)
 
@@ -80,13 +112,31 @@ def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) ->
         terms = float(vector.double() @ g) * along, 0.5 * float(value) * along**2
         for j, name in enumerate(("linear", "quadratic")):
             sums[j] += terms[j]
-            rows.append({"metric": name, "index": i + 1, "value": terms[j], "estimator": "eigen", "eigenvalue": float(value),
-                         "residual": float(pairs.residuals[i]), "converged": bool(pairs.converged[i])})
-    return [*rows, *({"metric": name, "index": 0, "value": total - found, "estimator": "eigen"}
-                     for name, total, found in zip(("linear", "quadratic"), (linear, quadratic), sums, strict=True))]
+            rows.append(
+                {
+                    "metric": name,
+                    "index": i + 1,
+                    "value": terms[j],
+                    "estimator": "eigen",
+                    "eigenvalue": float(value),
+                    "residual": float(pairs.residuals[i]),
+                    "converged": bool(pairs.converged[i]),
+                }
+            )
+    return [
+        *rows,
+        *(
+            {"metric": name, "index": 0, "value": total - found, "estimator": "eigen"}
+            for name, total, found in zip(
+                ("linear", "quadratic"), (linear, quadratic), sums, strict=True
+            )
+        ),
+    ]
 
 
-def _by_layer(problem: Problem, hessian: Callable[[Tensor], Tensor], g: Tensor, d: Tensor, quadratic: float) -> list[Row]:
+def _by_layer(
+    problem: Problem, hessian: Callable[[Tensor], Tensor], g: Tensor, d: Tensor, quadratic: float
+) -> list[Row]:
     where, rows, blocks = problem.layout.slices(), [], 0.0
     for layer, names in problem.layout.layers.items():
         part = torch.zeros_like(d)
@@ -94,18 +144,50 @@ def _by_layer(problem: Problem, hessian: Callable[[Tensor], Tensor], g: Tensor, 
             part[where[n]] = d[where[n]]
         block = 0.5 * float(part @ hessian(part))
         blocks += block
-        rows += [{"metric": "linear", "layer": layer or names[0], "value": float(g @ part), "estimator": "layer"},
-                 {"metric": "quadratic", "layer": layer or names[0], "value": block, "estimator": "layer"}]
-    return [*rows, {"metric": "quadratic", "layer": "between layers", "value": quadratic - blocks, "estimator": "layer"}]
+        rows += [
+            {
+                "metric": "linear",
+                "layer": layer or names[0],
+                "value": float(g @ part),
+                "estimator": "layer",
+            },
+            {
+                "metric": "quadratic",
+                "layer": layer or names[0],
+                "value": block,
+                "estimator": "layer",
+            },
+        ]
+    return [
+        *rows,
+        {
+            "metric": "quadratic",
+            "layer": "between layers",
+            "value": quadratic - blocks,
+            "estimator": "layer",
+        },
+    ]
 
 
-def _by_client(p: np.ndarray, ids: list[int], g: Tensor, updates: list[Tensor], curved: Tensor) -> list[Row]:
+def _by_client(
+    p: np.ndarray, ids: list[int], g: Tensor, updates: list[Tensor], curved: Tensor
+) -> list[Row]:
     """Shares of the aggregated update's terms; they sum up to them."""
     shares = [weight * d for weight, d in zip(p, updates[:-1], strict=True)]
     server = updates[-1] - sum(shares, torch.zeros_like(updates[-1]))
     rows: list[Row] = []
     for client, share in [*zip(ids, shares, strict=True), (None, server)]:
-        for name, value in (("linear", float(g @ share)), ("quadratic", 0.5 * float(share @ curved))):
-            rows.append({"metric": name, "value": value, "estimator": "client", "client": client,
-                         "scope": "client" if client is not None else "global"})
+        for name, value in (
+            ("linear", float(g @ share)),
+            ("quadratic", 0.5 * float(share @ curved)),
+        ):
+            rows.append(
+                {
+                    "metric": name,
+                    "value": value,
+                    "estimator": "client",
+                    "client": client,
+                    "scope": "client" if client is not None else "global",
+                }
+            )
     return rows

@@ -16,7 +16,11 @@ from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
 PICTURE = "picture of the account"
-_TERMS = {"linear": r"linear $g^\top d$", "quadratic": r"quadratic $d^\top H d\,/\,2$", "rest": "rest"}
+_TERMS = {
+    "linear": r"linear $g^\top d$",
+    "quadratic": r"quadratic $d^\top H d\,/\,2$",
+    "rest": "rest",
+}
 _HATCH = ("", "", "////")
 
 
@@ -27,29 +31,78 @@ def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
 
     Raises FldiagError for a table without the account or of another round.
     """
-    need(table, ("metric", "round", "moment", "scope", "client", "client_b", "estimator", "index", "layer", "value"), PICTURE)
+    need(
+        table,
+        (
+            "metric",
+            "round",
+            "moment",
+            "scope",
+            "client",
+            "client_b",
+            "estimator",
+            "index",
+            "layer",
+            "value",
+        ),
+        PICTURE,
+    )
     there = sorted(int(r) for r in select(table, "change", PICTURE)["round"].dropna().unique())
     round = there[-1] if round is None else round
     rows = only(table, round=round)
     if rows.empty:
-        raise FldiagError(f"the table has no account of round {round}", f"it has rounds {there}", usage=True)
+        raise FldiagError(
+            f"the table has no account of round {round}", f"it has rounds {there}", usage=True
+        )
     slice_ = str(only(rows, metric="change")["slice"].iloc[0])
     looks = [style.look(place) for place in (2, 5, 4)]
     with style.paper():
         two = style.wide() > 4.5
-        fig, (terms, harm, eigen, layer) = style.panels(4, 2.7, 0.2, across=2, least=2.25,
-                                                        width_ratios=(1.25, 1) if two else None)
+        fig, (terms, harm, eigen, layer) = style.panels(
+            4, 2.7, 0.2, across=2, least=2.25, width_ratios=(1.25, 1) if two else None
+        )
         _terms(terms, rows, looks, f"change of the {slice_} loss")
         _harm(fig, harm, only(rows, metric="harm"), "client_b")
         split = [*looks[:2], style.look(3)]
-        _split(eigen, only(rows, estimator=("eigen", "path")), "index", split, "along Hessian eigenvectors (mean over clients)")
-        _split(layer, only(rows, estimator=("layer", "path")), "layer", split, "by layer (mean over clients)")
-        texts = [*_TERMS.values(), *(["along the path"] if (rows["metric"] == "path").any() else [])]
-        keys = [Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
-                for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)]
-        true = Line2D([], [], linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white")
-        fig.legend([*keys, true], [*texts, "true change"], loc="outside lower center", ncols=5 if two else 2,
-                   columnspacing=1.4, borderpad=0.2)
+        _split(
+            eigen,
+            only(rows, estimator=("eigen", "path")),
+            "index",
+            split,
+            "along Hessian eigenvectors (mean over clients)",
+        )
+        _split(
+            layer,
+            only(rows, estimator=("layer", "path")),
+            "layer",
+            split,
+            "by layer (mean over clients)",
+        )
+        texts = [
+            *_TERMS.values(),
+            *(["along the path"] if (rows["metric"] == "path").any() else []),
+        ]
+        keys = [
+            Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
+            for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)
+        ]
+        true = Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker="D",
+            markersize=4,
+            color="black",
+            markerfacecolor="white",
+        )
+        fig.legend(
+            [*keys, true],
+            [*texts, "true change"],
+            loc="outside lower center",
+            ncols=5 if two else 2,
+            columnspacing=1.4,
+            borderpad=0.2,
+        )
         fig.suptitle(f"round {round}: effect of each update on the loss", fontsize=8.5)
     return fig
 
@@ -58,7 +111,9 @@ def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
     exact = only(rows, estimator="exact", metric=["change", *_TERMS])
     names = [*(str(int(k)) for k in sorted(exact["client"].dropna().unique())), "all"]
     who = ["all" if pd.isna(k) else str(int(k)) for k in exact["client"]]
-    cells = pd.DataFrame({"who": who, "metric": exact["metric"].astype(str), "value": floats(exact["value"])})
+    cells = pd.DataFrame(
+        {"who": who, "metric": exact["metric"].astype(str), "value": floats(exact["value"])}
+    )
     wide = cells.pivot(index="who", columns="metric", values="value").reindex(names)
     x = np.arange(len(names))
     values = np.concatenate([wide[m].to_numpy() for m in ("change", *_TERMS)])
@@ -67,16 +122,31 @@ def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
     far = bool(len(size)) and size.max() > 20 * max(near, 1e-12)
     # Lengths add up only where the axis is linear.
     _bars(ax, x, [wide[m].to_numpy() for m in _TERMS], looks, stacked=not far)
-    ax.plot(x, wide["change"].to_numpy(), linestyle="none", marker="D", markersize=4, color="black", markerfacecolor="white",
-            zorder=4)
+    ax.plot(
+        x,
+        wide["change"].to_numpy(),
+        linestyle="none",
+        marker="D",
+        markersize=4,
+        color="black",
+        markerfacecolor="white",
+        zorder=4,
+    )
     every = max(1, -(-len(names) // 14))
     shown = [i for i in range(0, len(names) - 1, every) if i <= len(names) - 1 - every]
     ax.set_xticks([*shown, x[-1]], [*(names[i] for i in shown), names[-1]])
-    ax.set(xlabel="client (all: the aggregated update)", ylabel=label, title="terms of every update")
+    ax.set(
+        xlabel="client (all: the aggregated update)", ylabel=label, title="terms of every update"
+    )
     _frame(ax)
     if far:
         ax.set_yscale("symlog", linthresh=near)
-        ax.set_ylim(*(s * (1.6 * max(s * v, near)) for s, v in ((-1, values[np.isfinite(values)].min()), (1, size.max()))))
+        ax.set_ylim(
+            *(
+                s * (1.6 * max(s * v, near))
+                for s, v in ((-1, values[np.isfinite(values)].min()), (1, size.max()))
+            )
+        )
         ax.yaxis.set_major_locator(FixedLocator(_decades(near, float(size.max()))))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 1)))
         ax.yaxis.set_minor_locator(NullLocator())
@@ -91,33 +161,67 @@ def _decades(near: float, reach: float) -> list[float]:
     return [*(-p for p in reversed(powers)), 0.0, *powers]
 
 
-def _bars(ax, x: np.ndarray, series: list[np.ndarray], looks: list[style.Look], *, stacked: bool) -> None:
+def _bars(
+    ax, x: np.ndarray, series: list[np.ndarray], looks: list[style.Look], *, stacked: bool
+) -> None:
     up, down = np.zeros(len(x)), np.zeros(len(x))
     wide = 0.72 if stacked else 0.76 / max(len(series), 1)
     for i, values in enumerate(series):
         v = np.nan_to_num(values)
         bottom = np.where(v >= 0, up, down) if stacked else 0.0
         at = x if stacked else x + (i - (len(series) - 1) / 2) * wide
-        ax.bar(at, v, wide, bottom=bottom, color=looks[i].color, hatch=_HATCH[i] if stacked else "", edgecolor="white",
-               linewidth=0.3)
+        ax.bar(
+            at,
+            v,
+            wide,
+            bottom=bottom,
+            color=looks[i].color,
+            hatch=_HATCH[i] if stacked else "",
+            edgecolor="white",
+            linewidth=0.3,
+        )
         up, down = up + np.maximum(v, 0), down + np.minimum(v, 0)
 
 
 def _split(ax, rows: pd.DataFrame, by: str, looks: list[style.Look], title: str) -> None:
     rows = only(rows, moment="trained").dropna(subset=[by])
     if rows.empty:
-        ax.text(0.5, 0.5, "not computed", ha="center", va="center", transform=ax.transAxes, color="#666666")
+        ax.text(
+            0.5,
+            0.5,
+            "not computed",
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+            color="#666666",
+        )
         ax.set_axis_off()
         return
-    cells = pd.DataFrame({"by": rows[by].to_numpy(object), "metric": rows["metric"].astype(str).to_numpy(),
-                          "value": floats(rows["value"])})
+    cells = pd.DataFrame(
+        {
+            "by": rows[by].to_numpy(object),
+            "metric": rows["metric"].astype(str).to_numpy(),
+            "value": floats(rows["value"]),
+        }
+    )
     order = list(dict.fromkeys(cells["by"]))
-    wide = cells.pivot_table(index="by", columns="metric", values="value", aggfunc="mean").reindex(order)
-    _bars(ax, np.arange(len(order)), [wide[m].to_numpy() for m in ("linear", "quadratic", "path") if m in wide], looks,
-          stacked=False)
+    wide = cells.pivot_table(index="by", columns="metric", values="value", aggfunc="mean").reindex(
+        order
+    )
+    _bars(
+        ax,
+        np.arange(len(order)),
+        [wide[m].to_numpy() for m in ("linear", "quadratic", "path") if m in wide],
+        looks,
+        stacked=False,
+    )
     texts = [style.shorten(_name(by, v), 14) for v in order]
-    ax.set_xticks(range(len(order)), [style.plain(t) for t in texts], rotation=0 if max(map(len, texts)) < 5 else 30,
-                  ha="center" if max(map(len, texts)) < 5 else "right")
+    ax.set_xticks(
+        range(len(order)),
+        [style.plain(t) for t in texts],
+        rotation=0 if max(map(len, texts)) < 5 else 30,
+        ha="center" if max(map(len, texts)) < 5 else "right",
+    )
     ax.set(title=title)
     _frame(ax)
 
@@ -143,11 +247,15 @@ def classes(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     with style.paper():
         fig, axes = style.panels(2, 2.9, least=2.5)
         both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
-        for ax, metric, title in zip(axes, ("class_harm", "linear_class_harm"), ("evaluated", "to first order"),
-                                     strict=True):
+        for ax, metric, title in zip(
+            axes, ("class_harm", "linear_class_harm"), ("evaluated", "to first order"), strict=True
+        ):
             _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
         where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
-        fig.suptitle(f"round {int(rows['round'].iloc[0])}: effect on the classes ({where} loss)", fontsize=8.5)
+        fig.suptitle(
+            f"round {int(rows['round'].iloc[0])}: effect on the classes ({where} loss)",
+            fontsize=8.5,
+        )
     return fig
 
 
@@ -156,25 +264,43 @@ def classes_if_any(table: pd.DataFrame) -> Figure | None:
     return classes(table) if (table["metric"] == "class_harm").any() else None
 
 
-def _harm(fig: Figure, ax, rows: pd.DataFrame, to: str, title: str = "effect on each client's loss",
-          scale: np.ndarray | None = None) -> None:
-    cells = pd.DataFrame({"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])})
+def _harm(
+    fig: Figure,
+    ax,
+    rows: pd.DataFrame,
+    to: str,
+    title: str = "effect on each client's loss",
+    scale: np.ndarray | None = None,
+) -> None:
+    cells = pd.DataFrame(
+        {"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])}
+    )
     wide = cells.pivot(index="a", columns="b", values="v")
     values = wide.to_numpy()
     size = np.abs(values if scale is None else scale)
     size = size[np.isfinite(size)]
     reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
     near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
-    image = ax.imshow(values, cmap=style.DIVERGING, interpolation="nearest", aspect="equal" if to == "client_b" else "auto",
-                      norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10))
+    image = ax.imshow(
+        values,
+        cmap=style.DIVERGING,
+        interpolation="nearest",
+        aspect="equal" if to == "client_b" else "auto",
+        norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10),
+    )
     for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
         every = max(1, -(-len(index) // 12))
         axis.set_ticks(range(0, len(index), every), [str(k) for k in index[::every]])
-    ax.set(xlabel="client whose own loss changes" if to == "client_b" else "class whose loss changes", ylabel="update of client",
-           title=title)
+    ax.set(
+        xlabel="client whose own loss changes" if to == "client_b" else "class whose loss changes",
+        ylabel="update of client",
+        title=title,
+    )
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ticks = _decades(near, reach) if reach > 10 * near else [-reach, -reach / 2, 0.0, reach / 2, reach]
+    ticks = (
+        _decades(near, reach) if reach > 10 * near else [-reach, -reach / 2, 0.0, reach / 2, reach]
+    )
     bar = fig.colorbar(image, ax=ax, pad=0.02, ticks=ticks, format=lambda v, _: style.number(v, 2))
     bar.set_label("change of the loss")
     bar.outline.set_visible(False)

@@ -36,7 +36,9 @@ def cost(problems: Sequence[Problem], options: Mapping[str, Any]) -> float:
     count = len(problems)
     ways = {"all": count * (count - 1) // 2, "first": count - 1, "none": 0}[options["pairs"]]
     bent = bends(count, options["curve"])
-    points = ways * (2 if bent else 1) * (options["points"] + options["refine"] / 2) + (options["mixtures"] if count > 2 else 0)
+    points = ways * (2 if bent else 1) * (options["points"] + options["refine"] / 2) + (
+        options["mixtures"] if count > 2 else 0
+    )
     return points / 3 + ways * bent
 
 
@@ -45,28 +47,76 @@ def bends(count: int, curve: int | None) -> int:
     return (100 if count <= 3 else 0) if curve is None else curve
 
 
-@diagnostic("connectivity", on="checkpoints", parts=True, draw=picture.draw, summary=summary, cost=cost, check=check,
-            choose=choose, order=15,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d")
-def connectivity(problems: Sequence[Problem], progress: Progress | None = None, *,
-                 pairs: Annotated[Literal["all", "first", "none"], Field(
-                     description="Paths between models: all (every pair), first (from the first model to each "
-                                 "other) or none.")] = "all",
-                 points: Annotated[int, Field(ge=3, le=9999, description="Number of points along each path before "
-                                                                        "refinement (odd).")] = 21,
-                 refine: Annotated[int, Field(ge=0, description="Maximum number of additional points around the largest loss of "
-                                                                "a path.")] = 12,
-                 curve: Annotated[int | None, Field(ge=0, description="Number of full gradients used to bend each path around "
-                                                                      "the barrier (default: 100 for up to three models, else "
-                                                                      "0: straight paths only).")] = None,
-                 mixtures: Annotated[int, Field(ge=0, le=9999, description="Number of random mixtures of all models (for three "
-                                                                          "models or more).")] = 100,
-                 align: Annotated[bool, Field(description="First reorder each model's hidden units to match those of the first "
-                                                          "model (for independently trained models).")] = False,
-                 buffers: Annotated[Literal["mixed", "reestimated"] | None, Field(
-                     description="Batch-norm statistics between models: mixed (averaged like the weights) or reestimated on the "
-                                 "slice (default: reestimated on paths, mixed in mixtures).")] = None,
-                 seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "connectivity",
+    on="checkpoints",
+    parts=True,
+    draw=picture.draw,
+    summary=summary,
+    cost=cost,
+    check=check,
+    choose=choose,
+    order=15,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d",
+)
+def connectivity(
+    problems: Sequence[Problem],
+    progress: Progress | None = None,
+    *,
+    pairs: Annotated[
+        Literal["all", "first", "none"],
+        Field(
+            description="Paths between models: all (every pair), first (from the first model to each "
+            "other) or none."
+        ),
+    ] = "all",
+    points: Annotated[
+        int,
+        Field(
+            ge=3, le=9999, description="Number of points along each path before refinement (odd)."
+        ),
+    ] = 21,
+    refine: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Maximum number of additional points around the largest loss of a path.",
+        ),
+    ] = 12,
+    curve: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Number of full gradients used to bend each path around "
+            "the barrier (default: 100 for up to three models, else "
+            "0: straight paths only).",
+        ),
+    ] = None,
+    mixtures: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=9999,
+            description="Number of random mixtures of all models (for three models or more).",
+        ),
+    ] = 100,
+    align: Annotated[
+        bool,
+        Field(
+            description="First reorder each model's hidden units to match those of the first "
+            "model (for independently trained models)."
+        ),
+    ] = False,
+    buffers: Annotated[
+        Literal["mixed", "reestimated"] | None,
+        Field(
+            description="Batch-norm statistics between models: mixed (averaged like the weights) or reestimated on the "
+            "slice (default: reestimated on paths, mixed in mixtures)."
+        ),
+    ] = None,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    store: Any = None,
+) -> pd.DataFrame:
     """Measure loss barriers between models: on straight and curved paths, and in the simplex spanned by the clients of a round.
 
     Of one run or checkpoint, the models that its clients trained; of several, these. F is the mean loss on the slice. Rows:
@@ -97,6 +147,8 @@ def connectivity(problems: Sequence[Problem], progress: Progress | None = None, 
     """
     from fldiag.diagnostics.connectivity.measure import Options, rows
 
-    options = Options(pairs, points, refine, bends(len(problems), curve), mixtures, align, buffers, seed)
+    options = Options(
+        pairs, points, refine, bends(len(problems), curve), mixtures, align, buffers, seed
+    )
     common, found = rows(problems, options, progress, store)
     return table(found, **common)

@@ -13,7 +13,11 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import Choice
 
 
-def choose(targets: Sequence[Run | Checkpoint | Problem], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+def choose(
+    targets: Sequence[Run | Checkpoint | Problem],
+    options: Mapping[str, Any],
+    where: Mapping[str, Any],
+) -> Choice:
     """Of one target the clients that it holds; of several, each.
 
     Raises FldiagError for one target that holds no two trained models.
@@ -25,18 +29,36 @@ def choose(targets: Sequence[Run | Checkpoint | Problem], options: Mapping[str, 
         raise FldiagError("connectivity needs at least two models", "give two or more", usage=True)
     checkpoint = target.checkpoint() if isinstance(target, Run) else target
     if where.get("client") is not None:
-        raise FldiagError("connectivity needs at least two models, and --client chooses one", "leave out --client, or give "
-                                                                                              "several checkpoints",
-                          usage=True)
+        raise FldiagError(
+            "connectivity needs at least two models, and --client chooses one",
+            "leave out --client, or give several checkpoints",
+            usage=True,
+        )
     ids = checkpoint.client_ids if checkpoint.clients is not None else ()
     if len(ids) < 2:
-        held = f"the trained weights of one client ({ids[0]})" if ids else "no trained weights of clients"
-        raise FldiagError(f"{checkpoint.path} holds {held}, and connectivity needs at least two models",
-                          "give several checkpoints, or train with checkpoint.clients = 'sampled'", usage=True)
+        held = (
+            f"the trained weights of one client ({ids[0]})"
+            if ids
+            else "no trained weights of clients"
+        )
+        raise FldiagError(
+            f"{checkpoint.path} holds {held}, and connectivity needs at least two models",
+            "give several checkpoints, or train with checkpoint.clients = 'sampled'",
+            usage=True,
+        )
     name = where.get("name") or checkpoint.label
-    first = from_checkpoint.problem(checkpoint, **{**where, "client": ids[0], "name": f"{name} client {ids[0]}"})
+    first = from_checkpoint.problem(
+        checkpoint, **{**where, "client": ids[0], "name": f"{name} client {ids[0]}"}
+    )
     assert checkpoint.clients is not None
-    others = [first.at(checkpoint.clients[row], {n: b[row] for n, b in checkpoint.buffers.items()} or None,
-                       name=f"{name} client {k}", labels={**first.labels, "client": k})
-              for row, k in enumerate(ids) if row]
+    others = [
+        first.at(
+            checkpoint.clients[row],
+            {n: b[row] for n, b in checkpoint.buffers.items()} or None,
+            name=f"{name} client {k}",
+            labels={**first.labels, "client": k},
+        )
+        for row, k in enumerate(ids)
+        if row
+    ]
     return Choice([(p, {}) for p in (first, *others)], named=[checkpoint])

@@ -41,7 +41,11 @@ def draw(table: pd.DataFrame) -> Figure:
     if len(only(table, metric="mixture")):
         panels.append(_simplex if len(_shares(table)[0]) == 3 else _mixtures)
     if not panels:
-        raise FldiagError(f"the table for the {PICTURE} has neither paths nor mixtures", "ask for pairs or mixtures", usage=True)
+        raise FldiagError(
+            f"the table for the {PICTURE} has neither paths nor mixtures",
+            "ask for pairs or mixtures",
+            usage=True,
+        )
     with style.paper():
         natural = style.ONE_COLUMN * 1.2 if len(panels) == 1 else style.TWO_COLUMNS
         fig, axes = style.panels(len(panels), 3.6, width=natural, least=3.2)
@@ -52,7 +56,9 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _where(table: pd.DataFrame) -> str:
     first = table.dropna(subset=["n_examples"]).head(1)
-    return f"{first['slice'].iloc[0]}, n = {int(first['n_examples'].iloc[0]):,}" if len(first) else ""
+    return (
+        f"{first['slice'].iloc[0]}, n = {int(first['n_examples'].iloc[0]):,}" if len(first) else ""
+    )
 
 
 def _paths(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
@@ -68,42 +74,92 @@ def _paths(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
         for path, rows in only(losses, index=index).groupby("path", sort=False):
             rows = rows.sort_values("x")
             x, value, error = (floats(rows[c]) for c in ("x", "value", "stderr"))
-            ax.plot(x, value, color=look.color, linestyle=DASH[str(path)], linewidth=0.6 if quiet else 1.3,
-                    zorder=2 if quiet else 3)
+            ax.plot(
+                x,
+                value,
+                color=look.color,
+                linestyle=DASH[str(path)],
+                linewidth=0.6 if quiet else 1.3,
+                zorder=2 if quiet else 3,
+            )
             if not quiet:
-                ax.fill_between(x, value - np.nan_to_num(error), value + np.nan_to_num(error), color=look.color, alpha=0.15,
-                                linewidth=0)
+                ax.fill_between(
+                    x,
+                    value - np.nan_to_num(error),
+                    value + np.nan_to_num(error),
+                    color=look.color,
+                    alpha=0.15,
+                    linewidth=0,
+                )
                 _barrier(ax, table, index, str(path), look, value)
-                handles.append(Line2D([], [], color=look.color, linestyle=DASH[str(path)], marker=look.marker, markersize=3.4))
+                handles.append(
+                    Line2D(
+                        [],
+                        [],
+                        color=look.color,
+                        linestyle=DASH[str(path)],
+                        marker=look.marker,
+                        markersize=3.4,
+                    )
+                )
                 texts.append(_said(table, index, str(path), rows))
     if many:
         handles.append(Line2D([], [], color=GREY, linewidth=0.6))
-        texts.append(f"{'the other ' if worst is not None else ''}{len(numbers) - (worst is not None)} pairs"
-                     f"{'' if worst is not None else ', no barrier on any'}")
-    ax.set(xlabel=f"along the path (t)\n{style.plain(_where(table))}", ylabel="loss", title="Paths between models")
+        texts.append(
+            f"{'the other ' if worst is not None else ''}{len(numbers) - (worst is not None)} pairs"
+            f"{'' if worst is not None else ', no barrier on any'}"
+        )
+    ax.set(
+        xlabel=f"along the path (t)\n{style.plain(_where(table))}",
+        ylabel="loss",
+        title="Paths between models",
+    )
     ax.margins(x=0.02)
     ax.grid(True)
-    style.legend(ax, handles, texts, loc="upper center", bbox_to_anchor=(0.5, -0.24), handlelength=2.8, borderpad=0.1,
-                 labelspacing=0.3)
+    style.legend(
+        ax,
+        handles,
+        texts,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.24),
+        handlelength=2.8,
+        borderpad=0.1,
+        labelspacing=0.3,
+    )
 
 
-def _barrier(ax: Axes, table: pd.DataFrame, index: int, path: str, look: style.Look, value: np.ndarray) -> None:
+def _barrier(
+    ax: Axes, table: pd.DataFrame, index: int, path: str, look: style.Look, value: np.ndarray
+) -> None:
     """Dotted from the line between the ends up to the curve, where there is a barrier."""
-    height, at = (number(table, "barrier", index=index, path=path, column=c) for c in ("value", "x"))
+    height, at = (
+        number(table, "barrier", index=index, path=path, column=c) for c in ("value", "x")
+    )
     if height and at is not None and np.isfinite(height):
         ends = (1 - at) * value[0] + at * value[-1]
-        ax.plot([at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1)))
+        ax.plot(
+            [at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1))
+        )
         ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6)
 
 
 def _said(table: pd.DataFrame, index: int, path: str, rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     clients = pd.notna(first["client"]) and pd.notna(first["client_b"])
-    ends = f"clients {int(first['client'])}, {int(first['client_b'])}" if clients else \
-        f"{style.shorten(first['run'], 22)} – {style.shorten(first['run_b'], 22)}"
-    height, error = (number(table, "barrier", index=index, path=path, column=c) for c in ("value", "stderr"))
-    said = "no barrier" if not height else f"barrier {style.number(height, 3)}" + (
-        f" ± {style.number(error, 2)}" if error is not None else "")
+    ends = (
+        f"clients {int(first['client'])}, {int(first['client_b'])}"
+        if clients
+        else f"{style.shorten(first['run'], 22)} – {style.shorten(first['run_b'], 22)}"
+    )
+    height, error = (
+        number(table, "barrier", index=index, path=path, column=c) for c in ("value", "stderr")
+    )
+    said = (
+        "no barrier"
+        if not height
+        else f"barrier {style.number(height, 3)}"
+        + (f" ± {style.number(error, 2)}" if error is not None else "")
+    )
     return f"{ends}, {path}: {said}"
 
 
@@ -111,23 +167,41 @@ def _pairs(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     """The barrier between each two models."""
     rows = only(table, metric="barrier", path="straight")
     names = list(dict.fromkeys([*rows["run"], *rows["run_b"]]))
-    clients = dict([*zip(rows["run"], rows["client"], strict=True), *zip(rows["run_b"], rows["client_b"], strict=True)])
+    clients = dict(
+        [
+            *zip(rows["run"], rows["client"], strict=True),
+            *zip(rows["run_b"], rows["client_b"], strict=True),
+        ]
+    )
     cells = np.full((len(names), len(names)), np.nan)
     for a, b, value in zip(rows["run"], rows["run_b"], floats(rows["value"]), strict=True):
         cells[names.index(a), names.index(b)] = cells[names.index(b), names.index(a)] = value
     top = float(np.nanmax(np.where(np.isfinite(cells), cells, np.nan), initial=0.0))
     shown = ax.imshow(cells, cmap=style.COLORMAP, vmin=0, vmax=top)
     fig.colorbar(shown, ax=ax, shrink=0.8, label="barrier")
-    labels = [str(int(clients[n])) if pd.notna(clients[n]) else style.plain(style.shorten(n, 14)) for n in names]
+    labels = [
+        str(int(clients[n])) if pd.notna(clients[n]) else style.plain(style.shorten(n, 14))
+        for n in names
+    ]
     numbered = all(pd.notna(clients[n]) for n in names)
-    ax.set_xticks(range(len(names)), labels, rotation=0 if numbered else 60, ha="center" if numbered else "right")
+    ax.set_xticks(
+        range(len(names)),
+        labels,
+        rotation=0 if numbered else 60,
+        ha="center" if numbered else "right",
+    )
     ax.set_yticks(range(len(names)), labels)
-    ax.set(title="Barriers on straight paths", **({"xlabel": "client", "ylabel": "client"} if numbered else {}))
+    ax.set(
+        title="Barriers on straight paths",
+        **({"xlabel": "client", "ylabel": "client"} if numbered else {}),
+    )
 
 
 def _shares(table: pd.DataFrame) -> np.ndarray:
     """The mixtures' shares [M, K]."""
-    return np.array([[float(a) for a in str(text).split()] for text in only(table, metric="mixture")["shares"]])
+    return np.array(
+        [[float(a) for a in str(text).split()] for text in only(table, metric="mixture")["shares"]]
+    )
 
 
 def _simplex(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
@@ -136,18 +210,38 @@ def _simplex(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
     x, y = (shares @ corners).T
     size = float(np.abs(value[np.isfinite(value)]).max()) or 1.0
-    shown = ax.tricontourf(x, y, np.clip(np.nan_to_num(value, nan=size, posinf=size), -size, size), 16, cmap=style.DIVERGING,
-                           vmin=-size, vmax=size)
+    shown = ax.tricontourf(
+        x,
+        y,
+        np.clip(np.nan_to_num(value, nan=size, posinf=size), -size, size),
+        16,
+        cmap=style.DIVERGING,
+        vmin=-size,
+        vmax=size,
+    )
     ax.plot(x[4:], y[4:], ".", color="black", markersize=1.2)
-    ax.plot(x[3], y[3], "*", color="white", markeredgecolor="black", markersize=8, markeredgewidth=0.7)
+    ax.plot(
+        x[3], y[3], "*", color="white", markeredgecolor="black", markersize=8, markeredgewidth=0.7
+    )
     models = only(table, metric="model_loss").dropna(subset=["value"])
-    for (cx, cy), row, place in zip(corners, models.itertuples(), ("top", "top", "bottom"), strict=True):
+    for (cx, cy), row, place in zip(
+        corners, models.itertuples(), ("top", "top", "bottom"), strict=True
+    ):
         name = f"client {int(row.client)}" if pd.notna(row.client) else style.shorten(row.run, 20)
         ax.plot(cx, cy, "o", color="white", markeredgecolor="black", markersize=5, clip_on=False)
-        ax.text(cx, cy + (0.05 if place == "bottom" else -0.05), style.plain(name), ha="center", va=place, fontsize=7)
+        ax.text(
+            cx,
+            cy + (0.05 if place == "bottom" else -0.05),
+            style.plain(name),
+            ha="center",
+            va=place,
+            fontsize=7,
+        )
     ax.set(title="Mixtures of three models", xlim=(-0.1, 1.1), ylim=(-0.15, 1.0), aspect="equal")
     ax.axis("off")
-    fig.colorbar(shown, ax=ax, shrink=0.8, label="loss above the mixture of losses", ticks=MaxNLocator(6))
+    fig.colorbar(
+        shown, ax=ax, shrink=0.8, label="loss above the mixture of losses", ticks=MaxNLocator(6)
+    )
 
 
 def _mixtures(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
@@ -156,12 +250,38 @@ def _mixtures(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     count = shares.shape[1]
     mixed = 1 / (shares**2).sum(1)
     ax.axhline(0, color=GREY, linewidth=0.8)
-    ax.plot(mixed[count + 1:], value[count + 1:], "o", color=style.look(2).color, markersize=2.6, markeredgewidth=0, alpha=0.7)
+    ax.plot(
+        mixed[count + 1 :],
+        value[count + 1 :],
+        "o",
+        color=style.look(2).color,
+        markersize=2.6,
+        markeredgewidth=0,
+        alpha=0.7,
+    )
     ax.plot(mixed[:count], value[:count], "s", color="black", markersize=3.6)
     ax.plot(mixed[count], value[count], "*", color=style.look(1).color, markersize=8)
-    handles = [Line2D([], [], linestyle="", marker=m, color=c, markersize=s) for m, c, s in (
-        ("s", "black", 3.6), ("*", style.look(1).color, 7), ("o", style.look(2).color, 3))]
-    ax.set(title=f"Mixtures of {count} models", xlabel="models mixed (1 / Σ a²)", ylabel="loss above the mixture of losses")
+    handles = [
+        Line2D([], [], linestyle="", marker=m, color=c, markersize=s)
+        for m, c, s in (
+            ("s", "black", 3.6),
+            ("*", style.look(1).color, 7),
+            ("o", style.look(2).color, 3),
+        )
+    ]
+    ax.set(
+        title=f"Mixtures of {count} models",
+        xlabel="models mixed (1 / Σ a²)",
+        ylabel="loss above the mixture of losses",
+    )
     ax.grid(True)
-    style.legend(ax, handles, ["the models", "their mean", "uniform on the simplex"], loc="upper center",
-                 bbox_to_anchor=(0.5, -0.24), ncols=3, handletextpad=0.3, columnspacing=1.0)
+    style.legend(
+        ax,
+        handles,
+        ["the models", "their mean", "uniform on the simplex"],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.24),
+        ncols=3,
+        handletextpad=0.3,
+        columnspacing=1.0,
+    )

@@ -12,28 +12,49 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
 
-PATHS = {"a": "from", "b": "to", "path": "path", "barrier": "barrier", "stderr": "± (stderr)", "grid": "grid error", "at": "at t",
-         "midpoint": "at the midpoint", "accuracy": "accuracy lost", "mean": "mean loss"}
+PATHS = {
+    "a": "from",
+    "b": "to",
+    "path": "path",
+    "barrier": "barrier",
+    "stderr": "± (stderr)",
+    "grid": "grid error",
+    "at": "at t",
+    "midpoint": "at the midpoint",
+    "accuracy": "accuracy lost",
+    "mean": "mean loss",
+}
 #: Of more paths the table shows those with the largest barriers.
 MOST = 15
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     found = paths(frame)
-    shown = sorted(found, key=lambda row: -(row["barrier"] or 0.0))[:MOST] if len(found) > MOST else found
+    shown = (
+        sorted(found, key=lambda row: -(row["barrier"] or 0.0))[:MOST]
+        if len(found) > MOST
+        else found
+    )
     yield Small(shown, PATHS)
     if len(shown) < len(found):
         mean = only(frame, metric="barrier", path="straight")["value"].mean()
-        yield Say(f"the {len(shown)} largest barriers of {len(found)}; mean of the straight ones {mean:.3g}")
+        yield Say(
+            f"the {len(shown)} largest barriers of {len(found)}; mean of the straight ones {mean:.3g}"
+        )
     if (centre := number(frame, "mixture_centre")) is not None:
+
         def said(metric: str) -> str:
             return plus_minus(number(frame, metric), number(frame, metric, column="stderr"))
 
-        yield Say(f"loss of mixtures of all models above the mixture of their losses: mean {said('mixture_mean')}, largest "
-                  f"{said('mixture_max')}, centre {plus_minus(centre, number(frame, 'mixture_centre', column='stderr'))}")
+        yield Say(
+            f"loss of mixtures of all models above the mixture of their losses: mean {said('mixture_mean')}, largest "
+            f"{said('mixture_max')}, centre {plus_minus(centre, number(frame, 'mixture_centre', column='stderr'))}"
+        )
     moved = only(frame, metric="moved")
     if len(moved):
-        yield Say(f"aligned with the first model: {moved['value'].sum():.0f} hidden units changed places")
+        yield Say(
+            f"aligned with the first model: {moved['value'].sum():.0f} hidden units changed places"
+        )
     for row in frame[frame["note"].notna()].itertuples() if "note" in frame else ():
         yield Note(f"{row.run}: {row.note}")
 
@@ -45,9 +66,18 @@ def paths(frame: pd.DataFrame) -> list[Row]:
         return rows
     for (_, path), part in only(frame, scope="pair").groupby(["index", "path"], sort=False):
         barrier = only(part, metric="barrier")
-        rows.append({"a": str(part["run"].iloc[0]), "b": str(part["run_b"].iloc[0]), "path": str(path),
-                     "barrier": number(barrier), "stderr": number(barrier, column="stderr"),
-                     "grid": number(barrier, column="residual"), "at": number(barrier, column="x"),
-                     "midpoint": number(part, "midpoint"), "accuracy": number(part, "accuracy_barrier"),
-                     "mean": number(part, "mean_loss")})
+        rows.append(
+            {
+                "a": str(part["run"].iloc[0]),
+                "b": str(part["run_b"].iloc[0]),
+                "path": str(path),
+                "barrier": number(barrier),
+                "stderr": number(barrier, column="stderr"),
+                "grid": number(barrier, column="residual"),
+                "at": number(barrier, column="x"),
+                "midpoint": number(part, "midpoint"),
+                "accuracy": number(part, "accuracy_barrier"),
+                "mean": number(part, "mean_loss"),
+            }
+        )
     return rows

@@ -26,21 +26,51 @@ def fails(table: pd.DataFrame, strict: bool) -> bool:
 
 def alarms(table: pd.DataFrame) -> list[str]:
     """Faults, then warnings."""
-    return [str(what) for kind in (FAULT, WARNING) for what in table.loc[table["severity"] == kind, "what"]]
+    return [
+        str(what)
+        for kind in (FAULT, WARNING)
+        for what in table.loc[table["severity"] == kind, "what"]
+    ]
 
 
-@diagnostic("doctor", on="runs", draw=picture.draw, summary=summary, section=section, order=5, fails=fails,
-            alarms=alarms,
-            strict="Exit with code 3 if there is a fault or a warning.",
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict")
-def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
-           samples: Annotated[int, Field(ge=1, description="Maximum number of test examples, and of all clients' examples, on "
-                                                           "which models are evaluated.")] = 1000,
-           model: Annotated[str | None, SkipValidation(), Field(description="Model of a plain state_dict: NAME or "
-                                                                "pkg.mod:factory.")] = None,
-           data: Annotated[str | None, SkipValidation(),
-                           Field(description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")] = None,
-           root: Root = None, download: Download = False, device: Device = "auto") -> pd.DataFrame:
+@diagnostic(
+    "doctor",
+    on="runs",
+    draw=picture.draw,
+    summary=summary,
+    section=section,
+    order=5,
+    fails=fails,
+    alarms=alarms,
+    strict="Exit with code 3 if there is a fault or a warning.",
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict",
+)
+def doctor(
+    runs: Sequence[Run],
+    progress: Progress | None = None,
+    *,
+    samples: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Maximum number of test examples, and of all clients' examples, on "
+            "which models are evaluated.",
+        ),
+    ] = 1000,
+    model: Annotated[
+        str | None,
+        SkipValidation(),
+        Field(description="Model of a plain state_dict: NAME or pkg.mod:factory."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        SkipValidation(),
+        Field(description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader."),
+    ] = None,
+    root: Root = None,
+    download: Download = False,
+    device: Device = "auto",
+) -> pd.DataFrame:
     """Check a run for faults: runs of fldiag, recorded loops, Flower runs and converted folders.
 
     A row a finding: ``metric`` is the check, ``severity`` fault, warning or information, then ``what``, where (``rounds``,
@@ -55,12 +85,17 @@ def doctor(runs: Sequence[Run], progress: Progress | None = None, *,
     from fldiag.diagnostics.doctor.examine import examine
 
     given = [run if model is None and data is None else _with(run, model, data) for run in runs]
-    return examine(given, {"samples": samples, "root": root, "download": download, "device": device}, progress)
+    return examine(
+        given, {"samples": samples, "root": root, "download": download, "device": device}, progress
+    )
 
 
 def _with(run: Run, model: Any, data: Any) -> Run:
     made = copy(run)
-    made.model, made.data = model if model is not None else run.model, data if data is not None else run.data
+    made.model, made.data = (
+        model if model is not None else run.model,
+        data if data is not None else run.data,
+    )
     return made
 
 

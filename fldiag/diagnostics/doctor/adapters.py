@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import (
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+)
 
 #: How the two factors of an adapter are called: (A, [r, in]), (B, [out, r]).
 PAIRS = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_down", "lora_up"), ("A", "B"))
@@ -59,9 +67,13 @@ class Factors(Check):
         for name, t in seen.weights.items():
             where[name] = slice(at, at := at + t.numel())
         for a, b in found:
-            both = [(seen.weights[m].double().numpy(), seen.clients[:, where[m]].double().numpy().reshape(-1,
-                                                                                                          *seen.weights[m].shape))
-                    for m in (a, b)]
+            both = [
+                (
+                    seen.weights[m].double().numpy(),
+                    seen.clients[:, where[m]].double().numpy().reshape(-1, *seen.weights[m].shape),
+                )
+                for m in (a, b)
+            ]
             (mean_a, each_a), (mean_b, each_b) = both
             if not all(_is_mean(mean, each) for mean, each in both):
                 continue
@@ -80,13 +92,20 @@ class Factors(Check):
             worst = max(self.rounds.values())
             bad = tuple(r for r, (error, _) in self.rounds.items() if error > TOLD)
             if bad:
-                yield Finding(WARNING if worst[0] > ERROR else INFORMATION, "the factors A and B of adapters are averaged one "
-                              "by one",
-                              f"their product is {worst[0]:.1%} off the mean of the clients' products",
-                              "the global model is not the mean of what the clients learnt; the error grows with their spread",
-                              "average the products (and refactor them), freeze A (FFA-LoRA), or add the residual to the "
-                              "weights (FedEx-LoRA)", bad, layer=worst[1], value=worst[0])
-            yield Clear(f"the product of the means is at most {worst[0]:.1e} off the mean of the products")
+                yield Finding(
+                    WARNING if worst[0] > ERROR else INFORMATION,
+                    "the factors A and B of adapters are averaged one by one",
+                    f"their product is {worst[0]:.1%} off the mean of the clients' products",
+                    "the global model is not the mean of what the clients learnt; the error grows with their spread",
+                    "average the products (and refactor them), freeze A (FFA-LoRA), or add the residual to the "
+                    "weights (FedEx-LoRA)",
+                    bad,
+                    layer=worst[1],
+                    value=worst[0],
+                )
+            yield Clear(
+                f"the product of the means is at most {worst[0]:.1e} off the mean of the products"
+            )
 
 
 def _is_mean(mean: np.ndarray, each: np.ndarray) -> bool:

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+    about,
+)
 from fldiag.diagnostics.doctor.server_step import Memory
 from fldiag.errors import counted
 
@@ -20,48 +30,108 @@ BROKEN = "the global model is not what its clients learnt"
 SHRINKS = "the model shrinks or grows by that factor in every round, whatever the clients learn"
 #: Kind of rule -> (what, consequence, remedy). Those of ``STEPS`` are server steps, which a method may mean to take.
 KINDS = {
-    "uniform": ("the aggregate is the plain mean of the clients, which differ in size",
-                "clients with few examples count as much as those with many: training minimises another global loss",
-                "weigh clients by their examples, or state that the plain mean is intended"),
-    "n": ("the aggregate weighs clients by their examples, where the run says another rule",
-          "the run is not what its description says", "correct the rule, or the description"),
-    "batches": ("the aggregate weighs clients by their full minibatches, where the run says another rule",
-                "clients that fill no minibatch do not count", "correct the rule, or the description"),
-    "unchanged": ("the global model did not change, although its clients did", "the round's training is lost",
-                  "assign the aggregate to the global model before the next round"),
-    "single": ("the aggregate is the model of one client", "the other clients' training is lost",
-               "average over all clients of the round; a loop variable that survives the loop is the usual cause"),
-    "left out": ("clients are left out of the mean", "their training is lost, and the others count more",
-                 "let the sum run over all clients of the round"),
-    "permuted": ("clients are weighted by each other's sizes", "large clients may count as little as small ones",
-                 "keep models and sizes in one order (sort both by client)"),
-    "sum": ("the aggregate adds the clients' updates, and does not average them", "the step is as many times too long as there "
-            "are clients, and training may diverge", "divide by the sum of the weights"),
-    "of all": ("the updates are divided by all clients, not by those of the round",
-               "the step is too short by the share of clients that were sampled", "divide by the sum of the round's weights"),
-    "sign": ("the server moves against its clients", "the loss rises", "add the mean update, do not subtract it"),
-    "total": ("the clients' weights in the aggregate do not sum to 1", SHRINKS, "divide by the sum of the weights"),
-    "layers": ("some layers are not the mean of the clients", "these layers do not learn from all clients",
-               "average every tensor of the state_dict, unless a layer is meant to stay with the clients"),
-    "own weights": ("the aggregate is a mean of the clients with weights that are neither equal nor by examples",
-                    "it is not known which loss is minimised", "check the weights, and that the given "
-                    "partition is the one that was trained on; or state which rule is intended"),
-    "scaled": ("the server goes further or less far than the mean of the clients", "a step of its own length is a server "
-               "learning "
-               "rate", "nothing to do if a server learning rate is intended; otherwise correct the divisor"),
-    "momentum": ("the server's step depends on earlier rounds, as with momentum", "results are those of a server optimiser",
-                 "nothing to do if this is intended; otherwise leave out the server's state"),
-    "adaptive": ("the server scales every coordinate of the mean update, as FedAdam does",
-                 "results are those of a server optimiser", "nothing to do if this is intended"),
-    "median": ("the aggregate is the coordinate-wise median of the clients", "it is not the mean: skewed clients are ignored",
-               "nothing to do if a robust rule is intended"),
-    "late": ("the aggregate is the mean of the clients of the round before", "every round's training arrives a round late, or "
-             "files are numbered so", "aggregate the round's own clients; if the global files hold what clients received: fldiag "
-             "convert --global-is received"),
-    "rounded": ("the aggregate is the clients' mean, rounded to half precision", "small updates are lost in the rounding",
-                "average in single precision, and round only what is sent"),
-    "unknown": ("the aggregate is neither a mean of the clients nor a known server step", BROKEN,
-                "compare the server's code with its method, or say in the run's method which one it is"),
+    "uniform": (
+        "the aggregate is the plain mean of the clients, which differ in size",
+        "clients with few examples count as much as those with many: training minimises another global loss",
+        "weigh clients by their examples, or state that the plain mean is intended",
+    ),
+    "n": (
+        "the aggregate weighs clients by their examples, where the run says another rule",
+        "the run is not what its description says",
+        "correct the rule, or the description",
+    ),
+    "batches": (
+        "the aggregate weighs clients by their full minibatches, where the run says another rule",
+        "clients that fill no minibatch do not count",
+        "correct the rule, or the description",
+    ),
+    "unchanged": (
+        "the global model did not change, although its clients did",
+        "the round's training is lost",
+        "assign the aggregate to the global model before the next round",
+    ),
+    "single": (
+        "the aggregate is the model of one client",
+        "the other clients' training is lost",
+        "average over all clients of the round; a loop variable that survives the loop is the usual cause",
+    ),
+    "left out": (
+        "clients are left out of the mean",
+        "their training is lost, and the others count more",
+        "let the sum run over all clients of the round",
+    ),
+    "permuted": (
+        "clients are weighted by each other's sizes",
+        "large clients may count as little as small ones",
+        "keep models and sizes in one order (sort both by client)",
+    ),
+    "sum": (
+        "the aggregate adds the clients' updates, and does not average them",
+        "the step is as many times too long as there are clients, and training may diverge",
+        "divide by the sum of the weights",
+    ),
+    "of all": (
+        "the updates are divided by all clients, not by those of the round",
+        "the step is too short by the share of clients that were sampled",
+        "divide by the sum of the round's weights",
+    ),
+    "sign": (
+        "the server moves against its clients",
+        "the loss rises",
+        "add the mean update, do not subtract it",
+    ),
+    "total": (
+        "the clients' weights in the aggregate do not sum to 1",
+        SHRINKS,
+        "divide by the sum of the weights",
+    ),
+    "layers": (
+        "some layers are not the mean of the clients",
+        "these layers do not learn from all clients",
+        "average every tensor of the state_dict, unless a layer is meant to stay with the clients",
+    ),
+    "own weights": (
+        "the aggregate is a mean of the clients with weights that are neither equal nor by examples",
+        "it is not known which loss is minimised",
+        "check the weights, and that the given "
+        "partition is the one that was trained on; or state which rule is intended",
+    ),
+    "scaled": (
+        "the server goes further or less far than the mean of the clients",
+        "a step of its own length is a server learning rate",
+        "nothing to do if a server learning rate is intended; otherwise correct the divisor",
+    ),
+    "momentum": (
+        "the server's step depends on earlier rounds, as with momentum",
+        "results are those of a server optimiser",
+        "nothing to do if this is intended; otherwise leave out the server's state",
+    ),
+    "adaptive": (
+        "the server scales every coordinate of the mean update, as FedAdam does",
+        "results are those of a server optimiser",
+        "nothing to do if this is intended",
+    ),
+    "median": (
+        "the aggregate is the coordinate-wise median of the clients",
+        "it is not the mean: skewed clients are ignored",
+        "nothing to do if a robust rule is intended",
+    ),
+    "late": (
+        "the aggregate is the mean of the clients of the round before",
+        "every round's training arrives a round late, or files are numbered so",
+        "aggregate the round's own clients; if the global files hold what clients received: fldiag "
+        "convert --global-is received",
+    ),
+    "rounded": (
+        "the aggregate is the clients' mean, rounded to half precision",
+        "small updates are lost in the rounding",
+        "average in single precision, and round only what is sent",
+    ),
+    "unknown": (
+        "the aggregate is neither a mean of the clients nor a known server step",
+        BROKEN,
+        "compare the server's code with its method, or say in the run's method which one it is",
+    ),
 }
 STEPS = ("scaled", "momentum", "adaptive", "median")
 
@@ -99,8 +169,11 @@ class Aggregate(Check):
 
     def see(self, seen: Seen) -> None:
         if seen.clients is None or not seen.sampled:
-            self.why = self.why or ("no client weights are stored" if seen.clients is None else
-                                    "the checkpoints do not say which of their clients were sampled")
+            self.why = self.why or (
+                "no client weights are stored"
+                if seen.clients is None
+                else "the checkpoints do not say which of their clients were sampled"
+            )
         elif seen.usable:
             self.rules[seen.round] = self._rule(seen)
         else:
@@ -120,28 +193,56 @@ class Aggregate(Check):
         first = next(iter(fine.values()), None)
         if first is not None:
             worst = max(rule.residual for rule in fine.values())
-            yield Clear(f"{first.told} in {counted(len(fine), 'round')}; it leaves at most {worst:.1e} of the update")
+            yield Clear(
+                f"{first.told} in {counted(len(fine), 'round')}; it leaves at most {worst:.1e} of the update"
+            )
 
-    def _finding(self, kind: str, layer: str | None, found: dict[int, Rule], server: bool) -> Finding:
+    def _finding(
+        self, kind: str, layer: str | None, found: dict[int, Rule], server: bool
+    ) -> Finding:
         what, consequence, remedy = KINDS[kind]
         rules = list(found.values())
         worst = max(rules, key=lambda rule: rule.residual)
         clients = sorted({k for rule in rules for k in rule.clients})
         some = f" ({about(clients)})" if clients else ""
-        evidence = f"{rules[0].told}; {len(found)} of {counted(len(self.rules), 'round')}, " \
-                   f"residual up to {worst.residual:.1e} of the server's update"
-        return Finding(self._severity(kind, server), what + some, evidence, consequence, remedy, tuple(found),
-                       client=clients[0] if len(clients) == 1 else None, layer=layer, value=worst.residual)
+        evidence = (
+            f"{rules[0].told}; {len(found)} of {counted(len(self.rules), 'round')}, "
+            f"residual up to {worst.residual:.1e} of the server's update"
+        )
+        return Finding(
+            self._severity(kind, server),
+            what + some,
+            evidence,
+            consequence,
+            remedy,
+            tuple(found),
+            client=clients[0] if len(clients) == 1 else None,
+            layer=layer,
+            value=worst.residual,
+        )
 
     def _severity(self, kind: str, server: bool) -> str:
         stepping = self.case.slots & {"server", "refine"} if self.case.own else not self.case.plain
         if "isolated" in self.case.slots and kind == "unchanged":
             return INFORMATION
-        if self.case.own and stepping:  # what its method computes there, nobody but the method knows
+        if (
+            self.case.own and stepping
+        ):  # what its method computes there, nobody but the method knows
             return INFORMATION
-        if kind in STEPS or (server and kind in ("own weights", "unknown", "of all")):  # a first step may look like that
+        if kind in STEPS or (
+            server and kind in ("own weights", "unknown", "of all")
+        ):  # a first step may look like that
             return INFORMATION if stepping else FAULT if self.case.own else WARNING
-        if self.case.own or kind in ("unchanged", "single", "left out", "permuted", "sum", "sign", "total", "late"):
+        if self.case.own or kind in (
+            "unchanged",
+            "single",
+            "left out",
+            "permuted",
+            "sum",
+            "sign",
+            "total",
+            "late",
+        ):
             return FAULT
         return FAULT if kind == "of all" and self._varied() else WARNING
 
@@ -154,8 +255,14 @@ class Aggregate(Check):
 
     def _rule(self, seen: Seen) -> Rule:
         fit = Fit(seen, self._means(seen), self.case)
-        found = fit.named() or fit.plainly() or fit.some_layers() or fit.least_squares() or self.memory.explains(seen, fit.main) \
+        found = (
+            fit.named()
+            or fit.plainly()
+            or fit.some_layers()
+            or fit.least_squares()
+            or self.memory.explains(seen, fit.main)
             or fit.layers()
+        )
         self.memory.keep(seen, fit.main)
         if found is None:
             return Rule("unknown", fit.least, f"least squares leaves {fit.least:.0%} of the update")
@@ -192,11 +299,17 @@ class Fit:
         left = float(np.sqrt(max(x @ g @ x, 0.0)))
         sizes = np.sqrt(np.diag(g))
         largest = sizes[-1] + sizes[:-1].max()  # no weights are longer
-        return 0.0 if left <= 4 * self.seen.eps * largest else left / max(float(sizes[self.k]), 1e-300)
+        return (
+            0.0 if left <= 4 * self.seen.eps * largest else left / max(float(sizes[self.k]), 1e-300)
+        )
 
     def named(self) -> Rule | None:
         """One of the means."""
-        words = {"n": "the mean by examples", "uniform": "the plain mean", "batches": "the mean by minibatches"}
+        words = {
+            "n": "the mean by examples",
+            "uniform": "the plain mean",
+            "batches": "the mean by minibatches",
+        }
         for i, (name, p) in enumerate(self.means.items()):
             left = self.residual(p)
             if left <= RESIDUAL:
@@ -207,11 +320,17 @@ class Fit:
         """A fixed rule that is a mistake, or a multiple of a mean."""
         zero, ids = np.zeros(self.k), self.seen.ids
         if self.residual(zero) <= RESIDUAL or self.u == 0:
-            return Rule("unchanged", 0.0, f"the clients' mean update has length {np.sqrt(self._square(self.main)):.2g}, the "
-                        "server's 0")
+            return Rule(
+                "unchanged",
+                0.0,
+                f"the clients' mean update has length {np.sqrt(self._square(self.main)):.2g}, the "
+                "server's 0",
+            )
         for j in range(self.k):
             if self.k > 1 and (left := self.residual(np.eye(self.k)[j])) <= RESIDUAL:
-                return Rule("single", left, f"it equals the weights of client {ids[j]}", clients=(ids[j],))
+                return Rule(
+                    "single", left, f"it equals the weights of client {ids[j]}", clients=(ids[j],)
+                )
         for name, p in self.means.items():
             square = self._square(p)
             s = float(p @ self.gram[: self.k, self.k]) / square if square > 0 else 0.0
@@ -223,7 +342,9 @@ class Fit:
         told = f"{s:.4g} times {'the mean by examples' if name == 'n' else 'the plain mean'} of the updates"
         share = self.k / max(self.case.total, 1)
         if name == "n":
-            share = sum(self.case.sizes.get(i, 0) for i in self.seen.ids) / max(sum(self.case.sizes.values()), 1)
+            share = sum(self.case.sizes.get(i, 0) for i in self.seen.ids) / max(
+                sum(self.case.sizes.values()), 1
+            )
         if s < 0:
             return Rule("sign", left, told)
         if name == "uniform" and self.k > 1 and abs(s / self.k - 1) < 1e-2:
@@ -240,8 +361,15 @@ class Fit:
         if self.least <= RESIDUAL:
             return self._weights(c)
         keep = [*range(k), k + 1]
-        scale = np.sqrt(np.maximum(np.diag(g)[keep], 1e-300))  # updates are far shorter than weights
-        x = np.linalg.lstsq(g[np.ix_(keep, keep)] / np.outer(scale, scale), g[keep, k] / scale, rcond=1e-12)[0] / scale
+        scale = np.sqrt(
+            np.maximum(np.diag(g)[keep], 1e-300)
+        )  # updates are far shorter than weights
+        x = (
+            np.linalg.lstsq(
+                g[np.ix_(keep, keep)] / np.outer(scale, scale), g[keep, k] / scale, rcond=1e-12
+            )[0]
+            / scale
+        )
         left = self.residual(x[:-1], float(x[-1]))
         if left > RESIDUAL:
             return None
@@ -280,12 +408,22 @@ class Fit:
         how = []
         for name in odd:
             g = self.seen.grams[name]
-            one = [i for j, i in enumerate(self.seen.ids) if self.residual(np.eye(self.k)[j], gram=g) <= RESIDUAL]
+            one = [
+                i
+                for j, i in enumerate(self.seen.ids)
+                if self.residual(np.eye(self.k)[j], gram=g) <= RESIDUAL
+            ]
             still = self.residual(np.zeros(self.k), gram=g) <= RESIDUAL or g[self.k, self.k] == 0
-            how.append(f"{name} {'does not change' if still else f'is that of client {one[0]}' if one else 'is neither'}")
+            how.append(
+                f"{name} {'does not change' if still else f'is that of client {one[0]}' if one else 'is neither'}"
+            )
         more = f" and {len(how) - 3} more" if len(how) > 3 else ""
-        return Rule("layers", min(max(odd.values()), 1e3), "; ".join(how[:3]) + more, layer=", ".join(odd) if len(odd) < 5 else
-                    f"{next(iter(odd))} and {len(odd) - 1} more")
+        return Rule(
+            "layers",
+            min(max(odd.values()), 1e3),
+            "; ".join(how[:3]) + more,
+            layer=", ".join(odd) if len(odd) < 5 else f"{next(iter(odd))} and {len(odd) - 1} more",
+        )
 
     def _square(self, p: np.ndarray) -> float:
         return float(p @ self.gram[: self.k, : self.k] @ p)

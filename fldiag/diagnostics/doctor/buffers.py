@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+    about,
+)
 from fldiag.errors import counted
 
 if TYPE_CHECKING:
@@ -16,7 +26,9 @@ if TYPE_CHECKING:
 RESIDUAL = 1e-3
 BATCHNORM = ("running_mean", "running_var")
 SKEWED = "the global model normalises with statistics that do not belong to its weights"
-AVERAGE = "average floating-point buffers as the weights are, or re-estimate them with the global model"
+AVERAGE = (
+    "average floating-point buffers as the weights are, or re-estimate them with the global model"
+)
 
 
 class Statistics(Check):
@@ -39,8 +51,11 @@ class Statistics(Check):
         self.why = "the model has no buffers, or the clients' are not stored"
 
     def see(self, seen: Seen) -> None:
-        names = [n for n, b in seen.client_states.items() if b.is_floating_point() and n in seen.states
-                 and seen.states[n].shape == b.shape[1:]]
+        names = [
+            n
+            for n, b in seen.client_states.items()
+            if b.is_floating_point() and n in seen.states and seen.states[n].shape == b.shape[1:]
+        ]
         if not names or len(seen.ids) < 2:
             return
         new = {n: seen.states[n] for n in names}
@@ -51,10 +66,16 @@ class Statistics(Check):
         if all(n in before and _same(before[n], new[n]) for n in names):
             self.still.append(seen.round)
             return
-        one = [i for j, i in enumerate(seen.ids) if all(_same(seen.client_states[n][j], new[n]) for n in names)]
+        one = [
+            i
+            for j, i in enumerate(seen.ids)
+            if all(_same(seen.client_states[n][j], new[n]) for n in names)
+        ]
         if one:
             self.of.setdefault(one[0], []).append(seen.round)
-        elif odd := {n: how for n in names if n.endswith(BATCHNORM) and (how := _kept(seen, n, before))}:
+        elif odd := {
+            n: how for n in names if n.endswith(BATCHNORM) and (how := _kept(seen, n, before))
+        }:
             for n, how in odd.items():
                 self.single.setdefault(n, {})[seen.round] = how
         elif (share := _outside(seen, names, before)) > 0.01:
@@ -66,24 +87,56 @@ class Statistics(Check):
             return
         severity = INFORMATION if "isolated" in self.case.slots else FAULT
         if self.still:
-            yield Finding(severity, "batch-norm buffers are not aggregated: the global model keeps those it had",
-                          f"bitwise unchanged in {len(self.still)} of {counted(self.rounds, 'round')}, while the clients' "
-                          "changed", SKEWED, AVERAGE, tuple(self.still))
+            yield Finding(
+                severity,
+                "batch-norm buffers are not aggregated: the global model keeps those it had",
+                f"bitwise unchanged in {len(self.still)} of {counted(self.rounds, 'round')}, while the clients' "
+                "changed",
+                SKEWED,
+                AVERAGE,
+                tuple(self.still),
+            )
         if self.of:
             one = next(iter(self.of)) if len(self.of) == 1 else None
-            who = f"client {one}" if one is not None else f"one client each round (first client {next(iter(self.of))})"
+            who = (
+                f"client {one}"
+                if one is not None
+                else f"one client each round (first client {next(iter(self.of))})"
+            )
             rounds = sorted(r for found in self.of.values() for r in found)
-            yield Finding(FAULT, f"batch-norm buffers are those of {who}", f"bitwise equal in {len(rounds)} of {self.rounds} "
-                          "rounds, while the other clients' differ", SKEWED, AVERAGE, tuple(rounds), client=one)
+            yield Finding(
+                FAULT,
+                f"batch-norm buffers are those of {who}",
+                f"bitwise equal in {len(rounds)} of {self.rounds} "
+                "rounds, while the other clients' differ",
+                SKEWED,
+                AVERAGE,
+                tuple(rounds),
+                client=one,
+            )
         for n, found in self.single.items():
             how = sorted(set(found.values()))
-            yield Finding(severity, f"buffer {n} is not aggregated, others are", f"it is {', '.join(how[:3])} in {len(found)} of "
-                          f"{counted(self.rounds, 'round')}", SKEWED, AVERAGE, tuple(found), layer=n)
+            yield Finding(
+                severity,
+                f"buffer {n} is not aggregated, others are",
+                f"it is {', '.join(how[:3])} in {len(found)} of {counted(self.rounds, 'round')}",
+                SKEWED,
+                AVERAGE,
+                tuple(found),
+                layer=n,
+            )
         if self.outside:
-            yield Finding(WARNING, "buffers are not a mean of the clients'", f"up to {max(self.outside.values()):.0%} of the "
-                          f"entries lie outside the range of the clients', in {len(self.outside)} of "
-                          f"{counted(self.rounds, 'round')}", SKEWED, AVERAGE,
-                          tuple(self.outside), value=max(self.outside.values()))
+            yield Finding(
+                WARNING,
+                "buffers are not a mean of the clients'",
+                f"up to {max(self.outside.values()):.0%} of the "
+                f"entries lie outside the range of the clients', in {len(self.outside)} of "
+                f"{counted(self.rounds, 'round')}",
+                SKEWED,
+                AVERAGE,
+                tuple(self.outside),
+                value=max(self.outside.values()),
+            )
         yield Clear(f"within the clients' range in {counted(self.rounds, 'round')}")
 
 
@@ -99,7 +152,9 @@ def _kept(seen: Seen, name: str, before: dict[str, Tensor]) -> str:
         return ""
     if name in before and _same(before[name], new):
         return "bitwise what was received"
-    return next((f"bitwise that of client {i}" for j, i in enumerate(seen.ids) if _same(rows[j], new)), "")
+    return next(
+        (f"bitwise that of client {i}" for j, i in enumerate(seen.ids) if _same(rows[j], new)), ""
+    )
 
 
 def _outside(seen: Seen, names: list[str], before: dict[str, Tensor]) -> float:
@@ -157,10 +212,16 @@ class Values(Check):
             who = [c for c, _ in found if c is not None]
             rounds = sorted({r for _, rs in found for r in rs})
             whose = "the global model" if len(who) < len(found) else about(who)
-            yield Finding(FAULT, f"buffer {name} of {whose} is {how}", f"in {counted(len(rounds), 'round')}" +
-                          (f", of {counted(len(who), 'client')}" if who else ""),
-                          "the network's outputs are NaN, or blown up by 1/sqrt(eps)",
-                          "look for NaN in the clients' data, minibatches of one example, and averages of the standard deviation "
-                          "in place of the variance", tuple(rounds), client=who[0] if len(who) == len(found) == 1 else None,
-                          layer=name)
+            yield Finding(
+                FAULT,
+                f"buffer {name} of {whose} is {how}",
+                f"in {counted(len(rounds), 'round')}"
+                + (f", of {counted(len(who), 'client')}" if who else ""),
+                "the network's outputs are NaN, or blown up by 1/sqrt(eps)",
+                "look for NaN in the clients' data, minibatches of one example, and averages of the standard deviation "
+                "in place of the variance",
+                tuple(rounds),
+                client=who[0] if len(who) == len(found) == 1 else None,
+                layer=name,
+            )
         yield Clear(f"{self.looked} buffers are finite, and their variances above 0")

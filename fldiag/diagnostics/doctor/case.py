@@ -55,8 +55,12 @@ class Seen:
     def complete(self) -> bool:
         """Whether what the clients received, and what they and the server made of it, are there and fit."""
         size = (self.aggregated.numel(),)
-        return self.clients is not None and self.received is not None and tuple(self.clients.shape[1:]) == size and \
-            tuple(self.received.shape) == size
+        return (
+            self.clients is not None
+            and self.received is not None
+            and tuple(self.clients.shape[1:]) == size
+            and tuple(self.received.shape) == size
+        )
 
     @cached_property
     def finite(self) -> list[bool]:
@@ -66,8 +70,12 @@ class Seen:
     @cached_property
     def usable(self) -> bool:
         """Whether sums over the round's weights mean something."""
-        return self.complete and all(self.finite) and self.received is not None and \
-            bool(self.aggregated.isfinite().all() & self.received.isfinite().all())
+        return (
+            self.complete
+            and all(self.finite)
+            and self.received is not None
+            and bool(self.aggregated.isfinite().all() & self.received.isfinite().all())
+        )
 
     @cached_property
     def eps(self) -> float:
@@ -91,8 +99,14 @@ class Seen:
         for name, tensor in self.weights.items():
             part = slice(at, at + tensor.numel())
             w = self.received[part].double()
-            rows = torch.cat([self.clients[:, part].double() - w, (self.aggregated[part].double() - w)[None], w[None],
-                              *(v[part].double()[None] for v in more)])
+            rows = torch.cat(
+                [
+                    self.clients[:, part].double() - w,
+                    (self.aggregated[part].double() - w)[None],
+                    w[None],
+                    *(v[part].double()[None] for v in more),
+                ]
+            )
             found[name] = (rows @ rows.T).numpy()
             at += tensor.numel()
         return found
@@ -189,14 +203,22 @@ class Case:
             made = entry.build(**{k: v for k, v in self.section("method").items() if k != "name"})
         except (FldiagError, TypeError, ValueError):
             return {"server"}
-        found = {slot for slot in ("server", "refine", "send", "correct") for part in made
-                 if any(slot in vars(c) for c in type(part).__mro__ if c.__name__ != "Part")}
+        found = {
+            slot
+            for slot in ("server", "refine", "send", "correct")
+            for part in made
+            if any(slot in vars(c) for c in type(part).__mro__ if c.__name__ != "Part")
+        }
         return found | ({"isolated"} if made.isolated else set())
 
     @property
     def plain(self) -> bool:
         """Whether the server is known to take nothing but the mean of the clients."""
-        return not self.slots & {"server", "refine"} if self.own else self.method.lower().replace("-", "_") in MEANS
+        return (
+            not self.slots & {"server", "refine"}
+            if self.own
+            else self.method.lower().replace("-", "_") in MEANS
+        )
 
     @cached_property
     def metrics(self) -> pd.DataFrame | None:
@@ -229,5 +251,13 @@ class Case:
         kept = self.section("checkpoint").get("clients", "sampled")
         some = self.own and kept not in ("auto", "sampled")
         full = self.section("clients").get("per_round") == self.total and kept == "all"
-        return Seen(c.round, c.client_ids, {n: t for n, t in c.state.items() if n not in named},
-                    {n: t for n, t in c.state.items() if n in named}, c.received, c.clients, c.buffers, not some or full)
+        return Seen(
+            c.round,
+            c.client_ids,
+            {n: t for n, t in c.state.items() if n not in named},
+            {n: t for n, t in c.state.items() if n in named},
+            c.received,
+            c.clients,
+            c.buffers,
+            not some or full,
+        )

@@ -18,11 +18,32 @@ from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
 
 CHECKS: tuple[type[Check], ...] = (
-    Finite, Aggregate, Continuity, Statistics, Values, Factors, Sampling, Silent, Copies, Norms, OwnData, Parts,
-    Leak, Reported, Means, Chance, Head, Dead, Seeds)
+    Finite,
+    Aggregate,
+    Continuity,
+    Statistics,
+    Values,
+    Factors,
+    Sampling,
+    Silent,
+    Copies,
+    Norms,
+    OwnData,
+    Parts,
+    Leak,
+    Reported,
+    Means,
+    Chance,
+    Head,
+    Dead,
+    Seeds,
+)
 
 
 def described() -> str:
     """Every check with its rule, for the help."""
     texts = ((getdoc(check) or "").replace("\n\n", "\n") for check in CHECKS)
-    return "\n".join(f"- ``{check.name}``: {text}".replace("\n", "\n  ") for check, text in zip(CHECKS, texts, strict=True))
+    return "\n".join(
+        f"- ``{check.name}``: {text}".replace("\n", "\n  ")
+        for check, text in zip(CHECKS, texts, strict=True)
+    )

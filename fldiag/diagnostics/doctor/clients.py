@@ -10,7 +10,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip, about
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+    about,
+)
 from fldiag.errors import counted
 
 NO_CLIENTS = "no client weights are stored"
@@ -39,26 +49,54 @@ class Finite(Check):
 
     def end(self) -> Iterator[Said]:
         for i, rounds in self.clients.items():
-            yield Finding(FAULT, f"the trained weights of client {i} are not finite", f"in {counted(len(rounds), 'round')}",
-                          "one such update makes the mean NaN", "lower its learning rate, clip its gradients, look at its data",
-                          tuple(rounds), client=i)
+            yield Finding(
+                FAULT,
+                f"the trained weights of client {i} are not finite",
+                f"in {counted(len(rounds), 'round')}",
+                "one such update makes the mean NaN",
+                "lower its learning rate, clip its gradients, look at its data",
+                tuple(rounds),
+                client=i,
+            )
         if self.bad:
-            yield Finding(FAULT, "the global weights are not finite",
-                          f"in {counted(len(self.bad), 'round')}, first in round {self.bad[0]}",
-                          "everything after it is NaN", "go back to the round before, and leave out the client that broke it",
-                          tuple(self.bad))
+            yield Finding(
+                FAULT,
+                "the global weights are not finite",
+                f"in {counted(len(self.bad), 'round')}, first in round {self.bad[0]}",
+                "everything after it is NaN",
+                "go back to the round before, and leave out the client that broke it",
+                tuple(self.bad),
+            )
         if self.case.run.status == "diverged":
-            yield Finding(FAULT, "the run diverged", f"its status says so after round {self.case.run.done}",
-                          "its last rounds are missing", "lower train.lr, or clip gradients (train.clip)")
+            yield Finding(
+                FAULT,
+                "the run diverged",
+                f"its status says so after round {self.case.run.done}",
+                "its last rounds are missing",
+                "lower train.lr, or clip gradients (train.clip)",
+            )
         for r, why in self.case.lost.items():
-            yield Finding(WARNING, f"round {r} cannot be read", why, "no check sees this round", "restore the file", (r,))
+            yield Finding(
+                WARNING,
+                f"round {r} cannot be read",
+                why,
+                "no check sees this round",
+                "restore the file",
+                (r,),
+            )
         every = int(self.case.section("checkpoint").get("every", 1))
-        gaps = sorted(set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds))
+        gaps = sorted(
+            set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds)
+        )
         if gaps:
-            yield Finding(INFORMATION, "rounds are missing between others",
-                          f"{counted(len(gaps), 'round')}, the first is {gaps[0]}",
-                          "no check sees them, and consecutive rounds are compared only if both are stored",
-                          "nothing to do if they were pruned", gaps)
+            yield Finding(
+                INFORMATION,
+                "rounds are missing between others",
+                f"{counted(len(gaps), 'round')}, the first is {gaps[0]}",
+                "no check sees them, and consecutive rounds are compared only if both are stored",
+                "nothing to do if they were pruned",
+                gaps,
+            )
         yield Clear(f"intact and finite: {counted(self.rounds, 'round')}")
 
 
@@ -81,7 +119,11 @@ class Silent(Check):
         if not seen.complete or seen.clients is None:
             return
         self.rounds += 1
-        still = [i for i, row in zip(seen.ids, seen.clients, strict=True) if bool((row == seen.received).all())]
+        still = [
+            i
+            for i, row in zip(seen.ids, seen.clients, strict=True)
+            if bool((row == seen.received).all())
+        ]
         if len(still) == len(seen.ids):
             self.all.append(seen.round)
             return
@@ -97,25 +139,47 @@ class Silent(Check):
             yield Skip("no round says what clients received and made of it")
             return
         if self.all:
-            yield Finding(FAULT, "no client changed the weights it received",
-                          f"in {len(self.all)} of {counted(self.rounds, 'round')}",
-                          "nothing is learnt", "look at the learning rate, at frozen parameters, and at which model is returned",
-                          tuple(self.all))
+            yield Finding(
+                FAULT,
+                "no client changed the weights it received",
+                f"in {len(self.all)} of {counted(self.rounds, 'round')}",
+                "nothing is learnt",
+                "look at the learning rate, at frozen parameters, and at which model is returned",
+                tuple(self.all),
+            )
         train = self.case.section("train")
         for i, rounds in self.zero.items():
             n = self.case.sizes.get(i)
-            idle = n == 0 or (n is not None and bool(train.get("drop_last")) and n < int(train.get("batch_size", 1)))
-            yield Finding(INFORMATION if idle else WARNING, f"the update of client {i} is exactly zero",
-                          f"in {counted(len(rounds), 'round')}" + (f"; it has {counted(n, 'example')}" if n is not None else ""),
-                          "it contributes nothing, but its weight reduces the effect of the others",
-                          "nothing to do: its examples fill no minibatch" if idle else
-                          "look at its training, and at which model it returns",
-                          tuple(rounds), client=i, value=0.0)
+            idle = n == 0 or (
+                n is not None
+                and bool(train.get("drop_last"))
+                and n < int(train.get("batch_size", 1))
+            )
+            yield Finding(
+                INFORMATION if idle else WARNING,
+                f"the update of client {i} is exactly zero",
+                f"in {counted(len(rounds), 'round')}"
+                + (f"; it has {counted(n, 'example')}" if n is not None else ""),
+                "it contributes nothing, but its weight reduces the effect of the others",
+                "nothing to do: its examples fill no minibatch"
+                if idle
+                else "look at its training, and at which model it returns",
+                tuple(rounds),
+                client=i,
+                value=0.0,
+            )
         if self.frozen:
-            names = ", ".join(sorted(self.frozen)[:3]) + (f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else "")
-            yield Finding(INFORMATION, "some layers are never trained",
-                          f"no client changed {names} in {counted(self.rounds, 'round')}",
-                          "they stay as they were initialised", "nothing to do if they are frozen on purpose", layer=names)
+            names = ", ".join(sorted(self.frozen)[:3]) + (
+                f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else ""
+            )
+            yield Finding(
+                INFORMATION,
+                "some layers are never trained",
+                f"no client changed {names} in {counted(self.rounds, 'round')}",
+                "they stay as they were initialised",
+                "nothing to do if they are frozen on purpose",
+                layer=names,
+            )
         yield Clear(f"no update is zero in {counted(self.rounds, 'round')}")
 
 
@@ -143,7 +207,12 @@ class Copies(Check):
         norms, k = seen.norms, len(seen.ids)
         for j, i in enumerate(seen.ids):
             if norms[j] > 0:
-                key = i, hashlib.sha256(seen.clients[j].contiguous().view(-1).numpy().tobytes()).digest()
+                key = (
+                    i,
+                    hashlib.sha256(
+                        seen.clients[j].contiguous().view(-1).numpy().tobytes()
+                    ).digest(),
+                )
                 if key in self.before:
                     self.again[i].append((seen.round, self.before[key]))
                 self.before.setdefault(key, seen.round)
@@ -170,10 +239,16 @@ class Copies(Check):
         for clients in self._groups():
             yield self._alike(clients)
         for i, found in self.again.items():
-            yield Finding(FAULT, f"client {i} returned weights that it had returned before",
-                          f"in round {found[0][0]} those of round {found[0][1]}" + (f", and {len(found) - 1} times more" if
-                                                                                    len(found) > 1 else ""),
-                          "an old update is applied again", "clear replies between rounds", tuple(r for r, _ in found), client=i)
+            yield Finding(
+                FAULT,
+                f"client {i} returned weights that it had returned before",
+                f"in round {found[0][0]} those of round {found[0][1]}"
+                + (f", and {len(found) - 1} times more" if len(found) > 1 else ""),
+                "an old update is applied again",
+                "clear replies between rounds",
+                tuple(r for r, _ in found),
+                client=i,
+            )
         yield Clear(f"no two updates are equal in {counted(self.rounds, 'round')}")
 
     def _groups(self) -> list[list[int]]:
@@ -193,10 +268,18 @@ class Copies(Check):
             what = f"the update of client {clients[1]} {how} client {clients[0]}"
         else:
             what = f"{about(clients, most=12)} return each other's updates"
-        return Finding(FAULT, what, f"in {counted(len(rounds), 'round')}" + ("" if one else f", {counted(len(pairs), 'pair')}"),
-                       "one client's data count several times, and another's not at all",
-                       "look for a model that is shared between clients, or a client that copies", tuple(rounds),
-                       client=clients[0] if one else None, client_b=clients[1] if one else None, value=scale if one else None)
+        return Finding(
+            FAULT,
+            what,
+            f"in {counted(len(rounds), 'round')}"
+            + ("" if one else f", {counted(len(pairs), 'pair')}"),
+            "one client's data count several times, and another's not at all",
+            "look for a model that is shared between clients, or a client that copies",
+            tuple(rounds),
+            client=clients[0] if one else None,
+            client_b=clients[1] if one else None,
+            value=scale if one else None,
+        )
 
 
 class Norms(Check):
@@ -219,7 +302,11 @@ class Norms(Check):
     def see(self, seen: Seen) -> None:
         if seen.usable and sum(seen.norms > 0) >= 4:
             middle = float(np.median(np.log(seen.norms[seen.norms > 0])))
-            self.rows += [(seen.round, i, math.log(v) - middle) for i, v in zip(seen.ids, seen.norms, strict=True) if v > 0]
+            self.rows += [
+                (seen.round, i, math.log(v) - middle)
+                for i, v in zip(seen.ids, seen.norms, strict=True)
+                if v > 0
+            ]
 
     def left(self) -> np.ndarray:
         """What size and round leave of the logarithms."""
@@ -239,7 +326,9 @@ class Norms(Check):
             return
         left = self.left()
         spread = 1.4826 * float(np.median(np.abs(left - np.median(left))))
-        always, once = (max(math.log(f), s * spread) for f, s in zip(self.FACTORS, self.SCALES, strict=True))
+        always, once = (
+            max(math.log(f), s * spread) for f, s in zip(self.FACTORS, self.SCALES, strict=True)
+        )
         of = defaultdict[int, list[tuple[int, float]]](list)
         for (r, i, _), v in zip(self.rows, left, strict=True):
             of[i].append((r, float(v)))
@@ -247,22 +336,32 @@ class Norms(Check):
             middle = float(np.median([v for _, v in found]))
             single = [(r, v) for r, v in found if abs(v) > once]
             if len(found) > 1 and abs(middle) > always:
-                yield self._finding(i, middle, tuple(r for r, _ in found), spread, "in the median of its rounds")
+                yield self._finding(
+                    i, middle, tuple(r for r, _ in found), spread, "in the median of its rounds"
+                )
             elif single:
                 r, v = max(single, key=lambda one: abs(one[1]))
                 yield self._finding(i, v, tuple(r for r, _ in single), spread, f"in round {r}")
-        yield Clear(f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(spread):.2f} once size and round are "
-                    f"taken out, at most {math.exp(float(np.abs(left).max())):.1f}")
+        yield Clear(
+            f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(spread):.2f} once size and round are "
+            f"taken out, at most {math.exp(float(np.abs(left).max())):.1f}"
+        )
 
-    def _finding(self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str) -> Finding:
+    def _finding(
+        self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str
+    ) -> Finding:
         how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"
-        return Finding(WARNING if v > 0 or self._hungry(i) else INFORMATION, f"the updates of {about([i])} are "
-                       f"{'unusually long' if v > 0 else 'unusually short'}",
-                       f"{how} what its size and the round suggest, {when}; the usual spread is a factor of "
-                       f"{math.exp(spread):.2f}",
-                       "it alone decides where the mean goes" if v > 0 else "it hardly affects the mean",
-                       "look at its learning rate, its number of steps and the scale of its data; clip updates", rounds, client=i,
-                       value=math.exp(v))
+        return Finding(
+            WARNING if v > 0 or self._hungry(i) else INFORMATION,
+            f"the updates of {about([i])} are {'unusually long' if v > 0 else 'unusually short'}",
+            f"{how} what its size and the round suggest, {when}; the usual spread is a factor of "
+            f"{math.exp(spread):.2f}",
+            "it alone decides where the mean goes" if v > 0 else "it hardly affects the mean",
+            "look at its learning rate, its number of steps and the scale of its data; clip updates",
+            rounds,
+            client=i,
+            value=math.exp(v),
+        )
 
     def _hungry(self, i: int) -> bool:
         """Whether a client has more to learn than most."""

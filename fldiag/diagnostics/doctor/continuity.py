@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import (
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+)
 from fldiag.errors import counted
 
 if TYPE_CHECKING:
@@ -28,15 +36,28 @@ class Continuity(Check):
 
     def __init__(self, case: Case):
         super().__init__(case)
-        self.past: dict[int, Tensor] = {}  # the last few aggregates, the first, and an old one that is still sent
-        self.pairs, self.old, self.odd = 0, dict[int, int](), dict[int, str]()  # by round: the older aggregate, or what it is
+        self.past: dict[
+            int, Tensor
+        ] = {}  # the last few aggregates, the first, and an old one that is still sent
+        self.pairs, self.old, self.odd = (
+            0,
+            dict[int, int](),
+            dict[int, str](),
+        )  # by round: the older aggregate, or what it is
         self.away: dict[int, float] = {}
 
     def see(self, seen: Seen) -> None:
         fits = seen.received is not None and seen.received.shape == seen.aggregated.shape
-        if seen.received is not None and fits and seen.round - 1 in self.past and bool(seen.received.isfinite().all()):
+        if (
+            seen.received is not None
+            and fits
+            and seen.round - 1 in self.past
+            and bool(seen.received.isfinite().all())
+        ):
             self.pairs += 1
-            self._compare(seen.round, seen.received.double(), seen.eps if seen.clients is not None else 1e-7)
+            self._compare(
+                seen.round, seen.received.double(), seen.eps if seen.clients is not None else 1e-7
+            )
         if bool(seen.aggregated.isfinite().all()):
             self.past[seen.round] = seen.aggregated
         kept = {min(self.past, default=0), self.old.get(seen.round)}
@@ -63,9 +84,16 @@ class Continuity(Check):
 
         if r - 2 not in self.past:
             return False
-        steps = [self.past[s].double() - self.past[s - 1].double() for s in (r - 1, r - 2) if s - 1 in self.past]
+        steps = [
+            self.past[s].double() - self.past[s - 1].double()
+            for s in (r - 1, r - 2)
+            if s - 1 in self.past
+        ]
         d = received - self.past[r - 1].double()
-        left = d[:, None] - torch.stack(steps, 1) @ torch.linalg.lstsq(torch.stack(steps, 1), d[:, None]).solution
+        left = (
+            d[:, None]
+            - torch.stack(steps, 1) @ torch.linalg.lstsq(torch.stack(steps, 1), d[:, None]).solution
+        )
         return float(left.norm()) <= 0.05 * float(d.norm())
 
     def end(self) -> Iterator[Said]:
@@ -75,7 +103,9 @@ class Continuity(Check):
         if self.old:
             yield self._finding(self._stale(), tuple(self.old), meant="send" in self.case.slots)
         for kind in sorted(set(self.odd.values())):
-            yield self._finding(kind, tuple(r for r, k in self.odd.items() if k == kind), meant=kind == AHEAD)
+            yield self._finding(
+                kind, tuple(r for r, k in self.odd.items() if k == kind), meant=kind == AHEAD
+            )
         yield Clear(f"{self.pairs} rounds began with the last aggregate")
 
     def _stale(self) -> str:
@@ -88,7 +118,12 @@ class Continuity(Check):
 
     def _finding(self, what: str, rounds: tuple[int, ...], meant: bool) -> Finding:
         size = max(self.away[r] for r in rounds)
-        return Finding(INFORMATION if meant else WARNING, f"clients received {what}",
-                       f"{len(rounds)} of {counted(self.pairs, 'round')}; relative distance up to {size:.2g}",
-                       "updates are applied to another model than the one they were made for",
-                       "send the aggregate of the last round to all clients", rounds, value=size)
+        return Finding(
+            INFORMATION if meant else WARNING,
+            f"clients received {what}",
+            f"{len(rounds)} of {counted(self.pairs, 'round')}; relative distance up to {size:.2g}",
+            "updates are applied to another model than the one they were made for",
+            "send the aggregate of the last round to all clients",
+            rounds,
+            value=size,
+        )

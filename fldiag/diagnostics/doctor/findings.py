@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fldiag.diagnostics.doctor.case import Case, Seen
 
-FAULT, WARNING, INFORMATION, HEALTHY, UNCHECKED = "fault", "warning", "information", "healthy", "not checked"
+FAULT, WARNING, INFORMATION, HEALTHY, UNCHECKED = (
+    "fault",
+    "warning",
+    "information",
+    "healthy",
+    "not checked",
+)
 #: From the worst to the best; ``not checked`` says nothing of the run.
 SEVERITIES = (FAULT, WARNING, INFORMATION, HEALTHY, UNCHECKED)
 #: Chance that the statistical checks of a run raise any false alarm.
@@ -79,10 +85,16 @@ def beyond_chance(said: Sequence[Said], tests: int, level: float = LEVEL) -> lis
 
     ps = [s.p if isinstance(s, Finding) else None for s in said]
     others = tests - sum(p is not None for p in ps)
-    return [s for s, p in zip(said, holm([*ps, *[1.0] * others]), strict=False) if p is None or p <= level]
+    return [
+        s
+        for s, p in zip(said, holm([*ps, *[1.0] * others]), strict=False)
+        if p is None or p <= level
+    ]
 
 
 def about(clients: Sequence[int], most: int = 6) -> str:
     """``client 3`` or ``clients 1, 2, 5``, not more names than help."""
-    names = ", ".join(map(str, clients[:most])) + (f" and {len(clients) - most} more" if len(clients) > most else "")
+    names = ", ".join(map(str, clients[:most])) + (
+        f" and {len(clients) - most} more" if len(clients) > most else ""
+    )
     return f"client{'s' * (len(clients) > 1)} {names}"

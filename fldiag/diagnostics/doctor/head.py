@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import (
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+)
 from fldiag.diagnostics.doctor.metrics import LATE
 from fldiag.errors import counted
 from fldiag.results.select import SPLITS
@@ -34,22 +42,34 @@ class Head(Check):
             yield Skip("no round can be evaluated")
             return
         there = len(np.unique(models.labels[pool.test]))
-        known = {r: int((np.bincount(models.predictions(r), minlength=there) >= 0.01 * pool.test.stop).sum())
-                 for r in rounds}
+        known = {
+            r: int(
+                (np.bincount(models.predictions(r), minlength=there) >= 0.01 * pool.test.stop).sum()
+            )
+            for r in rounds
+        }
         few, last = max(1, there // 5), known[rounds[-1]]
         lasting = len(rounds) >= 3 and all(known[r] <= few for r in rounds[-3:])
         best = max(known.values())
         if there > 2 and last <= max(1, there // 2):
-            held = [len(np.unique(models.labels[own])) for k in range(len(history.parts))
-                    if (own := pool.own(k)).stop > own.start]
+            held = [
+                len(np.unique(models.labels[own]))
+                for k in range(len(history.parts))
+                if (own := pool.own(k)).stop > own.start
+            ]
             even = bool(held) and float(np.median(held)) >= 0.8 * there
             bad = lasting and (best >= 0.7 * there or rounds[-1] >= LATE or even)
-            yield Finding(WARNING if bad else INFORMATION, f"the last global model predicts {last} of {there} classes",
-                          f"of {there} in the {SPLITS[pool.split]} set; at most {best} in any evaluated round",
-                          "the other classes are never right",
-                          "look at what happens to the head (fldiag forgetting), and at layers that are not averaged" if bad
-                          else "train more rounds; with skewed clients the first ones look like this",
-                          tuple(r for r in rounds if known[r] <= max(1, there // 2)), value=last / there)
+            yield Finding(
+                WARNING if bad else INFORMATION,
+                f"the last global model predicts {last} of {there} classes",
+                f"of {there} in the {SPLITS[pool.split]} set; at most {best} in any evaluated round",
+                "the other classes are never right",
+                "look at what happens to the head (fldiag forgetting), and at layers that are not averaged"
+                if bad
+                else "train more rounds; with skewed clients the first ones look like this",
+                tuple(r for r in rounds if known[r] <= max(1, there // 2)),
+                value=last / there,
+            )
         yield Clear(f"{last} of {there} classes are predicted")
 
 
@@ -69,13 +89,19 @@ class Dead(Check):
 
         r = history.rounds[-1]
         stored, pool, dead = history.stored(r), history.pool, dict[str, np.ndarray]()
-        tables = {f"{n}.weight" for n, m in history.network.module.named_modules() if isinstance(m, nn.Embedding)}
+        tables = {
+            f"{n}.weight"
+            for n, m in history.network.module.named_modules()
+            if isinstance(m, nn.Embedding)
+        }
         for where in (pool.test, pool.clients):
             if where.stop <= where.start:
                 continue
             g = history.problem((stored.aggregated, stored.buffers), where, "all").gradient()
             if not bool(g.isfinite().all()) or not bool((g != 0).any()):
-                yield Skip(f"the gradient in round {r} is {'0' if bool(g.isfinite().all()) else 'not finite'}")
+                yield Skip(
+                    f"the gradient in round {r} is {'0' if bool(g.isfinite().all()) else 'not finite'}"
+                )
                 return
             for name, weight in history.layout.views(g).items():
                 if weight.ndim >= 2 and name not in tables:
@@ -83,11 +109,15 @@ class Dead(Check):
                     dead[name] = dead[name] & still if name in dead else still
         for name, rows in dead.items():
             if (share := float(rows.mean())) >= FEW and rows.any():
-                yield Finding(WARNING if share >= MANY else INFORMATION, f"{int(rows.sum())} of {len(rows)} units of {name} are "
-                              f"dead",
-                              f"no gradient reaches them in round {r}, from {counted(pool.n, 'example')}",
-                              "the network is smaller than it looks, and these units cannot recover",
-                              "lower the learning rate, look at the initialisation and at clients with long updates",
-                              (r,), layer=name, value=share)
+                yield Finding(
+                    WARNING if share >= MANY else INFORMATION,
+                    f"{int(rows.sum())} of {len(rows)} units of {name} are dead",
+                    f"no gradient reaches them in round {r}, from {counted(pool.n, 'example')}",
+                    "the network is smaller than it looks, and these units cannot recover",
+                    "lower the learning rate, look at the initialisation and at clients with long updates",
+                    (r,),
+                    layer=name,
+                    value=share,
+                )
         total = sum(int(rows.sum()) for rows in dead.values())
         yield Clear(f"{total} of {sum(map(len, dead.values()))} units are dead in round {r}")

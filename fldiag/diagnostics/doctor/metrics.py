@@ -11,14 +11,26 @@ import numpy as np
 import pandas as pd
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+)
 from fldiag.diagnostics.doctor.own_data import LEAST
 from fldiag.errors import counted
 from fldiag.results.select import SPLITS, only
 
 ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
 #: Metrics of all examples that are no mean of the clients'.
-WHOLE = re.compile(r"f1|auc|auroc|auprc|precision|recall|balanced|kappa|mcc|perplexity|ppl|rmse|r2|ece", re.IGNORECASE)
+WHOLE = re.compile(
+    r"f1|auc|auroc|auprc|precision|recall|balanced|kappa|mcc|perplexity|ppl|rmse|r2|ece",
+    re.IGNORECASE,
+)
 #: Accuracies that differ by less are the same.
 SAME = 2e-3
 #: From this round on no start is to blame.
@@ -28,7 +40,11 @@ LATE = 30
 def reported(frame: pd.DataFrame, name: re.Pattern[str], scope: str = "global") -> pd.DataFrame:
     """Rows that the training program itself told, of metrics of this name."""
     rows = only(frame, scope=scope)
-    rows = rows[rows["source"].notna()] if "source" in rows.columns else rows.iloc[:0].assign(source=None)
+    rows = (
+        rows[rows["source"].notna()]
+        if "source" in rows.columns
+        else rows.iloc[:0].assign(source=None)
+    )
     return rows[np.array([bool(name.search(str(metric))) for metric in rows["metric"]], dtype=bool)]
 
 
@@ -49,14 +65,19 @@ class Reported(Check):
         self.prints: dict[int, bytes] = {}
 
     def see(self, seen: Seen) -> None:
-        self.prints[seen.round] = hashlib.sha256(seen.aggregated.contiguous().numpy().tobytes()).digest()
+        self.prints[seen.round] = hashlib.sha256(
+            seen.aggregated.contiguous().numpy().tobytes()
+        ).digest()
 
     def end(self) -> Iterator[Said]:
         yield from self._again()
         history = self.case.opened(classes=True)
         models, test, split = self.case.models, history.pool.test, history.pool.split
-        now = {r: float(s.right[test].mean()) for r,
-               s in models.scores.items() if s.right is not None and np.isfinite(s.loss).all()}
+        now = {
+            r: float(s.right[test].mean())
+            for r, s in models.scores.items()
+            if s.right is not None and np.isfinite(s.loss).all()
+        }
         metrics = self.case.metrics
         if metrics is None or not now:
             yield Skip("the run has no metrics" if metrics is None else "no round can be evaluated")
@@ -67,13 +88,19 @@ class Reported(Check):
         odd = {r: own[r] for r in now if r in own and abs(own[r] - now[r]) > slack}
         if odd:
             r = max(odd, key=lambda r: abs(odd[r] - now[r]))
-            yield Finding(FAULT, "the recorded accuracy is not that of the stored weights",
-                          f"in round {r} it says {odd[r]:.2%}, and the weights have {now[r]:.2%} on {n} {SPLITS[split]} examples",
-                          "the run's curves belong to other weights or other data",
-                          "compute the curves again (fldiag forgetting)",
-                          tuple(odd), value=odd[r] - now[r])
+            yield Finding(
+                FAULT,
+                "the recorded accuracy is not that of the stored weights",
+                f"in round {r} it says {odd[r]:.2%}, and the weights have {now[r]:.2%} on {n} {SPLITS[split]} examples",
+                "the run's curves belong to other weights or other data",
+                "compute the curves again (fldiag forgetting)",
+                tuple(odd),
+                value=odd[r] - now[r],
+            )
         yield from self._foreign(metrics, {**now, **own} if not odd else now, slack)
-        yield Clear(f"the accuracies of {counted(len(now), 'round')}, computed again, are those recorded")
+        yield Clear(
+            f"the accuracies of {counted(len(now), 'round')}, computed again, are those recorded"
+        )
 
     def _again(self) -> Iterator[Finding]:
         rounds = sorted(r for r in self.prints if r)
@@ -82,32 +109,56 @@ class Reported(Check):
         last = self.prints[rounds[-1]]
         same = [r for r in rounds[:-1] if self.prints[r] == last]
         if same and any(self.prints[r] != last for r in rounds if r > same[0]):
-            yield Finding(WARNING, f"the last round's weights are those of round {same[0]}",
-                          "bitwise equal, although rounds between them differ",
-                          "the numbers reported for the last round belong to another round, perhaps the best one",
-                          "report the last round, or choose the round on data apart from the test set", (rounds[-1],))
+            yield Finding(
+                WARNING,
+                f"the last round's weights are those of round {same[0]}",
+                "bitwise equal, although rounds between them differ",
+                "the numbers reported for the last round belong to another round, perhaps the best one",
+                "report the last round, or choose the round on data apart from the test set",
+                (rounds[-1],),
+            )
 
-    def _foreign(self, metrics: pd.DataFrame, now: Mapping[int, float], slack: float) -> Iterator[Finding]:
+    def _foreign(
+        self, metrics: pd.DataFrame, now: Mapping[int, float], slack: float
+    ) -> Iterator[Finding]:
         rows, split = reported(metrics, ACCURACY), SPLITS[self.case.opened().pool.split]
         rows = rows[rows["moment"] == "aggregated"]
         for (name, source), part in rows.groupby(["metric", "source"]):
             told = _series(part)
-            told = {r: v / 100 for r, v in told.items()} if max(told.values(), default=0) > 1.5 else told
+            told = (
+                {r: v / 100 for r, v in told.items()}
+                if max(told.values(), default=0) > 1.5
+                else told
+            )
             both = [r for r in told if r in now]
             off = [r for r in both if abs(told[r] - now[r]) > slack]
             if not off:
                 continue
-            kind = next((kind for kind, series in self._others(now).items()
-                         if len(s := [r for r in both if r in series]) >= min(2, len(both)) and set(off) & set(s)
-                         and all(abs(told[r] - series[r]) <= slack for r in s)), "")
+            kind = next(
+                (
+                    kind
+                    for kind, series in self._others(now).items()
+                    if len(s := [r for r in both if r in series]) >= min(2, len(both))
+                    and set(off) & set(s)
+                    and all(abs(told[r] - series[r]) <= slack for r in s)
+                ),
+                "",
+            )
             if not kind and both[-1] in off and abs(told[both[-1]] - max(now.values())) <= slack:
                 kind = "that of the best round in place of the last"
             r = both[-1] if both[-1] in off else off[-1]
-            yield Finding(WARNING if kind else INFORMATION, f"the reported {name} is {kind or 'not that of the stored weights'}",
-                          f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the "
-                          f"{split} set",
-                          "it claims more than the model achieves" if kind else "it belongs to other data or other weights",
-                          "report the test accuracy of the last round's weights", tuple(off), value=told[r] - now[r])
+            yield Finding(
+                WARNING if kind else INFORMATION,
+                f"the reported {name} is {kind or 'not that of the stored weights'}",
+                f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the "
+                f"{split} set",
+                "it claims more than the model achieves"
+                if kind
+                else "it belongs to other data or other weights",
+                "report the test accuracy of the last round's weights",
+                tuple(off),
+                value=told[r] - now[r],
+            )
 
     def _others(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
         """What a reported number may be instead of the accuracy of this round's weights."""
@@ -126,8 +177,11 @@ class Reported(Check):
             if s.right is not None and own:
                 train[r] = float(s.right[history.pool.clients].mean())
                 mean[r] = float(np.mean([s.right[where].mean() for _, where in own]))
-        return {**found, "the accuracy on the training data": train,
-                "the plain mean of the clients' training accuracies": mean}
+        return {
+            **found,
+            "the accuracy on the training data": train,
+            "the plain mean of the clients' training accuracies": mean,
+        }
 
 
 def _measured(metrics: pd.DataFrame, split: str) -> pd.DataFrame:
@@ -162,8 +216,13 @@ class Means(Check):
         looked = 0
         for (name, r), part in each.groupby(["metric", "round"]):
             v = part["value"].astype(float).to_numpy()
-            n = np.array([self.case.sizes.get(int(k), 0) if pd.isna(m) else m for k, m in
-                          zip(part["client"], part["n_examples"], strict=True)], dtype=float)
+            n = np.array(
+                [
+                    self.case.sizes.get(int(k), 0) if pd.isna(m) else m
+                    for k, m in zip(part["client"], part["n_examples"], strict=True)
+                ],
+                dtype=float,
+            )
             for _, row in only(alls, round=int(r)).iterrows():
                 if len(v) < 2 or not _alike(str(row["metric"]), str(name)):
                     continue
@@ -171,20 +230,39 @@ class Means(Check):
                 g, plain = float(row["value"]), float(v.mean())
                 by_n = float(v @ n / n.sum()) if n.sum() else plain
                 if _near(g, plain) and abs(plain - by_n) > 1e-3 * max(abs(plain), abs(by_n)):
-                    bad.setdefault((str(row["metric"]), "the plain mean over the clients"), []).append((int(r), g, by_n))
-                elif WHOLE.search(str(name)) and (_near(g, plain) or _near(g, by_n)) and float(v.max() - v.min()) > 1e-6:
-                    bad.setdefault((str(row["metric"]), "a mean over the clients, which is not the one of all examples"),
-                                   []).append((int(r), g, by_n))
+                    bad.setdefault(
+                        (str(row["metric"]), "the plain mean over the clients"), []
+                    ).append((int(r), g, by_n))
+                elif (
+                    WHOLE.search(str(name))
+                    and (_near(g, plain) or _near(g, by_n))
+                    and float(v.max() - v.min()) > 1e-6
+                ):
+                    bad.setdefault(
+                        (
+                            str(row["metric"]),
+                            "a mean over the clients, which is not the one of all examples",
+                        ),
+                        [],
+                    ).append((int(r), g, by_n))
         if not looked:
             yield Skip("no number is reported both for all examples and for each client")
         for (name, how), found in bad.items():
             r, g, by_n = found[-1]
-            other = f"by examples it is {by_n:.4g}" if "plain" in how else "it cannot be found from the clients' values"
-            yield Finding(WARNING, f"the reported {name} is {how}",
-                          f"in {counted(len(found), 'round')}; in round {r} it is {g:.4g}, {other}",
-                          "it depends on how examples are dealt to clients, and is not comparable with centralised numbers",
-                          "sum counts (right, wrong, of each class) over the clients, and compute the metric once",
-                          tuple(r for r, _, _ in found), value=g)
+            other = (
+                f"by examples it is {by_n:.4g}"
+                if "plain" in how
+                else "it cannot be found from the clients' values"
+            )
+            yield Finding(
+                WARNING,
+                f"the reported {name} is {how}",
+                f"in {counted(len(found), 'round')}; in round {r} it is {g:.4g}, {other}",
+                "it depends on how examples are dealt to clients, and is not comparable with centralised numbers",
+                "sum counts (right, wrong, of each class) over the clients, and compute the metric once",
+                tuple(r for r, _, _ in found),
+                value=g,
+            )
         yield Clear(f"{looked} numbers are not plain means")
 
 
@@ -226,12 +304,20 @@ class Chance(Check):
             gain = models.gain
             severe = gain is not None and (gain < LEAST or r >= LATE)
             loss = float(np.mean(scored.loss[pool.test]))
-            yield Finding(WARNING if severe else INFORMATION, "the last global model is no better than chance",
-                          f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}; loss {loss:.3g} (equal "
-                          f"odds: {math.log(history.dataset.classes):.3g}); " +
-                          ("the clients' models are not stored" if gain is None else
-                           f"training {'lowers' if gain >= 0 else 'raises'} the clients' own loss by {abs(gain):.2g} nats in the "
-                           "median"),
-                          "nothing can be concluded from this run", "train longer; look at labels, learning rate and aggregation",
-                          (r,), value=x / n)
+            yield Finding(
+                WARNING if severe else INFORMATION,
+                "the last global model is no better than chance",
+                f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}; loss {loss:.3g} (equal "
+                f"odds: {math.log(history.dataset.classes):.3g}); "
+                + (
+                    "the clients' models are not stored"
+                    if gain is None
+                    else f"training {'lowers' if gain >= 0 else 'raises'} the clients' own loss by {abs(gain):.2g} nats in the "
+                    "median"
+                ),
+                "nothing can be concluded from this run",
+                "train longer; look at labels, learning rate and aggregation",
+                (r,),
+                value=x / n,
+            )
         yield Clear(f"{x} of {n} right ({x / n:.1%}), and the most frequent class has {q:.1%}")

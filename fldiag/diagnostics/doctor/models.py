@@ -91,7 +91,11 @@ class Models:
     def own_of(self, client: int, r: int) -> tuple[float, float]:
         """The same of any round."""
         stored, where = self.history.stored(r), self.history.pool.own(client)
-        before, after = self.history.evaluate([stored.start, stored.client(stored.ids.index(client))]).loss[:, where].mean(1)
+        before, after = (
+            self.history.evaluate([stored.start, stored.client(stored.ids.index(client))])
+            .loss[:, where]
+            .mean(1)
+        )
         return float(before), float(after)
 
     def entropy(self, client: int) -> float:
@@ -105,12 +109,18 @@ class Models:
     @property
     def gains(self) -> dict[int, dict[int, float]]:
         """Client -> round -> by how much its own training lowered its own loss."""
-        return {i: {r: before - after for r, (before, after) in found.items()} for i, found in self.own.items()}
+        return {
+            i: {r: before - after for r, (before, after) in found.items()}
+            for i, found in self.own.items()
+        }
 
     @property
     def losses(self) -> dict[int, float]:
         """Client -> its own loss at what it received, mean over the rounds."""
-        return {i: float(np.mean([before for before, _ in found.values()])) for i, found in self.own.items()}
+        return {
+            i: float(np.mean([before for before, _ in found.values()]))
+            for i, found in self.own.items()
+        }
 
     @property
     def gain(self) -> float | None:
@@ -128,7 +138,12 @@ class Models:
         import torch
 
         stored, network, pool = self.history.stored(r), self.history.network, self.history.pool
-        bound = network.bind(stored.aggregated[None], {n: b[None].clone() for n, b in stored.buffers.items()})
+        bound = network.bind(
+            stored.aggregated[None], {n: b[None].clone() for n, b in stored.buffers.items()}
+        )
         with torch.no_grad():
-            found = [predicted(bound(pool.read(s.start, s.stop)[0][None])[0]) for s in pool.batches(pool.test, 500)]
+            found = [
+                predicted(bound(pool.read(s.start, s.stop)[0][None])[0])
+                for s in pool.batches(pool.test, 500)
+            ]
         return torch.cat(found).cpu().numpy()

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import (
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+)
 from fldiag.errors import counted
 from fldiag.results.select import spread as spread_rounds
 
@@ -50,7 +58,9 @@ class OwnData(Check):
         if middle is None:
             yield Skip("no round holds what clients received and made of it")
             return
-        spread = 1.4826 * float(np.median([abs(v - middle) for found in gains.values() for v in found.values()]))
+        spread = 1.4826 * float(
+            np.median([abs(v - middle) for found in gains.values() for v in found.values()])
+        )
         limit = max(EVERY * middle, SCALES * spread - middle)
         for i, own in self.case.models.own.items():
             if middle < LEAST or max(self._telling(i, own).values()) >= -limit:
@@ -65,12 +75,20 @@ class OwnData(Check):
             found = every if always else found
             rise = -sum(found.values()) / len(found)
             certain = always and len(found) > 1 and "correct" not in self.case.slots
-            yield Finding(WARNING if certain else INFORMATION, f"training raises the loss of client {i} on its own data",
-                          f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
-                          "the median", "it learns something other than its recorded data, and this enters the mean",
-                          "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
-                          tuple(sorted(found)), client=i, value=rise)
-        yield Clear(f"the own loss of {counted(len(gains), 'client')} falls by {middle:.3g} nats in the median")
+            yield Finding(
+                WARNING if certain else INFORMATION,
+                f"training raises the loss of client {i} on its own data",
+                f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
+                "the median",
+                "it learns something other than its recorded data, and this enters the mean",
+                "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
+                tuple(sorted(found)),
+                client=i,
+                value=rise,
+            )
+        yield Clear(
+            f"the own loss of {counted(len(gains), 'client')} falls by {middle:.3g} nats in the median"
+        )
 
     def _telling(self, i: int, own: Mapping[int, tuple[float, float]]) -> dict[int, float]:
         """By how much a client's training lowers its loss, in the rounds whose received model knows more than the shares of

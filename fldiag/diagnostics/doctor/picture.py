@@ -8,13 +8,25 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fldiag.diagnostics.doctor.findings import FAULT, HEALTHY, INFORMATION, SEVERITIES, UNCHECKED, WARNING
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    HEALTHY,
+    INFORMATION,
+    SEVERITIES,
+    UNCHECKED,
+    WARNING,
+)
 from fldiag.plotting import style
 from fldiag.plotting.tables import need
 
 #: Severity -> (marker, colour, size): shape and lightness tell them apart without colour.
-MARKS = {FAULT: ("X", "#D55E00", 6.0), WARNING: ("^", "#E69F00", 5.5), INFORMATION: ("o", "#56B4E9", 4.0),
-         HEALTHY: (".", "#888888", 3.0), UNCHECKED: ("_", "#bbbbbb", 5.0)}
+MARKS = {
+    FAULT: ("X", "#D55E00", 6.0),
+    WARNING: ("^", "#E69F00", 5.5),
+    INFORMATION: ("o", "#56B4E9", 4.0),
+    HEALTHY: (".", "#888888", 3.0),
+    UNCHECKED: ("_", "#bbbbbb", 5.0),
+}
 #: More runs than these are drawn as one column each.
 PANELS = 3
 
@@ -43,7 +55,9 @@ def draw(table: pd.DataFrame) -> Figure:
     place = {check: len(titles) - 1 - i for i, check in enumerate(titles)}
     with style.paper():
         fig = style.figure(style.wide(), 1.0 + 0.165 * len(titles), layout="constrained")
-        panels = fig.subplots(1, len(runs) if len(runs) <= PANELS else 1, sharey=True, squeeze=False)[0]
+        panels = fig.subplots(
+            1, len(runs) if len(runs) <= PANELS else 1, sharey=True, squeeze=False
+        )[0]
         if len(runs) <= PANELS:
             for ax, run in zip(panels, runs, strict=True):
                 _rounds(ax, table[table["run"] == run], place)
@@ -55,22 +69,37 @@ def draw(table: pd.DataFrame) -> Figure:
             ax.tick_params(axis="y", length=0)
             ax.grid(True, axis="y")
         panels[0].set_yticks(list(place.values()), [style.plain(titles[check]) for check in place])
-        keys = [Line2D([], [], linestyle="none", marker=m, color=c, markersize=s) for m, c, s in MARKS.values()]
+        keys = [
+            Line2D([], [], linestyle="none", marker=m, color=c, markersize=s)
+            for m, c, s in MARKS.values()
+        ]
         style.legend(fig, keys, list(MARKS), loc="outside lower center", ncols=5, columnspacing=1.4)
     return fig
 
 
 def _mark(ax: Axes, x: list[float], y: float, severity: str) -> None:
     marker, colour, size = MARKS[severity]
-    ax.plot(x, [y] * len(x), linestyle="none", marker=marker, color=colour, markersize=size, markeredgewidth=0.8,
-            markeredgecolor="white" if marker in "X^o" else colour, zorder=9 - SEVERITIES.index(severity), clip_on=False)
+    ax.plot(
+        x,
+        [y] * len(x),
+        linestyle="none",
+        marker=marker,
+        color=colour,
+        markersize=size,
+        markeredgewidth=0.8,
+        markeredgecolor="white" if marker in "X^o" else colour,
+        zorder=9 - SEVERITIES.index(severity),
+        clip_on=False,
+    )
 
 
 def _rounds(ax: Axes, rows: pd.DataFrame, place: dict[str, int]) -> None:
     there = rounds_of(rows["stored"].iloc[0]) or [1]
     first, last = there[0], there[-1]
     left = first - max(1.0, 0.08 * (last - first + 1))
-    for check, severity, rounds in zip(rows["metric"], rows["severity"], rows["rounds"], strict=True):
+    for check, severity, rounds in zip(
+        rows["metric"], rows["severity"], rows["rounds"], strict=True
+    ):
         _mark(ax, [left], place[check], severity)
         if found := [float(r) for r in rounds_of(rounds)]:
             _mark(ax, found, place[check], severity)
@@ -87,5 +116,10 @@ def _runs(ax: Axes, table: pd.DataFrame, place: dict[str, int], runs: list[str])
         _mark(ax, [at[run]], place[check], min(part["severity"], key=SEVERITIES.index))
     every = max(1, -(-len(runs) // 25))
     shown = runs[::every]
-    ax.set_xticks([at[run] for run in shown], [style.plain(style.shorten(run, 22)) for run in shown], rotation=60, ha="right")
+    ax.set_xticks(
+        [at[run] for run in shown],
+        [style.plain(style.shorten(run, 22)) for run in shown],
+        rotation=60,
+        ha="right",
+    )
     ax.set_xlim(-0.6, len(runs) - 0.4)

@@ -36,8 +36,11 @@ class Sampling(Check):
 
     def end(self) -> Iterator[Said]:
         if not self.sets or self.vague:
-            yield Skip("the checkpoints also hold clients that were not sampled" if self.sets else
-                       "no client weights are stored")
+            yield Skip(
+                "the checkpoints also hold clients that were not sampled"
+                if self.sets
+                else "no client weights are stored"
+            )
             return
         yield from self._fewer()
         n, rounds = self.case.total, tuple(self.sets)
@@ -57,28 +60,52 @@ class Sampling(Check):
         for x in sorted(set(counts.values()) | ({0} if len(counts) < n else set())):
             p = float(min(1.0, 2 * min(below[x], above[x])))
             if p <= LEVEL:
-                who = [k for k in range(n) if counts.get(k, 0) == x] if x == 0 else [k for k, c in counts.items() if c == x]
+                who = (
+                    [k for k in range(n) if counts.get(k, 0) == x]
+                    if x == 0
+                    else [k for k, c in counts.items() if c == x]
+                )
                 for k in who[:20]:
                     yield self._finding(k, x, p, sum(chances), rounds)
         yield from self._same(chances, n, rounds)
-        yield Clear(f"{len(counts)} of {counted(n, 'client')} took part, {min(counts.values())} to {max(counts.values())} times "
-                    f"in {counted(len(rounds), 'round')} (expected {sum(chances):.3g})")
+        yield Clear(
+            f"{len(counts)} of {counted(n, 'client')} took part, {min(counts.values())} to {max(counts.values())} times "
+            f"in {counted(len(rounds), 'round')} (expected {sum(chances):.3g})"
+        )
 
     def _fewer(self) -> Iterator[Finding]:
         said = self.case.section("clients")
-        wanted = int(said.get("per_round", 0)) if self.case.own and said.get("sampling") != "independent" else 0
+        wanted = (
+            int(said.get("per_round", 0))
+            if self.case.own and said.get("sampling") != "independent"
+            else 0
+        )
         odd = {r: len(ids) for r, ids in self.sets.items() if wanted and len(ids) != wanted}
         if odd:
-            yield Finding(WARNING, f"rounds hold another number of clients than the config's {wanted}",
-                          f"{min(odd.values())} to {max(odd.values())} in {len(odd)} of {counted(len(self.sets), 'round')}",
-                          "some clients' work is lost", "look for clients that failed", tuple(odd))
+            yield Finding(
+                WARNING,
+                f"rounds hold another number of clients than the config's {wanted}",
+                f"{min(odd.values())} to {max(odd.values())} in {len(odd)} of {counted(len(self.sets), 'round')}",
+                "some clients' work is lost",
+                "look for clients that failed",
+                tuple(odd),
+            )
 
-    def _finding(self, k: int, x: int, p: float, expected: float, rounds: tuple[int, ...]) -> Finding:
+    def _finding(
+        self, k: int, x: int, p: float, expected: float, rounds: tuple[int, ...]
+    ) -> Finding:
         often = f"{x} times" if x else "never"
-        return Finding(WARNING, f"client {k} was sampled {often} in {counted(len(rounds), 'round')}",
-                       f"{expected:.3g} times were expected; p = {p:.1e}", "its data count too little" if x < expected else
-                       "its data count too much", "look at how clients are drawn (a fixed seed each round, a client that never "
-                       "answers)", rounds, client=k, value=float(x), p=p)
+        return Finding(
+            WARNING,
+            f"client {k} was sampled {often} in {counted(len(rounds), 'round')}",
+            f"{expected:.3g} times were expected; p = {p:.1e}",
+            "its data count too little" if x < expected else "its data count too much",
+            "look at how clients are drawn (a fixed seed each round, a client that never answers)",
+            rounds,
+            client=k,
+            value=float(x),
+            p=p,
+        )
 
     def _same(self, chances: Sequence[float], n: int, rounds: tuple[int, ...]) -> Iterator[Finding]:
         sets = list(self.sets.values())
@@ -87,6 +114,12 @@ class Sampling(Check):
         self.tests += 1
         if len(set(sets)) == 1:
             p = math.exp(-(len(sets) - 1) * math.log(math.comb(n, len(sets[0]))))
-            yield Finding(WARNING, f"all {len(sets)} rounds sampled the same {len(sets[0])} of {n} clients",
-                          f"by chance with p = {p:.1e}", f"{n - len(sets[0])} clients' data are never used",
-                          "seed the sampling once, not anew in every round", rounds, p=p)
+            yield Finding(
+                WARNING,
+                f"all {len(sets)} rounds sampled the same {len(sets[0])} of {n} clients",
+                f"by chance with p = {p:.1e}",
+                f"{n - len(sets[0])} clients' data are never used",
+                "seed the sampling once, not anew in every round",
+                rounds,
+                p=p,
+            )

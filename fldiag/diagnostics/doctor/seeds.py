@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import FAULT, INFORMATION, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    INFORMATION,
+    WARNING,
+    Check,
+    Clear,
+    Finding,
+    Said,
+    Skip,
+)
 
 
 class Seeds(Check):
@@ -40,13 +49,20 @@ class Seeds(Check):
             self.start = _print(seen.received)
 
     def end(self) -> Iterator[Said]:
-        alike = [p for p in self.peers if isinstance(p, Seeds) and p.case.run.path != self.case.run.path
-                 and _without_seed(p.case) == _without_seed(self.case)]
+        alike = [
+            p
+            for p in self.peers
+            if isinstance(p, Seeds)
+            and p.case.run.path != self.case.run.path
+            and _without_seed(p.case) == _without_seed(self.case)
+        ]
         yield from self._unused()
         if not alike:
-            yield Skip("it needs two runs with the same config, or with configs that differ in the seed only"
-                       if not self.peers else
-                       "the other runs differ in more than the seed")
+            yield Skip(
+                "it needs two runs with the same config, or with configs that differ in the seed only"
+                if not self.peers
+                else "the other runs differ in more than the seed"
+            )
             return
         for other in alike:
             yield from self._pair(other)
@@ -58,11 +74,14 @@ class Seeds(Check):
             if isinstance(other, Seeds) and _without_seed(other.case) != _without_seed(self.case):
                 common = [r for r in self.prints if r and r in other.prints]
                 if common and all(self.prints[r] == other.prints[r] for r in common):
-                    yield Finding(INFORMATION if self.case.own else WARNING, "another config gave the same bits as in "
-                                  f"{other.case.run.name}", f"all {len(common)} common rounds are equal",
-                                  "the settings in which the configs differ have no effect",
-                                  "check that this option reaches the training",
-                                  tuple(common))
+                    yield Finding(
+                        INFORMATION if self.case.own else WARNING,
+                        f"another config gave the same bits as in {other.case.run.name}",
+                        f"all {len(common)} common rounds are equal",
+                        "the settings in which the configs differ have no effect",
+                        "check that this option reaches the training",
+                        tuple(common),
+                    )
 
     def _pair(self, other: Seeds) -> Iterator[Finding]:
         name = other.case.run.name
@@ -73,32 +92,48 @@ class Seeds(Check):
             if len(equal) < len(common):
                 first = next(r for r in common if r not in equal)
                 same = _machine(self.case) == _machine(other.case)
-                yield Finding(WARNING if same else INFORMATION, f"the same seed gave other bits than in {name}",
-                              f"seed {seeds[0]}; the first different round is {first}; versions, threads and processor are "
-                              f"{'the same' if same else 'not the same'}", "the run cannot be repeated",
-                              "seed everything that is random (initial weights, sampling, minibatches, dropout), and fix the "
-                              "threads",
-                              tuple(r for r in common if r not in equal))
+                yield Finding(
+                    WARNING if same else INFORMATION,
+                    f"the same seed gave other bits than in {name}",
+                    f"seed {seeds[0]}; the first different round is {first}; versions, threads and processor are "
+                    f"{'the same' if same else 'not the same'}",
+                    "the run cannot be repeated",
+                    "seed everything that is random (initial weights, sampling, minibatches, dropout), and fix the "
+                    "threads",
+                    tuple(r for r in common if r not in equal),
+                )
             return
         if equal:
-            yield Finding(FAULT, f"another seed gave the same bits as in {name}", f"seeds {seeds[0]} and {seeds[1]}; "
-                          f"{len(equal)} of "
-                          f"{len(common)} rounds are equal", "the spread over seeds is 0, so significance tests mean nothing",
-                          "pass the seed on to everything that is random", tuple(equal))
+            yield Finding(
+                FAULT,
+                f"another seed gave the same bits as in {name}",
+                f"seeds {seeds[0]} and {seeds[1]}; {len(equal)} of {len(common)} rounds are equal",
+                "the spread over seeds is 0, so significance tests mean nothing",
+                "pass the seed on to everything that is random",
+                tuple(equal),
+            )
             return
         both = [r for r in self.drawn if r in other.drawn]
         if both and all(self.drawn[r] == other.drawn[r] for r in both):
             n = self.case.total
             chance = -sum(math.log(math.comb(n, min(len(self.drawn[r]), n))) for r in both)
             if chance < math.log(1e-3):
-                yield Finding(WARNING, f"another seed drew the same clients as in {name}", f"in all {len(both)} rounds; by "
-                              f"chance "
-                              f"with probability {math.exp(chance):.1e}", "the spread over seeds leaves out the sampling",
-                              "seed the sampling of clients, too", tuple(both))
+                yield Finding(
+                    WARNING,
+                    f"another seed drew the same clients as in {name}",
+                    f"in all {len(both)} rounds; by chance with probability {math.exp(chance):.1e}",
+                    "the spread over seeds leaves out the sampling",
+                    "seed the sampling of clients, too",
+                    tuple(both),
+                )
         if self.start is not None and self.start == other.start:
-            yield Finding(INFORMATION, f"another seed began with the same weights as in {name}",
-                          "the initial weights are bitwise equal", "the spread over seeds leaves out the initialisation",
-                          "nothing to do if this is intended")
+            yield Finding(
+                INFORMATION,
+                f"another seed began with the same weights as in {name}",
+                "the initial weights are bitwise equal",
+                "the spread over seeds leaves out the initialisation",
+                "nothing to do if this is intended",
+            )
 
 
 def _print(w: Any) -> bytes:
@@ -106,12 +141,21 @@ def _print(w: Any) -> bytes:
 
 
 def _without_seed(case: Case) -> str:
-    config = {k: v for k, v in case.config.items() if k not in ("seed", "name", "checkpoint", "rounds")}
+    config = {
+        k: v for k, v in case.config.items() if k not in ("seed", "name", "checkpoint", "rounds")
+    }
     return json.dumps(config, sort_keys=True, default=str)
 
 
 def _machine(case: Case) -> list[Any]:
     """What decides the bits besides config and seed."""
-    about = {k: v for k, v in case.run.index.get("provenance", {}).items() if k not in ("seed", "time", "date")}
-    segments = [{k: s.get(k) for k in ("torch", "machine", "capability", "threads")} for s in case.run.index.get("segments", [])]
+    about = {
+        k: v
+        for k, v in case.run.index.get("provenance", {}).items()
+        if k not in ("seed", "time", "date")
+    }
+    segments = [
+        {k: s.get(k) for k in ("torch", "machine", "capability", "threads")}
+        for s in case.run.index.get("segments", [])
+    ]
     return [about, segments]

@@ -24,30 +24,46 @@ class Memory:
 
     def __init__(self) -> None:
         self.round: int | None = None
-        self.earlier: list[Tensor] = []  # of the last round: the server's step, and what of it was not the mean's
+        self.earlier: list[
+            Tensor
+        ] = []  # of the last round: the server's step, and what of it was not the mean's
         self.mean: Tensor | None = None  # of the last round's clients
         self.averages: list[Tensor] = []  # of the mean update at some coordinates, by BETAS
 
     def explains(self, seen: Seen, p: np.ndarray) -> Found | None:
         """late, rounded, momentum, adaptive or median; ``p``: weights [K] of the mean that the run names."""
-        return self._late(seen) or _rounded(seen, p) or self._momentum(seen) or self._adaptive(seen, p) or self._median(seen)
+        return (
+            self._late(seen)
+            or _rounded(seen, p)
+            or self._momentum(seen)
+            or self._adaptive(seen, p)
+            or self._median(seen)
+        )
 
     def keep(self, seen: Seen, p: np.ndarray) -> None:
         """Remember this round."""
         import torch
 
         assert seen.clients is not None and seen.received is not None
-        mean = torch.tensordot(torch.from_numpy(p), seen.clients.double() - seen.received.double(), 1)
+        mean = torch.tensordot(
+            torch.from_numpy(p), seen.clients.double() - seen.received.double(), 1
+        )
         u = seen.aggregated.double() - seen.received.double()
         self.averages = self._averages(seen, mean[_some(len(u))])
-        self.earlier, self.round, self.mean = [u, u - mean], seen.round, seen.received.double() + mean
+        self.earlier, self.round, self.mean = (
+            [u, u - mean],
+            seen.round,
+            seen.received.double() + mean,
+        )
 
     def _late(self, seen: Seen) -> Found | None:
         """The mean of the last round's clients."""
         if self.round != seen.round - 1 or self.mean is None or seen.received is None:
             return None
         new = seen.aggregated.double()
-        left = float((new - self.mean).norm() / (new - seen.received.double()).norm().clamp(min=1e-300))
+        left = float(
+            (new - self.mean).norm() / (new - seen.received.double()).norm().clamp(min=1e-300)
+        )
         told = f"in round {seen.round} it is the mean of round {self.round}'s clients"
         return ("late", left, told) if left <= RESIDUAL else None
 
@@ -67,8 +83,15 @@ class Memory:
         x = np.zeros(k + 4)
         x[keep], x[k] = c, -1.0
         left = float(np.sqrt(max(x @ g @ x, 0.0) / max(g[k, k], 1e-300)))
-        return ("momentum", left, f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})") \
-            if left <= RESIDUAL else None
+        return (
+            (
+                "momentum",
+                left,
+                f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})",
+            )
+            if left <= RESIDUAL
+            else None
+        )
 
     def _adaptive(self, seen: Seen, p: np.ndarray) -> Found | None:
         """Every coordinate goes where an average of the mean updates points."""
@@ -96,7 +119,11 @@ class Memory:
         middle = rows.quantile(0.5, dim=0)
         size = (w - seen.received[some].double()).norm()
         left = float((w - middle).norm() / size.clamp(min=1e-300))
-        return ("median", left, "every coordinate is the clients' median") if len(rows) > 2 and left <= RESIDUAL else None
+        return (
+            ("median", left, "every coordinate is the clients' median")
+            if len(rows) > 2 and left <= RESIDUAL
+            else None
+        )
 
 
 def _rounded(seen: Seen, p: np.ndarray) -> Found | None:
@@ -110,10 +137,16 @@ def _rounded(seen: Seen, p: np.ndarray) -> Found | None:
     rows, w = seen.clients[:, some].double(), new[some].double()
     off = w - torch.tensordot(torch.from_numpy(p), rows, 1)
     for coarse in (torch.float16, torch.bfloat16):
-        slack = len(rows) * (torch.finfo(coarse).eps * rows.abs().amax(0) + torch.finfo(coarse).smallest_normal)
+        slack = len(rows) * (
+            torch.finfo(coarse).eps * rows.abs().amax(0) + torch.finfo(coarse).smallest_normal
+        )
         if torch.equal(new.to(coarse).to(new.dtype), new) and bool((off.abs() <= slack).all()):
             u = (w - seen.received[some].double()).norm().clamp(min=1e-300)
-            return "rounded", float(off.norm() / u), f"every number fits {str(coarse).removeprefix('torch.')}"
+            return (
+                "rounded",
+                float(off.norm() / u),
+                f"every number fits {str(coarse).removeprefix('torch.')}",
+            )
     return None
 
 

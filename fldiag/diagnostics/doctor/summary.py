@@ -7,7 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.diagnostics.doctor.findings import FAULT, HEALTHY, INFORMATION, SEVERITIES, UNCHECKED, WARNING
+from fldiag.diagnostics.doctor.findings import (
+    FAULT,
+    HEALTHY,
+    INFORMATION,
+    SEVERITIES,
+    UNCHECKED,
+    WARNING,
+)
 from fldiag.results.summary import Item, Note, Say, Small
 
 
@@ -18,18 +25,45 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     for run, part in table.groupby("run", sort=False):
         count = part["severity"].value_counts()
         checks = part["metric"].nunique()
-        faults, warnings = (f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING))
-        yield Say(f"{run}: {faults}, {warnings}, {count.get(INFORMATION, 0)} for "
-                  f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
-                  "be run")
+        faults, warnings = (
+            f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING)
+        )
+        yield Say(
+            f"{run}: {faults}, {warnings}, {count.get(INFORMATION, 0)} for "
+            f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
+            "be run"
+        )
     found = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
-    for _, row in found.sort_values("severity", key=lambda s: s.map(SEVERITIES.index), kind="stable").iterrows():
-        rows.append({**({"run": row["run"]} if several else {}), "severity": row["severity"], "what": row["what"],
-                     "where": where(row), "evidence": row["evidence"], "remedy": row["remedy"]})
-    columns = {"run": "run", "severity": "severity", "what": "what", "where": "where", "evidence": "evidence", "remedy": "remedy"}
+    for _, row in found.sort_values(
+        "severity", key=lambda s: s.map(SEVERITIES.index), kind="stable"
+    ).iterrows():
+        rows.append(
+            {
+                **({"run": row["run"]} if several else {}),
+                "severity": row["severity"],
+                "what": row["what"],
+                "where": where(row),
+                "evidence": row["evidence"],
+                "remedy": row["remedy"],
+            }
+        )
+    columns = {
+        "run": "run",
+        "severity": "severity",
+        "what": "what",
+        "where": "where",
+        "evidence": "evidence",
+        "remedy": "remedy",
+    }
     yield Small(rows, {k: v for k, v in columns.items() if several or k != "run"})
-    for (title, why), part in table[table["severity"] == UNCHECKED].groupby(["title", "evidence"], sort=False):
-        whose = f" ({', '.join(map(str, part['run'].unique()))})" if part["run"].nunique() < table["run"].nunique() else ""
+    for (title, why), part in table[table["severity"] == UNCHECKED].groupby(
+        ["title", "evidence"], sort=False
+    ):
+        whose = (
+            f" ({', '.join(map(str, part['run'].unique()))})"
+            if part["run"].nunique() < table["run"].nunique()
+            else ""
+        )
         yield Note(f"{title}: not checked, {why}{whose}")
 
 
@@ -39,7 +73,10 @@ def where(row: Mapping[str, Any]) -> str:
     if isinstance(row["rounds"], str):
         found.append(f"round{'s' * (not row['rounds'].isdigit())} {row['rounds']}")
     if not pd.isna(row["client"]):
-        found.append(f"client {int(row['client'])}" + ("" if pd.isna(row["client_b"]) else f" and {int(row['client_b'])}"))
+        found.append(
+            f"client {int(row['client'])}"
+            + ("" if pd.isna(row["client_b"]) else f" and {int(row['client_b'])}")
+        )
     if not pd.isna(row["layer"]):
         found.append(str(row["layer"]))
     return ", ".join(found) or "the run"

@@ -27,10 +27,22 @@ if TYPE_CHECKING:
 Radius = Annotated[float, Field(ge=0)]
 
 
-DISTANCE = Number("drift", "distance of client weights from the received, mean over clients", "lower",
-                  {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
-                  needs=("model", "partition"), column="Drift: distance of client weights from the received", short="drift",
-                  options={"rounds": "last", "rho": (), "gradients": False, "representation": False, "propositions": False})
+DISTANCE = Number(
+    "drift",
+    "distance of client weights from the received, mean over clients",
+    "lower",
+    {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
+    needs=("model", "partition"),
+    column="Drift: distance of client weights from the received",
+    short="drift",
+    options={
+        "rounds": "last",
+        "rho": (),
+        "gradients": False,
+        "representation": False,
+        "propositions": False,
+    },
+)
 
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
@@ -39,25 +51,61 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     return len(history.rounds) * (float(options["gradients"]) + share * (3 + len(options["rho"])))
 
 
-@diagnostic("drift", on="run", parts=True, cheap=True, needs="clients", draw=picture.draw, summary=summary,
-            numbers=(DISTANCE,), cost=cost, section=section, order=40,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2")
-def drift(history: History, progress: Progress | None = None, *,
-          rho: Annotated[tuple[Radius, ...], Field(description="Radius ρ of the perturbation in the "
-                                                               "FedSOL gradient g_u.")] = (0.0, 0.5, 1.0, 2.0),
-          loss: Annotated[Proximal, Field(description="Proximal loss: kl or l2.")] = "kl",
-          tau: Annotated[float, Field(gt=0, description="Temperature of the KL loss.")] = 3.0,
-          strength: Annotated[Strength, Field(description="Strength of the perturbation: adaptive or fixed.")] = "adaptive",
-          per: Annotated[Rule, Field(description="Normalise the adaptive strengths over each layer, tensor or dim0 (as the "
-                                                 "released code does)."
-                                     )] = "layer",
-          part: Annotated[str, Field(description="Which weights are perturbed: full, body or head.")] = "full",
-          batch: Annotated[int | None, Field(ge=1, description="Minibatch size (default: all examples of a client).")] = None,
-          gradients: Annotated[bool, Field(description="Also compute cosines with the global gradient.")] = True,
-          representation: Annotated[bool, Field(description="Also compute the CKA (similarity of representations) of trained "
-                                                            "and received models.")] = True,
-          propositions: Annotated[bool, Field(description="Also check Propositions 1 and 2 of the FedSOL paper in the last "
-                                                          "round.")] = True) -> pd.DataFrame:
+@diagnostic(
+    "drift",
+    on="run",
+    parts=True,
+    cheap=True,
+    needs="clients",
+    draw=picture.draw,
+    summary=summary,
+    numbers=(DISTANCE,),
+    cost=cost,
+    section=section,
+    order=40,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2",
+)
+def drift(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    rho: Annotated[
+        tuple[Radius, ...],
+        Field(description="Radius ρ of the perturbation in the FedSOL gradient g_u."),
+    ] = (0.0, 0.5, 1.0, 2.0),
+    loss: Annotated[Proximal, Field(description="Proximal loss: kl or l2.")] = "kl",
+    tau: Annotated[float, Field(gt=0, description="Temperature of the KL loss.")] = 3.0,
+    strength: Annotated[
+        Strength, Field(description="Strength of the perturbation: adaptive or fixed.")
+    ] = "adaptive",
+    per: Annotated[
+        Rule,
+        Field(
+            description="Normalise the adaptive strengths over each layer, tensor or dim0 (as the "
+            "released code does)."
+        ),
+    ] = "layer",
+    part: Annotated[
+        str, Field(description="Which weights are perturbed: full, body or head.")
+    ] = "full",
+    batch: Annotated[
+        int | None, Field(ge=1, description="Minibatch size (default: all examples of a client).")
+    ] = None,
+    gradients: Annotated[
+        bool, Field(description="Also compute cosines with the global gradient.")
+    ] = True,
+    representation: Annotated[
+        bool,
+        Field(
+            description="Also compute the CKA (similarity of representations) of trained "
+            "and received models."
+        ),
+    ] = True,
+    propositions: Annotated[
+        bool,
+        Field(description="Also check Propositions 1 and 2 of the FedSOL paper in the last round."),
+    ] = True,
+) -> pd.DataFrame:
     """Measure how clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
 
     Rows of every stored round with client weights; scope client (each), pair (two clients) and global (the mean, over
@@ -90,15 +138,26 @@ def drift(history: History, progress: Progress | None = None, *,
     from fldiag.rounds.round_cache import kept_of, of_rounds
 
     if part not in ("full", "body", "head"):
-        raise FldiagError(f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True)
+        raise FldiagError(
+            f"part = {part!r} is not one of full, body, head", "choose one of them", usage=True
+        )
     if part != "full":
         _ = history.layout.head_size
-    options = {"kind": loss if not history.alone and not history.dataset.regression else "l2", "tau": tau}
+    options = {
+        "kind": loss if not history.alone and not history.dataset.regression else "l2",
+        "tau": tau,
+    }
     asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
     kept = kept_of(history)
     missing = [r for r in history.rounds if str(r) not in kept.there]
     last: list[Stored] = []
-    with started(history.executor, measure.of_round, (history, asked), name=lambda r: f"round {r}", most=len(missing)) as pool:
+    with started(
+        history.executor,
+        measure.of_round,
+        (history, asked),
+        name=lambda r: f"round {r}",
+        most=len(missing),
+    ) as pool:
         ahead = None if isinstance(pool, Serial) else zip(missing, pool.map(missing), strict=True)
 
         def complete() -> Iterator[Stored]:
@@ -110,14 +169,32 @@ def drift(history: History, progress: Progress | None = None, *,
 
         def of_round(stored: Stored) -> list[Row]:
             stored = history.finite(stored)
-            found = None if ahead is None else next((rows for r, rows in ahead if r == stored.round), None)
-            return measure.rows(history, asked, stored) if found is None and stored.ids else found or []
+            found = (
+                None
+                if ahead is None
+                else next((rows for r, rows in ahead if r == stored.round), None)
+            )
+            return (
+                measure.rows(history, asked, stored)
+                if found is None and stored.ids
+                else found or []
+            )
 
         rows = of_rounds(history, complete(), of_round, kept)
     if propositions and last and not history.alone:
         rows += measure.propositions(history, last[0], options)
     if history.alone:
-        history.note(None, "there are no examples: gradients, proximal losses and representations are left out")
-    rows = [{"masked": row["value"] is None or bool(np.isnan(row["value"])), "estimator": "exact", **row} for row in rows]
+        history.note(
+            None,
+            "there are no examples: gradients, proximal losses and representations are left out",
+        )
+    rows = [
+        {
+            "masked": row["value"] is None or bool(np.isnan(row["value"])),
+            "estimator": "exact",
+            **row,
+        }
+        for row in rows
+    ]
     rows += [*measure.recorded(history), *history.final_rows()]
     return table([*rows, *history.notes], **history.common)

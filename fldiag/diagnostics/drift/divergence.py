@@ -27,7 +27,9 @@ def squares(moved: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
     found: dict[str | None, tuple[Tensor, Tensor]] = {}
 
     def add(name: str | None, norms: Tensor, apart: Tensor) -> None:
-        old = found.get(name, (torch.zeros(k, dtype=torch.float64), torch.zeros(k, k, dtype=torch.float64)))
+        old = found.get(
+            name, (torch.zeros(k, dtype=torch.float64), torch.zeros(k, k, dtype=torch.float64))
+        )
         found[name] = old[0] + norms, old[1] + apart
 
     for layer, names in layout.layers.items():
@@ -66,29 +68,63 @@ def rows_of(stored: Stored, layout: Layout) -> list[Row]:
     rows: list[Row] = []
     for layer, (norms, distances) in squares(moved, layout).items():
         sizes, apart = norms.sqrt(), distances.sqrt()
-        rows += [{"metric": "global_local_divergence", "scope": "client", "client": k, "layer": layer, "value": float(v)}
-                 for k, v in zip(ids, sizes, strict=True)]
-        rows += [{"metric": "global_local_divergence", "scope": "global", "layer": layer, "value": float(sizes.mean())},
-                 {"metric": "local_local_divergence", "scope": "global", "layer": layer, "value": mean_of_pairs(apart)}]
+        rows += [
+            {
+                "metric": "global_local_divergence",
+                "scope": "client",
+                "client": k,
+                "layer": layer,
+                "value": float(v),
+            }
+            for k, v in zip(ids, sizes, strict=True)
+        ]
+        rows += [
+            {
+                "metric": "global_local_divergence",
+                "scope": "global",
+                "layer": layer,
+                "value": float(sizes.mean()),
+            },
+            {
+                "metric": "local_local_divergence",
+                "scope": "global",
+                "layer": layer,
+                "value": mean_of_pairs(apart),
+            },
+        ]
         if layer is None:
             rows += _pairs("local_local_divergence", ids, apart)
-            rows += [{"metric": "update_norm", "scope": "client", "client": k, "value": float(v)}
-                     for k, v in zip(ids, sizes, strict=True)]
-    squared = torch.linalg.vector_norm((stored.clients - stored.aggregated).double(), dim=1).square()
-    rows += [{"metric": "squared_divergence", "scope": "client", "client": k, "value": float(v)}
-             for k, v in zip(ids, squared, strict=True)]
+            rows += [
+                {"metric": "update_norm", "scope": "client", "client": k, "value": float(v)}
+                for k, v in zip(ids, sizes, strict=True)
+            ]
+    squared = torch.linalg.vector_norm(
+        (stored.clients - stored.aggregated).double(), dim=1
+    ).square()
+    rows += [
+        {"metric": "squared_divergence", "scope": "client", "client": k, "value": float(v)}
+        for k, v in zip(ids, squared, strict=True)
+    ]
     rows.append({"metric": "squared_divergence", "scope": "global", "value": float(squared.mean())})
     angle = cosines(torch.cat([moved, (stored.aggregated - stored.received)[None]]))
     between, to_server = angle[:-1, :-1], angle[:-1, -1]
     rows += _pairs("update_cosine", ids, between)
     upper = between[tuple(torch.triu_indices(len(ids), len(ids), 1))]
     rows.append({"metric": "update_cosine", "scope": "global", "value": _mean(upper)})
-    rows += [{"metric": "server_cosine", "scope": "client", "client": k, "value": float(v)}
-             for k, v in zip(ids, to_server, strict=True)]
+    rows += [
+        {"metric": "server_cosine", "scope": "client", "client": k, "value": float(v)}
+        for k, v in zip(ids, to_server, strict=True)
+    ]
     rows.append({"metric": "server_cosine", "scope": "global", "value": _mean(to_server)})
-    rows = [{"moment": "trained", "n_clients": len(ids) if row["scope"] == "global" else None, **row} for row in rows]
+    rows = [
+        {"moment": "trained", "n_clients": len(ids) if row["scope"] == "global" else None, **row}
+        for row in rows
+    ]
     size = float(torch.linalg.vector_norm((stored.aggregated - stored.received).double()))
-    return [*rows, {"moment": "aggregated", "scope": "global", "metric": "update_norm", "value": size}]
+    return [
+        *rows,
+        {"moment": "aggregated", "scope": "global", "metric": "update_norm", "value": size},
+    ]
 
 
 def _mean(values: Tensor) -> float | None:
@@ -97,5 +133,13 @@ def _mean(values: Tensor) -> float | None:
 
 
 def _pairs(metric: str, ids: tuple[int, ...], matrix: Tensor) -> list[Row]:
-    return [{"metric": metric, "scope": "pair", "client": ids[i], "client_b": ids[j], "value": float(matrix[i, j])}
-            for i, j in combinations(range(len(ids)), 2)]
+    return [
+        {
+            "metric": metric,
+            "scope": "pair",
+            "client": ids[i],
+            "client_b": ids[j],
+            "value": float(matrix[i, j]),
+        }
+        for i, j in combinations(range(len(ids)), 2)
+    ]

@@ -64,7 +64,17 @@ def rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
     found += _gradients(history, stored) if asked.gradients else []
     for j, k in enumerate(stored.ids):
         if history.pool.own(k).stop > history.pool.own(k).start:
-            found += _proximal(history, stored, j, asked.rho, asked.strength, asked.per, asked.part, asked.batch, asked.options)
+            found += _proximal(
+                history,
+                stored,
+                j,
+                asked.rho,
+                asked.strength,
+                asked.per,
+                asked.part,
+                asked.batch,
+                asked.options,
+            )
     found += _representation(history, stored) if asked.representation else []
     found += _means(found, history.pool.n - history.pool.test.stop)
     return [{"round": stored.round, **row} for row in found]
@@ -79,53 +89,109 @@ def _gradients(history: History, stored: Stored) -> list[Row]:
         own = pool.own(k)
         if own.stop <= own.start:
             continue
-        losses = Losses(history.network, pool, buffers, stored.start, proximal.batches(own, None)[0], kind="l2")
+        losses = Losses(
+            history.network, pool, buffers, stored.start, proximal.batches(own, None)[0], kind="l2"
+        )
         g = proximal.gradient(losses.local(), w)[1].double()
         total.add_(g, alpha=(own.stop - own.start) / (everything.stop - everything.start))
         if k in stored.ids:
             kept[k] = g
-    base: Row = {"moment": "received", "slice": "train", "n_examples": everything.stop - everything.start}
-    rows: list[Row] = [{**base, "metric": "gradient_norm", "scope": "global", "value": float(torch.linalg.vector_norm(total))}]
+    base: Row = {
+        "moment": "received",
+        "slice": "train",
+        "n_examples": everything.stop - everything.start,
+    }
+    rows: list[Row] = [
+        {
+            **base,
+            "metric": "gradient_norm",
+            "scope": "global",
+            "value": float(torch.linalg.vector_norm(total)),
+        }
+    ]
     for k, g in kept.items():
         own = pool.own(k)
-        about = {**base, "scope": "client", "client": k, "slice": f"client:{k}/train", "n_examples": own.stop - own.start}
-        rows += [{**about, "metric": "gradient_cosine", "value": _number(cosine(g, total))},
-                 {**about, "metric": "gradient_norm", "value": float(torch.linalg.vector_norm(g))}]
+        about = {
+            **base,
+            "scope": "client",
+            "client": k,
+            "slice": f"client:{k}/train",
+            "n_examples": own.stop - own.start,
+        }
+        rows += [
+            {**about, "metric": "gradient_cosine", "value": _number(cosine(g, total))},
+            {**about, "metric": "gradient_norm", "value": float(torch.linalg.vector_norm(g))},
+        ]
     return rows
 
 
-def _proximal(history: History, stored: Stored, j: int, radii: tuple[float, ...], strength: Strength, per: Rule, part: str,
-              size: int | None, options: dict[str, Any]) -> list[Row]:
+def _proximal(
+    history: History,
+    stored: Stored,
+    j: int,
+    radii: tuple[float, ...],
+    strength: Strength,
+    per: Rule,
+    part: str,
+    size: int | None,
+    options: dict[str, Any],
+) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
     (w, buffers), k, layout = stored.client(j), stored.ids[j], history.layout
     start, own = stored.start, history.pool.own(k)
-    base: Row = {"moment": "trained", "scope": "client", "client": k, "slice": f"client:{k}/train",
-                 "n_examples": own.stop - own.start}
+    base: Row = {
+        "moment": "trained",
+        "scope": "client",
+        "client": k,
+        "slice": f"client:{k}/train",
+        "n_examples": own.stop - own.start,
+    }
     cut = layout.size - layout.head_size if layout.has_head else None
     cosines: dict[tuple[float, str | None], list[float]] = {
-        (rho, layer): [] for rho in radii for layer in ([None, "part:head"] if cut is not None else [None])}
+        (rho, layer): []
+        for rho in radii
+        for layer in ([None, "part:head"] if cut is not None else [None])
+    }
     prox, parts = 0.0, proximal.batches(own, size)
     for some in parts:
         losses = Losses(history.network, history.pool, buffers, start, some, **options)
         mean, g_p = proximal.gradient(losses.proximal(), w)
         prox += mean * some.n / (own.stop - own.start)
         for rho in radii:
-            e = proximal.perturbation(g_p, w - start[0], rho, layout, strength=strength, part=part, per=per)
+            e = proximal.perturbation(
+                g_p, w - start[0], rho, layout, strength=strength, part=part, per=per
+            )
             if e is None:
                 continue
             g_u = proximal.gradient(losses.local(), w + e)[1]
             for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
-                value = _number(cosine(g_u[where], g_p[where], noise_floor(g_p.dtype))) if (rho, layer) in cosines else None
+                value = (
+                    _number(cosine(g_u[where], g_p[where], noise_floor(g_p.dtype)))
+                    if (rho, layer) in cosines
+                    else None
+                )
                 if value is not None:
                     cosines[rho, layer].append(value)
     which = proximal_name(options["kind"], options["tau"])
     rows = [{**base, "metric": "proximal_loss", "value": prox, "proximal": which}]
-    rows += [{**base, "metric": "cos_gu_gp", "rho": rho, "layer": layer, "value": float(np.mean(found)) if found else None,
-              "proximal": which}
-             for (rho, layer), found in cosines.items()]
-    for name, (strong, n) in mean_strengths(strengths(w - start[0], layout, per), layout, per).items():
+    rows += [
+        {
+            **base,
+            "metric": "cos_gu_gp",
+            "rho": rho,
+            "layer": layer,
+            "value": float(np.mean(found)) if found else None,
+            "proximal": which,
+        }
+        for (rho, layer), found in cosines.items()
+    ]
+    for name, (strong, n) in mean_strengths(
+        strengths(w - start[0], layout, per), layout, per
+    ).items():
         scaled = {} if per == "dim0" else {"scaled": float(strong) * n**0.5}
-        rows.append({**base, "metric": "lambda_mean", "layer": name, "value": float(strong), **scaled})
+        rows.append(
+            {**base, "metric": "lambda_mean", "layer": name, "value": float(strong), **scaled}
+        )
     return rows
 
 
@@ -137,9 +203,18 @@ def _number(value: Tensor) -> float | None:
 def _representation(history: History, stored: Stored) -> list[Row]:
     test, (w, buffers) = history.pool.test, stored.start
     received = features(history, (w, buffers), test)
-    return [{"metric": "cka", "moment": "trained", "scope": "client", "client": k, "slice": history.pool.split,
-             "n_examples": test.stop, "value": cka(features(history, stored.client(j), test), received)}
-            for j, k in enumerate(stored.ids)]
+    return [
+        {
+            "metric": "cka",
+            "moment": "trained",
+            "scope": "client",
+            "client": k,
+            "slice": history.pool.split,
+            "n_examples": test.stop,
+            "value": cka(features(history, stored.client(j), test), received),
+        }
+        for j, k in enumerate(stored.ids)
+    ]
 
 
 def _means(rows: list[Row], trained: int) -> list[Row]:
@@ -148,17 +223,36 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["scope"] == "client" and row["metric"] in (*STEP_METRICS, "cka", "gradient_cosine"):
-            groups.setdefault((row["metric"], row["moment"], row.get("layer"), row.get("rho")), []).append(row)
+            groups.setdefault(
+                (row["metric"], row["moment"], row.get("layer"), row.get("rho")), []
+            ).append(row)
     found = []
     for (metric, moment, layer, rho), members in groups.items():
         values = [row["value"] for row in members if row["value"] is not None]
-        place = (members[0]["slice"], members[0]["n_examples"]) if metric == "cka" else ("train", trained)
+        place = (
+            (members[0]["slice"], members[0]["n_examples"])
+            if metric == "cka"
+            else ("train", trained)
+        )
         scaled = [row["scaled"] for row in members if "scaled" in row]
-        found.append({"metric": metric, "moment": moment, "scope": "global", "layer": layer, "rho": rho, "slice": place[0],
-                      "n_examples": place[1], "proximal": members[0].get("proximal"),
-                      "value": float(np.mean(values)) if values else None, "n_clients": len(values),
-                      "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
-                      **({"scaled": float(np.mean(scaled))} if scaled else {})})
+        found.append(
+            {
+                "metric": metric,
+                "moment": moment,
+                "scope": "global",
+                "layer": layer,
+                "rho": rho,
+                "slice": place[0],
+                "n_examples": place[1],
+                "proximal": members[0].get("proximal"),
+                "value": float(np.mean(values)) if values else None,
+                "n_clients": len(values),
+                "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5)
+                if len(values) > 1
+                else None,
+                **({"scaled": float(np.mean(scaled))} if scaled else {}),
+            }
+        )
     return found
 
 
@@ -178,14 +272,26 @@ def propositions(history: History, stored: Stored, options: dict[str, Any]) -> l
         if own.stop <= own.start:
             continue
         w = w.double()
-        losses = Losses(network, pool, double(buffers), start, proximal.batches(own, None)[0], **options)
+        losses = Losses(
+            network, pool, double(buffers), start, proximal.batches(own, None)[0], **options
+        )
         g_p = proximal.gradient(losses.proximal(), w)[1]
         if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
             history.note(stored.round, f"client {k} did not move: no propositions", k)
             continue
         found = check(losses, g_p, w, ETAS, RHOS)
-        rows += [{"round": stored.round, "moment": "trained", "scope": "client", "client": k, "slice": f"client:{k}/train",
-                  "n_examples": own.stop - own.start, **row} for row in found]
+        rows += [
+            {
+                "round": stored.round,
+                "moment": "trained",
+                "scope": "client",
+                "client": k,
+                "slice": f"client:{k}/train",
+                "n_examples": own.stop - own.start,
+                **row,
+            }
+            for row in found
+        ]
     return rows
 
 
@@ -198,17 +304,47 @@ def recorded(history: History) -> list[Row]:
             continue
         steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
         steps = steps.reindex(columns=["metric", "layer", "proximal", "client", "value", "scaled"])
-        for (metric, layer, kind), part in steps.groupby(["metric", "layer", "proximal"], dropna=False, sort=False):
-            about: Row = {"round": r, "metric": metric, "layer": None if pd.isna(layer) else layer, "moment": "trained",
-                          "proximal": None if pd.isna(kind) else kind, "estimator": "steps"}
+        for (metric, layer, kind), part in steps.groupby(
+            ["metric", "layer", "proximal"], dropna=False, sort=False
+        ):
+            about: Row = {
+                "round": r,
+                "metric": metric,
+                "layer": None if pd.isna(layer) else layer,
+                "moment": "trained",
+                "proximal": None if pd.isna(kind) else kind,
+                "estimator": "steps",
+            }
             per = part[["value", "scaled"]].astype(float).groupby(part["client"])
             means, counts = per.mean(), per["value"].count()
             for k, value, scaled in means.itertuples():
-                rows.append({**about, "scope": "client", "client": int(k), "slice": f"client:{int(k)}/train", "value": value,
-                             "scaled": scaled, "n_steps": int(counts[k])})
+                rows.append(
+                    {
+                        **about,
+                        "scope": "client",
+                        "client": int(k),
+                        "slice": f"client:{int(k)}/train",
+                        "value": value,
+                        "scaled": scaled,
+                        "n_steps": int(counts[k]),
+                    }
+                )
             known = means["value"].dropna()
-            rows.append({**about, "scope": "global", "slice": "train", "n_clients": len(known), "n_steps": int(counts.sum()),
-                         "stderr": known.std() / len(known) ** 0.5 if len(known) > 1 else None,
-                         "value": known.mean() if len(known) else None, "scaled": means["scaled"].mean()})
-    return [{**row, "value": v if known else None, "masked": not known}
-            for row in rows for v in [row["value"]] for known in [v is not None and bool(np.isfinite(v))]]
+            rows.append(
+                {
+                    **about,
+                    "scope": "global",
+                    "slice": "train",
+                    "n_clients": len(known),
+                    "n_steps": int(counts.sum()),
+                    "stderr": known.std() / len(known) ** 0.5 if len(known) > 1 else None,
+                    "value": known.mean() if len(known) else None,
+                    "scaled": means["scaled"].mean(),
+                }
+            )
+    return [
+        {**row, "value": v if known else None, "masked": not known}
+        for row in rows
+        for v in [row["value"]]
+        for known in [v is not None and bool(np.isfinite(v))]
+    ]

@@ -27,27 +27,71 @@ def draw(table: pd.DataFrame) -> Figure:
     select(table, "global_local_divergence", PICTURE)
     rows, steps = (only(table, scope="global", estimator=how) for how in ("exact", "steps"))
     whole = only(rows, layer=None)
-    panels = [("distance of weights", [(whole, m, t) for m, t in (
-        ("global_local_divergence", "global–local"), ("local_local_divergence", "local–local"))], None),
-              ("cosine", [(whole, m, t) for m, t in (
-                  ("update_cosine", "update, update"), ("server_cosine", "update, server"),
-                  ("gradient_cosine", "gradient, global gradient"))], 0.0)]
+    panels = [
+        (
+            "distance of weights",
+            [
+                (whole, m, t)
+                for m, t in (
+                    ("global_local_divergence", "global–local"),
+                    ("local_local_divergence", "local–local"),
+                )
+            ],
+            None,
+        ),
+        (
+            "cosine",
+            [
+                (whole, m, t)
+                for m, t in (
+                    ("update_cosine", "update, update"),
+                    ("server_cosine", "update, server"),
+                    ("gradient_cosine", "gradient, global gradient"),
+                )
+            ],
+            0.0,
+        ),
+    ]
     if (whole["metric"] == "cka").any():
         panels.append(("CKA with the\nreceived model", [(whole, "cka", "trained models")], None))
     if (whole["metric"] == "proximal_loss").any():
         panels.append(("mean proximal loss", [(whole, "proximal_loss", "trained models")], None))
     losses = only(steps, metric="proximal_loss")
     if len(losses):
-        panels.append((f"proximal loss, {_kind(losses)}\n(mean over local steps)", [(losses, "proximal_loss", "")], None))
+        panels.append(
+            (
+                f"proximal loss, {_kind(losses)}\n(mean over local steps)",
+                [(losses, "proximal_loss", "")],
+                None,
+            )
+        )
     angles = only(whole, metric="cos_gu_gp")
     if len(angles):
         radii = sorted(angles["rho"].dropna().astype(float).unique())
-        panels.append(("cosine of $g_u$ and $g_p$", [(only(angles, rho=r), "cos_gu_gp", f"ρ = {r:g}") for r in radii], 0.0))
+        panels.append(
+            (
+                "cosine of $g_u$ and $g_p$",
+                [(only(angles, rho=r), "cos_gu_gp", f"ρ = {r:g}") for r in radii],
+                0.0,
+            )
+        )
     angles = only(steps, metric="cos_gu_gp")
     if len(angles):
-        parts = [(only(angles, layer=None), "all parameters"), (only(angles, layer="part:head"), "head")]
-        panels.append(("cosine of $g_u$ and $g_p$\n(mean over local steps)",
-                       [(rows, "cos_gu_gp", f"{text}, {_kind(rows)}") for rows, text in parts if len(rows)], 0.0))
+        parts = [
+            (only(angles, layer=None), "all parameters"),
+            (only(angles, layer="part:head"), "head"),
+        ]
+        panels.append(
+            (
+                "cosine of $g_u$ and $g_p$\n(mean over local steps)",
+                [
+                    (rows, "cos_gu_gp", f"{text}, {_kind(rows)}")
+                    for rows, text in parts
+                    if len(rows)
+                ],
+                0.0,
+            )
+        )
     strong, recorded = only(rows, metric="lambda_mean"), only(steps, metric="lambda_mean")
     count = len(panels) + bool(len(strong))
     with style.paper():
@@ -59,7 +103,9 @@ def draw(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def _panel(ax, label: str, lines: Sequence[tuple[pd.DataFrame, str, str]], zero: float | None) -> None:
+def _panel(
+    ax, label: str, lines: Sequence[tuple[pd.DataFrame, str, str]], zero: float | None
+) -> None:
     keys = []
     for place, (rows, metric, text) in enumerate(lines):
         found = only(rows, metric=metric).dropna(subset=["value", "round"])
@@ -67,10 +113,17 @@ def _panel(ax, label: str, lines: Sequence[tuple[pd.DataFrame, str, str]], zero:
         if found.empty:
             continue
         found, look = found.set_index("round").sort_index(), style.look(place + 1)
-        error = floats(found["stderr"]) if "stderr" in found.columns else np.full(len(found), np.nan)
+        error = (
+            floats(found["stderr"]) if "stderr" in found.columns else np.full(len(found), np.nan)
+        )
         middle = floats(found["value"])
         crowded = len(lines) > 3  # bands on bands say nothing
-        line(ax, found, look, (middle - error, middle + error) if np.isfinite(error).any() and not crowded else None)
+        line(
+            ax,
+            found,
+            look,
+            (middle - error, middle + error) if np.isfinite(error).any() and not crowded else None,
+        )
         keys.append((key(look), text))
     rounds(ax)
     if zero is not None:
@@ -78,8 +131,17 @@ def _panel(ax, label: str, lines: Sequence[tuple[pd.DataFrame, str, str]], zero:
     ax.set(xlabel="round", ylabel=label)
     ax.grid(True)
     if len(lines) > 1 and keys:
-        style.legend(ax, [k for k, _ in keys], [t for _, t in keys], loc="upper center", bbox_to_anchor=(0.5, -0.24),
-                     ncols=1 if max(len(t) for _, t in keys) > 10 else 2, handlelength=2.4, borderpad=0.1, labelspacing=0.3)
+        style.legend(
+            ax,
+            [k for k, _ in keys],
+            [t for _, t in keys],
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.24),
+            ncols=1 if max(len(t) for _, t in keys) > 10 else 2,
+            handlelength=2.4,
+            borderpad=0.1,
+            labelspacing=0.3,
+        )
 
 
 def _kind(rows: pd.DataFrame) -> str:
@@ -102,16 +164,35 @@ def _layers(ax, rows: pd.DataFrame, recorded: pd.DataFrame) -> None:
     both = column in recorded.columns and bool(recorded[column].notna().any())
     if both:
         steps = dict(zip(map(str, recorded["layer"]), floats(recorded[column]), strict=True))
-        names += [n for n in steps if n not in names]  # tensors, where Lambda is one of tensors and not of layers
+        names += [
+            n for n in steps if n not in names
+        ]  # tensors, where Lambda is one of tensors and not of layers
         values = np.concatenate([values, np.full(len(names) - len(values), np.nan)])
         beside = np.array([steps.get(n, np.nan) for n in names])
-        ax.bar(np.arange(len(names)) + 0.2, beside, 0.4, color=style.look(1).color, label="mean over local steps")
-    ax.bar(np.arange(len(names)) - 0.2 * both, values, 0.4 if both else 0.7, color=style.look(2).color, label="trained models")
+        ax.bar(
+            np.arange(len(names)) + 0.2,
+            beside,
+            0.4,
+            color=style.look(1).color,
+            label="mean over local steps",
+        )
+    ax.bar(
+        np.arange(len(names)) - 0.2 * both,
+        values,
+        0.4 if both else 0.7,
+        color=style.look(2).color,
+        label="trained models",
+    )
     every = max(1, -(-len(names) // 12))
     texts = [style.plain(style.shorten(n, 14)) for n in names[::every]]
     ax.set_xticks(range(0, len(names), every), texts, rotation=40, ha="right")
-    ax.set(ylabel="mean Λ × √size" if scaled else "mean Λ", title=f"Λ by layer, round {int(last['round'].iloc[0])}")
-    tallest = max([1.0, *(1.05 * v for v in (*values, *(beside if both else ())) if np.isfinite(v))])
+    ax.set(
+        ylabel="mean Λ × √size" if scaled else "mean Λ",
+        title=f"Λ by layer, round {int(last['round'].iloc[0])}",
+    )
+    tallest = max(
+        [1.0, *(1.05 * v for v in (*values, *(beside if both else ())) if np.isfinite(v))]
+    )
     ax.set_ylim(0, tallest * (1.3 if both else 1))
     if scaled:
         ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (2, 2)))

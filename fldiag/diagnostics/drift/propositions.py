@@ -29,7 +29,9 @@ ORDER_STEP, ORDER_PERTURBATION = 1.0, 2.0
 TINY = torch.finfo(torch.float64).tiny
 
 
-def check(losses: Losses, g_p: Tensor, w: Tensor, etas: Sequence[float], rhos: Sequence[float]) -> list[Row]:
+def check(
+    losses: Losses, g_p: Tensor, w: Tensor, etas: Sequence[float], rhos: Sequence[float]
+) -> list[Row]:
     """Rows for a client's losses at its weights w [P] in float64, where ``g_p`` is the gradient of the proximal one.
 
     ``proposition_1``, ``proposition_2`` (columns eta, rho; ``value`` the change of the loss, ``predicted``, ``residual``
@@ -38,10 +40,18 @@ def check(losses: Losses, g_p: Tensor, w: Tensor, etas: Sequence[float], rhos: S
     Raises FldiagError when a value is not positive or g_p is zero.
     """
     if min([*etas, *rhos], default=0.0) <= 0:
-        raise FldiagError(f"etas {list(etas)} and rhos {list(rhos)} of the propositions", "give positive numbers", usage=True)
+        raise FldiagError(
+            f"etas {list(etas)} and rhos {list(rhos)} of the propositions",
+            "give positive numbers",
+            usage=True,
+        )
     size = float(torch.linalg.vector_norm(g_p))
     if size == 0:
-        raise FldiagError("the gradient of the proximal loss is zero here", "choose weights away from the received ones")
+        raise FldiagError(
+            "the gradient of the proximal loss is zero here",
+            "choose weights away from the received ones",
+        )
+
     def local(v: Tensor) -> float:
         return value(losses.local(), v)
 
@@ -57,8 +67,9 @@ def check(losses: Losses, g_p: Tensor, w: Tensor, etas: Sequence[float], rhos: S
     limits = float(g_l @ g_p), float(g_l @ g_l)  # of <g_p, g_u> and <g_l, g_u> for rho to 0
     before = proximal(w), local(w)
     rows: list[Row] = []
-    errors: dict[str, list[tuple[float, float]]] = {f"proposition_{i}_{kind}": [] for i in (1, 2)
-                                                    for kind in ("step", "perturbation")}
+    errors: dict[str, list[tuple[float, float]]] = {
+        f"proposition_{i}_{kind}": [] for i in (1, 2) for kind in ("step", "perturbation")
+    }
     for rho in rhos:
         g_u = local_gradient(w + rho * unit)
         half = local_gradient(w + 0.5 * rho * unit)
@@ -69,12 +80,24 @@ def check(losses: Losses, g_p: Tensor, w: Tensor, etas: Sequence[float], rhos: S
             errors[f"proposition_{i}_perturbation"].append((rho, error))
         for eta in etas:
             after = proximal(w - eta * g_u), local(w - eta * g_u)
-            for i, (a, b, p, e) in enumerate(zip(after, before, predicted, exact, strict=True), start=1):
+            for i, (a, b, p, e) in enumerate(
+                zip(after, before, predicted, exact, strict=True), start=1
+            ):
                 change = a - b
-                rows.append({"metric": f"proposition_{i}", "eta": eta, "rho": rho, "value": change, "predicted": -eta * p,
-                             "residual": abs(change + eta * p)})
+                rows.append(
+                    {
+                        "metric": f"proposition_{i}",
+                        "eta": eta,
+                        "rho": rho,
+                        "value": change,
+                        "predicted": -eta * p,
+                        "residual": abs(change + eta * p),
+                    }
+                )
                 if rho == rhos[0]:
-                    errors[f"proposition_{i}_step"].append((eta, abs(change + eta * e) / max(abs(eta * e), TINY)))
+                    errors[f"proposition_{i}_step"].append(
+                        (eta, abs(change + eta * e) / max(abs(eta * e), TINY))
+                    )
     for name, found in errors.items():
         order = ORDER_STEP if name.endswith("step") else ORDER_PERTURBATION
         rows.append({"metric": f"{name}_order", "value": slope(found), "predicted": order})

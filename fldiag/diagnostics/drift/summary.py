@@ -12,45 +12,84 @@ from fldiag.results.select import WHOLE, number, only, spread_rounds
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row
 
-COLUMNS = {"round": "round", "global_local": "global–local", "local_local": "local–local", "updates": "cos updates",
-           "gradients": "cos gradients", "angle": "cos g_u g_p", "proximal": "proximal loss", "cka": "CKA"}
-RECORDED = {"round": "round", "angle": "cos g_u g_p", "head": "in the head", "proximal": "proximal loss", "which": "which",
-            "steps": "steps"}
-_SOURCES = {"global_local": ("global_local_divergence", "trained"), "local_local": ("local_local_divergence", "trained"),
-            "updates": ("update_cosine", "trained"), "gradients": ("gradient_cosine", "received"),
-            "proximal": ("proximal_loss", "trained"), "cka": ("cka", "trained")}
+COLUMNS = {
+    "round": "round",
+    "global_local": "global–local",
+    "local_local": "local–local",
+    "updates": "cos updates",
+    "gradients": "cos gradients",
+    "angle": "cos g_u g_p",
+    "proximal": "proximal loss",
+    "cka": "CKA",
+}
+RECORDED = {
+    "round": "round",
+    "angle": "cos g_u g_p",
+    "head": "in the head",
+    "proximal": "proximal loss",
+    "which": "which",
+    "steps": "steps",
+}
+_SOURCES = {
+    "global_local": ("global_local_divergence", "trained"),
+    "local_local": ("local_local_divergence", "trained"),
+    "updates": ("update_cosine", "trained"),
+    "gradients": ("gradient_cosine", "received"),
+    "proximal": ("proximal_loss", "trained"),
+    "cka": ("cka", "trained"),
+}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     lowest = min(options["rho"], default=None)
     rows, shown = [], spread_rounds(frame, "global_local_divergence")
     for r in shown:
-        row: Row = {"round": r} | {k: number(frame, m, round=r, moment=moment, **WHOLE) for k, (m, moment) in _SOURCES.items()}
-        angle = None if lowest is None else number(frame, "cos_gu_gp", round=r, moment="trained", rho=lowest, **WHOLE)
+        row: Row = {"round": r} | {
+            k: number(frame, m, round=r, moment=moment, **WHOLE)
+            for k, (m, moment) in _SOURCES.items()
+        }
+        angle = (
+            None
+            if lowest is None
+            else number(frame, "cos_gu_gp", round=r, moment="trained", rho=lowest, **WHOLE)
+        )
         rows.append(row | {"angle": angle})
     yield Small(rows, COLUMNS)
     if lowest is not None:
-        yield Say(f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}")
+        yield Say(
+            f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}"
+        )
     recorded = [row for r in shown if (row := _recorded(frame, r))]
     if recorded:
         yield Say("means over the local steps that training recorded:")
         yield Small(recorded, RECORDED)
     else:
-        yield Say("training recorded no cos g_u g_p and proximal loss of its local steps; --set metrics.steps=true "
-                  "--set metrics.proximal=kl does")
+        yield Say(
+            "training recorded no cos g_u g_p and proximal loss of its local steps; --set metrics.steps=true "
+            "--set metrics.proximal=kl does"
+        )
     yield from map(Say, orders(frame))
     yield from missing.notes(frame)
 
 
 def _recorded(frame: pd.DataFrame, r: int) -> Row:
     """What was recorded of the steps of a round; empty when nothing."""
-    rows = only(frame, estimator="steps", scope="global", round=r, metric=("cos_gu_gp", "proximal_loss"))
+    rows = only(
+        frame, estimator="steps", scope="global", round=r, metric=("cos_gu_gp", "proximal_loss")
+    )
     row: Row = {}
-    for key, metric, layer in (("angle", "cos_gu_gp", None), ("head", "cos_gu_gp", "part:head"),
-                               ("proximal", "proximal_loss", None)):
+    for key, metric, layer in (
+        ("angle", "cos_gu_gp", None),
+        ("head", "cos_gu_gp", "part:head"),
+        ("proximal", "proximal_loss", None),
+    ):
         found = only(rows, metric=metric, layer=layer)
         if len(found):
-            row |= {key: found["value"].iloc[0], "which": found["proximal"].iloc[0], "steps": int(found["n_steps"].iloc[0])}
+            row |= {
+                key: found["value"].iloc[0],
+                "which": found["proximal"].iloc[0],
+                "steps": int(found["n_steps"].iloc[0]),
+            }
     return {"round": r, "estimator": "steps", **row} if row else {}
 
 
@@ -63,7 +102,11 @@ def orders(frame: pd.DataFrame) -> list[str]:
             rows = only(frame, metric=f"proposition_{i}_{kind}_order")
             values = rows["value"].dropna()
             if len(values):
-                found.append(f"{symbol}^{values.median():.2f} (predicted {rows['predicted'].iloc[0]:g})")
+                found.append(
+                    f"{symbol}^{values.median():.2f} (predicted {rows['predicted'].iloc[0]:g})"
+                )
         if found:
-            texts.append(f"proposition {i}: error falls as {', '.join(found)}; median over the clients of the last round")
+            texts.append(
+                f"proposition {i}: error falls as {', '.join(found)}; median over the clients of the last round"
+            )
     return texts

@@ -25,15 +25,24 @@ if TYPE_CHECKING:
 
 
 def spread(name: str, text: str, better: Literal["higher", "lower"], share: bool = True) -> Number:
-    return Number(name, text, better, {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"}, share=share,
-                  needs=("partition",), over="examples of clients")
+    return Number(
+        name,
+        text,
+        better,
+        {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"},
+        share=share,
+        needs=("partition",),
+        over="examples of clients",
+    )
 
 
-NUMBERS = (spread("mean_accuracy", "accuracy on clients' class mixtures, mean over clients", "higher"),
-           spread("worst_decile", "mean accuracy of the worst tenth of clients", "higher"),
-           spread("accuracy_variance", "variance of accuracy over clients", "lower", share=False),
-           spread("accuracy_gini", "Gini coefficient of accuracy over clients", "lower", share=False),
-           spread("ece", "expected calibration error on all clients' examples", "lower"))
+NUMBERS = (
+    spread("mean_accuracy", "accuracy on clients' class mixtures, mean over clients", "higher"),
+    spread("worst_decile", "mean accuracy of the worst tenth of clients", "higher"),
+    spread("accuracy_variance", "variance of accuracy over clients", "lower", share=False),
+    spread("accuracy_gini", "Gini coefficient of accuracy over clients", "lower", share=False),
+    spread("ece", "expected calibration error on all clients' examples", "lower"),
+)
 
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
@@ -47,16 +56,43 @@ def variant(options: Mapping[str, Any]) -> str:
     return "" if on == "test" else on
 
 
-@diagnostic("fairness", on="run", cheap=True, draw=draw, summary=summary, numbers=NUMBERS, cost=cost, order=65, variant=variant,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d")
-def fairness(history: History, progress: Progress | None = None, *,
-             on: Annotated[ClientSlice, Field(description="Examples of a client: test (test examples in its class mixture), own "
-                                                          "(all test examples of its classes) or train (its training "
-                                                          "examples).")] = "test",
-             bins: Annotated[int, Field(ge=2, le=1000, description="Number of confidence bins, of equal width.")] = BINS,
-             min_count: Annotated[int, Field(ge=1, description="Leave out clients with fewer examples.")] = FEWEST,
-             every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if "
-                                                                   "--rounds is given).")] = None) -> pd.DataFrame:
+@diagnostic(
+    "fairness",
+    on="run",
+    cheap=True,
+    draw=draw,
+    summary=summary,
+    numbers=NUMBERS,
+    cost=cost,
+    order=65,
+    variant=variant,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d",
+)
+def fairness(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    on: Annotated[
+        ClientSlice,
+        Field(
+            description="Examples of a client: test (test examples in its class mixture), own "
+            "(all test examples of its classes) or train (its training "
+            "examples)."
+        ),
+    ] = "test",
+    bins: Annotated[
+        int, Field(ge=2, le=1000, description="Number of confidence bins, of equal width.")
+    ] = BINS,
+    min_count: Annotated[
+        int, Field(ge=1, description="Leave out clients with fewer examples.")
+    ] = FEWEST,
+    every_round: Annotated[
+        bool | None,
+        Field(
+            description="Use all rounds instead of only the last (default if --rounds is given)."
+        ),
+    ] = None,
+) -> pd.DataFrame:
     """Measure how evenly the global model serves the clients, and how well its confidence is calibrated.
 
     The aggregated model on the examples of every client of the partition, sampled or not (``on``; clients may share test
@@ -94,8 +130,17 @@ def fairness(history: History, progress: Progress | None = None, *,
             history.note(stored.round, "the aggregated weights give no numbers")
         found = [] if model is None else measure.rows(history, model, where, on, bins)
         if progress:
-            progress(len(history.read), len(history.rounds) if every_round else 1, f"round {stored.round}")
-        return [{"round": stored.round, "moment": "aggregated", "masked": row["value"] is None, **row} for row in found]
+            progress(
+                len(history.read),
+                len(history.rounds) if every_round else 1,
+                f"round {stored.round}",
+            )
+        return [
+            {"round": stored.round, "moment": "aggregated", "masked": row["value"] is None, **row}
+            for row in found
+        ]
 
     rows = of_rounds(history, history.asked(every_round, clients=False), of_round)
-    return table([*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common)
+    return table(
+        [*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common
+    )

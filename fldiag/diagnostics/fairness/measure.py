@@ -24,7 +24,14 @@ from fldiag.rounds.pool import Weights
 #: Multiply-adds of a bootstrap that are worth its digits, and the draws that it takes at least.
 WORK, DRAWS = 5e8, 400
 #: What is said of the spread over clients, and what is the least each can be.
-SPREADS = {"mean_accuracy": 0.0, "worst_decile": 0.0, "accuracy_variance": 0.0, "accuracy_gini": 0.0, "ece": 0.0, "accuracy": 0.0}
+SPREADS = {
+    "mean_accuracy": 0.0,
+    "worst_decile": 0.0,
+    "accuracy_variance": 0.0,
+    "accuracy_gini": 0.0,
+    "ece": 0.0,
+    "accuracy": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,11 @@ class Answers:
 def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
     """The examples of every client that has at least ``min_count`` of them; ``small``: the other clients."""
     if history.dataset.regression:
-        raise FldiagError(f"data set {history.dataset.name!r} has no classes, so no client has an accuracy",
-                          "fairness and calibration are of classifiers", usage=True)
+        raise FldiagError(
+            f"data set {history.dataset.name!r} has no classes, so no client has an accuracy",
+            "fairness and calibration are of classifiers",
+            usage=True,
+        )
     pool = history.pool
     where = pool.clients if on == "train" else pool.test
     labels = pool.y[pool.test].cpu().numpy()
@@ -78,12 +88,17 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
             mine = history.dataset.train_y[part].cpu().numpy()
             found[k] = (personal_test if on == "test" else own_classes)(mine, labels, k)
     if not any(map(len, found.values())):
-        raise FldiagError(f"{history.name}: the run does not say which examples belong to which client",
-                          "give them when the run is made: fldiag convert … --partition FILE")
+        raise FldiagError(
+            f"{history.name}: the run does not say which examples belong to which client",
+            "give them when the run is made: fldiag convert … --partition FILE",
+        )
     many = {k: at for k, at in found.items() if len(at) >= min_count}
     if not many:
-        raise FldiagError(f"no client has {min_count} examples ({max(map(len, found.values()))} at most)",
-                          "ask for fewer: --min-count", usage=True)
+        raise FldiagError(
+            f"no client has {min_count} examples ({max(map(len, found.values()))} at most)",
+            "ask for fewer: --min-count",
+            usage=True,
+        )
     return Groups(where.stop - where.start, many, tuple(k for k in found if k not in many))
 
 
@@ -100,7 +115,9 @@ def answers(history: History, weights: Weights, on: ClientSlice) -> Answers | No
     return Answers(logits, y.cpu().numpy()) if np.isfinite(logits).all() else None
 
 
-def spreads(model: Answers, groups: Groups, bins: int, weights: np.ndarray) -> dict[str, np.ndarray]:
+def spreads(
+    model: Answers, groups: Groups, bins: int, weights: np.ndarray
+) -> dict[str, np.ndarray]:
     """The numbers of SPREADS [draws] with the examples weighted [draws, n]."""
     matrix, right, confidence = groups.matrix, model.right.astype(float), model.confidence
     each = (matrix @ (weights * right).T).T / (matrix @ weights.T).T
@@ -108,16 +125,30 @@ def spreads(model: Answers, groups: Groups, bins: int, weights: np.ndarray) -> d
     total = counted.sum(1)
     gap = counted * (right - confidence)
     where = bin_of(confidence, bins)
-    gaps = sum((np.abs(gap[:, where == b].sum(1)) for b in np.unique(where)), np.zeros(len(weights)))
-    return {"mean_accuracy": each.mean(1), "worst_decile": worst_decile(each), "accuracy_variance": each.var(1),
-            "accuracy_gini": gini(each), "ece": gaps / total, "accuracy": counted @ right / total}
+    gaps = sum(
+        (np.abs(gap[:, where == b].sum(1)) for b in np.unique(where)), np.zeros(len(weights))
+    )
+    return {
+        "mean_accuracy": each.mean(1),
+        "worst_decile": worst_decile(each),
+        "accuracy_variance": each.var(1),
+        "accuracy_gini": gini(each),
+        "ece": gaps / total,
+        "accuracy": counted @ right / total,
+    }
 
 
 def resampled(models: Sequence[Answers], groups: Groups, bins: int) -> list[dict[str, np.ndarray]]:
     """``spreads`` of every model over the draws of one bootstrap of the examples, the same draws for all."""
     draws = min(uncertainty.DRAWS, max(DRAWS, int(WORK / (1 + sum(map(len, groups.at.values()))))))
-    blocks = [[spreads(m, groups, bins, w) for m in models] for w in uncertainty.weights(groups.n, draws=draws)]
-    return [{name: np.concatenate([block[i][name] for block in blocks]) for name in SPREADS} for i in range(len(models))]
+    blocks = [
+        [spreads(m, groups, bins, w) for m in models]
+        for w in uncertainty.weights(groups.n, draws=draws)
+    ]
+    return [
+        {name: np.concatenate([block[i][name] for block in blocks]) for name in SPREADS}
+        for i in range(len(models))
+    ]
 
 
 # -- the rows of a table
@@ -126,43 +157,97 @@ def resampled(models: Sequence[Answers], groups: Groups, bins: int) -> list[dict
 def rows(history: History, model: Answers, where: Groups, on: ClientSlice, bins: int) -> list[Row]:
     """Of every client, of their spread, and of all together."""
     states = {k: Binned.of(model.logits[at], model.y[at], bins) for k, at in where.at.items()}
-    found = [row for k, state in states.items() for row in _client(k, state, on, len(history.parts[k]))]
-    found += [{"scope": "client", "client": k, "slice": f"client:{k}/{on}", "metric": "accuracy", "value": None,
-               "estimator": "exact", "size": len(history.parts[k]), "note": "too few examples"} for k in where.small]
+    found = [
+        row for k, state in states.items() for row in _client(k, state, on, len(history.parts[k]))
+    ]
+    found += [
+        {
+            "scope": "client",
+            "client": k,
+            "slice": f"client:{k}/{on}",
+            "metric": "accuracy",
+            "value": None,
+            "estimator": "exact",
+            "size": len(history.parts[k]),
+            "note": "too few examples",
+        }
+        for k in where.small
+    ]
     whole = next(iter(states.values()))
     for state in list(states.values())[1:]:
         whole = whole + state
-    base: Row = {"scope": "global", "slice": f"clients/{on}", "n_examples": whole.n, "n_clients": len(states)}
+    base: Row = {
+        "scope": "global",
+        "slice": f"clients/{on}",
+        "n_examples": whole.n,
+        "n_clients": len(states),
+    }
     spread = _standing(model, where, history.dataset.scaling, _spread(model, where, bins))
-    return found + [{**base, **row} for row in [*spread, *_size(history, states), *_whole(whole, states),
-                                                *_calibration(model, where, whole)]]
+    return found + [
+        {**base, **row}
+        for row in [
+            *spread,
+            *_size(history, states),
+            *_whole(whole, states),
+            *_calibration(model, where, whole),
+        ]
+    ]
 
 
 def _client(k: int, state: Binned, on: ClientSlice, size: int) -> list[Row]:
-    base: Row = {"scope": "client", "client": k, "slice": f"client:{k}/{on}", "n_examples": state.n, "size": size}
-    return [{**base, **row} for row in (
-        {"metric": "accuracy", "estimator": "exact", **share(state.right, state.n)}, *_of(state),
-        {"metric": "ece_floor", "estimator": "normal approximation", "value": state.ece_floor()})]
+    base: Row = {
+        "scope": "client",
+        "client": k,
+        "slice": f"client:{k}/{on}",
+        "n_examples": state.n,
+        "size": size,
+    }
+    return [
+        {**base, **row}
+        for row in (
+            {"metric": "accuracy", "estimator": "exact", **share(state.right, state.n)},
+            *_of(state),
+            {
+                "metric": "ece_floor",
+                "estimator": "normal approximation",
+                "value": state.ece_floor(),
+            },
+        )
+    ]
 
 
 def _of(state: Binned) -> list[Row]:
     """F1, AUC and calibration error of the counts."""
     error, stderr = state.ece()
     area = state.auc()
-    return [{"metric": "f1", "estimator": "counts", "value": state.f1()},
-            {"metric": "auc", "estimator": "counts", "value": None if area is None else area[0],
-             "residual": None if area is None else area[1], "note": "all examples are of one class" if area is None else None},
-            {"metric": "ece", "estimator": "counts", "value": error, "stderr": stderr}]
+    return [
+        {"metric": "f1", "estimator": "counts", "value": state.f1()},
+        {
+            "metric": "auc",
+            "estimator": "counts",
+            "value": None if area is None else area[0],
+            "residual": None if area is None else area[1],
+            "note": "all examples are of one class" if area is None else None,
+        },
+        {"metric": "ece", "estimator": "counts", "value": error, "stderr": stderr},
+    ]
 
 
 def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
     """With basic bootstrap intervals over the examples; ``bias``: what too few examples add, by the same draws."""
     now = spreads(model, where, bins, np.ones((1, where.n)))
-    drawn, = resampled([model], where, bins)
+    (drawn,) = resampled([model], where, bins)
     found: list[Row] = []
     for name, least in SPREADS.items():
         if name in ("accuracy_variance", "accuracy_gini") and len(where.at) < 2:
-            found.append({"metric": name, "estimator": "exact", "value": None, "note": "one client has no spread"})
+            found.append(
+                {
+                    "metric": name,
+                    "estimator": "exact",
+                    "value": None,
+                    "note": "one client has no spread",
+                }
+            )
             continue
         value = float(now[name][0])
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
@@ -170,8 +255,12 @@ def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
         if made.low is None or made.high is None:  # as where all answers are wrong
             row["note"] = "no interval: every resample of the examples gives the same value"
         else:
-            row |= {"low": max(made.low, least), "high": max(made.high, least), "stderr": float(drawn[name].std()),
-                    "bias": float(drawn[name].mean()) - value}
+            row |= {
+                "low": max(made.low, least),
+                "high": max(made.high, least),
+                "stderr": float(drawn[name].std()),
+                "bias": float(drawn[name].mean()) - value,
+            }
         found.append(row)
     return found
 
@@ -180,25 +269,42 @@ def _standing(model: Answers, groups: Groups, inputs: str, spread: Sequence[Row]
     """The loss of all clients' examples before the rows of the spread, in which the accuracy says what a guess gives."""
     counts = groups.matrix.sum(0) / groups.matrix.sum()
     shares = np.bincount(model.y, weights=counts, minlength=model.logits.shape[1])
-    losses = special.logsumexp(model.logits, axis=1) - model.logits[np.arange(len(model.y)), model.y]
+    losses = (
+        special.logsumexp(model.logits, axis=1) - model.logits[np.arange(len(model.y)), model.y]
+    )
     marks = {"inputs": inputs, "guess": guess_accuracy(shares.tolist(), "test")}
-    return [{"metric": "loss", "estimator": "exact", "value": float(counts @ losses), **marks, "guess": math.log(len(shares))},
-            *({**row, **marks} if row["metric"] == "accuracy" else row for row in spread)]
+    return [
+        {
+            "metric": "loss",
+            "estimator": "exact",
+            "value": float(counts @ losses),
+            **marks,
+            "guess": math.log(len(shares)),
+        },
+        *({**row, **marks} if row["metric"] == "accuracy" else row for row in spread),
+    ]
 
 
 def _size(history: History, states: Mapping[int, Binned]) -> list[Row]:
     """Spearman's correlation of accuracy and training examples; interval by Fisher's z with the factor of Bonett and Wright 2000.
     A perfect order of few clients has none: the formula would give a point."""
-    sizes, values = [len(history.parts[k]) for k in states], [s.right / s.n for s in states.values()]
+    sizes, values = (
+        [len(history.parts[k]) for k in states],
+        [s.right / s.n for s in states.values()],
+    )
     row: Row = {"metric": "size_correlation", "estimator": "spearman"}
     if len(states) < 4 or len(set(sizes)) == 1 or len(set(values)) == 1:
-        return [{**row, "value": None, "note": "needs four clients that differ in size and in accuracy"}]
+        return [
+            {**row, "value": None, "note": "needs four clients that differ in size and in accuracy"}
+        ]
     value = float(stats.spearmanr(sizes, values).statistic)
     if abs(value) > 1 - 1e-12:
         return [{**row, "value": value, "note": "no interval: the order is perfect"}]
     half = float(stats.norm.ppf(0.975)) * np.sqrt((1 + value**2 / 2) / (len(sizes) - 3))
     z = np.arctanh(value)
-    return [{**row, "value": value, "low": float(np.tanh(z - half)), "high": float(np.tanh(z + half))}]
+    return [
+        {**row, "value": value, "low": float(np.tanh(z - half)), "high": float(np.tanh(z + half))}
+    ]
 
 
 def _whole(whole: Binned, states: Mapping[int, Binned]) -> list[Row]:
@@ -207,11 +313,27 @@ def _whole(whole: Binned, states: Mapping[int, Binned]) -> list[Row]:
     means: list[Row] = []
     numbers = [{row["metric"]: row["value"] for row in _of(s)} for s in states.values()]
     for name in ("f1", "auc", "ece"):
-        known = [(one[name], s.n) for one, s in zip(numbers, states.values(), strict=True) if one[name] is not None]
+        known = [
+            (one[name], s.n)
+            for one, s in zip(numbers, states.values(), strict=True)
+            if one[name] is not None
+        ]
         left = len(states) - len(known)
-        value = float(np.average([v for v, _ in known], weights=[n for _, n in known])) if known else None
-        means.append({"metric": name, "estimator": "weighted mean of clients", "value": value,
-                      "note": f"without {left} clients that have examples of one class only" if left else None})
+        value = (
+            float(np.average([v for v, _ in known], weights=[n for _, n in known]))
+            if known
+            else None
+        )
+        means.append(
+            {
+                "metric": name,
+                "estimator": "weighted mean of clients",
+                "value": value,
+                "note": f"without {left} clients that have examples of one class only"
+                if left
+                else None,
+            }
+        )
     return merged + means
 
 
@@ -222,11 +344,21 @@ def _calibration(model: Answers, where: Groups, whole: Binned) -> list[Row]:
     times, bins = where.matrix.sum(0), whole.calibration.shape[1]
     at = bin_of(model.confidence, bins)
     squares = np.bincount(at, weights=times**2, minlength=bins)
-    variances = np.bincount(at, weights=times**2 * model.confidence * (1 - model.confidence), minlength=bins)
-    found: list[Row] = [{"metric": "ece_floor", "estimator": "normal approximation", "value": floor(variances, whole.n)}]
+    variances = np.bincount(
+        at, weights=times**2 * model.confidence * (1 - model.confidence), minlength=bins
+    )
+    found: list[Row] = [
+        {
+            "metric": "ece_floor",
+            "estimator": "normal approximation",
+            "value": floor(variances, whole.n),
+        }
+    ]
     for b, (n, r, c, *_) in enumerate(whole.calibration.T):
         if n:
             base: Row = {"index": b + 1, "estimator": "merged counts", "n_examples": int(n)}
-            found += [{**base, "metric": "bin_confidence", "value": c / n},
-                      {**base, "metric": "bin_accuracy", **share(r * n / squares[b], n * n / squares[b])}]
+            found += [
+                {**base, "metric": "bin_confidence", "value": c / n},
+                {**base, "metric": "bin_accuracy", **share(r * n / squares[b], n * n / squares[b])},
+            ]
     return found

@@ -26,7 +26,11 @@ def draw(table: pd.DataFrame) -> Figure | None:
     if r is None:
         return None
     rows = only(table, round=r)
-    clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"]).sort_values(["value", "client"])
+    clients = (
+        only(rows, scope="client", metric="accuracy")
+        .dropna(subset=["value"])
+        .sort_values(["value", "client"])
+    )
     whole = only(rows, scope="global")
     with style.paper():
         fig, (order, size, reliable) = style.panels(3, 2.5)
@@ -50,12 +54,22 @@ def _order(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
             ends = [np.abs(values[part] - floats(clients[c])[part]) for c in ("low", "high")]
             ax.errorbar(x, values[part], ends, fmt="o", color=color, elinewidth=0.7, capsize=0)
         mean = number(whole, "mean_accuracy")
-        ax.set(xlabel="clients, worst first" + ("" if mean is None else "\n(dotted: their mean)"),
-               ylabel="accuracy of the global model", ylim=(-0.03, 1.03))
+        ax.set(
+            xlabel="clients, worst first" + ("" if mean is None else "\n(dotted: their mean)"),
+            ylabel="accuracy of the global model",
+            ylim=(-0.03, 1.03),
+        )
         ax.set_xticks([])
         style.percents(ax.yaxis)
         if mean is not None:  # named below: on the line, the name would lie on clients
-            ax.axhline(mean, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), zorder=1, label="_reference")
+            ax.axhline(
+                mean,
+                color="#666666",
+                linewidth=0.7,
+                linestyle=(0, (1, 2)),
+                zorder=1,
+                label="_reference",
+            )
     low = number(whole, "worst_decile")
     spread = number(whole, "accuracy_gini")
     ax.set_title(f"worst tenth {_percent(low)}, Gini {style.number(spread, 2)}")
@@ -65,8 +79,14 @@ def _size(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
     sizes, values = floats(clients["size"]), floats(clients["value"])
     worst = -(-len(clients) // 10)
     for part, color in ((slice(worst, None), REST), (slice(0, worst), WORST)):
-        ax.plot(sizes[part], values[part], "o", color=color, alpha=0.8 if len(values) <= MANY else 0.3)
-    ax.set(xlabel="training examples of the client", ylabel="accuracy of the global model", ylim=(-0.03, 1.03))
+        ax.plot(
+            sizes[part], values[part], "o", color=color, alpha=0.8 if len(values) <= MANY else 0.3
+        )
+    ax.set(
+        xlabel="training examples of the client",
+        ylabel="accuracy of the global model",
+        ylim=(-0.03, 1.03),
+    )
     ax.margins(x=0.08)
     style.percents(ax.yaxis)
     found = number(whole, "size_correlation")
@@ -77,13 +97,30 @@ def _reliability(ax: Axes, whole: pd.DataFrame) -> None:
     right = only(whole, metric="bin_accuracy").set_index("index").sort_index()
     sure = only(whole, metric="bin_confidence").set_index("index").reindex(right.index)
     x, y, n = floats(sure["value"]), floats(right["value"]), floats(right["n_examples"])
-    ax.plot([0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (1, 2)), label="_reference")
-    ax.errorbar(x, y, [np.abs(y - floats(right[c])) for c in ("low", "high")], fmt="none", color=REST, elinewidth=0.7, capsize=0)
+    ax.plot(
+        [0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (1, 2)), label="_reference"
+    )
+    ax.errorbar(
+        x,
+        y,
+        [np.abs(y - floats(right[c])) for c in ("low", "high")],
+        fmt="none",
+        color=REST,
+        elinewidth=0.7,
+        capsize=0,
+    )
     ax.scatter(x, y, s=6 + 60 * n / n.sum(), color=REST, linewidth=0)
-    ax.set(xlabel="confidence\n(dotted: calibrated)", ylabel="accuracy (area: examples)", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    ax.set(
+        xlabel="confidence\n(dotted: calibrated)",
+        ylabel="accuracy (area: examples)",
+        xlim=(-0.03, 1.03),
+        ylim=(-0.03, 1.03),
+    )
     style.percents(ax.xaxis, ax.yaxis)
     error = number(whole, "ece", estimator="bayesian bootstrap")
-    ax.set_title(f"ECE {style.number(error, 2)} (chance {style.number(number(whole, 'ece_floor'), 2)})")
+    ax.set_title(
+        f"ECE {style.number(error, 2)} (chance {style.number(number(whole, 'ece_floor'), 2)})"
+    )
 
 
 def _percent(value: float | None) -> str:

@@ -12,13 +12,31 @@ from fldiag.results.select import number, only, spread_rounds
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
 
-ROUNDS = {"round": "round", "mean_accuracy": "mean over clients", "worst_decile": "worst decile", "std": "std",
-          "accuracy_gini": "Gini", "ece": "ECE", "floor": "ECE by chance"}
-NUMBERS = {"what": "last round", "value": "value", "low": "95 % from", "high": "to", "bias": "of it bias"}
-NAMES = {"accuracy": "accuracy, all examples", "mean_accuracy": "accuracy, mean over clients",
-         "worst_decile": "accuracy, worst tenth of clients",
-         "accuracy_variance": "variance over clients", "accuracy_gini": "Gini coefficient over clients",
-         "size_correlation": "correlation with client's size", "ece": "calibration error (ECE)"}
+ROUNDS = {
+    "round": "round",
+    "mean_accuracy": "mean over clients",
+    "worst_decile": "worst decile",
+    "std": "std",
+    "accuracy_gini": "Gini",
+    "ece": "ECE",
+    "floor": "ECE by chance",
+}
+NUMBERS = {
+    "what": "last round",
+    "value": "value",
+    "low": "95 % from",
+    "high": "to",
+    "bias": "of it bias",
+}
+NAMES = {
+    "accuracy": "accuracy, all examples",
+    "mean_accuracy": "accuracy, mean over clients",
+    "worst_decile": "accuracy, worst tenth of clients",
+    "accuracy_variance": "variance over clients",
+    "accuracy_gini": "Gini coefficient over clients",
+    "size_correlation": "correlation with client's size",
+    "ece": "calibration error (ECE)",
+}
 BOTH = {"what": "whole", "merged": "from merged counts", "mean": "weighted mean of clients"}
 
 
@@ -29,26 +47,51 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Small([_round(rows, r) for r in shown], ROUNDS)
     if shown:
         last = only(rows, round=shown[-1])
-        yield Small([_number(last, name) for name in NAMES if len(only(last, metric=name))], NUMBERS)
-        yield Small([{"what": name, "merged": number(last, name, estimator=["merged counts", "bayesian bootstrap"]),
-                      "mean": number(last, name, estimator="weighted mean of clients")} for name in ("f1", "auc", "ece")], BOTH)
+        yield Small(
+            [_number(last, name) for name in NAMES if len(only(last, metric=name))], NUMBERS
+        )
+        yield Small(
+            [
+                {
+                    "what": name,
+                    "merged": number(last, name, estimator=["merged counts", "bayesian bootstrap"]),
+                    "mean": number(last, name, estimator="weighted mean of clients"),
+                }
+                for name in ("f1", "auc", "ece")
+            ],
+            BOTH,
+        )
         if (chance := number(last, "ece_floor")) is not None:
-            yield Say(f"A perfectly calibrated model would show an ECE of about {chance:.2g} on these examples.")
+            yield Say(
+                f"A perfectly calibrated model would show an ECE of about {chance:.2g} on these examples."
+            )
         few = only(frame, scope="client", metric="accuracy", round=shown[-1], value=None)
         if len(few):
-            yield Note(f"left out, with fewer than {options.get('min_count', '?')} examples: clients "
-                       + ", ".join(str(int(c)) for c in few["client"][:12]) + ("…" if len(few) > 12 else ""))
+            yield Note(
+                f"left out, with fewer than {options.get('min_count', '?')} examples: clients "
+                + ", ".join(str(int(c)) for c in few["client"][:12])
+                + ("…" if len(few) > 12 else "")
+            )
     yield from missing.notes(frame)
 
 
 def _round(rows: pd.DataFrame, r: int) -> Row:
     there = only(rows, round=r)
     variance = number(there, "accuracy_variance")
-    return {"round": r, "std": None if variance is None else variance**0.5, "floor": number(there, "ece_floor"),
-            **{name: number(there, name, estimator="bayesian bootstrap") for name in ("mean_accuracy", "worst_decile",
-                                                                                      "accuracy_gini", "ece")}}
+    return {
+        "round": r,
+        "std": None if variance is None else variance**0.5,
+        "floor": number(there, "ece_floor"),
+        **{
+            name: number(there, name, estimator="bayesian bootstrap")
+            for name in ("mean_accuracy", "worst_decile", "accuracy_gini", "ece")
+        },
+    }
 
 
 def _number(last: pd.DataFrame, name: str) -> Row:
     there = only(last, metric=name, estimator=["bayesian bootstrap", "spearman", "exact"])
-    return {"what": NAMES[name], **{c: number(there, column=c) for c in ("value", "low", "high", "bias")}}
+    return {
+        "what": NAMES[name],
+        **{c: number(there, column=c) for c in ("value", "low", "high", "bias")},
+    }

@@ -34,17 +34,47 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     return rounds * (2.0 * (14 + 5) * (2 + share) + history.sampled + 4)
 
 
-@diagnostic("flatness", on="run", parts=True, needs="clients", draw=picture.draw, summary=summary, cost=cost, order=55,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5")
-def flatness(history: History, progress: Progress | None = None, *,
-             rho: Annotated[float, Field(gt=0, description="Length of the ascent step that defines the sharpness.")] = 0.05,
-             every: Annotated[int, Field(ge=1, description="Measure flatness in every N-th round and the last (the momentum "
-                                                           "echo uses all rounds).")] = 5,
-             tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-             estimate: Annotated[Estimate, Field(description="How traces are computed: auto, exact or hutchinson (estimated "
-                                                             "with random vectors).")] = "auto",
-             rtol: Rtol = 0.02, max_products: Products = 200,
-             seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "flatness",
+    on="run",
+    parts=True,
+    needs="clients",
+    draw=picture.draw,
+    summary=summary,
+    cost=cost,
+    order=55,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
+)
+def flatness(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    rho: Annotated[
+        float, Field(gt=0, description="Length of the ascent step that defines the sharpness.")
+    ] = 0.05,
+    every: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Measure flatness in every N-th round and the last (the momentum "
+            "echo uses all rounds).",
+        ),
+    ] = 5,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    estimate: Annotated[
+        Estimate,
+        Field(
+            description="How traces are computed: auto, exact or hutchinson (estimated "
+            "with random vectors)."
+        ),
+    ] = "auto",
+    rtol: Rtol = 0.02,
+    max_products: Products = 200,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    store: Any = None,
+) -> pd.DataFrame:
     """Compare how flat the global model and the clients' models are: sharpness, lambda_1, trace and disagreement of gradients.
 
     F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
@@ -82,8 +112,12 @@ def flatness(history: History, progress: Progress | None = None, *,
     rows: list[Row] = []
     updates = echo.Updates()
     work = measure.Work(history, options)
-    kept = KeptUnits(store, lambda: digest("flatness", history.digest(), vars(options)), measure.Part.packed,
-                     measure.Part.unpacked)
+    kept = KeptUnits(
+        store,
+        lambda: digest("flatness", history.digest(), vars(options)),
+        measure.Part.packed,
+        measure.Part.unpacked,
+    )
     with started(history.executor, measure.done, work) as pool:
         for stored in history.each():
             rows += updates.rows(stored)
@@ -92,4 +126,6 @@ def flatness(history: History, progress: Progress | None = None, *,
                 rows += work.round.rows(pool, progress, kept)
     rows += updates.means()
     measure.refuse_nothing(rows)
-    return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)
+    return table(
+        [{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common
+    )

@@ -26,7 +26,9 @@ class Updates:
         before, self.before = self.before, (r, w)
         if before is not None and before[0] == r - 1:
             update = w - before[1]
-        elif r == 1 and stored.received is not None:  # the first round's clients receive what training began with
+        elif (
+            r == 1 and stored.received is not None
+        ):  # the first round's clients receive what training began with
             update = w - stored.received
         else:
             return []
@@ -35,8 +37,14 @@ class Updates:
 
     def _row(self, r: int, lag: int) -> Row:
         value = float(cosine(self.updates[r], self.updates[r - lag]))
-        about: Row = {"metric": "momentum_echo", "round": r, "moment": "aggregated", "scope": "global", "index": lag,
-                      "estimator": "exact"}
+        about: Row = {
+            "metric": "momentum_echo",
+            "round": r,
+            "moment": "aggregated",
+            "scope": "global",
+            "index": lag,
+            "estimator": "exact",
+        }
         if not np.isfinite(value):
             return {**about, "value": None, "note": "one of the two updates is zero or not finite"}
         self.found[lag].append(value)
@@ -46,12 +54,26 @@ class Updates:
         """Over all rounds, by lag; a lag that no two stored rounds have is masked."""
         rows: list[Row] = []
         for lag, values in self.found.items():
-            about: Row = {"metric": "momentum_echo", "moment": "aggregated", "scope": "global", "index": lag,
-                          "estimator": "exact", "n_rounds": len(values)}
+            about: Row = {
+                "metric": "momentum_echo",
+                "moment": "aggregated",
+                "scope": "global",
+                "index": lag,
+                "estimator": "exact",
+                "n_rounds": len(values),
+            }
             if not values:
-                rows.append({**about, "value": None, "note": f"needs server updates {lag} rounds apart, from stored "
-                                                             "neighbouring rounds (checkpoint.every = 1)"})
+                rows.append(
+                    {
+                        **about,
+                        "value": None,
+                        "note": f"needs server updates {lag} rounds apart, from stored "
+                        "neighbouring rounds (checkpoint.every = 1)",
+                    }
+                )
                 continue
-            spread = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+            spread = (
+                float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+            )
             rows.append({**about, "value": float(np.mean(values)), "stderr": spread})
         return rows

@@ -79,7 +79,9 @@ class Work:
 
     def of(self, round: int) -> Round:
         if self.round is None or self.round.stored.round != round:
-            self.round = Round(self.history, self.history.finite(self.history.stored(round)), self.options)
+            self.round = Round(
+                self.history, self.history.finite(self.history.stored(round)), self.options
+            )
         return self.round
 
 
@@ -90,9 +92,17 @@ def done(work: Work, unit: Unit) -> Part:
 
 def refuse_nothing(rows: Sequence[Row]) -> None:
     """Raises FldiagError, with the first reason, where no flatness at all could be measured."""
-    if not any(row["metric"] in ("sharpness", "eigenvalue", "trace") and row["value"] is not None for row in rows):
-        why = next((row["note"] for row in rows if row["metric"] == "sharpness" and row.get("note")), "no model can be evaluated")
-        raise FldiagError(f"no round has a flatness: {why}", "choose other rounds, or --precision fp64")
+    if not any(
+        row["metric"] in ("sharpness", "eigenvalue", "trace") and row["value"] is not None
+        for row in rows
+    ):
+        why = next(
+            (row["note"] for row in rows if row["metric"] == "sharpness" and row.get("note")),
+            "no model can be evaluated",
+        )
+        raise FldiagError(
+            f"no round has a flatness: {why}", "choose other rounds, or --precision fp64"
+        )
 
 
 class Round:
@@ -105,7 +115,9 @@ class Round:
 
     def rows(self, pool: Pool, progress: Progress | None, kept: KeptUnits) -> list[Row]:
         r = self.stored.round
-        owners = [c for c in range(len(self.history.parts)) if self._own(c).stop > self._own(c).start]
+        owners = [
+            c for c in range(len(self.history.parts)) if self._own(c).stop > self._own(c).start
+        ]
         if not owners:
             self.history.problem((self.stored.aggregated, {}), self.everything, "train")  # says why
         for k in set(self.stored.ids) - set(owners):
@@ -128,7 +140,13 @@ class Round:
         """F at the aggregated weights."""
         about: Row = {"moment": "aggregated", "scope": "global", "slice": "train"}
         part = Part()
-        self._flatness(part, (self.stored.aggregated, self.stored.buffers), self.everything, about, "the aggregated model")
+        self._flatness(
+            part,
+            (self.stored.aggregated, self.stored.buffers),
+            self.everything,
+            about,
+            "the aggregated model",
+        )
         return part
 
     # -- one client
@@ -139,17 +157,36 @@ class Round:
         name = f"client:{client}/train"
         about: Row = {"scope": "client", "client": client, "slice": name}
         start = self.stored.start
-        part.rows.append(self._cosine("flatness_distance", 2.0, self._gradient(start, own), self._of_all_at_received(),
-                                      {**about, "moment": "received", "n_examples": own.stop - own.start}))
+        part.rows.append(
+            self._cosine(
+                "flatness_distance",
+                2.0,
+                self._gradient(start, own),
+                self._of_all_at_received(),
+                {**about, "moment": "received", "n_examples": own.stop - own.start},
+            )
+        )
         here = self.stored.aggregated, self.stored.buffers
-        self._flatness(part, here, own, {**about, "moment": "aggregated"}, f"client {client} at the aggregated weights")
+        self._flatness(
+            part,
+            here,
+            own,
+            {**about, "moment": "aggregated"},
+            f"client {client} at the aggregated weights",
+        )
         if client in self.stored.ids:
             weights = self.stored.client(self.stored.ids.index(client))
             trained: Row = {**about, "moment": "trained"}
             self._flatness(part, weights, own, trained, f"client {client}")
-            part.rows.append(self._cosine("perturbation_misalignment", 1.0, self._gradient(weights, own),
-                                          self._gradient(weights, self.everything),
-                                          {**trained, "n_examples": own.stop - own.start}))
+            part.rows.append(
+                self._cosine(
+                    "perturbation_misalignment",
+                    1.0,
+                    self._gradient(weights, own),
+                    self._gradient(weights, self.everything),
+                    {**trained, "n_examples": own.stop - own.start},
+                )
+            )
             part.rows += self._score(weights, {**trained, "slice": self.pool.split})
         return part
 
@@ -161,7 +198,9 @@ class Round:
     def _gradient(self, weights: Weights, where: slice) -> Tensor:
         w, buffers = weights
         some = proximal.batches(where, None)[0]
-        return proximal.gradient(Losses(self.history.network, self.pool, buffers, weights, some, kind="l2").local(), w)[1]
+        return proximal.gradient(
+            Losses(self.history.network, self.pool, buffers, weights, some, kind="l2").local(), w
+        )[1]
 
     def _cosine(self, metric: str, scale: float, a: Tensor, b: Tensor, about: Row) -> Row:
         """scale (1 - cos(a, b)), masked where one of the two is rounding noise."""
@@ -171,7 +210,11 @@ class Round:
         if not all(map(math.isfinite, lengths)):
             return {**about, "value": None, "note": "a gradient is not finite"}
         if min(lengths) < floor:
-            return {**about, "value": None, "note": f"a gradient of norm {min(lengths):.1e} is rounding noise (below {floor:g})"}
+            return {
+                **about,
+                "value": None,
+                "note": f"a gradient of norm {min(lengths):.1e} is rounding noise (below {floor:g})",
+            }
         return {**about, "value": scale * (1 - value)}
 
     def _score(self, weights: Weights, about: Row) -> list[Row]:
@@ -180,10 +223,19 @@ class Round:
         g = self._gradient(weights, test)
         about = {**about, "metric": "gradient_score", "estimator": "exact", "n_examples": test.stop}
         squares = {n: v.double().square().sum() for n, v in layout.views(g).items()}
-        found: list[tuple[str | None, float]] = [(None, float(torch.linalg.vector_norm(g.double())))]
-        found += [(layer or names[0], math.sqrt(sum(float(squares[n]) for n in names))) for layer, names in layout.layers.items()]
-        return [{**about, "layer": layer, "value": value} if math.isfinite(value) else
-                {**about, "layer": layer, "value": None, "note": "the gradient is not finite"} for layer, value in found]
+        found: list[tuple[str | None, float]] = [
+            (None, float(torch.linalg.vector_norm(g.double())))
+        ]
+        found += [
+            (layer or names[0], math.sqrt(sum(float(squares[n]) for n in names)))
+            for layer, names in layout.layers.items()
+        ]
+        return [
+            {**about, "layer": layer, "value": value}
+            if math.isfinite(value)
+            else {**about, "layer": layer, "value": None, "note": "the gradient is not finite"}
+            for layer, value in found
+        ]
 
     # -- how flat a loss is at a point
 
@@ -208,7 +260,11 @@ def sharpness(problem: Problem, rho: float) -> Row:
     g, floor = problem.gradient(), noise_floor(problem.dtype)
     size = float(torch.linalg.vector_norm(g))
     if size < floor:
-        return {**row, "value": None, "note": f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})"}
+        return {
+            **row,
+            "value": None,
+            "note": f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})",
+        }
     up = problem.w.double() + rho / size * g
     at_w, at_step = finite_scores(problem), problem.losses(up)
     before = at_w.loss
@@ -219,19 +275,46 @@ def sharpness(problem: Problem, rho: float) -> Row:
         each = at_step - at_w.each
         after, change, stderr = float(at_step.mean()), float(each.mean()), problem.stderr(each)
     if not math.isfinite(change):
-        raise FldiagError(f"the loss on slice {problem.slice_name!r} is {before:g}, and {after:g} after a step of length {rho:g}",
-                          "choose rounds from before the training diverged, or a smaller --rho")
-    return {**row, "value": change, "stderr": stderr, "residual": torch.finfo(problem.dtype).eps * (abs(before) + abs(after))}
+        raise FldiagError(
+            f"the loss on slice {problem.slice_name!r} is {before:g}, and {after:g} after a step of length {rho:g}",
+            "choose rounds from before the training diverged, or a smaller --rho",
+        )
+    return {
+        **row,
+        "value": change,
+        "stderr": stderr,
+        "residual": torch.finfo(problem.dtype).eps * (abs(before) + abs(after)),
+    }
 
 
 def lambda_1(problem: Problem, options: Options) -> Row:
-    pairs = eigenpairs(problem, 1, tol=options.tol, max_products=max(100, options.max_products), seed=options.seed)
-    return {"metric": "eigenvalue", "index": 1, "value": float(pairs.values[0]), "residual": float(pairs.residuals[0]),
-            "bound": float(pairs.bounds[0]), "converged": bool(pairs.converged[0]), "estimator": "lanczos"}
+    pairs = eigenpairs(
+        problem, 1, tol=options.tol, max_products=max(100, options.max_products), seed=options.seed
+    )
+    return {
+        "metric": "eigenvalue",
+        "index": 1,
+        "value": float(pairs.values[0]),
+        "residual": float(pairs.residuals[0]),
+        "bound": float(pairs.bounds[0]),
+        "converged": bool(pairs.converged[0]),
+        "estimator": "lanczos",
+    }
 
 
 def trace(problem: Problem, options: Options) -> Row:
-    found = diagonal_of(problem, entries=False, estimate=options.estimate, rtol=options.rtol, max_products=options.max_products,
-                        seed=options.seed)
-    return {"metric": "trace", "value": found.trace, "stderr": found.trace_stderr, "estimator": found.estimator,
-            "converged": found.trace_converged}
+    found = diagonal_of(
+        problem,
+        entries=False,
+        estimate=options.estimate,
+        rtol=options.rtol,
+        max_products=options.max_products,
+        seed=options.seed,
+    )
+    return {
+        "metric": "trace",
+        "value": found.trace,
+        "stderr": found.trace_stderr,
+        "estimator": found.estimator,
+        "converged": found.trace_converged,
+    }

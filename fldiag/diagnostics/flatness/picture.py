@@ -16,15 +16,27 @@ from fldiag.results.select import only
 PICTURE = "picture of flatness"
 #: What stands for the global model, its parts at their own weights, and the parts at the global model's.
 _LOOKS = {"whole": style.look(0), "trained": style.look(1), "aggregated": style.look(2)}
-_TEXTS = {"whole": "whole: F at w", "trained": "parts: mean of Fₖ at wₖ", "aggregated": "parts at one point: mean of Fₖ at w"}
-_TITLES = {"sharpness": "sharpness (one ascent step)", "eigenvalue": "largest eigenvalue λ₁", "trace": "trace"}
+_TEXTS = {
+    "whole": "whole: F at w",
+    "trained": "parts: mean of Fₖ at wₖ",
+    "aggregated": "parts at one point: mean of Fₖ at w",
+}
+_TITLES = {
+    "sharpness": "sharpness (one ascent step)",
+    "eigenvalue": "largest eigenvalue λ₁",
+    "trace": "trace",
+}
 
 
 def draw(table: pd.DataFrame) -> Figure:
     """Above: sharpness, lambda_1 and trace of the whole, of its parts at their trained weights (band: standard error over the
     clients; a dot a client) and of its parts at the whole's weights. Below: flatness distance, perturbation misalignment and
     momentum echo. ``table``: what the diagnostic ``flatness`` returns. Raises FldiagError for another table."""
-    need(table, ("metric", "round", "moment", "scope", "client", "index", "layer", "value", "stderr"), PICTURE)
+    need(
+        table,
+        ("metric", "round", "moment", "scope", "client", "index", "layer", "value", "stderr"),
+        PICTURE,
+    )
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
     with style.paper():
@@ -35,19 +47,40 @@ def draw(table: pd.DataFrame) -> Figure:
         _disagreement(distance, rows, "flatness_distance", "flatness distance")
         _disagreement(misalignment, rows, "perturbation_misalignment", "perturbation misalignment")
         _echo(echo, rows)
-        handles = [Line2D([], [], color=k.color, linestyle=k.dash, marker=k.marker, markersize=4) for k in _LOOKS.values()]
+        handles = [
+            Line2D([], [], color=k.color, linestyle=k.dash, marker=k.marker, markersize=4)
+            for k in _LOOKS.values()
+        ]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
-        style.legend(fig, handles, [*_TEXTS.values(), "a client (echo: a round)"], loc="outside lower center", ncols=4,
-                     columnspacing=1.4, handlelength=2.4, borderpad=0.2)
+        style.legend(
+            fig,
+            handles,
+            [*_TEXTS.values(), "a client (echo: a round)"],
+            loc="outside lower center",
+            ncols=4,
+            columnspacing=1.4,
+            handlelength=2.4,
+            borderpad=0.2,
+        )
     return fig
 
 
 def _parts(ax: Axes, rows: pd.DataFrame, metric: str) -> None:
     clients = only(rows, metric=metric, scope="client", moment="trained")
     _dots(ax, clients, _LOOKS["trained"].color)
-    _line(ax, only(rows, metric=metric, scope="global", moment="aggregated"), _LOOKS["whole"], band=False)
+    _line(
+        ax,
+        only(rows, metric=metric, scope="global", moment="aggregated"),
+        _LOOKS["whole"],
+        band=False,
+    )
     for moment in ("trained", "aggregated"):
-        _line(ax, only(rows, metric=f"{metric}_parts", moment=moment), _LOOKS[moment], band=moment == "trained")
+        _line(
+            ax,
+            only(rows, metric=f"{metric}_parts", moment=moment),
+            _LOOKS[moment],
+            band=moment == "trained",
+        )
     values = floats(only(rows, metric=(metric, f"{metric}_parts"))["value"])
     values = values[np.isfinite(values)]
     if len(values) and values.min() > 0 and values.max() > 30 * values.min():
@@ -68,14 +101,31 @@ def _echo(ax: Axes, rows: pd.DataFrame) -> None:
     found = only(rows, metric="momentum_echo")
     means = only(found, round=None).dropna(subset="value")
     if means.empty:
-        ax.text(0.5, 0.5, "needs neighbouring rounds", ha="center", va="center", transform=ax.transAxes)
+        ax.text(
+            0.5, 0.5, "needs neighbouring rounds", ha="center", va="center", transform=ax.transAxes
+        )
         ax.set_axis_off()
         return
     each = found[found["round"].notna()].dropna(subset="value")
-    ax.plot(floats(each["index"]), floats(each["value"]), linestyle="none", marker=".", markersize=3, color="#777777", alpha=0.6)
+    ax.plot(
+        floats(each["index"]),
+        floats(each["value"]),
+        linestyle="none",
+        marker=".",
+        markersize=3,
+        color="#777777",
+        alpha=0.6,
+    )
     error = np.nan_to_num(floats(means["stderr"]))
-    ax.errorbar(floats(means["index"]), floats(means["value"]), error, color=style.look(3).color, marker=style.look(3).marker,
-                linestyle="-", markersize=4)
+    ax.errorbar(
+        floats(means["index"]),
+        floats(means["value"]),
+        error,
+        color=style.look(3).color,
+        marker=style.look(3).marker,
+        linestyle="-",
+        markersize=4,
+    )
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set(xlabel="lag [rounds]", xticks=range(1, 6))
     ax.grid(True, axis="y")
@@ -83,8 +133,16 @@ def _echo(ax: Axes, rows: pd.DataFrame) -> None:
 
 def _dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     rows = rows.dropna(subset=["round", "value"])
-    ax.plot(floats(rows["round"]), floats(rows["value"]), linestyle="none", marker=".", markersize=3, color=color, alpha=0.45,
-            zorder=1)
+    ax.plot(
+        floats(rows["round"]),
+        floats(rows["value"]),
+        linestyle="none",
+        marker=".",
+        markersize=3,
+        color=color,
+        alpha=0.45,
+        zorder=1,
+    )
 
 
 def _line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: bool) -> None:
@@ -92,8 +150,17 @@ def _line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: bool) -> None:
     x, y, error = floats(rows["round"]), floats(rows["value"]), floats(rows["stderr"])
     if band and np.isfinite(error).any():
         ax.fill_between(x, y - error, y + error, color=look.color, alpha=0.18, linewidth=0)
-    ax.plot(x, y, color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6, markeredgecolor="white",
-            markeredgewidth=0.4, zorder=3)
+    ax.plot(
+        x,
+        y,
+        color=look.color,
+        linestyle=look.dash,
+        marker=look.marker,
+        markersize=3.6,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        zorder=3,
+    )
 
 
 def _frame(ax: Axes) -> None:

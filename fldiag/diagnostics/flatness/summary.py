@@ -12,11 +12,23 @@ from fldiag.results.select import number, only, spread_rounds
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
 
-FLATNESS = {"round": "round", "measure": "measure", "whole": "F at w", "parts": "F_k at w_k", "gap": "gap", "stderr": "± stderr",
-            "point": "F_k at w", "point_gap": "gap at w"}
+FLATNESS = {
+    "round": "round",
+    "measure": "measure",
+    "whole": "F at w",
+    "parts": "F_k at w_k",
+    "gap": "gap",
+    "stderr": "± stderr",
+    "point": "F_k at w",
+    "point_gap": "gap at w",
+}
 NAMES = {"sharpness": "sharpness", "eigenvalue": "λ1", "trace": "trace"}
-GRADIENTS = {"round": "round", "flatness_distance": "flatness distance", "perturbation_misalignment": "perturbation misalignment",
-             "gradient_score": "gradient score"}
+GRADIENTS = {
+    "round": "round",
+    "flatness_distance": "flatness distance",
+    "perturbation_misalignment": "perturbation misalignment",
+    "gradient_score": "gradient score",
+}
 ECHO = {"lag": "lag", "value": "momentum echo", "stderr": "± stderr", "rounds": "pairs of rounds"}
 #: Rounds shown.
 MOST = 6
@@ -25,27 +37,55 @@ MOST = 6
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     whole = only(frame, scope="global", layer=None)
     shown = spread_rounds(whole, "trace_gap", MOST)
-    yield Say(f"F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights; sharpness with rho = "
-              f"{options['rho']:g}")
-    yield Small([_gap(only(whole, round=r), r, metric) for r in shown for metric in NAMES], FLATNESS)
-    yield Small([{"round": r, **{m: number(whole, m, round=r) for m in list(GRADIENTS)[1:]}} for r in shown], GRADIENTS)
+    yield Say(
+        f"F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights; sharpness with rho = "
+        f"{options['rho']:g}"
+    )
+    yield Small(
+        [_gap(only(whole, round=r), r, metric) for r in shown for metric in NAMES], FLATNESS
+    )
+    yield Small(
+        [
+            {"round": r, **{m: number(whole, m, round=r) for m in list(GRADIENTS)[1:]}}
+            for r in shown
+        ],
+        GRADIENTS,
+    )
     echoes = only(whole, metric="momentum_echo", round=None).dropna(subset="value")
-    yield Small([{"lag": lag, "rounds": int(number(echoes, column="n_rounds", index=lag) or 0),
-                  **{column: number(echoes, column=column, index=lag) for column in ("value", "stderr")}}
-                 for lag in sorted(int(i) for i in echoes["index"])], ECHO)
+    yield Small(
+        [
+            {
+                "lag": lag,
+                "rounds": int(number(echoes, column="n_rounds", index=lag) or 0),
+                **{
+                    column: number(echoes, column=column, index=lag)
+                    for column in ("value", "stderr")
+                },
+            }
+            for lag in sorted(int(i) for i in echoes["index"])
+        ],
+        ECHO,
+    )
     if echoes.empty:
         yield Note("no momentum echo: it needs neighbouring rounds (checkpoint.every = 1)")
     masked = only(frame, masked=True)
     masked = masked[(masked["metric"] != "missing") & (masked["metric"] != "momentum_echo")]
     if len(masked):
         why = masked["note"].dropna().unique()
-        yield Note(f"{len(masked)} numbers are masked" + (f", such as: {why[0]}" if len(why) else ""))
+        yield Note(
+            f"{len(masked)} numbers are masked" + (f", such as: {why[0]}" if len(why) else "")
+        )
     yield from missing.notes(frame)
 
 
 def _gap(rows: pd.DataFrame, r: int, metric: str) -> Row:
-    return {"round": r, "measure": NAMES[metric], "whole": number(rows, metric, moment="aggregated"),
-            "parts": number(rows, f"{metric}_parts", moment="trained"), "gap": number(rows, f"{metric}_gap", moment="trained"),
-            "stderr": number(rows, f"{metric}_gap", column="stderr", moment="trained"),
-            "point": number(rows, f"{metric}_parts", moment="aggregated"),
-            "point_gap": number(rows, f"{metric}_gap", moment="aggregated")}
+    return {
+        "round": r,
+        "measure": NAMES[metric],
+        "whole": number(rows, metric, moment="aggregated"),
+        "parts": number(rows, f"{metric}_parts", moment="trained"),
+        "gap": number(rows, f"{metric}_gap", moment="trained"),
+        "stderr": number(rows, f"{metric}_gap", column="stderr", moment="trained"),
+        "point": number(rows, f"{metric}_parts", moment="aggregated"),
+        "point_gap": number(rows, f"{metric}_gap", moment="aggregated"),
+    }

@@ -29,33 +29,86 @@ if TYPE_CHECKING:
 
 LAST = {"moment": "trained", "slice": "test", "layer": None, "index": None}
 NUMBERS = (
-    Number("drop", "accuracy lost in local training, mean over clients", "lower", {"metric": "drop", **LAST}, share=True,
-           needs=("partition",), options={"rounds": "last"}, spread="drop_std", short="lost in local training",
-           column="Forgetting: accuracy lost in local training (± std over clients)"),
-    Number("forgetting", "largest loss of accuracy on a class in local training, mean over clients", "lower",
-           {"metric": "forgetting", **LAST}, share=True, needs=("partition",), options={"rounds": "last"}))
+    Number(
+        "drop",
+        "accuracy lost in local training, mean over clients",
+        "lower",
+        {"metric": "drop", **LAST},
+        share=True,
+        needs=("partition",),
+        options={"rounds": "last"},
+        spread="drop_std",
+        short="lost in local training",
+        column="Forgetting: accuracy lost in local training (± std over clients)",
+    ),
+    Number(
+        "forgetting",
+        "largest loss of accuracy on a class in local training, mean over clients",
+        "lower",
+        {"metric": "forgetting", **LAST},
+        share=True,
+        needs=("partition",),
+        options={"rounds": "last"},
+    ),
+)
 
 
 def cost(history: History, options: Mapping[str, Any]) -> float:
     """A round: every stored model on the test data and, with ``own``, all training data, a third of a gradient each."""
     pool = history.pool
     examples = pool.n if options.get("own", True) else pool.clients.start
-    return len(history.rounds) * (history.sampled + 2) / 3 * examples / max(1, pool.clients.stop - pool.clients.start)
+    return (
+        len(history.rounds)
+        * (history.sampled + 2)
+        / 3
+        * examples
+        / max(1, pool.clients.stop - pool.clients.start)
+    )
 
 
-@diagnostic("forgetting", on="run", parts=True, cheap=True, needs="clients", draw=picture.curves_if_any,
-            more={"-classes": picture.heatmap_if_any},
-            summary=summary, numbers=NUMBERS, cost=cost, also={"why": Also(
-                "account", "Also decompose each update's change of the global loss to second order, in the "
-                           "last round or in --rounds.", options=("slice", "k", "seed"), leads=True)},
-            section=section, order=30,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --why")
-def forgetting(history: History, progress: Progress | None = None, *,
-               min_count: Annotated[int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")] = 5,
-               confidence: Annotated[float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")] = 0.95,
-               own: Annotated[bool, Field(description="Also measure on each client's own training data and on that of all "
-                                                      "others, which takes most of the time.")] = True,
-               store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "forgetting",
+    on="run",
+    parts=True,
+    cheap=True,
+    needs="clients",
+    draw=picture.curves_if_any,
+    more={"-classes": picture.heatmap_if_any},
+    summary=summary,
+    numbers=NUMBERS,
+    cost=cost,
+    also={
+        "why": Also(
+            "account",
+            "Also decompose each update's change of the global loss to second order, in the "
+            "last round or in --rounds.",
+            options=("slice", "k", "seed"),
+            leads=True,
+        )
+    },
+    section=section,
+    order=30,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --why",
+)
+def forgetting(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    min_count: Annotated[
+        int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")
+    ] = 5,
+    confidence: Annotated[
+        float, Field(gt=0, lt=1, description="Confidence level of the accuracy intervals.")
+    ] = 0.95,
+    own: Annotated[
+        bool,
+        Field(
+            description="Also measure on each client's own training data and on that of all "
+            "others, which takes most of the time."
+        ),
+    ] = True,
+    store: Any = None,
+) -> pd.DataFrame:
     """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
     Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
@@ -90,11 +143,24 @@ def forgetting(history: History, progress: Progress | None = None, *,
     from fldiag.rounds.round_cache import Kept
 
     measure = Measure(history, min_count, confidence, own)
-    kept = Kept(store, lambda: digest("forgetting", history.digest(), min_count, confidence, *([] if own else ["test"])))
+    kept = Kept(
+        store,
+        lambda: digest(
+            "forgetting", history.digest(), min_count, confidence, *([] if own else ["test"])
+        ),
+    )
     rows: list[Row] = []
     missing = [r for r in history.rounds if str(r) not in kept.rounds]
-    with started(history.executor, partial(evaluated, own=own), history, name=lambda r: f"round {r}", most=len(missing)) as pool:
-        if not isinstance(pool, Serial):  # one after the other, a round needs not evaluate what the one before has
+    with started(
+        history.executor,
+        partial(evaluated, own=own),
+        history,
+        name=lambda r: f"round {r}",
+        most=len(missing),
+    ) as pool:
+        if not isinstance(
+            pool, Serial
+        ):  # one after the other, a round needs not evaluate what the one before has
             measure.ahead = zip(missing, pool.map(missing), strict=True)
         try:
             for stored in history.each(progress):

@@ -21,7 +21,11 @@ def evaluated(history: History, round: int, own: bool = True) -> Scores | None:
     """Of a round's received, trained and aggregated models, or of the aggregated one alone; None where it cannot be read."""
     try:
         stored = history.stored(round)
-        models = [stored.start, *(stored.client(j) for j in range(len(stored.ids)))] if stored.complete else []
+        models = (
+            [stored.start, *(stored.client(j) for j in range(len(stored.ids)))]
+            if stored.complete
+            else []
+        )
         return history.evaluate([*models, (stored.aggregated, stored.buffers)], test=not own)
     except FldiagError:  # the main process reads it too, and says why
         return None
@@ -31,7 +35,12 @@ class Measure:
     """The rows of one round after the other; keeps what the next rounds are compared with. ``own``: also on training data."""
 
     def __init__(self, history: History, min_count: int, confidence: float, own: bool = True):
-        self.history, self.pool, self.min_count, self.confidence = history, history.pool, min_count, confidence
+        self.history, self.pool, self.min_count, self.confidence = (
+            history,
+            history.pool,
+            min_count,
+            confidence,
+        )
         self.own = own
         y, classes = self.pool.y, history.dataset.classes
         self.classes = 0 if history.dataset.regression else classes
@@ -41,7 +50,9 @@ class Measure:
         self.best: np.ndarray | None = None
         self.before: tuple[int, np.ndarray] | None = None
         self.last: tuple[Any, Scores] | None = None
-        self.ahead: Iterator[tuple[int, Scores | None]] | None = None  # what workers found, in the order of the rounds
+        self.ahead: Iterator[tuple[int, Scores | None]] | None = (
+            None  # what workers found, in the order of the rounds
+        )
         self.seen_clients: set[int] = set()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -76,12 +87,18 @@ class Measure:
         for i, (moment, k) in enumerate(models):
             base = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
             rows += [{**base, **row} for row in self._slices(scores, i, ids if k is None else [k])]
-        rows = [{**row, "inputs": self.history.dataset.scaling, "guess": self._guess(row["metric"])}
-                if row["scope"] == "global" and row["slice"] == self.pool.split else row for row in rows]
+        rows = [
+            {**row, "inputs": self.history.dataset.scaling, "guess": self._guess(row["metric"])}
+            if row["scope"] == "global" and row["slice"] == self.pool.split
+            else row
+            for row in rows
+        ]
         if self.classes:
             if ids:
                 rows += self._changes(scores, ids)
-            rows += self._over_time(stored.round, self._class_right(scores)[-1], bool(scores.valid[-1]))
+            rows += self._over_time(
+                stored.round, self._class_right(scores)[-1], bool(scores.valid[-1])
+            )
         if ids:
             rows += self._means(rows, ids)
         return [{"round": stored.round, "masked": row["value"] is None, **row} for row in rows]
@@ -90,13 +107,27 @@ class Measure:
         """Of received, trained and aggregated models; the received one is usually the last aggregated."""
         models = [stored.client(j) for j in range(clients)] + [(stored.aggregated, stored.buffers)]
         known = None
-        new = None if self.ahead is None else next((s for r, s in self.ahead if r == stored.round), None)
+        new = (
+            None
+            if self.ahead is None
+            else next((s for r, s in self.ahead if r == stored.round), None)
+        )
         if new is None:
             known = self._known(stored) if clients else None
-            new = self.history.evaluate(models if known or not clients else [stored.start, *models], test=not self.own)
+            new = self.history.evaluate(
+                models if known or not clients else [stored.start, *models], test=not self.own
+            )
         if known:
-            right = None if new.right is None or known.right is None else np.concatenate([known.right, new.right])
-            new = Scores(np.concatenate([known.loss, new.loss]), right, np.concatenate([known.valid, new.valid]))
+            right = (
+                None
+                if new.right is None or known.right is None
+                else np.concatenate([known.right, new.right])
+            )
+            new = Scores(
+                np.concatenate([known.loss, new.loss]),
+                right,
+                np.concatenate([known.valid, new.valid]),
+            )
         last = Scores(new.loss[-1:], None if new.right is None else new.right[-1:], new.valid[-1:])
         self.last = (stored.aggregated, stored.buffers), last
         return new
@@ -114,7 +145,11 @@ class Measure:
         if not self.classes:
             return None
         shares = self.per_class / self.per_class.sum()
-        return math.log(self.classes) if metric == "loss" else guess_accuracy(shares.tolist(), self.pool.split)
+        return (
+            math.log(self.classes)
+            if metric == "loss"
+            else guess_accuracy(shares.tolist(), self.pool.split)
+        )
 
     def _slices(self, scores: Scores, i: int, clients: list[int]) -> list[Row]:
         """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""
@@ -124,8 +159,15 @@ class Measure:
         for k in clients if self.own else ():
             own = pool.own(k)
             rows += self._on(scores, i, f"client:{k}/train", [own])
-            rows += self._on(scores, i, f"client:{k}/others",
-                             [slice(everyone.start, min(own.start, everyone.stop)), slice(own.stop, everyone.stop)])
+            rows += self._on(
+                scores,
+                i,
+                f"client:{k}/others",
+                [
+                    slice(everyone.start, min(own.start, everyone.stop)),
+                    slice(own.stop, everyone.stop),
+                ],
+            )
         return rows
 
     def _on(self, scores: Scores, i: int, name: str, where: list[slice]) -> list[Row]:
@@ -133,11 +175,28 @@ class Measure:
         rows = []
         if scores.right is not None:
             right = sum(int(scores.right[i, s].sum()) for s in where)
-            rows.append({"slice": name, "metric": "accuracy", **self._share(right, len(losses), scores.valid[i])})
+            rows.append(
+                {
+                    "slice": name,
+                    "metric": "accuracy",
+                    **self._share(right, len(losses), scores.valid[i]),
+                }
+            )
         shown = scores.valid[i] and len(losses) >= self.min_count
-        stderr = float(losses.std(ddof=1) / np.sqrt(len(losses))) if shown and len(losses) > 1 else None
-        return [*rows, {"slice": name, "metric": "loss", "value": float(losses.mean()) if shown else None, "stderr": stderr,
-                        "n_examples": len(losses), "masked": not shown}]
+        stderr = (
+            float(losses.std(ddof=1) / np.sqrt(len(losses))) if shown and len(losses) > 1 else None
+        )
+        return [
+            *rows,
+            {
+                "slice": name,
+                "metric": "loss",
+                "value": float(losses.mean()) if shown else None,
+                "stderr": stderr,
+                "n_examples": len(losses),
+                "masked": not shown,
+            },
+        ]
 
     def _share(self, right: float, n: float, valid: bool = True) -> Row:
         """A share with its interval, or a masked cell."""
@@ -158,40 +217,108 @@ class Measure:
         models = [("received", None), *(("trained", k) for k in ids), ("aggregated", None)]
         rows: list[Row] = []
         for i, (moment, k) in enumerate(models):
-            base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k, "slice": self.pool.split}
-            rows += [{**base, "metric": "class_accuracy", "index": c, **self._share(counts[i, c], per_class[c], scores.valid[i])}
-                     for c in range(self.classes)]
+            base: Row = {
+                "moment": moment,
+                "scope": "global" if k is None else "client",
+                "client": k,
+                "slice": self.pool.split,
+            }
+            rows += [
+                {
+                    **base,
+                    "metric": "class_accuracy",
+                    "index": c,
+                    **self._share(counts[i, c], per_class[c], scores.valid[i]),
+                }
+                for c in range(self.classes)
+            ]
         for j, k in enumerate(ids, start=1):
             base = {"moment": "trained", "scope": "client", "client": k, "slice": self.pool.split}
             good = bool(scores.valid[0] and scores.valid[j])
             lost, won = start & ~right[j], right[j] & ~start
-            rows += [{**base, "metric": "drop", **self._difference(lost, won, np.ones(n, dtype=bool), good)},
-                     {**base, "metric": "forgotten", **self._share(lost.sum(), n, good)},
-                     {**base, "metric": "learned", **self._share(won.sum(), n, good)},
-                     {**base, "metric": "restored",
-                      **self._share((lost & end).sum(), lost.sum(), good and bool(scores.valid[-1]))}]
+            rows += [
+                {
+                    **base,
+                    "metric": "drop",
+                    **self._difference(lost, won, np.ones(n, dtype=bool), good),
+                },
+                {**base, "metric": "forgotten", **self._share(lost.sum(), n, good)},
+                {**base, "metric": "learned", **self._share(won.sum(), n, good)},
+                {
+                    **base,
+                    "metric": "restored",
+                    **self._share((lost & end).sum(), lost.sum(), good and bool(scores.valid[-1])),
+                },
+            ]
             members = self.onehot.astype(bool)
             cells = [self._difference(lost, won, members[:, c], good) for c in range(self.classes)]
-            rows += [{**base, "metric": "class_forgetting", "index": c, **cell} for c, cell in enumerate(cells)]
-            worst = max((cell for cell in cells if cell["value"] is not None), key=lambda cell: cell["value"], default=None)
-            rows.append({**base, "metric": "forgetting", "n_examples": n, "masked": worst is None,
-                         "value": None if worst is None else worst["value"]})
-            lost = None if worst is None else sum(max(0.0, cell["value"]) for cell in cells if cell["value"] is not None)
-            rows.append({**base, "metric": "granular_forgetting", "n_examples": n, "masked": lost is None, "value": lost})
+            rows += [
+                {**base, "metric": "class_forgetting", "index": c, **cell}
+                for c, cell in enumerate(cells)
+            ]
+            worst = max(
+                (cell for cell in cells if cell["value"] is not None),
+                key=lambda cell: cell["value"],
+                default=None,
+            )
+            rows.append(
+                {
+                    **base,
+                    "metric": "forgetting",
+                    "n_examples": n,
+                    "masked": worst is None,
+                    "value": None if worst is None else worst["value"],
+                }
+            )
+            lost = (
+                None
+                if worst is None
+                else sum(max(0.0, cell["value"]) for cell in cells if cell["value"] is not None)
+            )
+            rows.append(
+                {
+                    **base,
+                    "metric": "granular_forgetting",
+                    "n_examples": n,
+                    "masked": lost is None,
+                    "value": lost,
+                }
+            )
             held = self.held(k)
             has = held > 0
-            rows.append({**base, "metric": "unseen_classes", "value": float((~has).sum()), "n_examples": int(held.sum())})
+            rows.append(
+                {
+                    **base,
+                    "metric": "unseen_classes",
+                    "value": float((~has).sum()),
+                    "n_examples": int(held.sum()),
+                }
+            )
             for i, moment in ((0, "received"), (j, "trained"), (len(ids) + 1, "aggregated")):
-                rows += [{**base, "moment": moment, "metric": f"accuracy_{word}",
-                          **self._share(counts[i, which].sum(), per_class[which].sum(), scores.valid[i])}
-                         for word, which in (("seen", has), ("unseen", ~has))]
+                rows += [
+                    {
+                        **base,
+                        "moment": moment,
+                        "metric": f"accuracy_{word}",
+                        **self._share(
+                            counts[i, which].sum(), per_class[which].sum(), scores.valid[i]
+                        ),
+                    }
+                    for word, which in (("seen", has), ("unseen", ~has))
+                ]
         return [*rows, self._averaged_away(counts, scores.valid)]
 
     def _averaged_away(self, counts: np.ndarray, valid: np.ndarray) -> Row:
         """What aggregation forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
         good, shown = valid[1:-1], self.per_class >= self.min_count
-        row: Row = {"moment": "aggregated", "scope": "global", "slice": self.pool.split, "metric": "granular_forgetting",
-                    "n_examples": int(self.per_class[shown].sum()), "n_clients": int(good.sum())}
+        row: Row = {
+            "moment": "aggregated",
+            "scope": "global",
+            "slice": self.pool.split,
+            "metric": "granular_forgetting",
+            "n_examples": int(self.per_class[shown].sum()),
+            "n_clients": int(good.sum()),
+        }
         if not (good.any() and valid[-1] and shown.any()):
             return {**row, "value": None, "masked": True}
         drop = (counts[1:-1][good].mean(0) - counts[-1])[shown] / self.per_class[shown]
@@ -203,26 +330,48 @@ class Measure:
         if n < self.min_count or not valid:
             return {"value": None, "n_examples": n, "masked": True}
         change = lost[where].astype(float) - won[where]
-        return {"value": float(change.mean()), "stderr": float(change.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
-                "n_examples": n, "masked": False}
+        return {
+            "value": float(change.mean()),
+            "stderr": float(change.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
+            "n_examples": n,
+            "masked": False,
+        }
 
     # -- over clients and rounds
 
     def _means(self, rows: list[Row], ids: list[int]) -> list[Row]:
         """Mean and spread over the clients of what their rows say about the test split; ``restored`` is pooled."""
         found: list[Row] = []
-        wanted = ("accuracy", "loss", "drop", "forgotten", "learned", "forgetting", "granular_forgetting",
-                  "accuracy_seen", "accuracy_unseen")
+        wanted = (
+            "accuracy",
+            "loss",
+            "drop",
+            "forgotten",
+            "learned",
+            "forgetting",
+            "granular_forgetting",
+            "accuracy_seen",
+            "accuracy_unseen",
+        )
         groups: dict[tuple[str, str], list[float]] = {}
         for row in rows:
             judged = row["scope"] == "client" and row["slice"] == self.pool.split
             if judged and row["metric"] in wanted and row["value"] is not None:
                 groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
         for (moment, metric), values in groups.items():
-            base: Row = {"moment": moment, "scope": "global", "slice": self.pool.split, "n_examples": self.pool.test.stop,
-                         "n_clients": len(values)}
-            stderr = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-            found.append({**base, "metric": metric, "value": float(np.mean(values)), "stderr": stderr})
+            base: Row = {
+                "moment": moment,
+                "scope": "global",
+                "slice": self.pool.split,
+                "n_examples": self.pool.test.stop,
+                "n_clients": len(values),
+            }
+            stderr = (
+                float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+            )
+            found.append(
+                {**base, "metric": metric, "value": float(np.mean(values)), "stderr": stderr}
+            )
             if metric in ("accuracy", "loss", "drop"):
                 found.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
         restored = [row for row in rows if row["metric"] == "restored"]
@@ -230,8 +379,16 @@ class Measure:
         if restored:
             total = sum(row["n_examples"] for row in known)
             right = sum(row["value"] * row["n_examples"] for row in known)
-            found.append({"moment": "trained", "scope": "global", "slice": self.pool.split, "metric": "restored",
-                          **self._share(right, total), "n_clients": len(known)})
+            found.append(
+                {
+                    "moment": "trained",
+                    "scope": "global",
+                    "slice": self.pool.split,
+                    "metric": "restored",
+                    **self._share(right, total),
+                    "n_clients": len(known),
+                }
+            )
         return found
 
     def _over_time(self, r: int, right: np.ndarray, valid: bool) -> list[Row]:
@@ -244,10 +401,30 @@ class Measure:
         rows: list[Row] = []
 
         def each(metric: str, values: np.ndarray) -> list[Row]:
-            cells = [{**base, "metric": metric, "index": c, "value": float(v) if shown[c] else None, "masked": not shown[c],
-                      "n_examples": int(self.per_class[c])} for c, v in enumerate(values)]
-            return [*cells, {**base, "metric": metric, "value": float(values[shown].mean()),
-                             "n_examples": int(self.per_class[shown].sum())}] if shown.any() else cells
+            cells = [
+                {
+                    **base,
+                    "metric": metric,
+                    "index": c,
+                    "value": float(v) if shown[c] else None,
+                    "masked": not shown[c],
+                    "n_examples": int(self.per_class[c]),
+                }
+                for c, v in enumerate(values)
+            ]
+            return (
+                [
+                    *cells,
+                    {
+                        **base,
+                        "metric": metric,
+                        "value": float(values[shown].mean()),
+                        "n_examples": int(self.per_class[shown].sum()),
+                    },
+                ]
+                if shown.any()
+                else cells
+            )
 
         if self.best is not None:
             rows += each("backward_transfer", accuracy - self.best)
@@ -265,9 +442,20 @@ class Measure:
     def class_examples(self) -> list[Row]:
         if not self.classes:
             return []
-        return [{"scope": "client", "client": k, "slice": f"client:{k}/train", "metric": "class_examples", "index": c,
-                 "masked": False, "value": float(v), "n_examples": len(self.history.parts[k])}
-                for k in sorted(self.seen_clients) for c, v in enumerate(self.held(k))]
+        return [
+            {
+                "scope": "client",
+                "client": k,
+                "slice": f"client:{k}/train",
+                "metric": "class_examples",
+                "index": c,
+                "masked": False,
+                "value": float(v),
+                "n_examples": len(self.history.parts[k]),
+            }
+            for k in sorted(self.seen_clients)
+            for c, v in enumerate(self.held(k))
+        ]
 
     def held(self, client: int) -> np.ndarray:
         """Training examples of every class that a client has: not the pool's, which may lack a class with few samples."""

@@ -20,37 +20,70 @@ from fldiag.results.select import SPLITS, only, split_of
 
 PICTURE = "picture of forgetting"
 COLUMNS = ("metric", "round", "moment", "scope", "slice", "value")
-_MOMENTS = {"received": "received by the clients", "trained": "after local training (mean ± std)",
-            "aggregated": "after averaging"}
-_SHARES = {"forgotten": "forgotten by local training", "learned": "learned by local training",
-           "restored": "restored by averaging, of the forgotten"}
+_MOMENTS = {
+    "received": "received by the clients",
+    "trained": "after local training (mean ± std)",
+    "aggregated": "after averaging",
+}
+_SHARES = {
+    "forgotten": "forgotten by local training",
+    "learned": "learned by local training",
+    "restored": "restored by averaging, of the forgotten",
+}
 
 
 def _global(table: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     """Rows of one metric on the split by which models are judged, all clients together, by round."""
-    rows = only(table, metric=metric, moment=moment, scope="global", slice=split_of(table), index=None)
+    rows = only(
+        table, metric=metric, moment=moment, scope="global", slice=split_of(table), index=None
+    )
     return rows.dropna(subset=["round"]).set_index("round").sort_index()
 
 
-def line(ax, found: pd.DataFrame, look: style.Look, band: tuple[np.ndarray, np.ndarray] | None) -> None:
+def line(
+    ax, found: pd.DataFrame, look: style.Look, band: tuple[np.ndarray, np.ndarray] | None
+) -> None:
     """The values of a table indexed by round, with a band (low, high)."""
     rounds, values = found.index.to_numpy(float), floats(found["value"])
     # a round that is not there is a gap, not a line across it
-    whole = np.arange(rounds.min(), rounds.max() + 1) if len(rounds) > 1 and np.diff(rounds).min() == 1 else rounds
+    whole = (
+        np.arange(rounds.min(), rounds.max() + 1)
+        if len(rounds) > 1 and np.diff(rounds).min() == 1
+        else rounds
+    )
 
     def spread(v: np.ndarray) -> np.ndarray:
         return np.array([dict(zip(rounds, v, strict=True)).get(r, np.nan) for r in whole])
 
     if band is not None:
-        ax.fill_between(whole, spread(band[0]), spread(band[1]), color=look.color, alpha=0.15, linewidth=0)
-    ax.plot(whole, spread(values), color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.4,
-            markevery=max(len(whole) // 8, 1), markeredgecolor="white", markeredgewidth=0.4)
+        ax.fill_between(
+            whole, spread(band[0]), spread(band[1]), color=look.color, alpha=0.15, linewidth=0
+        )
+    ax.plot(
+        whole,
+        spread(values),
+        color=look.color,
+        linestyle=look.dash,
+        marker=look.marker,
+        markersize=3.4,
+        markevery=max(len(whole) // 8, 1),
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+    )
 
 
 def key(look: style.Look) -> Line2D:
     """What a legend shows of such a line."""
-    return Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.4,
-                  markeredgecolor="white", markeredgewidth=0.4)
+    return Line2D(
+        [],
+        [],
+        color=look.color,
+        linestyle=look.dash,
+        marker=look.marker,
+        markersize=3.4,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+    )
 
 
 def curves(table: pd.DataFrame) -> Figure:
@@ -104,7 +137,9 @@ def heatmap_if_any(table: pd.DataFrame) -> Figure | None:
     return heatmap(table) if there else None
 
 
-def _band(table: pd.DataFrame, found: pd.DataFrame, moment: str) -> tuple[np.ndarray, np.ndarray] | None:
+def _band(
+    table: pd.DataFrame, found: pd.DataFrame, moment: str
+) -> tuple[np.ndarray, np.ndarray] | None:
     if moment == "trained":
         std = _global(table, "accuracy_std", moment)["value"].reindex(found.index)
         return floats(found["value"]) - floats(std), floats(found["value"]) + floats(std)
@@ -113,7 +148,12 @@ def _band(table: pd.DataFrame, found: pd.DataFrame, moment: str) -> tuple[np.nda
 
 def rounds(ax) -> None:
     """Whole rounds along the axis; one alone in the middle."""
-    there = {x for drawn in ax.get_lines() for x in np.asarray(drawn.get_xdata(), dtype=float) if drawn.get_marker() != "None"}
+    there = {
+        x
+        for drawn in ax.get_lines()
+        for x in np.asarray(drawn.get_xdata(), dtype=float)
+        if drawn.get_marker() != "None"
+    }
     if len(there) == 1:
         (only_one,) = there
         ax.set_xlim(only_one - 1, only_one + 1)
@@ -130,8 +170,16 @@ def _finish(ax, label: str, keys: list[tuple[Line2D, str]]) -> None:
     ax.set_ylim(max(low, 0), min(high, 1.02))
     ax.grid(True)
     if keys:
-        style.legend(ax, [k for k, _ in keys], [t for _, t in keys], loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=1,
-                     handlelength=2.6, borderpad=0.1)
+        style.legend(
+            ax,
+            [k for k, _ in keys],
+            [t for _, t in keys],
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.22),
+            ncols=1,
+            handlelength=2.6,
+            borderpad=0.1,
+        )
 
 
 def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
@@ -147,13 +195,18 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     round = there[-1] if round is None else round
     rows = only(rows, round=round)
     if rows.empty:
-        raise FldiagError(f"the table has no class_forgetting of round {round}", f"it has rounds {there[0]}..{there[-1]}",
-                          usage=True)
+        raise FldiagError(
+            f"the table has no class_forgetting of round {round}",
+            f"it has rounds {there[0]}..{there[-1]}",
+            usage=True,
+        )
     cells = _cells(rows)
     many = len(cells) > MANY
     cells = percentiles(cells) if many else cells
     held = only(table, metric="class_examples")
-    counts = _cells(held.iloc[:0] if many else held).reindex(index=cells.index, columns=cells.columns)
+    counts = _cells(held.iloc[:0] if many else held).reindex(
+        index=cells.index, columns=cells.columns
+    )
     clients, classes = cells.shape
     width = style.wide(style.ONE_COLUMN if classes <= 12 else style.TWO_COLUMNS)
     values = cells.to_numpy()
@@ -164,12 +217,25 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         ax.set_facecolor("#bbbbbb")
         for r, c in np.argwhere(~np.isfinite(values)):
             ax.add_patch(_cell_hatch(c, r))
-        image = ax.imshow(values, aspect="auto", cmap=style.DIVERGING, interpolation="nearest",
-                          norm=TwoSlopeNorm(0.0, -max(reach, 1e-9), max(reach, 1e-9)))
+        image = ax.imshow(
+            values,
+            aspect="auto",
+            cmap=style.DIVERGING,
+            interpolation="nearest",
+            norm=TwoSlopeNorm(0.0, -max(reach, 1e-9), max(reach, 1e-9)),
+        )
         unseen = np.argwhere(counts.to_numpy() == 0)
         size = min(3.0, max(1.6, 40 / max(clients, classes)))
-        ax.plot(unseen[:, 1], unseen[:, 0], linestyle="none", marker="o", markersize=size, color="#222222",
-                markeredgecolor="white", markeredgewidth=0.35)
+        ax.plot(
+            unseen[:, 1],
+            unseen[:, 0],
+            linestyle="none",
+            marker="o",
+            markersize=size,
+            color="#222222",
+            markeredgecolor="white",
+            markeredgewidth=0.35,
+        )
         who = "percentile of the clients" if many else "client"
         ax.set(xlabel="class", ylabel=who, title=f"forgetting by class, round {round}")
         ax.set_xticks(range(classes), [str(c) for c in cells.columns]) if classes <= 30 else None
@@ -180,24 +246,46 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         bar = fig.colorbar(image, ax=ax, pad=0.02)
         bar.set_label("accuracy received − trained")
         bar.outline.set_visible(False)
-        keys = [Line2D([], [], linestyle="none", marker="o", markersize=3, color="#222222"),
-                Patch(facecolor="#bbbbbb", hatch="////", edgecolor="white")]
+        keys = [
+            Line2D([], [], linestyle="none", marker="o", markersize=3, color="#222222"),
+            Patch(facecolor="#bbbbbb", hatch="////", edgecolor="white"),
+        ]
         texts = ["client has no such example", f"too few {SPLITS[split_of(table)]} examples"]
         shown = [len(unseen) > 0, bool((~np.isfinite(values)).any())]
         if any(shown):
-            style.legend(fig, [k for k, s in zip(keys, shown, strict=True) if s],
-                         [t for t, s in zip(texts, shown, strict=True) if s], loc="outside lower center", ncols=2,
-                         columnspacing=1.2, borderpad=0.2)
+            style.legend(
+                fig,
+                [k for k, s in zip(keys, shown, strict=True) if s],
+                [t for t, s in zip(texts, shown, strict=True) if s],
+                loc="outside lower center",
+                ncols=2,
+                columnspacing=1.2,
+                borderpad=0.2,
+            )
     return fig
 
 
 def _cell_hatch(x: float, y: float) -> Patch:
     from matplotlib.patches import Rectangle
 
-    return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor="#bbbbbb", hatch="////", edgecolor="white", linewidth=0, zorder=3)
+    return Rectangle(
+        (x - 0.5, y - 0.5),
+        1,
+        1,
+        facecolor="#bbbbbb",
+        hatch="////",
+        edgecolor="white",
+        linewidth=0,
+        zorder=3,
+    )
 
 
 def _cells(rows: pd.DataFrame) -> pd.DataFrame:
-    flat = pd.DataFrame({"client": rows["client"].astype(int), "index": rows["index"].astype(int),
-                         "value": floats(rows["value"])})
+    flat = pd.DataFrame(
+        {
+            "client": rows["client"].astype(int),
+            "index": rows["index"].astype(int),
+            "value": floats(rows["value"]),
+        }
+    )
     return flat.pivot(index="client", columns="index", values="value")

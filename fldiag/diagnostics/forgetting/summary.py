@@ -12,14 +12,29 @@ from fldiag.results.select import WHOLE, number, split_of, spread_rounds
 from fldiag.results.summary import Item, Small
 from fldiag.results.table import Row
 
-COLUMNS = {"round": "round", "received": "received", "trained": "trained", "std": "± (clients)", "aggregated": "aggregated",
-           "drop": "drop", "forgetting": "max over classes", "restored": "restored"}
-LOSSES = {"round": "round", "loss_received": "loss received", "loss_trained": "trained", "loss_aggregated": "aggregated"}
+COLUMNS = {
+    "round": "round",
+    "received": "received",
+    "trained": "trained",
+    "std": "± (clients)",
+    "aggregated": "aggregated",
+    "drop": "drop",
+    "forgetting": "max over classes",
+    "restored": "restored",
+}
+LOSSES = {
+    "round": "round",
+    "loss_received": "loss received",
+    "loss_trained": "trained",
+    "loss_aggregated": "aggregated",
+}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     classes = bool((frame["metric"] == "accuracy").any())
-    yield Small([_row(frame, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES)
+    yield Small(
+        [_row(frame, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
+    )
     yield from missing.notes(frame)
 
 

@@ -43,8 +43,11 @@ def axis(points: int, span: float) -> np.ndarray:
     Raises FldiagError for an even number of points, which has no middle.
     """
     if points % 2 == 0 or points < 3:
-        raise FldiagError(f"points = {points} puts no grid point at the weights themselves",
-                          "use an odd number of at least 3", usage=True)
+        raise FldiagError(
+            f"points = {points} puts no grid point at the weights themselves",
+            "use an odd number of at least 3",
+            usage=True,
+        )
     half = span * (np.arange(1, points // 2 + 1) / (points // 2))
     return np.concatenate([-half[::-1], [0.0], half])
 
@@ -52,7 +55,9 @@ def axis(points: int, span: float) -> np.ndarray:
 def cost(problem: Problem, options: Mapping[str, Any]) -> float:
     """A third of a gradient a point; about a tenth of the points where a spline lies between them."""
     points = options["points"] or POINTS
-    count = points**2 if options["full"] else min(float(points**2), max(grids.LEAST, points**2 / 10))
+    count = (
+        points**2 if options["full"] else min(float(points**2), max(grids.LEAST, points**2 / 10))
+    )
     return count / 3 + (50 if options["directions"] == "eigen" else 0)
 
 
@@ -75,7 +80,11 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
     """The surfaces of a table side by side, on one grid and one colour scale."""
-    drawn = {"notes": bool(table.attrs.get("options", {}).get("notes")), **_scaled(table), **options}
+    drawn = {
+        "notes": bool(table.attrs.get("options", {}).get("notes")),
+        **_scaled(table),
+        **options,
+    }
     return picture.draw(table, names=axes(table), **drawn)
 
 
@@ -97,33 +106,78 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
     return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
 
 
-@diagnostic("landscape", parts=True, draw=draw, more={".html": page, ".caption.txt": caption},
-            pictured=("height", "clip", "notes"), summary=summary, cost=cost, choose=choose,
-            section=section, order=10,
-            variant=lambda options: str(options.get("directions", "eigen")),
-            example="checkpoints/example/fedsol-digits.pt")
-def landscape(problem: Problem, progress: Progress | None = None, *,
-              directions: Annotated[Literal["eigen", "random", "plane", "pca", "clients"], Field(
-                  description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints), pca "
-                              "(principal axes of a run's trajectory) or clients (lines to the clients' models).")] = "eigen",
-              points: Annotated[int | None, Field(ge=3, description="Number of grid points along each axis "
-                                                                    "(odd; default 41).")] = None,
-              span: Annotated[float | None, Field(gt=0, description="Largest coefficient (default 1).")] = None,
-              grid_rtol: Annotated[float, Field(ge=0, lt=1, description="Allowed interpolation error between evaluated points, "
-                                                                        "as a fraction of the loss range.")] = 0.01,
-              full: Annotated[bool, Field(description="Evaluate every grid point; nothing is interpolated.")] = False,
-              height: Annotated[Literal["linear", "log", "auto"], Field(
-                  description="Scale of heights and colours: linear, log, or auto (log if losses span a "
-                              "factor of 30).")] = "auto",
-              clip: Annotated[float | None, Field(gt=0, description="Largest loss that is drawn (default: chosen so that a few "
-                                                                    "very high corners are left out).")] = None,
-              notes: Annotated[bool, Field(description="Also write the caption below the picture.")] = False,
-              through: Any = None,
-              k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
-              tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-              max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for the "
-                                                                   "eigenvalues.")] = 100,
-              seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "landscape",
+    parts=True,
+    draw=draw,
+    more={".html": page, ".caption.txt": caption},
+    pictured=("height", "clip", "notes"),
+    summary=summary,
+    cost=cost,
+    choose=choose,
+    section=section,
+    order=10,
+    variant=lambda options: str(options.get("directions", "eigen")),
+    example="checkpoints/example/fedsol-digits.pt",
+)
+def landscape(
+    problem: Problem,
+    progress: Progress | None = None,
+    *,
+    directions: Annotated[
+        Literal["eigen", "random", "plane", "pca", "clients"],
+        Field(
+            description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints), pca "
+            "(principal axes of a run's trajectory) or clients (lines to the clients' models)."
+        ),
+    ] = "eigen",
+    points: Annotated[
+        int | None,
+        Field(ge=3, description="Number of grid points along each axis (odd; default 41)."),
+    ] = None,
+    span: Annotated[
+        float | None, Field(gt=0, description="Largest coefficient (default 1).")
+    ] = None,
+    grid_rtol: Annotated[
+        float,
+        Field(
+            ge=0,
+            lt=1,
+            description="Allowed interpolation error between evaluated points, "
+            "as a fraction of the loss range.",
+        ),
+    ] = 0.01,
+    full: Annotated[
+        bool, Field(description="Evaluate every grid point; nothing is interpolated.")
+    ] = False,
+    height: Annotated[
+        Literal["linear", "log", "auto"],
+        Field(
+            description="Scale of heights and colours: linear, log, or auto (log if losses span a "
+            "factor of 30)."
+        ),
+    ] = "auto",
+    clip: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="Largest loss that is drawn (default: chosen so that a few "
+            "very high corners are left out).",
+        ),
+    ] = None,
+    notes: Annotated[bool, Field(description="Also write the caption below the picture.")] = False,
+    through: Any = None,
+    k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    max_products: Annotated[
+        int,
+        Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
+    ] = 100,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    store: Any = None,
+) -> pd.DataFrame:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
 
     Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples; ``accuracy`` at the
@@ -154,8 +208,11 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     points = points or POINTS
     axis(points, 1.0)
     if directions == "clients":
-        raise FldiagError("the lines to the clients' models start at a checkpoint, and this is a Problem",
-                          "use profile with directions = 'through', or give landscape a checkpoint", usage=True)
+        raise FldiagError(
+            "the lines to the clients' models start at a checkpoint, and this is a Problem",
+            "use profile with directions = 'through', or give landscape a checkpoint",
+            usage=True,
+        )
     import torch
 
     from fldiag.diagnostics.landscape.measure import Grid, Surface, values
@@ -165,15 +222,28 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     from fldiag.surface.points import Points
 
     scored = loss_rows(problem)
-    ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
-    kept = Points((points, points), store, lambda: digest(
-        problem.digest(), directions, points, span, ends, k, tol, max_products, seed))
+    ends = (
+        dict(through)
+        if isinstance(through, Mapping)
+        else list(through)
+        if isinstance(through, Sequence)
+        else None
+    )
+    kept = Points(
+        (points, points),
+        store,
+        lambda: digest(
+            problem.digest(), directions, points, span, ends, k, tol, max_products, seed
+        ),
+    )
     if kept.held is not None:
         arrays, extra = kept.held
         d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
         found = Directions(d1, d2, extra["rows"], extra["reach"])
     elif directions == "eigen":
-        found = rules.eigen(problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress)
+        found = rules.eigen(
+            problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress
+        )
     elif directions == "random":
         found = rules.random(problem, seed=seed)
     elif directions == "plane":
@@ -181,13 +251,22 @@ def landscape(problem: Problem, progress: Progress | None = None, *,
     else:
         found = rules.pca(problem, through, progress)
     places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
-    kept.keep({"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
-              {"rows": found.rows, "reach": found.reach})
+    kept.keep(
+        {"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
+        {"rows": found.rows, "reach": found.reach},
+    )
     try:
         grid = Grid(problem, (found.d1, found.d2), places)
         surface = Surface(grid, kept, seed, progress)
-        with started(problem.executor, values, grid, name=lambda block: f"{len(block)} points of the landscape") as pool:
-            filled = surface.fill(0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool)
+        with started(
+            problem.executor,
+            values,
+            grid,
+            name=lambda block: f"{len(block)} points of the landscape",
+        ) as pool:
+            filled = surface.fill(
+                0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool
+            )
     finally:  # also on Ctrl-C
         kept.save()
     rows = at_centre(surface.rows(filled), scored, x=0.0, y=0.0)

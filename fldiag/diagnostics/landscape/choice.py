@@ -18,7 +18,9 @@ LONGEST = 50
 Target = Run | Checkpoint | Problem
 
 
-def choose(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+def choose(
+    targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]
+) -> Choice:
     """Every target alone, unless the directions join several. The lines to clients' models are another diagnostic's."""
     directions = options["directions"]
     if directions == "clients":
@@ -40,13 +42,20 @@ def _last(target: Target) -> Checkpoint | Problem:
 
 def _plane(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
     if len(targets) != 3:
-        raise FldiagError(f"a plane goes through three checkpoints, {len(targets)} given", "give three", usage=True)
+        raise FldiagError(
+            f"a plane goes through three checkpoints, {len(targets)} given",
+            "give three",
+            usage=True,
+        )
     found = [_last(t) for t in targets]
     problems = [t if isinstance(t, Problem) else from_checkpoint.problem(t, **where) for t in found]
     through = [_weights(p) for p in problems[1:]]
     note = "the surface has the buffers of the first checkpoint everywhere; the losses of the points are with their own"
-    return Choice([(found[0], {"through": through})], named=[t for t in found if isinstance(t, Checkpoint)],
-                  notes=[note] if problems[0].buffers else [])
+    return Choice(
+        [(found[0], {"through": through})],
+        named=[t for t in found if isinstance(t, Checkpoint)],
+        notes=[note] if problems[0].buffers else [],
+    )
 
 
 def _trajectory(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
@@ -56,9 +65,14 @@ def _trajectory(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
     states = [c.state for c in found[:-1]]
     through: Any = dict(zip(rounds, states, strict=True)) if known else states
     buffers = from_checkpoint.problem(found[-1], **where).buffers
-    return Choice([(found[-1], {"through": through})], named=found, notes=[
-        f"trajectory of {len(found)} checkpoints, {found[0].label} to {found[-1].label}"
-        + (", all with the buffers of the last" if buffers else "")])
+    return Choice(
+        [(found[-1], {"through": through})],
+        named=found,
+        notes=[
+            f"trajectory of {len(found)} checkpoints, {found[0].label} to {found[-1].label}"
+            + (", all with the buffers of the last" if buffers else "")
+        ],
+    )
 
 
 def trajectory(targets: Sequence[Target]) -> list[Checkpoint]:
@@ -68,29 +82,45 @@ def trajectory(targets: Sequence[Target]) -> list[Checkpoint]:
     """
     if len(targets) == 1 and isinstance(run := targets[0], Run):
         rounds, count = run.rounds, min(len(run.rounds), LONGEST)
-        chosen = sorted({rounds[round(i * (len(rounds) - 1) / max(count - 1, 1))] for i in range(count)})
+        chosen = sorted(
+            {rounds[round(i * (len(rounds) - 1) / max(count - 1, 1))] for i in range(count)}
+        )
         found = [run.checkpoint(r) for r in chosen]
     else:
         found = [c for t in targets if not isinstance(c := _last(t), Problem)]
         if all(c.round is not None for c in found) and len({c.round for c in found}) == len(found):
             found.sort(key=lambda c: c.round or 0)
     if len(found) < 3:
-        raise FldiagError(f"a trajectory needs at least three checkpoints, {len(found)} given",
-                          "give a run folder with more rounds (checkpoint.every), or more files", usage=True)
+        raise FldiagError(
+            f"a trajectory needs at least three checkpoints, {len(found)} given",
+            "give a run folder with more rounds (checkpoint.every), or more files",
+            usage=True,
+        )
     return found
 
 
-def _clients(targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+def _clients(
+    targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]
+) -> Choice:
     """Profiles from the global model to each stored client's."""
     if options["height"] == "log" or options["clip"] is not None:
-        raise FldiagError("height and clip are for surfaces", "leave them out of a picture of lines", usage=True)
+        raise FldiagError(
+            "height and clip are for surfaces", "leave them out of a picture of lines", usage=True
+        )
     if where.get("client") is not None or options["span"] is not None:
-        raise FldiagError("the ways to the clients' models start at the global model and end at theirs",
-                          "leave out --client and --span", usage=True)
+        raise FldiagError(
+            "the ways to the clients' models start at the global model and end at theirs",
+            "leave out --client and --span",
+            usage=True,
+        )
     points = {} if options["points"] is None else {"points": options["points"]}
     checkpoints = [_last(t) for t in targets]
-    return Choice([(t, {"through": ends(t, where)}) for t in checkpoints], instead="profile", stem="interpolation",
-                  options={"directions": "through", "seed": options["seed"], **points})
+    return Choice(
+        [(t, {"through": ends(t, where)}) for t in checkpoints],
+        instead="profile",
+        stem="interpolation",
+        options={"directions": "through", "seed": options["seed"], **points},
+    )
 
 
 def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, Any]:
@@ -100,11 +130,22 @@ def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, An
     """
     if isinstance(target, Problem) or target.clients is None or not target.client_ids:
         what = target.name if isinstance(target, Problem) else target.path
-        raise FldiagError(f"{what} holds no trained weights of clients", "train with checkpoint.clients = 'sampled'", usage=True)
+        raise FldiagError(
+            f"{what} holds no trained weights of clients",
+            "train with checkpoint.clients = 'sampled'",
+            usage=True,
+        )
     problem = from_checkpoint.problem(target, **where)
     whole = Layout.of(problem.module)
     if target.clients.shape[1:] != (whole.size,):
-        raise FldiagError(f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
-                          "the file was edited; use the original")
-    return {client: {**whole.views(target.clients[row]), **{n: b[row] for n, b in target.buffers.items()}}
-            for row, client in enumerate(target.client_ids)}
+        raise FldiagError(
+            f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
+            "the file was edited; use the original",
+        )
+    return {
+        client: {
+            **whole.views(target.clients[row]),
+            **{n: b[row] for n, b in target.buffers.items()},
+        }
+        for row, client in enumerate(target.client_ids)
+    }

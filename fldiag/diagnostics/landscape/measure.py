@@ -45,7 +45,13 @@ class Surface:
     """Fills the grid and says how; rows of the arrays are y."""
 
     def __init__(self, grid: Grid, kept: Points, seed: int, progress: Progress | None):
-        self.grid, self.kept, self.seed, self.progress, self.places = grid, kept, seed, progress, grid.places
+        self.grid, self.kept, self.seed, self.progress, self.places = (
+            grid,
+            kept,
+            seed,
+            progress,
+            grid.places,
+        )
         self.pool: Pool | None = None
 
     def fill(self, rtol: float, pool: Pool | None = None) -> grids.Filled:
@@ -54,16 +60,37 @@ class Surface:
         return grids.fill(self.places, values, self._ask, rtol, self.seed)
 
     def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:
-        self.kept.fill(new, self.grid.value, f"landscape, {stage}", self.progress, planned, self.pool)
+        self.kept.fill(
+            new, self.grid.value, f"landscape, {stage}", self.progress, planned, self.pool
+        )
 
     def rows(self, filled: grids.Filled) -> list[Row]:
         rows: list[Row] = [
-            {"metric": "loss", "estimator": "exact" if filled.evaluated[r, c] else "spline", "x": float(x), "y": float(y),
-             "value": float(filled.value[r, c]), "stderr": float(filled.stderr[r, c]),
-             "residual": None if filled.evaluated[r, c] else float(filled.residual[r, c])}
-            for r, y in enumerate(self.places) for c, x in enumerate(self.places)]
+            {
+                "metric": "loss",
+                "estimator": "exact" if filled.evaluated[r, c] else "spline",
+                "x": float(x),
+                "y": float(y),
+                "value": float(filled.value[r, c]),
+                "stderr": float(filled.stderr[r, c]),
+                "residual": None if filled.evaluated[r, c] else float(filled.residual[r, c]),
+            }
+            for r, y in enumerate(self.places)
+            for c, x in enumerate(self.places)
+        ]
         if filled.error is not None:
-            rows += [{"metric": "interpolation_error", "estimator": "spline", "value": filled.error, "index": filled.checks},
-                     {"metric": "evaluated", "estimator": "exact", "value": int(filled.evaluated.sum()),
-                      "unit": "points"}]
+            rows += [
+                {
+                    "metric": "interpolation_error",
+                    "estimator": "spline",
+                    "value": filled.error,
+                    "index": filled.checks,
+                },
+                {
+                    "metric": "evaluated",
+                    "estimator": "exact",
+                    "value": int(filled.evaluated.sum()),
+                    "unit": "points",
+                },
+            ]
         return rows

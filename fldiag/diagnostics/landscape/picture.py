@@ -29,9 +29,15 @@ _LINE = 0.135  # inches a line of caption
 BOLD = 9.5  # points of a text as wide as one of 8.5 in bold
 
 
-def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
-         height: Literal["linear", "log", "auto"] = "auto",
-         names: tuple[str, str] = ("direction 1", "direction 2"), per_row: int = 4, notes: bool = False) -> Figure:
+def draw(
+    table: pd.DataFrame,
+    *,
+    clip: float | Literal["auto"] | None = "auto",
+    height: Literal["linear", "log", "auto"] = "auto",
+    names: tuple[str, str] = ("direction 1", "direction 2"),
+    per_row: int = 4,
+    notes: bool = False,
+) -> Figure:
     """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and its ratio to the fifth.
 
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
@@ -45,12 +51,24 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     shared = scale(grids, clip, height)
     width = style.wide()
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
-    right, gap = 0.30 + 0.065 * longest, 0.20 + 0.085 * max(longest - 3, 0)  # room for tick labels of the loss
-    columns = min(len(grids), max(per_row, 1), max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1))
+    right, gap = (
+        0.30 + 0.065 * longest,
+        0.20 + 0.085 * max(longest - 3, 0),
+    )  # room for tick labels of the loss
+    columns = min(
+        len(grids), max(per_row, 1), max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1)
+    )
     blocks = math.ceil(len(grids) / columns)
     side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
     titles = [style.wrap(style.plain(g.run), side, 2, BOLD) for g in grids]
-    captions = [[line for part in (g.caption() if notes else g.numbers()) for line in style.wrap(part, side, 2)] for g in grids]
+    captions = [
+        [
+            line
+            for part in (g.caption() if notes else g.numbers())
+            for line in style.wrap(part, side, 2)
+        ]
+        for g in grids
+    ]
     title = 0.17 * max(map(len, titles)) + 0.02
     caption = _LINE * max(map(len, captions))
     peak = 0.88 * (side + 0.16)
@@ -62,7 +80,10 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
     whole = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
     with style.paper():
         fig = style.figure(total, whole)
-        limits = [(min(getattr(g, a)[0] for g in grids), max(getattr(g, a)[-1] for g in grids)) for a in "xy"]
+        limits = [
+            (min(getattr(g, a)[0] for g in grids), max(getattr(g, a)[-1] for g in grids))
+            for a in "xy"
+        ]
         for number, grid in enumerate(grids):
             row, column = divmod(number, columns)
             left = _LEFT + column * (side + gap)
@@ -72,43 +93,86 @@ def draw(table: pd.DataFrame, *, clip: float | Literal["auto"] | None = "auto",
             def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
                 return x / total, y / whole, w / total, h / whole
 
-            fig.text(middle / total, (top - title + 0.02) / whole, "\n".join(titles[number]),
-                     ha="center", va="bottom", fontsize=8.5, weight="bold", linespacing=1.1)
+            fig.text(
+                middle / total,
+                (top - title + 0.02) / whole,
+                "\n".join(titles[number]),
+                ha="center",
+                va="bottom",
+                fontsize=8.5,
+                weight="bold",
+                linespacing=1.1,
+            )
             fine = grid.finely(shared)
             peak_at = top - title - peak
             # A 3-D axes leaves its upper edge empty: it may reach behind the title.
-            above = fig.add_axes(place(left - 0.08, peak_at, side + 0.16, peak + 0.07 * side), projection="3d",
-                                 label=f"surface {number}")
-            above.set_zorder(-column)  # tick labels at its right lie over the next one's empty edge, not under it
+            above = fig.add_axes(
+                place(left - 0.08, peak_at, side + 0.16, peak + 0.07 * side),
+                projection="3d",
+                label=f"surface {number}",
+            )
+            above.set_zorder(
+                -column
+            )  # tick labels at its right lie over the next one's empty edge, not under it
             _surface(above, fine, shared, limits, names)
             flat_at = peak_at - under - side
             below = fig.add_axes(place(left, flat_at, side, side), label=f"contours {number}")
             _contours(below, grid, fine, shared, limits, names, first=column == 0)
-            fig.text(middle / total, (flat_at - _XLABEL) / whole, "\n".join(map(style.plain, captions[number])),
-                     ha="center", va="top", fontsize=7, linespacing=1.25)
+            fig.text(
+                middle / total,
+                (flat_at - _XLABEL) / whole,
+                "\n".join(map(style.plain, captions[number])),
+                ha="center",
+                va="top",
+                fontsize=7,
+                linespacing=1.25,
+            )
             if column == 0:
                 _bar(fig, place(total - right + 0.10, flat_at, 0.09, side), shared)
         if said:
-            fig.text(0.1 / total, 0.06 / whole, "\n".join(said), ha="left", va="bottom", fontsize=7,
-                     color="#444444", linespacing=1.2)
+            fig.text(
+                0.1 / total,
+                0.06 / whole,
+                "\n".join(said),
+                ha="left",
+                va="bottom",
+                fontsize=7,
+                color="#444444",
+                linespacing=1.2,
+            )
     return fig
 
 
 Fine = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _surface(ax, fine: Fine, shared: Scale, limits: list[tuple[float, float]], names: tuple[str, str]) -> None:
+def _surface(
+    ax, fine: Fine, shared: Scale, limits: list[tuple[float, float]], names: tuple[str, str]
+) -> None:
     x, y = np.meshgrid(*fine[:2])
     heights = np.ma.filled(np.ma.masked_greater(fine[2], shared.high), np.nan)
-    drawn = ax.plot_surface(x, y, heights, rstride=1, cstride=1, cmap=style.COLORMAP,
-                            norm=Normalize(shared.low, shared.high), linewidth=0, antialiased=False)
+    drawn = ax.plot_surface(
+        x,
+        y,
+        heights,
+        rstride=1,
+        cstride=1,
+        cmap=style.COLORMAP,
+        norm=Normalize(shared.low, shared.high),
+        linewidth=0,
+        antialiased=False,
+    )
     drawn.set_rasterized(True)  # thousands of polygons show seams and weigh much as vectors
     ax.set(xlim=limits[0], ylim=limits[1], zlim=(shared.low, shared.high))
     ax.set_box_aspect((1, 1, 0.8), zoom=0.97)
     ax.view_init(elev=26, azim=-57)
     ax.patch.set_alpha(0)
     # Ticks at the ends would meet at the front corner.
-    for axis, ticks in ((ax.xaxis, _inner(*limits[0])), (ax.yaxis, _inner(*limits[1])), (ax.zaxis, shared.ticks(4))):
+    for axis, ticks in (
+        (ax.xaxis, _inner(*limits[0])),
+        (ax.yaxis, _inner(*limits[1])),
+        (ax.zaxis, shared.ticks(4)),
+    ):
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
         axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
@@ -131,23 +195,44 @@ def _inner(low: float, high: float) -> list[float]:
 def _round(low: float, high: float) -> list[float]:
     """Round places of a range, its ends among them where they are round."""
     slack = 1e-9 * (high - low)
-    return [float(p) for p in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low - slack <= p <= high + slack]
+    return [
+        float(p)
+        for p in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
+        if low - slack <= p <= high + slack
+    ]
 
 
-def _contours(ax, grid: Surface, fine: Fine, shared: Scale, limits, names: tuple[str, str], first: bool) -> None:
+def _contours(
+    ax, grid: Surface, fine: Fine, shared: Scale, limits, names: tuple[str, str], first: bool
+) -> None:
     x, y, height = fine
     levels = np.linspace(shared.low, shared.high, 21)
-    ax.contourf(x, y, height, levels=levels, cmap=style.COLORMAP, norm=Normalize(shared.low, shared.high))
-    ax.contour(x, y, height, levels=levels[1:-1], colors="white", linestyles="solid", linewidths=0.3,
-               alpha=0.7)
+    ax.contourf(
+        x, y, height, levels=levels, cmap=style.COLORMAP, norm=Normalize(shared.low, shared.high)
+    )
+    ax.contour(
+        x,
+        y,
+        height,
+        levels=levels[1:-1],
+        colors="white",
+        linestyles="solid",
+        linewidths=0.3,
+        alpha=0.7,
+    )
     ax.set(xlim=limits[0], ylim=limits[1], xlabel=style.plain(names[0]))
     trajectory(ax, grid.marks)
     if all(low <= 0 <= high for low, high in limits):
         ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
         ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1, label="weights")
-    for axis, (low, high), sides in ((ax.xaxis, limits[0], ("left", "right")), (ax.yaxis, limits[1], ("bottom", "top"))):
+    for axis, (low, high), sides in (
+        (ax.xaxis, limits[0], ("left", "right")),
+        (ax.yaxis, limits[1], ("bottom", "top")),
+    ):
         ticks = _round(low, high)
-        axis.set_ticks(ticks, [style.number(0.0 if abs(t) < 1e-9 * (high - low) else t) for t in ticks])
+        axis.set_ticks(
+            ticks, [style.number(0.0 if abs(t) < 1e-9 * (high - low) else t) for t in ticks]
+        )
         # Labels at the ends stay within the frame: outside, they would meet the neighbour's.
         for at, text in zip(ticks, axis.get_ticklabels(), strict=True):
             for end, way in zip((low, high), sides, strict=True):
@@ -163,10 +248,20 @@ def _contours(ax, grid: Surface, fine: Fine, shared: Scale, limits, names: tuple
 
 def _bar(fig: Figure, rect: tuple[float, float, float, float], shared: Scale) -> None:
     ax = fig.add_axes(rect, label="colours")
-    bar = fig.colorbar(ScalarMappable(Normalize(shared.low, shared.high), matplotlib.colormaps[style.COLORMAP]),
-                       cax=ax, ticks=shared.ticks(6), extend="max" if shared.clip is not None else "neither",
-                       extendfrac=0.04, format=FuncFormatter(lambda v, _: shared.label(v)))
+    bar = fig.colorbar(
+        ScalarMappable(Normalize(shared.low, shared.high), matplotlib.colormaps[style.COLORMAP]),
+        cax=ax,
+        ticks=shared.ticks(6),
+        extend="max" if shared.clip is not None else "neither",
+        extendfrac=0.04,
+        format=FuncFormatter(lambda v, _: shared.label(v)),
+    )
     bar.outline.set_linewidth(0.5)
     bar.ax.yaxis.set_minor_locator(NullLocator())
     # Above the bar: beside it, the name would need room that long tick labels take.
-    bar.ax.set_title("loss", fontsize=7.5, pad=4 + (0.04 * 72 * 1.2 if shared.clip is not None else 0), loc="left")
+    bar.ax.set_title(
+        "loss",
+        fontsize=7.5,
+        pad=4 + (0.04 * 72 * 1.2 if shared.clip is not None else 0),
+        loc="left",
+    )

@@ -12,8 +12,16 @@ from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
 from fldiag.surface.grid import COVERAGE
 
-SUMMARY = {"run": "checkpoint", "slice": "slice", "n": "n", "loss": "loss", "lambda_1": "λ1", "residual": "± (residual)",
-           "ratio": "λ1/λ5", "converged": "converged"}
+SUMMARY = {
+    "run": "checkpoint",
+    "slice": "slice",
+    "n": "n",
+    "loss": "loss",
+    "lambda_1": "λ1",
+    "residual": "± (residual)",
+    "ratio": "λ1/λ5",
+    "converged": "converged",
+}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -26,12 +34,19 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 def _row(part: pd.DataFrame, run: str) -> Row:
     """Loss at the centre, λ1 with its residual, λ1/λ5."""
     centre = only(part, metric="loss", x=0, y=0)
-    row: Row = {"run": run, "slice": centre["slice"].iloc[0], "n": int(centre["n_examples"].iloc[0]),
-                "loss": number(centre)}
+    row: Row = {
+        "run": run,
+        "slice": centre["slice"].iloc[0],
+        "n": int(centre["n_examples"].iloc[0]),
+        "loss": number(centre),
+    }
     top = number(part, "eigenvalue", index=1)
     if top is not None:
-        row |= {"lambda_1": top, "residual": number(part, "eigenvalue", column="residual", index=1),
-                "converged": bool(only(part, metric="eigenvalue")["converged"].all())}
+        row |= {
+            "lambda_1": top,
+            "residual": number(part, "eigenvalue", column="residual", index=1),
+            "converged": bool(only(part, metric="eigenvalue")["converged"].all()),
+        }
     ratio = number(part, "eigenvalue_ratio")
     return row if ratio is None else row | {"ratio": ratio}
 
@@ -41,15 +56,23 @@ def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
     total = int((part["metric"] == "loss").sum())
     if (error := number(part, "interpolation_error")) is not None:
         held, surfaces = COVERAGE
-        yield Say(f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
-                  f"{100 * error:.2g} % of the loss range (an estimate; it held on {held:.3g} % of {surfaces} test surfaces)")
+        yield Say(
+            f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
+            f"{100 * error:.2g} % of the loss range (an estimate; it held on {held:.3g} % of {surfaces} test surfaces)"
+        )
     values = only(part, metric="eigenvalue").sort_values("index")
-    flat = values["value"].abs() <= values["residual"].clip(lower=1e-6 * values["value"].abs().max())
+    flat = values["value"].abs() <= values["residual"].clip(
+        lower=1e-6 * values["value"].abs().max()
+    )
     if len(values) and flat.iloc[:2].any():
-        yield Note(f"{lead}eigenvalue {1 if flat.iloc[0] else 2} is zero within its error: the direction shown for it is "
-                   "arbitrary")
+        yield Note(
+            f"{lead}eigenvalue {1 if flat.iloc[0] else 2} is zero within its error: the direction shown for it is "
+            "arbitrary"
+        )
     shares = only(part, metric="explained_variance")["value"]
     if len(shares):
         away = only(part, metric="projection_error")["value"]
-        yield Say(f"{lead}the plane explains {100 * float(shares.sum()):.1f} % of the trajectory's variance; farthest "
-                  f"checkpoint from it: {float(away.max()):.3g}")
+        yield Say(
+            f"{lead}the plane explains {100 * float(shares.sum()):.1f} % of the trajectory's variance; farthest "
+            f"checkpoint from it: {float(away.max()):.3g}"
+        )

@@ -17,8 +17,12 @@ from fldiag.results.select import only
 
 PICTURE = "loss landscape"
 #: Directions -> what the two axes are.
-AXES = {"eigen": ("eigenvector 1", "eigenvector 2"), "random": ("random direction 1", "random direction 2"),
-        "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"), "pca": ("principal axis 1", "principal axis 2")}
+AXES = {
+    "eigen": ("eigenvector 1", "eigenvector 2"),
+    "random": ("random direction 1", "random direction 2"),
+    "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"),
+    "pca": ("principal axis 1", "principal axis 2"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,10 @@ class Surface:
     @property
     def centre(self) -> float | None:
         """Loss at the weights themselves, coefficients (0, 0); None when that is no grid point."""
-        near = [np.flatnonzero(np.abs(axis) <= 1e-9 * max(np.ptp(axis), 1e-30)) for axis in (self.y, self.x)]
+        near = [
+            np.flatnonzero(np.abs(axis) <= 1e-9 * max(np.ptp(axis), 1e-30))
+            for axis in (self.y, self.x)
+        ]
         return float(self.loss[near[0][0], near[1][0]]) if all(len(i) for i in near) else None
 
     @property
@@ -69,18 +76,31 @@ class Surface:
 
     def numbers(self) -> list[str]:
         """What stands under the contours: lambda_1 and lambda_1 / lambda_5, and that the surface is drawn as a spline."""
-        known = [f"λ₁ = {number(self.sharpness, 3)}"] * (self.sharpness is not None) + [f"λ₁/λ₅ = {number(self.ratio, 3)}"] * (
-            self.ratio is not None)
-        through = f"{len(self.x)} × {len(self.y)}" if self.evaluated is None else f"{self.evaluated:,}"
+        known = [f"λ₁ = {number(self.sharpness, 3)}"] * (self.sharpness is not None) + [
+            f"λ₁/λ₅ = {number(self.ratio, 3)}"
+        ] * (self.ratio is not None)
+        through = (
+            f"{len(self.x)} × {len(self.y)}" if self.evaluated is None else f"{self.evaluated:,}"
+        )
         return [*([", ".join(known)] if known else []), f"spline through {through} points"]
 
     def caption(self) -> list[str]:
         """Short lines: slice, number of examples, lambda_1 with its residual, how the values were found."""
-        lines = [f"{self.slice or 'unnamed slice'}", f"n = {self.n:,}" if self.n is not None else "n unknown"]
+        lines = [
+            f"{self.slice or 'unnamed slice'}",
+            f"n = {self.n:,}" if self.n is not None else "n unknown",
+        ]
         if self.sharpness is not None or self.ratio is not None:
-            error = "" if self.sharpness is None or self.residual is None else f", residual {number(self.residual, 2)}"
-            lines += [f"λ₁ = {number(self.sharpness)}{error}", *([] if self.converged else ["(not converged)"]),
-                      f"λ₁/λ₅ = {number(self.ratio)}"]
+            error = (
+                ""
+                if self.sharpness is None or self.residual is None
+                else f", residual {number(self.residual, 2)}"
+            )
+            lines += [
+                f"λ₁ = {number(self.sharpness)}{error}",
+                *([] if self.converged else ["(not converged)"]),
+                f"λ₁/λ₅ = {number(self.ratio)}",
+            ]
         return lines + self.made()
 
     def finely(self, shared: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,24 +111,40 @@ class Surface:
 
         heights = shared.height(self.loss, cut=False)
         lost = ~np.isfinite(self.loss)
-        kind = PchipInterpolator if lost.any() or shared.clip is not None or min(heights.shape) < 4 else CubicSpline
+        kind = (
+            PchipInterpolator
+            if lost.any() or shared.clip is not None or min(heights.shape) < 4
+            else CubicSpline
+        )
         heights = np.where(lost, shared.high, heights)
         axes = []
         for axis, places in ((0, self.y), (1, self.x)):
-            fine = np.linspace(places[0], places[-1], (len(places) - 1) * max(1, -(-100 // (len(places) - 1))) + 1)
+            fine = np.linspace(
+                places[0], places[-1], (len(places) - 1) * max(1, -(-100 // (len(places) - 1))) + 1
+            )
             heights = kind(places, heights, axis=axis)(fine)
             near = np.abs(fine[:, None] - places[None, :]).argmin(1)
             lost = np.take(lost, near, axis=axis)
             axes.append(fine)
         kept = np.maximum(heights, shared.low)
-        return axes[1], axes[0], np.ma.masked_where(lost, kept if shared.clip is not None else np.minimum(kept, shared.high))
+        return (
+            axes[1],
+            axes[0],
+            np.ma.masked_where(
+                lost, kept if shared.clip is not None else np.minimum(kept, shared.high)
+            ),
+        )
 
     def made(self) -> list[str]:
         """How the values were found, where it was not by evaluating every point exactly."""
         lines = []
         if self.evaluated is not None:
             lines.append(f"interpolated from {self.evaluated:,} of {self.loss.size:,} points,")
-            lines.append("error unknown" if self.error is None else f"error ≤ about {percent(self.error)} of the range")
+            lines.append(
+                "error unknown"
+                if self.error is None
+                else f"error ≤ about {percent(self.error)} of the range"
+            )
         return lines
 
     def height_at(self, places: np.ndarray) -> np.ndarray:
@@ -120,7 +156,7 @@ class Surface:
                 j = min(int(np.searchsorted(self.y, py, "right")) - 1, len(self.y) - 2)
                 u = (px - self.x[i]) / (self.x[i + 1] - self.x[i])
                 v = (py - self.y[j]) / (self.y[j + 1] - self.y[j])
-                cell = self.loss[j:j + 2, i:i + 2]
+                cell = self.loss[j : j + 2, i : i + 2]
                 out[k] = np.array([1 - v, v]) @ cell @ np.array([1 - u, u])
         return out
 
@@ -148,7 +184,9 @@ class Scale:
         from matplotlib.ticker import MaxNLocator
 
         if not self.log:
-            steps = np.asarray(MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high))
+            steps = np.asarray(
+                MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+            )
         else:
             powers = np.arange(np.floor(self.low), np.ceil(self.high) + 1)
             for digits in ((1, 2, 5), (1, 3), (1,)):
@@ -187,36 +225,56 @@ def surfaces(table: pd.DataFrame) -> list[Surface]:
     need(table, ("metric", "run", "x", "y", "value"), PICTURE)
     select(table, "loss", PICTURE)
     table = table.assign(run=names(table["run"]))
-    return [_surface(run, rows) for run, rows in table.groupby("run", sort=False)
-            if len(only(rows, metric="loss"))]
+    return [
+        _surface(run, rows)
+        for run, rows in table.groupby("run", sort=False)
+        if len(only(rows, metric="loss"))
+    ]
 
 
 def _surface(run: str, rows: pd.DataFrame) -> Surface:
     loss = select(rows, "loss", PICTURE)
     px, py = floats(loss["x"]), floats(loss["y"])
     if not (np.isfinite(px).all() and np.isfinite(py).all()):
-        raise FldiagError(f"run {run!r} has loss rows without coordinates x, y", "drop them or fill them in")
+        raise FldiagError(
+            f"run {run!r} has loss rows without coordinates x, y", "drop them or fill them in"
+        )
     x, y = np.unique(px), np.unique(py)
     col, row = np.searchsorted(x, px), np.searchsorted(y, py)
     seen = np.zeros((len(y), len(x)), dtype=int)
     np.add.at(seen, (row, col), 1)
     if seen.max() > 1:
         j, i = np.argwhere(seen > 1)[0]
-        raise FldiagError(f"run {run!r} has {seen[j, i]} losses at (x, y) = ({x[i]:g}, {y[j]:g})",
-                          "give every surface (slice, round) its own run label")
+        raise FldiagError(
+            f"run {run!r} has {seen[j, i]} losses at (x, y) = ({x[i]:g}, {y[j]:g})",
+            "give every surface (slice, round) its own run label",
+        )
     if len(x) < 2 or len(y) < 2 or seen.min() == 0:
-        raise FldiagError(f"run {run!r} has {len(loss)} points, which is not a full grid of {len(x)} x by {len(y)} y",
-                          "evaluate every pair of at least two x and two y values")
+        raise FldiagError(
+            f"run {run!r} has {len(loss)} points, which is not a full grid of {len(x)} x by {len(y)} y",
+            "evaluate every pair of at least two x and two y values",
+        )
     grids = {}
     for name in ("value", "stderr"):
         grids[name] = np.full(seen.shape, np.nan)
         if name in loss.columns:
             grids[name][row, col] = floats(loss[name])
-    first = {c: loss[c].dropna().iloc[0] if c in loss.columns and loss[c].notna().any() else None
-             for c in ("slice", "n_examples")}
-    return Surface(run, x, y, grids["value"], grids["stderr"], str(first["slice"] or ""),
-                   None if first["n_examples"] is None else int(first["n_examples"]), *_eigen(rows), *_made(rows),
-                   _marks(rows))
+    first = {
+        c: loss[c].dropna().iloc[0] if c in loss.columns and loss[c].notna().any() else None
+        for c in ("slice", "n_examples")
+    }
+    return Surface(
+        run,
+        x,
+        y,
+        grids["value"],
+        grids["stderr"],
+        str(first["slice"] or ""),
+        None if first["n_examples"] is None else int(first["n_examples"]),
+        *_eigen(rows),
+        *_made(rows),
+        _marks(rows),
+    )
 
 
 def percent(share: float | None) -> str:
@@ -240,9 +298,15 @@ def _marks(rows: pd.DataFrame) -> Marks:
         places = np.column_stack([floats(part["x"]), floats(part["y"])])
         found[metric] = part, places
     part, places = found["trajectory"]
-    texts = [("" if "round" not in part.columns or pd.isna(r) else f"round {int(r)}, ") + f"loss {number(v)}"
-             for r, v in zip(part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
-                             floats(part["value"]), strict=True)]
+    texts = [
+        ("" if "round" not in part.columns or pd.isna(r) else f"round {int(r)}, ")
+        + f"loss {number(v)}"
+        for r, v in zip(
+            part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
+            floats(part["value"]),
+            strict=True,
+        )
+    ]
     points = found["point"][1]
     return Marks(places, points[np.abs(points).sum(1) > 0], texts)
 
@@ -253,12 +317,17 @@ def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float 
     ratio = value_of(rows, "eigenvalue_ratio")
     if ratio is None and first is not None and fifth:
         ratio = first / fifth
-    residual, converged = (value_of(rows, "eigenvalue", index=1, column=c) for c in ("residual", "converged"))
+    residual, converged = (
+        value_of(rows, "eigenvalue", index=1, column=c) for c in ("residual", "converged")
+    )
     return first, residual, converged != 0.0, ratio
 
 
-def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto",
-          height: Literal["linear", "log", "auto"] = "auto") -> Scale:
+def scale(
+    grids: Sequence[Surface],
+    clip: float | Literal["auto"] | None = "auto",
+    height: Literal["linear", "log", "auto"] = "auto",
+) -> Scale:
     """One scale for all surfaces.
 
     ``clip``: the largest loss drawn; None draws all; "auto" cuts at the largest outer fence of a run (third
@@ -271,13 +340,20 @@ def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto
     pooled = np.concatenate([g.loss.ravel() for g in grids])
     finite = pooled[np.isfinite(pooled)]
     if not len(finite):
-        raise FldiagError("no point of the landscape has a finite loss", "choose a smaller span around the weights")
+        raise FldiagError(
+            "no point of the landscape has a finite loss",
+            "choose a smaller span around the weights",
+        )
     positive = finite[finite > 0]
-    log = height == "log" or (height == "auto" and len(positive) == len(finite)
-                              and positive.max() > 30 * positive.min())
+    log = height == "log" or (
+        height == "auto" and len(positive) == len(finite) and positive.max() > 30 * positive.min()
+    )
     if log and not len(positive):
-        raise FldiagError("a logarithmic height needs a loss above 0, and no point has one", "use linear heights",
-                          usage=True)
+        raise FldiagError(
+            "a logarithmic height needs a loss above 0, and no point has one",
+            "use linear heights",
+            usage=True,
+        )
     floor, top = float(positive.min() if log else finite.min()), float(finite.max())
     if clip == "auto":
         # A logarithm already holds the corners down; cutting as well would hide what it was asked to show.
@@ -287,8 +363,11 @@ def scale(grids: Sequence[Surface], clip: float | Literal["auto"] | None = "auto
     else:
         limit = float(clip)
         if not floor < limit < np.inf:
-            raise FldiagError(f"clip {clip} leaves nothing to draw: the smallest loss is {floor:g}",
-                              "give a larger clip, or None", usage=True)
+            raise FldiagError(
+                f"clip {clip} leaves nothing to draw: the smallest loss is {floor:g}",
+                "give a larger clip, or None",
+                usage=True,
+            )
     cut = limit if limit is not None and limit < top else None
     low, high = floor, cut if cut is not None else top
     if log:

@@ -23,14 +23,34 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     return 2 * 2.0 * (2 * options["k"] + 12) if options["k"] else 0.1
 
 
-@diagnostic("lora", on="run", needs="clients", draw=picture.draw, summary=summary, cost=cost, order=65,
-            example="checkpoints/texts-fedavg-s0-1a2b3c4d")
-def lora(history: History, progress: Progress | None = None, *,
-         k: Annotated[int, Field(ge=0, description="Number of eigenvalues of the Hessian in the last round (0: none).")] = 0,
-         tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-2,
-         max_products: Annotated[int, Field(ge=1, description="Maximum number of Hessian-vector products for "
-                                                              "each spectrum.")] = 60,
-         seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+@diagnostic(
+    "lora",
+    on="run",
+    needs="clients",
+    draw=picture.draw,
+    summary=summary,
+    cost=cost,
+    order=65,
+    example="checkpoints/texts-fedavg-s0-1a2b3c4d",
+)
+def lora(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    k: Annotated[
+        int,
+        Field(
+            ge=0, description="Number of eigenvalues of the Hessian in the last round (0: none)."
+        ),
+    ] = 0,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-2,
+    max_products: Annotated[
+        int, Field(ge=1, description="Maximum number of Hessian-vector products for each spectrum.")
+    ] = 60,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
     """Measure what averaging does to low-rank adapters (LoRA), by round and adapted layer.
 
     With the clients' trained factors A_k [r, in] and B_k [out, r], scale s and aggregation weights p_k, the mean update is
@@ -59,10 +79,15 @@ def lora(history: History, progress: Progress | None = None, *,
 
     layers = adapters(history.network.module)
     if not layers:
-        raise FldiagError(f"{history.name}: its model has no low-rank adapters",
-                          "train with adapters (--set model.lora_rank=8), or record a model of peft", usage=True)
+        raise FldiagError(
+            f"{history.name}: its model has no low-rank adapters",
+            "train with adapters (--set model.lora_rank=8), or record a model of peft",
+            usage=True,
+        )
     last: list[Stored] = []
-    _ = history.dataset if k else None  # a run without data has no spectrum, which is told before the rounds are measured
+    _ = (
+        history.dataset if k else None
+    )  # a run without data has no spectrum, which is told before the rounds are measured
 
     def complete() -> Iterator[Stored]:
         for stored in history.each(progress):
@@ -74,12 +99,25 @@ def lora(history: History, progress: Progress | None = None, *,
         sound = history.finite(stored)
         if not sound.ids or sound.clients is None:
             return []
-        views, p = history.layout.views(sound.clients), torch.from_numpy(history.weights(sound.ids)).to(history.device)
-        return [{"round": stored.round, "layer": layer, **row} for layer, factors in layers.items()
-                for row in measure.of_layer(views[factors.a], views[factors.b], p, factors.scale, sound.ids)]
+        views, p = (
+            history.layout.views(sound.clients),
+            torch.from_numpy(history.weights(sound.ids)).to(history.device),
+        )
+        return [
+            {"round": stored.round, "layer": layer, **row}
+            for layer, factors in layers.items()
+            for row in measure.of_layer(
+                views[factors.a], views[factors.b], p, factors.scale, sound.ids
+            )
+        ]
 
     rows = of_rounds(history, complete(), of_round)
     for stored in last if k else ():
-        rows += [{"round": stored.round, **row} for row in spectra.rows(history, stored, k, tol, max_products, seed, progress)]
+        rows += [
+            {"round": stored.round, **row}
+            for row in spectra.rows(history, stored, k, tol, max_products, seed, progress)
+        ]
     rows += history.final_rows()
-    return table([{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common)
+    return table(
+        [{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common
+    )

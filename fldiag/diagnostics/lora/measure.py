@@ -26,19 +26,38 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     rounding = torch.finfo(a.dtype).eps * left.shape[1] * float(left.norm() * right.norm())
     good = size > rounding and not nothing
     common: Row = {"moment": "aggregated", "scope": "global", "estimator": "exact"}
-    error = torch.linalg.vector_norm(singular_values(torch.cat([left, -mean_b], 1), torch.cat([right, mean_a])))
+    error = torch.linalg.vector_norm(
+        singular_values(torch.cat([left, -mean_b], 1), torch.cat([right, mean_a]))
+    )
     yield {**common, "metric": "update_norm", "value": None if nothing else size}
     yield {**common, "metric": "aggregation_error", "value": float(error) / size if good else None}
     energy = (singular**2).cumsum(0) / (singular**2).sum()
     for j in range(min(rank, len(singular))):
-        yield {**common, "metric": "rank_energy", "index": j + 1, "value": float(energy[j]) if good else None}
-    yield {**common, "metric": "effective_rank", "value": effective_rank(singular) if good else None}
+        yield {
+            **common,
+            "metric": "rank_energy",
+            "index": j + 1,
+            "value": float(energy[j]) if good else None,
+        }
+    yield {
+        **common,
+        "metric": "effective_rank",
+        "value": effective_rank(singular) if good else None,
+    }
     bases = [row_space(each, torch.finfo(stored).eps) for each in a]
     for (i, first), (j, second) in combinations(enumerate(bases), 2):
         found, most = procrustes(first, second), (first.shape[1] + second.shape[1]) ** 0.5
         told = {} if nothing or not most else {"value": found, "scaled": found / most}
-        yield {"moment": "trained", "scope": "pair", "client": ids[i], "client_b": ids[j], "metric": "misalignment",
-               "estimator": "exact", "value": None, **told}
+        yield {
+            "moment": "trained",
+            "scope": "pair",
+            "client": ids[i],
+            "client_b": ids[j],
+            "metric": "misalignment",
+            "estimator": "exact",
+            "value": None,
+            **told,
+        }
 
 
 def singular_values(left: Tensor, right: Tensor) -> Tensor:
@@ -69,5 +88,7 @@ def row_space(a: Tensor, eps: float) -> Tensor:
 def procrustes(first: Tensor, second: Tensor) -> float:
     """min ||first - second R||_F over orthogonal R, for orthonormal bases [n, r]: 0 for one space, sqrt(2 r) for spaces at right
     angles. A basis of fewer vectors counts as filled up with zeros."""
-    squares = first.shape[1] + second.shape[1] - 2 * torch.linalg.matrix_norm(first.T @ second, "nuc")
+    squares = (
+        first.shape[1] + second.shape[1] - 2 * torch.linalg.matrix_norm(first.T @ second, "nuc")
+    )
     return float(squares.clamp(min=0) ** 0.5)

@@ -34,6 +34,10 @@ def draw(table: pd.DataFrame) -> Figure:
     if len(layers) > MOST:
         last = only(found, metric="aggregation_error", round=found["round"].max())
         shown = last.nlargest(MOST, "value")["layer"]
-        every = found.groupby(["metric", "round"], as_index=False)["value"].mean().assign(layer=f"mean of {len(layers)} layers")
+        every = (
+            found.groupby(["metric", "round"], as_index=False)["value"]
+            .mean()
+            .assign(layer=f"mean of {len(layers)} layers")
+        )
         found = pd.concat([found[found["layer"].isin(shown)], every], ignore_index=True)
     return curves.draw(found.rename(columns={"layer": "run"}), [name for name, _ in PANELS])

@@ -17,21 +17,62 @@ from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
 
 
-def rows(history: History, stored: Stored, k: int, tol: float, max_products: int, seed: int,
-         progress: Progress | None) -> list[Row]:
+def rows(
+    history: History,
+    stored: Stored,
+    k: int,
+    tol: float,
+    max_products: int,
+    seed: int,
+    progress: Progress | None,
+) -> list[Row]:
     """The top ``k`` eigenvalues in adapter space and in the adapted matrices, at the aggregated weights."""
     adapted = history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train")
     module = copy.deepcopy(history.network.module)
     nn.utils.vector_to_parameters(stored.aggregated, module.parameters())
     examples = history.pool.take(history.pool.clients, "train")
-    matrices = Problem(merged(module), losses.criterion(history.dataset.regression), examples, buffers=stored.buffers,
-                       name=history.name, dtype=history.dtype, device=history.device, memory=history.memory, trainable=True)
+    matrices = Problem(
+        merged(module),
+        losses.criterion(history.dataset.regression),
+        examples,
+        buffers=stored.buffers,
+        name=history.name,
+        dtype=history.dtype,
+        device=history.device,
+        memory=history.memory,
+        trainable=True,
+    )
     found: list[Row] = []
     factors = [name for layer in adapters(module).values() for name in (layer.a, layer.b)]
-    for problem, params, estimator in ((adapted, factors, "lanczos"), (matrices, None, "lanczos-matrices")):
-        pairs = eigenpairs(problem, k, tol=tol, max_products=max_products, seed=seed, params=params, progress=progress)
-        common: dict[str, Any] = {"moment": "aggregated", "scope": "global", "slice": "train", "metric": "eigenvalue",
-                                  "estimator": estimator, "n_examples": problem.n}
-        found += [{**common, "index": i + 1, "value": float(value), "residual": float(pairs.residuals[i]),
-                   "converged": bool(pairs.converged[i])} for i, value in enumerate(pairs.values)]
+    for problem, params, estimator in (
+        (adapted, factors, "lanczos"),
+        (matrices, None, "lanczos-matrices"),
+    ):
+        pairs = eigenpairs(
+            problem,
+            k,
+            tol=tol,
+            max_products=max_products,
+            seed=seed,
+            params=params,
+            progress=progress,
+        )
+        common: dict[str, Any] = {
+            "moment": "aggregated",
+            "scope": "global",
+            "slice": "train",
+            "metric": "eigenvalue",
+            "estimator": estimator,
+            "n_examples": problem.n,
+        }
+        found += [
+            {
+                **common,
+                "index": i + 1,
+                "value": float(value),
+                "residual": float(pairs.residuals[i]),
+                "converged": bool(pairs.converged[i]),
+            }
+            for i, value in enumerate(pairs.values)
+        ]
     return found

@@ -10,8 +10,13 @@ import pandas as pd
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 
-COLUMNS = {"layer": "layer", "aggregation_error": "aggregation error", "misalignment": "misalignment",
-           "rank_energy": "energy in rank r", "effective_rank": "effective rank"}
+COLUMNS = {
+    "layer": "layer",
+    "aggregation_error": "aggregation error",
+    "misalignment": "misalignment",
+    "rank_energy": "energy in rank r",
+    "effective_rank": "effective rank",
+}
 SPECTRA = {"index": "k", "lanczos": "adapters", "lanczos-matrices": "matrices"}
 
 
@@ -19,8 +24,10 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Every layer in the last round, and the spectra."""
     of_layers = table[table["layer"].notna()]
     last = only(of_layers, round=of_layers["round"].max())
-    yield Say(f"adapters in round {last['round'].max()}: what averaging their factors loses (misalignment: mean over pairs of "
-              "clients, as a share of the largest possible)")
+    yield Say(
+        f"adapters in round {last['round'].max()}: what averaging their factors loses (misalignment: mean over pairs of "
+        "clients, as a share of the largest possible)"
+    )
     found = []
     for layer, part in last.groupby("layer", sort=False):
         line: dict[str, Any] = {"layer": layer}

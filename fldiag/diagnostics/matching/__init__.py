@@ -30,7 +30,10 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     rounds = len(history.rounds) if options["every_round"] else 1
     one = 2.0 * (2 * options["k"] + 12 + 5)
     clients = history.sampled
-    return rounds * (one * 2 + (0 if options["on"] == "client" else clients * (10 if options["on"] == "both" else one)))
+    return rounds * (
+        one * 2
+        + (0 if options["on"] == "client" else clients * (10 if options["on"] == "both" else one))
+    )
 
 
 def check(history: History, options: Mapping[str, Any]) -> None:
@@ -40,30 +43,76 @@ def check(history: History, options: Mapping[str, Any]) -> None:
     check_count(options["k"], history.layout.size)
 
 
-@diagnostic("matching", on="run", parts=True, needs="clients", draw=picture.draw_last, summary=summary, cost=cost, check=check,
-            section=section, order=50,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500")
-def matching(history: History, progress: Progress | None = None, *,
-             on: Annotated[Literal["both", "client", "global"], Field(
-                 description="Whose data to take the Hessians on: each client's own (client), all clients' "
-                             "(global), or both.")] = "both",
-             k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
-             split: Annotated[bool, Field(description="Also compute each client's share of the global "
-                                                      "model's curvature.")] = True,
-             every_round: Annotated[bool | None, Field(description="Use all rounds instead of only the last (default if "
-                                                                   "--rounds is given).")] = None,
-             estimate: Annotated[Estimate, Field(description="How diagonals are computed: auto, exact or hutchinson (estimated "
-                                                             "with random vectors).")] = "auto",
-             rtol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative standard error where diagonals are "
-                                                                  "estimated.")] = 0.02,
-             max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate or "
-                                                                  "a spectrum.")] = 200,
-             deflate: Annotated[int, Field(ge=0, description="How many products of an estimate build a subspace that is treated "
-                                                             "exactly; the others are random probes.")] = 20,
-             tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-             seed: Annotated[int, Field(description="Random seed.")] = 0,
-             stack: Annotated[Stack, Field(description="Evaluate the clients' models side by side: "
-                                                       "auto, on or off.")] = "auto") -> pd.DataFrame:
+@diagnostic(
+    "matching",
+    on="run",
+    parts=True,
+    needs="clients",
+    draw=picture.draw_last,
+    summary=summary,
+    cost=cost,
+    check=check,
+    section=section,
+    order=50,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500",
+)
+def matching(
+    history: History,
+    progress: Progress | None = None,
+    *,
+    on: Annotated[
+        Literal["both", "client", "global"],
+        Field(
+            description="Whose data to take the Hessians on: each client's own (client), all clients' "
+            "(global), or both."
+        ),
+    ] = "both",
+    k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
+    split: Annotated[
+        bool, Field(description="Also compute each client's share of the global model's curvature.")
+    ] = True,
+    every_round: Annotated[
+        bool | None,
+        Field(
+            description="Use all rounds instead of only the last (default if --rounds is given)."
+        ),
+    ] = None,
+    estimate: Annotated[
+        Estimate,
+        Field(
+            description="How diagonals are computed: auto, exact or hutchinson (estimated "
+            "with random vectors)."
+        ),
+    ] = "auto",
+    rtol: Annotated[
+        float,
+        Field(
+            gt=0, lt=1, description="Allowed relative standard error where diagonals are estimated."
+        ),
+    ] = 0.02,
+    max_products: Annotated[
+        int,
+        Field(
+            ge=2,
+            description="Maximum number of Hessian-vector products for an estimate or a spectrum.",
+        ),
+    ] = 200,
+    deflate: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="How many products of an estimate build a subspace that is treated "
+            "exactly; the others are random probes.",
+        ),
+    ] = 20,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    stack: Annotated[
+        Stack, Field(description="Evaluate the clients' models side by side: auto, on or off.")
+    ] = "auto",
+) -> pd.DataFrame:
     """Measure how similar the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
 
     Hessians H_k of the clients' trained weights, on each client's own training data (``on`` client) or on all clients'
@@ -100,10 +149,13 @@ def matching(history: History, progress: Progress | None = None, *,
     places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]
     work = one_round.Work(history, options)
     with started(history.executor, one_round.done, work) as pool:
+
         def of_round(stored: Stored) -> list[Row]:
             work.round = one_round.Round(history, stored, options, progress)
             rows = work.round.rows(places, split, pool)
             return [{"masked": row["value"] is None, **row, "round": stored.round} for row in rows]
 
-        rows = of_rounds(history, (stored for stored in history.asked(every_round) if stored.complete), of_round)
+        rows = of_rounds(
+            history, (stored for stored in history.asked(every_round) if stored.complete), of_round
+        )
     return table([*rows, *history.notes], **history.common)

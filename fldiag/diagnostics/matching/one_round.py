@@ -41,11 +41,23 @@ class Options:
 
     @property
     def spectrum(self) -> dict[str, Any]:
-        return {"k": self.k, "tol": self.tol, "max_products": max(100, 8 * self.k, self.max_products), "seed": self.seed}
+        return {
+            "k": self.k,
+            "tol": self.tol,
+            "max_products": max(100, 8 * self.k, self.max_products),
+            "seed": self.seed,
+        }
 
     def diagonal(self, problem: Problem, progress: Progress) -> Diagonal:
-        return diagonal_of(problem, estimate=self.estimate, rtol=self.rtol, max_products=self.max_products,
-                           deflate=self.deflate, seed=self.seed, progress=progress)
+        return diagonal_of(
+            problem,
+            estimate=self.estimate,
+            rtol=self.rtol,
+            max_products=self.max_products,
+            deflate=self.deflate,
+            seed=self.seed,
+            progress=progress,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,14 +112,22 @@ def done(work: Work, unit: Unit) -> Part:
 class Round:
     """One round's rows; a client whose Hessian cannot be computed is noted and left out."""
 
-    def __init__(self, history: History, stored: Stored, options: Options, progress: Progress | None):
+    def __init__(
+        self, history: History, stored: Stored, options: Options, progress: Progress | None
+    ):
         self.history, self.stored, self.options = history, stored, options
         self._progress, self._done, self._total = progress, 0, 1
 
     def rows(self, places: list[Data], split: bool, pool: Pool) -> list[Row]:
         history, stored, options = self.history, self.stored, self.options
-        owners = [c for c in range(len(history.parts)) if history.pool.own(c).stop > history.pool.own(c).start]
-        self._total = len(places) * len(stored.ids) + 1 + (len(owners) if split and options.k else 0)
+        owners = [
+            c
+            for c in range(len(history.parts))
+            if history.pool.own(c).stop > history.pool.own(c).start
+        ]
+        self._total = (
+            len(places) * len(stored.ids) + 1 + (len(owners) if split and options.k else 0)
+        )
         rows: list[Row] = []
         spaces: dict[int, Space] = {}
         top: Space | None
@@ -136,18 +156,27 @@ class Round:
 
     def _tell(self, text: str) -> Progress:
         """Progress within the step at hand, as thousandths of all steps."""
+
         def tell(done: int, total: int, what: str) -> None:
             if self._progress:
                 at = self._done + min(done / max(total, 1), 1)
-                self._progress(int(1000 * at), 1000 * self._total, f"round {self.stored.round}, {text}: {what}")
+                self._progress(
+                    int(1000 * at), 1000 * self._total, f"round {self.stored.round}, {text}: {what}"
+                )
 
         return tell
 
     def _parts(self, places: list[Data], pool: Pool) -> dict[str, list[Part]]:
         """What takes long, wherever work runs, the longest first: the aggregated model, clients on all data, on their own."""
         r = self.stored.round
-        units = [Unit(r, "aggregated"), *(Unit(r, place, tuple(group), place == places[0]) for place in reversed(places)
-                                          for group in self._groups(place, place == places[0]))]
+        units = [
+            Unit(r, "aggregated"),
+            *(
+                Unit(r, place, tuple(group), place == places[0])
+                for place in reversed(places)
+                for group in self._groups(place, place == places[0])
+            ),
+        ]
         found: dict[str, list[Part]] = {}
         for unit, part in zip(units, pool.map(units), strict=True):
             found.setdefault(unit.of, []).append(part)
@@ -161,8 +190,13 @@ class Round:
     @property
     def _whole(self) -> Problem:
         stored, history = self.stored, self.history
-        return history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train", moment="aggregated",
-                               scope="global")
+        return history.problem(
+            (stored.aggregated, stored.buffers),
+            history.pool.clients,
+            "train",
+            moment="aggregated",
+            scope="global",
+        )
 
     def part(self, unit: Unit) -> Part:
         done = Part()
@@ -177,15 +211,27 @@ class Round:
         if unit.of == "share":
             assert unit.vectors is not None
             whole = self._whole
-            done.rows = {client: self._share(whole, unit.vectors, client) for client in unit.clients}
+            done.rows = {
+                client: self._share(whole, unit.vectors, client) for client in unit.clients
+            }
             return done
         problems = self._problems(unit.of, unit.clients, done.failed)
-        pairs = stacks.eigenpairs([*problems.values()], **self.options.spectrum,
-                                  progress=self._tell(f"{len(problems)} clients side by side"))
+        pairs = stacks.eigenpairs(
+            [*problems.values()],
+            **self.options.spectrum,
+            progress=self._tell(f"{len(problems)} clients side by side"),
+        )
         for (client, problem), found in zip(problems.items(), pairs, strict=True):
             done.rows[client] = []
             try:
-                done.made[client] = self._of(problem, unit.spectrum, done.rows[client], f"client {client}", found, data=unit.of)
+                done.made[client] = self._of(
+                    problem,
+                    unit.spectrum,
+                    done.rows[client],
+                    f"client {client}",
+                    found,
+                    data=unit.of,
+                )
             except FldiagError as error:
                 done.failed[client] = error
         return done
@@ -198,12 +244,19 @@ class Round:
         own = {client: mine for part in parts for client, mine in part.rows.items()}
         for client in stored.ids:
             rows += own.get(client, [])
-            if client in failed and (client, stored.round) not in known:  # one complaint a client will do
-                history.note(stored.round, f"client {client} is left out: {failed[client].what}", client)
+            if (
+                client in failed and (client, stored.round) not in known
+            ):  # one complaint a client will do
+                history.note(
+                    stored.round, f"client {client} is left out: {failed[client].what}", client
+                )
         if failed and not made:
             raise failed[next(c for c in stored.ids if c in failed)]
         if len(made) == 1:
-            history.note(stored.round, f"only client {next(iter(made))} on {place} data: there are no pairs to compare")
+            history.note(
+                stored.round,
+                f"only client {next(iter(made))} on {place} data: there are no pairs to compare",
+            )
         return [made[client] for client in stored.ids if client in made]
 
     def _groups(self, place: Data, spectrum: bool) -> list[list[int]]:
@@ -212,41 +265,85 @@ class Round:
         if not spectrum or not self.options.k:
             return [[c] for c in ids]
         where = {c: pool.clients if place == "global" else pool.own(c) for c in ids}
-        return stacks.groups(self.history.network, {c: w.stop - w.start for c, w in where.items()}, self.options.stack)
+        return stacks.groups(
+            self.history.network,
+            {c: w.stop - w.start for c, w in where.items()},
+            self.options.stack,
+        )
 
-    def _problems(self, place: Data, group: Sequence[int], failed: dict[int, FldiagError]) -> dict[int, Problem]:
+    def _problems(
+        self, place: Data, group: Sequence[int], failed: dict[int, FldiagError]
+    ) -> dict[int, Problem]:
         history, stored = self.history, self.stored
         found: dict[int, Problem] = {}
         for client in group:
-            where, name = (history.pool.clients, "train") if place == "global" else (
-                history.pool.own(client), f"client:{client}/train")
+            where, name = (
+                (history.pool.clients, "train")
+                if place == "global"
+                else (history.pool.own(client), f"client:{client}/train")
+            )
             try:
-                found[client] = history.problem(stored.client(stored.ids.index(client)), where, name, moment="trained",
-                                                scope="client", client=client)
+                found[client] = history.problem(
+                    stored.client(stored.ids.index(client)),
+                    where,
+                    name,
+                    moment="trained",
+                    scope="client",
+                    client=client,
+                )
             except FldiagError as error:
                 failed[client] = error
         return found
 
-    def _of(self, problem: Problem, spectrum: bool, rows: list[Row], who: str, pairs: EigenPairs | None = None,
-            **columns: Any) -> tuple[Row, Summary]:
+    def _of(
+        self,
+        problem: Problem,
+        spectrum: bool,
+        rows: list[Row],
+        who: str,
+        pairs: EigenPairs | None = None,
+        **columns: Any,
+    ) -> tuple[Row, Summary]:
         """Rows of one model's Hessian on one slice, appended only when all of them could be made.
 
         ``pairs``: its eigenpairs, where they are known already.
         """
         options, common = self.options, {**problem.common, **columns}
         if not bool(torch.isfinite(problem.w).all()):
-            raise FldiagError("its weights are not finite", "choose rounds from before the training diverged")
+            raise FldiagError(
+                "its weights are not finite", "choose rounds from before the training diverged"
+            )
         mine = loss_rows(problem)
         d = options.diagonal(problem, self._tell(who))
         assert d.values is not None  # entries were asked for
         size, error = norm(d.values, d.stderr)
         if d.stderr is not None:
             rough, whole = (float(torch.linalg.vector_norm(v)) for v in (d.stderr, d.values))
-            mine.append({"metric": "diagonal_error", "value": rough / whole if whole else None, "estimator": d.estimator})
-        mine.append({"metric": "diagonal_norm", "value": size, "stderr": error, "estimator": d.estimator,
-                     "converged": d.converged})
-        mine.append({"metric": "trace", "value": d.trace, "stderr": d.trace_stderr, "estimator": d.estimator,
-                     "converged": d.trace_converged})
+            mine.append(
+                {
+                    "metric": "diagonal_error",
+                    "value": rough / whole if whole else None,
+                    "estimator": d.estimator,
+                }
+            )
+        mine.append(
+            {
+                "metric": "diagonal_norm",
+                "value": size,
+                "stderr": error,
+                "estimator": d.estimator,
+                "converged": d.converged,
+            }
+        )
+        mine.append(
+            {
+                "metric": "trace",
+                "value": d.trace,
+                "stderr": d.trace_stderr,
+                "estimator": d.estimator,
+                "converged": d.trace_converged,
+            }
+        )
         space = None
         if spectrum and options.k:
             # strict: the overlaps are of the vectors
@@ -261,32 +358,62 @@ class Round:
         traces = torch.tensor([d.traces[n] for n in problem.layout.names], dtype=torch.float64)
         errors = None
         if d.stderr is not None:
-            errors = torch.tensor([d.trace_stderrs[n] or 0.0 for n in problem.layout.names], dtype=torch.float64)
+            errors = torch.tensor(
+                [d.trace_stderrs[n] or 0.0 for n in problem.layout.names], dtype=torch.float64
+            )
         fine = errors is None or bool(errors.norm() <= self.options.rtol * traces.norm())
-        kept = d.values.to(self.history.dtype), None if d.stderr is None else d.stderr.to(self.history.dtype)
-        return Summary(int(common.get("client", -1)), problem.n, {"diag": kept, "tensor_trace": (traces, errors)},
-                       d.estimator, {"diag": d.converged, "tensor_trace": fine}, space)
+        kept = (
+            d.values.to(self.history.dtype),
+            None if d.stderr is None else d.stderr.to(self.history.dtype),
+        )
+        return Summary(
+            int(common.get("client", -1)),
+            problem.n,
+            {"diag": kept, "tensor_trace": (traces, errors)},
+            d.estimator,
+            {"diag": d.converged, "tensor_trace": fine},
+            space,
+        )
 
     def _split(self, vectors: Tensor, owners: list[int], common: Row, pool: Pool) -> list[Row]:
         rows: list[Row] = []
         if self._whole.batch_dependent:
-            self.history.note(self.stored.round, "the model's outputs depend on the batch: the curvature shares do not add up "
-                                                 "to the whole")
-        units = [Unit(self.stored.round, "share", tuple(owners[i:i + TOGETHER]), vectors=vectors)
-                 for i in range(0, len(owners), TOGETHER)]
+            self.history.note(
+                self.stored.round,
+                "the model's outputs depend on the batch: the curvature shares do not add up "
+                "to the whole",
+            )
+        units = [
+            Unit(self.stored.round, "share", tuple(owners[i : i + TOGETHER]), vectors=vectors)
+            for i in range(0, len(owners), TOGETHER)
+        ]
         for unit, part in zip(units, pool.map(units), strict=True):
             rows += [{**common, **row} for mine in part.rows.values() for row in mine]
             self._told(unit)
         return rows
 
     def _share(self, whole: Problem, vectors: Tensor, client: int) -> list[Row]:
-        problem = self.history.problem((whole.w, whole.buffers), self.history.pool.own(client), f"client:{client}/train")
+        problem = self.history.problem(
+            (whole.w, whole.buffers), self.history.pool.own(client), f"client:{client}/train"
+        )
         h = problem.hessian()
-        about: Row = {"client": client, "scope": "client", "slice": problem.slice_name, "n_examples": problem.n,
-                      "estimator": "exact"}
+        about: Row = {
+            "client": client,
+            "scope": "client",
+            "slice": problem.slice_name,
+            "n_examples": problem.n,
+            "estimator": "exact",
+        }
         rows: list[Row] = []
         for i, v in enumerate(vectors, start=1):
             own = float(v.double() @ h(v))
-            rows += [{**about, "metric": "curvature", "index": i, "value": own},
-                     {**about, "metric": "curvature_share", "index": i, "value": own * problem.n / whole.n}]
+            rows += [
+                {**about, "metric": "curvature", "index": i, "value": own},
+                {
+                    **about,
+                    "metric": "curvature_share",
+                    "index": i,
+                    "value": own * problem.n / whole.n,
+                },
+            ]
         return rows

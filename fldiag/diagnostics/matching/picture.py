@@ -26,30 +26,51 @@ def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     the pairs of a client with itself, and what is not defined. Hollow bars: not converged.
     Raises FldiagError for an unfit table.
     """
-    need(table, ("metric", "round", "moment", "scope", "client", "client_b", "value", "diag_mode", "data"), PICTURE)
+    need(
+        table,
+        ("metric", "round", "moment", "scope", "client", "client_b", "value", "diag_mode", "data"),
+        PICTURE,
+    )
     rounds = select(table, "H_N", PICTURE)["round"]
     round = int(rounds.max()) if round is None else round
     rows = only(table, round=round)
     if rows.empty:
-        raise FldiagError(f"the table for the {PICTURE} has no round {round}", f"its rounds: {sorted(set(rounds))}", usage=True)
+        raise FldiagError(
+            f"the table for the {PICTURE} has no round {round}",
+            f"its rounds: {sorted(set(rounds))}",
+            usage=True,
+        )
     there = only(rows, metric="H_N", scope="global")
     data = [d for d in _DATA if (there["data"] == d).any()]
     # the paper compares diagonals on own data, the released code tensor traces on everybody's
     forms = [("diag", data[0]), ("tensor_trace", data[-1])]
-    panels = [(metric, only(rows, metric=metric, diag_mode=mode, data=d), f"{_MODES[mode]}, {_DATA[d]}")
-              for mode, d in forms for metric in ("H_N", "H_D")]
+    panels = [
+        (metric, only(rows, metric=metric, diag_mode=mode, data=d), f"{_MODES[mode]}, {_DATA[d]}")
+        for mode, d in forms
+        for metric in ("H_N", "H_D")
+    ]
     space = only(rows, metric="eigenspace_overlap")
     if len(space):
-        panels.insert(2, ("overlap", space, f"top-{int(only(rows, metric='principal_angle')['index'].max() or 0)} eigenspaces"
-                       if (rows["metric"] == "principal_angle").any() else "eigenspaces"))
+        panels.insert(
+            2,
+            (
+                "overlap",
+                space,
+                f"top-{int(only(rows, metric='principal_angle')['index'].max() or 0)} eigenspaces"
+                if (rows["metric"] == "principal_angle").any()
+                else "eigenspaces",
+            ),
+        )
     panels = [p for p in panels if (p[1]["scope"] == "pair").any()]
     bars = [kind for kind in ("lambda_max", "trace", "share") if len(_bar(rows, kind))]
-    clients = sorted({int(c) for c in only(rows, moment="trained", scope="client")["client"].dropna()})
+    clients = sorted(
+        {int(c) for c in only(rows, moment="trained", scope="client")["client"].dropna()}
+    )
     with style.paper():
         fig, axes = style.panels(len(panels) + len(bars), 2.15, 0.25)
         for ax, (metric, part, text) in zip(axes, panels, strict=False):
             _pairs(fig, ax, metric, part, text, clients)
-        for ax, kind in zip(axes[len(panels):], bars, strict=False):
+        for ax, kind in zip(axes[len(panels) :], bars, strict=False):
             _bars(ax, kind, _bar(rows, kind))
         hollow = any((~_converged(_bar(rows, kind))).any() for kind in bars)
         fig.suptitle(f"round {round}" + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
@@ -65,7 +86,9 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
     """A matrix of clients, its colour bar, its mean, and the numbers where there is room for them."""
     cells = _cells(rows, clients)
     norm = _norm(metric, cells[np.isfinite(cells)])
-    image = ax.imshow(cells, cmap=style.COLORMAP, norm=norm, interpolation="nearest", aspect="equal")
+    image = ax.imshow(
+        cells, cmap=style.COLORMAP, norm=norm, interpolation="nearest", aspect="equal"
+    )
     _colour_bar(fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03), norm)
     stride = -(-len(clients) // (10 if max(clients) < 10 else 6))
     for axis in (ax.xaxis, ax.yaxis):
@@ -74,10 +97,20 @@ def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[in
         for (i, j), value in np.ndenumerate(cells):
             if np.isfinite(value):
                 dark = float(norm(value)) < 0.6
-                ax.text(j, i, style.number(value, 2), ha="center", va="center", fontsize=6, color="white" if dark else "black")
+                ax.text(
+                    j,
+                    i,
+                    style.number(value, 2),
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                    color="white" if dark else "black",
+                )
     mean = number(rows, scope="global", self_pairs=[False, None])
     name = {"H_N": "$H_N$", "H_D": "$H_D$", "overlap": "overlap"}[metric]
-    ax.set_title(f"{name}, mean {style.plain(style.number(mean, 3))}\n{style.plain(text)}", fontsize=7.5)
+    ax.set_title(
+        f"{name}, mean {style.plain(style.number(mean, 3))}\n{style.plain(text)}", fontsize=7.5
+    )
     ax.set_xlabel("client")
     ax.spines[["top", "right"]].set_visible(True)
 
@@ -98,7 +131,9 @@ def _norm(metric: str, known: np.ndarray) -> Normalize:
     if metric != "H_N":
         return Normalize(min(low, high - 1e-3), max(high, low + 1e-3))
     if low > 0 and high > 100 * low:
-        return LogNorm(max(low, high * 1e-4), high)  # four decades: one odd pair shall not bleach the others
+        return LogNorm(
+            max(low, high * 1e-4), high
+        )  # four decades: one odd pair shall not bleach the others
     return Normalize(0, high if high > 0 else 1)
 
 
@@ -123,7 +158,11 @@ def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The rows of one panel of bars: every client (on the first slice it has) and the aggregated model."""
     if kind == "share":
         return only(rows, metric="curvature_share", index=1)
-    found = only(rows, metric="eigenvalue", index=1) if kind == "lambda_max" else only(rows, metric="trace")
+    found = (
+        only(rows, metric="eigenvalue", index=1)
+        if kind == "lambda_max"
+        else only(rows, metric="trace")
+    )
     return only(found, layer=None).drop_duplicates(["moment", "client"])
 
 
@@ -142,21 +181,39 @@ def _bars(ax, kind: str, rows: pd.DataFrame) -> None:
         color = style.look(1 if label == "global" else 2).color
         ax.bar(i, value, 0.72, color=color if fine else "white", edgecolor=color, linewidth=0.8)
     if error.max() > 5e-3 * np.abs(values).max():  # smaller ones would be specks
-        ax.errorbar(range(len(values)), values, yerr=error, fmt="none", ecolor="#444444", elinewidth=0.7, capsize=1.2)
+        ax.errorbar(
+            range(len(values)),
+            values,
+            yerr=error,
+            fmt="none",
+            ecolor="#444444",
+            elinewidth=0.7,
+            capsize=1.2,
+        )
     stride = -(-len(labels) // 8)
-    shown = [i for i, label in enumerate(labels) if label == "global" or (i % stride == 0 and not (
-        stride > 1 and "global" in labels[i:i + stride]))]
+    shown = [
+        i
+        for i, label in enumerate(labels)
+        if label == "global"
+        or (i % stride == 0 and not (stride > 1 and "global" in labels[i : i + stride]))
+    ]
     ax.set_xticks(shown, [labels[i] for i in shown], rotation=90 if "global" in labels else 0)
     ax.axhline(0, color="black", linewidth=0.5)
     names = {"lambda_max": r"$\lambda_1$", "trace": "trace $H_T$"}
     if kind == "share":
         total = values.sum()
-        ax.set_title("clients' shares of the global model's\n" + rf"$\lambda_1$ = {style.number(float(total), 3)}", fontsize=7.5)
+        ax.set_title(
+            "clients' shares of the global model's\n"
+            + rf"$\lambda_1$ = {style.number(float(total), 3)}",
+            fontsize=7.5,
+        )
         ax.axhline(total / len(values), color="#444444", linewidth=0.7, linestyle=(0, (2, 2)))
     else:
         slices = rows.loc[rows["client"].notna(), "slice"] if "slice" in rows.columns else []
         own = any(str(s).startswith("client") for s in slices)
-        ax.set_title(f"{names[kind]}\nclients on {_DATA['client' if own else 'global']}", fontsize=7.5)
+        ax.set_title(
+            f"{names[kind]}\nclients on {_DATA['client' if own else 'global']}", fontsize=7.5
+        )
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
     ax.set_xlabel("client\n(dashed: equal shares)" if kind == "share" else "client")

@@ -14,10 +14,27 @@ from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
 
 #: What is shown of every client, from its own data where they were asked for.
-CLIENTS = {"client": "client", "slice": "slice", "loss": "loss", "lambda_max": "λ_max", "residual": "± residual",
-           "trace": "trace H_T", "stderr": "± stderr", "overlap": "overlap with global", "share": "share of global λ1"}
-PAIRS = {"round": "round", "diag_mode": "D", "data": "Hessians on", "H_N": "H_N", "H_D": "H_D", "H_N_self": "H_N with self pairs",
-         "H_D_self": "H_D with self pairs", "form": "as in"}
+CLIENTS = {
+    "client": "client",
+    "slice": "slice",
+    "loss": "loss",
+    "lambda_max": "λ_max",
+    "residual": "± residual",
+    "trace": "trace H_T",
+    "stderr": "± stderr",
+    "overlap": "overlap with global",
+    "share": "share of global λ1",
+}
+PAIRS = {
+    "round": "round",
+    "diag_mode": "D",
+    "data": "Hessians on",
+    "H_N": "H_N",
+    "H_D": "H_D",
+    "H_N_self": "H_N with self pairs",
+    "H_D_self": "H_D with self pairs",
+    "form": "as in",
+}
 FORMS = {("diag", "client"): "paper", ("tensor_trace", "global"): "released code (with self pairs)"}
 #: Rounds whose means are shown, the last ones.
 MOST = 12
@@ -27,15 +44,24 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = int(frame["round"].dropna().max())
     yield Say(f"round {last}, clients after local training")
     yield Small(_clients(only(frame, round=last)), CLIENTS)
-    yield Small([row for r in rounds(frame, "H_N")[-MOST:] for row in _pairs(only(frame, round=r), r)], PAIRS)
+    yield Small(
+        [row for r in rounds(frame, "H_N")[-MOST:] for row in _pairs(only(frame, round=r), r)],
+        PAIRS,
+    )
     overlap = number(frame, "eigenspace_overlap", round=last, scope="global")
     if overlap is not None:
-        yield Say(f"mean squared cosine between the top-{options['k']} eigenspaces of two clients: {overlap:.3g}")
+        yield Say(
+            f"mean squared cosine between the top-{options['k']} eigenspaces of two clients: {overlap:.3g}"
+        )
     rough = only(frame, round=last, metric="diagonal_error").dropna(subset="value")
     if len(rough):
-        who = ", ".join(sorted({"the global model" if pd.isna(c) else str(int(c)) for c in rough["client"]}))
-        yield Note(f"estimated diagonals (clients {who}): off by up to {rough['value'].max():.0%} in norm, so H_N and H_D with "
-                   "D = diag are rough; those of tensor traces are better (raise --max-products)")
+        who = ", ".join(
+            sorted({"the global model" if pd.isna(c) else str(int(c)) for c in rough["client"]})
+        )
+        yield Note(
+            f"estimated diagonals (clients {who}): off by up to {rough['value'].max():.0%} in norm, so H_N and H_D with "
+            "D = diag are rough; those of tensor traces are better (raise --max-products)"
+        )
     yield from missing.notes(frame)
 
 
@@ -43,7 +69,9 @@ def _clients(frame: pd.DataFrame) -> list[Row]:
     """A row a client, by the first slice of its Hessian in the table, and one of the aggregated model."""
     found = []
     trained = only(frame, moment="trained", scope="client")
-    groups: list[tuple[str, pd.DataFrame]] = [(str(int(c)), part) for c, part in trained.groupby("client")]
+    groups: list[tuple[str, pd.DataFrame]] = [
+        (str(int(c)), part) for c, part in trained.groupby("client")
+    ]
     groups.append(("global model", only(frame, moment="aggregated", scope="global")))
     share = only(frame, metric="curvature_share", index=1)
     top = number(frame, "eigenvalue", moment="aggregated", index=1)
@@ -53,13 +81,21 @@ def _clients(frame: pd.DataFrame) -> list[Row]:
             continue
         own = only(part, slice=trace["slice"].iloc[0])
         part_of = None if client == "global model" else number(share, client=int(client))
-        found.append({"client": client, "slice": str(trace["slice"].iloc[0]), "loss": number(own, "loss"),
-                      "lambda_max": number(own, "eigenvalue", index=1),
-                      "residual": number(own, "eigenvalue", column="residual", index=1), "trace": number(own, "trace"),
-                      "stderr": number(own, "trace", column="stderr"), "overlap": number(part, "global_overlap"),
-                      "share": part_of / top if part_of is not None and top else None})
+        found.append(
+            {
+                "client": client,
+                "slice": str(trace["slice"].iloc[0]),
+                "loss": number(own, "loss"),
+                "lambda_max": number(own, "eigenvalue", index=1),
+                "residual": number(own, "eigenvalue", column="residual", index=1),
+                "trace": number(own, "trace"),
+                "stderr": number(own, "trace", column="stderr"),
+                "overlap": number(part, "global_overlap"),
+                "share": part_of / top if part_of is not None and top else None,
+            }
+        )
     clients = [row for row in found if row["client"] != "global model"]
-    return of_clients(clients) + found[len(clients):]
+    return of_clients(clients) + found[len(clients) :]
 
 
 def _pairs(frame: pd.DataFrame, round: int) -> list[Row]:
@@ -67,7 +103,12 @@ def _pairs(frame: pd.DataFrame, round: int) -> list[Row]:
     rows = []
     for mode, data in dict.fromkeys(zip(means["diag_mode"], means["data"], strict=True)):
         part = only(means, diag_mode=mode, data=data)
-        row: Row = {"round": round, "diag_mode": mode, "data": data, "form": FORMS.get((mode, data))}
+        row: Row = {
+            "round": round,
+            "diag_mode": mode,
+            "data": data,
+            "form": FORMS.get((mode, data)),
+        }
         for metric in ("H_N", "H_D"):
             row[metric] = number(part, metric, self_pairs=False)
             row[f"{metric}_self"] = number(part, metric, self_pairs=True)

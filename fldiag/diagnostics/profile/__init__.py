@@ -19,26 +19,50 @@ from fldiag.results.table import table
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
+
 def cost(problem: Problem, options: Mapping[str, Any]) -> float:
     """A third of a gradient a point, and the spectrum's."""
-    ways = len(options["through"]) if options["directions"] == "through" and options["through"] is not None else options["lines"]
+    ways = (
+        len(options["through"])
+        if options["directions"] == "through" and options["through"] is not None
+        else options["lines"]
+    )
     return ways * (options["points"] or 41) / 3 + (50 if options["directions"] == "eigen" else 0)
 
 
-@diagnostic("profile", draw=picture.draw, summary=summary, cost=cost,
-            variant=lambda options: str(options.get("directions", "eigen")),
-            example="checkpoints/example/fedsol-digits.pt --directions random")
-def profile(problem: Problem, progress: Progress | None = None, *,
-            directions: Annotated[Literal["eigen", "random", "through"], Field(
-                description="Directions: eigen, random, or through (to other weights; Python only).")] = "eigen",
-            lines: Annotated[int, Field(ge=1, description="Number of directions.")] = 2,
-            points: Annotated[int | None, Field(ge=3, description="Number of points along each line (odd; default 41).")] = None,
-            span: Annotated[float, Field(gt=0, description="Largest coefficient.")] = 1.0, through: Any = None,
-            k: Annotated[int, Field(ge=1, description="Number of eigenvalues, with eigen directions.")] = 5,
-            tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-            max_products: Annotated[int, Field(ge=2, description="Maximum number of Hessian-vector products for the "
-                                                                 "eigenvalues.")] = 100,
-            seed: Annotated[int, Field(description="Random seed.")] = 0, store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "profile",
+    draw=picture.draw,
+    summary=summary,
+    cost=cost,
+    variant=lambda options: str(options.get("directions", "eigen")),
+    example="checkpoints/example/fedsol-digits.pt --directions random",
+)
+def profile(
+    problem: Problem,
+    progress: Progress | None = None,
+    *,
+    directions: Annotated[
+        Literal["eigen", "random", "through"],
+        Field(description="Directions: eigen, random, or through (to other weights; Python only)."),
+    ] = "eigen",
+    lines: Annotated[int, Field(ge=1, description="Number of directions.")] = 2,
+    points: Annotated[
+        int | None, Field(ge=3, description="Number of points along each line (odd; default 41).")
+    ] = None,
+    span: Annotated[float, Field(gt=0, description="Largest coefficient.")] = 1.0,
+    through: Any = None,
+    k: Annotated[int, Field(ge=1, description="Number of eigenvalues, with eigen directions.")] = 5,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    max_products: Annotated[
+        int,
+        Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
+    ] = 100,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    store: Any = None,
+) -> pd.DataFrame:
     """Draw the loss along lines through the weights, with the parabola of its curvature, or to other models, with barriers.
 
     ``directions`` = ``eigen`` (the leading ``lines`` Hessian eigenvectors) or ``random`` (filter-normalised):
@@ -63,17 +87,42 @@ def profile(problem: Problem, progress: Progress | None = None, *,
 
     scored = loss_rows(problem)
     job = Job(problem, progress, points or (21 if directions == "through" else 41), seed)
-    ends = dict(through) if isinstance(through, Mapping) else list(through) if isinstance(through, Sequence) else None
+    ends = (
+        dict(through)
+        if isinstance(through, Mapping)
+        else list(through)
+        if isinstance(through, Sequence)
+        else None
+    )
 
     def kept(shape: tuple[int, ...]) -> Points:
-        return Points(shape, store, lambda: digest("profile", problem.digest(), directions, lines, shape[1], span, ends, k,
-                                                   tol, max_products, seed))
+        return Points(
+            shape,
+            store,
+            lambda: digest(
+                "profile",
+                problem.digest(),
+                directions,
+                lines,
+                shape[1],
+                span,
+                ends,
+                k,
+                tol,
+                max_products,
+                seed,
+            ),
+        )
 
     if directions == "through":
         given = rules.labelled(through, "paths need", 1)
         rows = job.paths(given, isinstance(through, Mapping), kept((len(given), job.points)))
     else:
         places = axis(job.points, span)
-        rows = job.lines(directions, places, kept((lines, job.points)),
-                         {"k": max(k, lines), "tol": tol, "max_products": max_products})
+        rows = job.lines(
+            directions,
+            places,
+            kept((lines, job.points)),
+            {"k": max(k, lines), "tol": tol, "max_products": max_products},
+        )
     return table(at_centre(rows, scored, x=0.0), **problem.common)

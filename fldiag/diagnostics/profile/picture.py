@@ -33,29 +33,48 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
     need(table, ("metric", "run", "index", "x", "value"), PICTURE)
     select(table, "loss", PICTURE)
     table = table.assign(run=names(table["run"]))
-    runs = [run for run, rows in table.groupby("run", sort=False) if (rows["metric"] == "loss").any()]
+    runs = [
+        run for run, rows in table.groupby("run", sort=False) if (rows["metric"] == "loss").any()
+    ]
     width = style.wide(style.ONE_COLUMN if min(len(runs), per_row) == 1 else style.TWO_COLUMNS)
     across = min(len(runs), max(per_row, 1), int(width / 2))
     down = -(-len(runs) // across)
     finite = floats(only(table, metric="loss")["value"])
     finite = finite[np.isfinite(finite)]
     if not len(finite):
-        raise FldiagError("no point of the profile has a finite loss", "choose a smaller span around the weights")
+        raise FldiagError(
+            "no point of the profile has a finite loss", "choose a smaller span around the weights"
+        )
     low, high = float(finite.min()), float(finite.max())
     room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     wide = (table["metric"] == "barrier").any() and low > 0 and high > 50 * low
     with style.paper():
         # Room for the legends, so that the panels keep their height and the legends their distance.
-        longest = max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 2
-        fig = style.figure(width, (2.5 + 0.155 * longest) * down, layout=ConstrainedLayoutEngine(h_pad=0.08))
+        longest = (
+            max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 2
+        )
+        fig = style.figure(
+            width, (2.5 + 0.155 * longest) * down, layout=ConstrainedLayoutEngine(h_pad=0.08)
+        )
         axes = fig.subplots(down, across, squeeze=False, sharey=True)
         for ax, run in zip(axes.flat, runs, strict=False):
             rows = table[table["run"] == run]
             paths = (rows["metric"] == "barrier").any()
             (_ways if paths else _lines)(ax, rows)
-            ax.set_title("\n".join(map(style.plain, style.wrap(run, width / across - 0.6, 2, 9.5))), weight="bold")
-            ax.set_xlabel(_where(rows, "from the global weights (0) to a client's (1)" if _clients(rows) else
-                                 "from the weights (0) to others (1)") if paths else _where(rows, "coefficient"))
+            ax.set_title(
+                "\n".join(map(style.plain, style.wrap(run, width / across - 0.6, 2, 9.5))),
+                weight="bold",
+            )
+            ax.set_xlabel(
+                _where(
+                    rows,
+                    "from the global weights (0) to a client's (1)"
+                    if _clients(rows)
+                    else "from the weights (0) to others (1)",
+                )
+                if paths
+                else _where(rows, "coefficient")
+            )
             ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
             if wide:
                 ax.set_yscale("log")
@@ -67,7 +86,7 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
             ax.margins(x=0.02)
         for ax in axes[:, 0]:
             ax.set_ylabel("loss")
-        for ax in axes.flat[len(runs):]:
+        for ax in axes.flat[len(runs) :]:
             ax.remove()
     return fig
 
@@ -93,7 +112,14 @@ def _value(rows: pd.DataFrame, metric: str, index: int, column: str = "value") -
     return float("nan") if found is None else found
 
 
-def _curve(ax, line: pd.DataFrame, look: style.Look, width: float = 1.2, alpha: float = 1.0, band: bool = True) -> None:
+def _curve(
+    ax,
+    line: pd.DataFrame,
+    look: style.Look,
+    width: float = 1.2,
+    alpha: float = 1.0,
+    band: bool = True,
+) -> None:
     x, value = floats(line["x"]), floats(line["value"])
     if band and "stderr" in line.columns:
         error = np.nan_to_num(floats(line["stderr"]))
@@ -108,8 +134,14 @@ def _lines(ax, rows: pd.DataFrame) -> None:
         _curve(ax, line, look)
         if index in parabolas:
             bowl = parabolas[index]
-            ax.plot(floats(bowl["x"]), floats(bowl["value"]), color=look.color, linestyle=(0, (3, 2)), linewidth=0.9,
-                    label="parabola")
+            ax.plot(
+                floats(bowl["x"]),
+                floats(bowl["value"]),
+                color=look.color,
+                linestyle=(0, (3, 2)),
+                linewidth=0.9,
+                label="parabola",
+            )
         bend, error = _value(rows, "curvature", index), _value(rows, "curvature", index, "residual")
         text = f"direction {index}: curvature {style.number(bend)}"
         handles.append(Line2D([], [], color=look.color))
@@ -137,10 +169,16 @@ def _ways(ax, rows: pd.DataFrame) -> None:
         handles.append(Line2D([], [], color=look.color, marker=look.marker, markersize=3.6))
         texts.append(_said(rows, line, index, barriers[index]))
     if many:
-        mean = style.number(float(np.mean([b for b in barriers.values() if np.isfinite(b)] or [np.nan])), 3)
+        mean = style.number(
+            float(np.mean([b for b in barriers.values() if np.isfinite(b)] or [np.nan])), 3
+        )
         handles.append(Line2D([], [], linestyle=""))
         texts.append(f"mean barrier of all {mean}" if named else "no barrier on any")
-    used = only(rows, metric="barrier")["buffers"].dropna().unique() if "buffers" in rows.columns else []
+    used = (
+        only(rows, metric="barrier")["buffers"].dropna().unique()
+        if "buffers" in rows.columns
+        else []
+    )
     if len(used):
         handles.append(Line2D([], [], linestyle=""))
         texts.append(f"batch-norm statistics: {used[0]}")
@@ -151,16 +189,24 @@ def _outliers(barriers: Mapping[int, float]) -> list[int]:
     """The ways whose barriers are beyond Tukey's fence, the largest first; at least the largest, where there is a barrier."""
     found = sorted((i for i in barriers if barriers[i] > 0), key=lambda i: -barriers[i])
     lower, upper = np.nanquantile(list(barriers.values()), [0.25, 0.75]) if found else (0.0, 0.0)
-    return [i for place, i in enumerate(found[:_NAMED]) if not place or barriers[i] > upper + 1.5 * (upper - lower)]
+    return [
+        i
+        for place, i in enumerate(found[:_NAMED])
+        if not place or barriers[i] > upper + 1.5 * (upper - lower)
+    ]
 
 
 def _spread(ax, curves: Mapping[int, pd.DataFrame], who: str) -> tuple[list, list[str]]:
     """Median, quartiles and extremes over the ways, at the places of the first."""
     x = floats(next(iter(curves.values()))["x"])
-    values = np.stack([np.interp(x, floats(line["x"]), floats(line["value"])) for line in curves.values()])
+    values = np.stack(
+        [np.interp(x, floats(line["x"]), floats(line["value"])) for line in curves.values()]
+    )
     low, first, middle, third, high = np.nanquantile(values, [0, 0.25, 0.5, 0.75, 1], axis=0)
-    shades = [ax.fill_between(x, low, high, color="#e2e2e2", linewidth=0, label="range"),
-              ax.fill_between(x, first, third, color="#b5b5b5", linewidth=0, label="quartiles")]
+    shades = [
+        ax.fill_between(x, low, high, color="#e2e2e2", linewidth=0, label="range"),
+        ax.fill_between(x, first, third, color="#b5b5b5", linewidth=0, label="quartiles"),
+    ]
     (line,) = ax.plot(x, middle, color="#555555", linewidth=1.2, label="median")
     return [line, shades[1], shades[0]], [f"median of {len(curves)} {who}", "half of them", "all"]
 
@@ -170,7 +216,9 @@ def _barrier(ax, line: pd.DataFrame, at: float, height: float, look: style.Look)
     if np.isfinite(height) and height > 0:
         value = floats(line["value"])
         ends = (1 - at) * value[0] + at * value[-1]
-        ax.plot([at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1)))
+        ax.plot(
+            [at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1))
+        )
         ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6, label="barrier")
 
 
@@ -179,10 +227,20 @@ def _said(rows: pd.DataFrame, line: pd.DataFrame, index: int, height: float) -> 
     if not height:
         return f"{who}: no barrier"
     error = _value(rows, "barrier", index, "stderr")
-    return f"{who}: barrier {style.number(height, 3)}" + (f" ± {style.number(error, 2)}" if np.isfinite(error) else "")
+    return f"{who}: barrier {style.number(height, 3)}" + (
+        f" ± {style.number(error, 2)}" if np.isfinite(error) else ""
+    )
 
 
 def _legend(ax, handles: list, texts: list[str]) -> None:
     # Below the panel: inside, a legend would lie on a steep curve.
-    style.legend(ax, handles, texts, loc="upper center", bbox_to_anchor=(0.5, -0.28), handlelength=2.2, borderpad=0.1,
-                 labelspacing=0.3)
+    style.legend(
+        ax,
+        handles,
+        texts,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.28),
+        handlelength=2.2,
+        borderpad=0.1,
+        labelspacing=0.3,
+    )

@@ -26,9 +26,21 @@ from fldiag.results.summary import Item, Note, Small
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
-COLUMNS = {"run": "checkpoint", "metric": "metric", "layer": "layer", "index": "index", "value": "value", "residual": "residual",
-           "cross_block": "cross-block", "stderr": "± stderr", "converged": "converged", "estimator": "estimator",
-           "products": "products", "which": "which", "matrix": "matrix"}
+COLUMNS = {
+    "run": "checkpoint",
+    "metric": "metric",
+    "layer": "layer",
+    "index": "index",
+    "value": "value",
+    "residual": "residual",
+    "cross_block": "cross-block",
+    "stderr": "± stderr",
+    "converged": "converged",
+    "estimator": "estimator",
+    "products": "products",
+    "which": "which",
+    "matrix": "matrix",
+}
 ENGINES = ("lanczos", "pyhessian")
 #: What goes without saying in the columns.
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
@@ -45,93 +57,201 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
     from fldiag.problem.eigenpairs import check_count
 
     if options["engine"] not in ENGINES:
-        raise FldiagError(f"engine {options['engine']!r} is not one of {', '.join(ENGINES)}", "choose one of them", usage=True)
+        raise FldiagError(
+            f"engine {options['engine']!r} is not one of {', '.join(ENGINES)}",
+            "choose one of them",
+            usage=True,
+        )
     check_count(options["k"], problem.layout.size)
     if options["engine"] == "pyhessian":
-        flags = {"--which": options["which"] not in ("largest", "magnitude"), "--matrix": options["matrix"] != "hessian",
-                 "--params": options["params"] is not None, "--per-layer": options["per_layer"],
-                 "--diagonal": options["diagonal"], "--density": options.get("density", False)}
+        flags = {
+            "--which": options["which"] not in ("largest", "magnitude"),
+            "--matrix": options["matrix"] != "hessian",
+            "--params": options["params"] is not None,
+            "--per-layer": options["per_layer"],
+            "--diagonal": options["diagonal"],
+            "--density": options.get("density", False),
+        }
         odd = [flag for flag, given in flags.items() if given]
         if odd:
-            raise FldiagError(f"PyHessian cannot do {odd[0]}: it finds eigenvalues of largest magnitude, and traces",
-                              f"leave out {odd[0]}, or --engine pyhessian", usage=True)
+            raise FldiagError(
+                f"PyHessian cannot do {odd[0]}: it finds eigenvalues of largest magnitude, and traces",
+                f"leave out {odd[0]}, or --engine pyhessian",
+                usage=True,
+            )
         return
     for flag in ("batches", "resample"):
         if options[flag]:
-            raise FldiagError(f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True)
+            raise FldiagError(
+                f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True
+            )
     whole = [flag for flag in ("trace", "diagonal") if options[flag]]
     if whole and options["matrix"] != "hessian":
         raise FldiagError(f"--{whole[0]} is that of the Hessian", "leave out --matrix", usage=True)
     whole += ["density"] if options.get("density", False) else []
     if whole and options["params"] is not None:
-        raise FldiagError(f"--{whole[0]} is that of the whole model", "leave out --params (--trace and --diagonal list all "
-                          "layers)", usage=True)
+        raise FldiagError(
+            f"--{whole[0]} is that of the whole model",
+            "leave out --params (--trace and --diagonal list all layers)",
+            usage=True,
+        )
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """All rows, without the columns in which only the usual stands; and which numbers are rough."""
     known = ("run", "metric", "index", "value")
-    kept = {c: h for c, h in COLUMNS.items()
-            if c in known or (c in frame.columns and set(frame[c].dropna()) - USUAL.get(c, set()))}
-    yield Small(frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"), kept)
+    kept = {
+        c: h
+        for c, h in COLUMNS.items()
+        if c in known or (c in frame.columns and set(frame[c].dropna()) - USUAL.get(c, set()))
+    }
+    yield Small(
+        frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"),
+        kept,
+    )
 
     def open_(*metrics: str) -> bool:
-        return bool((~frame.loc[frame["metric"].isin(metrics), "converged"].fillna(True).astype(bool)).any())
+        return bool(
+            (~frame.loc[frame["metric"].isin(metrics), "converged"].fillna(True).astype(bool)).any()
+        )
 
     own = options["engine"] == "lanczos"
     if not own:
-        yield Note("PyHessian's own stopping rules: 'converged' means that two estimates agreed; see the residuals")
+        yield Note(
+            "PyHessian's own stopping rules: 'converged' means that two estimates agreed; see the residuals"
+        )
     elif open_("eigenvalue"):
-        yield Note("not all eigenvalues converged: their residuals say how far they can be off; raise --max-products")
+        yield Note(
+            "not all eigenvalues converged: their residuals say how far they can be off; raise --max-products"
+        )
     if open_("trace") and own:
-        yield Note("the trace is an estimate that has not reached --rtol: see its stderr; raise --max-products")
+        yield Note(
+            "the trace is an estimate that has not reached --rtol: see its stderr; raise --max-products"
+        )
     elif open_("diagonal_norm"):
-        yield Note("entries of the diagonal are rough estimates here (see stderr); the trace is as good as its stderr says")
+        yield Note(
+            "entries of the diagonal are rough estimates here (see stderr); the trace is as good as its stderr says"
+        )
 
 
 def variant(options: Mapping[str, Any]) -> str | None:
     """A report shows the Hessian's largest; blocks and other matrices have eigenvalues of their own."""
-    other = options.get("params") or options.get("matrix", "hessian") != "hessian" or options.get("which") == "smallest"
+    other = (
+        options.get("params")
+        or options.get("matrix", "hessian") != "hessian"
+        or options.get("which") == "smallest"
+    )
     return None if other else ""
 
 
-LAMBDA_1 = Number("lambda_1", "largest Hessian eigenvalue of the global model on the training data", "lower",
-                  {"metric": "eigenvalue", "index": 1, "layer": None}, needs=("model",), options={"k": 1}, over="residuals",
-                  column="λ₁ ± residual", short="λ₁", within=("landscape",))
+LAMBDA_1 = Number(
+    "lambda_1",
+    "largest Hessian eigenvalue of the global model on the training data",
+    "lower",
+    {"metric": "eigenvalue", "index": 1, "layer": None},
+    needs=("model",),
+    options={"k": 1},
+    over="residuals",
+    column="λ₁ ± residual",
+    short="λ₁",
+    within=("landscape",),
+)
 
 
-@diagnostic("spectrum", draw=picture.draw, more={"-layers": layers.draw_if_any}, summary=summary, numbers=(LAMBDA_1,), cost=cost,
-            check=check,
-            also={"density": Also("density", "Also compute and draw the spectral density.", sets={"strict": True})},
-            section=section, order=20, variant=variant,
-            example="checkpoints/example/fedsol-digits.pt --k 5 --trace")
-def spectrum(problem: Problem, progress: Progress | None = None, *,
-             k: Annotated[int, Field(ge=1, description="Number of eigenvalues.")] = 5,
-             which: Annotated[Which, Field(description="Which eigenvalues: largest, smallest or magnitude (largest absolute "
-                                                       "value).")] = "largest",
-             trace: Annotated[bool, Field(description="Also compute the trace, whole and by layer.")] = False,
-             diagonal: Annotated[bool, Field(description="Also compute the trace and a summary of the diagonal, whole and by "
-                                                         "layer."
-                                             )] = False,
-             params: Annotated[str | None, Field(description="Restrict the Hessian to the block of these tensors, such as "
-                                                             "'features.*'.")] = None,
-             per_layer: Annotated[bool, Field(description="Also compute the largest eigenvalue of each layer's block.")] = False,
-             matrix: Annotated[Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")] = "hessian",
-             tol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")] = 1e-3,
-             rtol: Annotated[float, Field(gt=0, lt=1, description="Allowed relative standard error of a trace that has no "
-                                                                  "closed form.")] = 0.02,
-             max_products: Annotated[int | None, Field(ge=1, description="Maximum number of Hessian-vector products (default: "
-                                                                         "100, or 8 k if that is more; 200 "
-                                                                         "for a trace).")] = None,
-             strict: Annotated[bool, Field(description="Require the residuals to be within tol too, not "
-                                                       "only the errors.")] = False,
-             engine: Annotated[str, Field(
-                 description="Engine: lanczos, or pyhessian (that package's power iteration, probes and stopping rules, as used "
-                             "in papers).")] = "lanczos",
-             batches: Annotated[int | None, Field(ge=1, description="With pyhessian: use only this many batches of 64 examples "
-                                                                    "(FedAlign's code uses 10).")] = None,
-             resample: Annotated[bool, Field(description="With --batches: draw new batches for every product.")] = False,
-             seed: Annotated[int, Field(description="Random seed.")] = 0) -> pd.DataFrame:
+@diagnostic(
+    "spectrum",
+    draw=picture.draw,
+    more={"-layers": layers.draw_if_any},
+    summary=summary,
+    numbers=(LAMBDA_1,),
+    cost=cost,
+    check=check,
+    also={
+        "density": Also(
+            "density", "Also compute and draw the spectral density.", sets={"strict": True}
+        )
+    },
+    section=section,
+    order=20,
+    variant=variant,
+    example="checkpoints/example/fedsol-digits.pt --k 5 --trace",
+)
+def spectrum(
+    problem: Problem,
+    progress: Progress | None = None,
+    *,
+    k: Annotated[int, Field(ge=1, description="Number of eigenvalues.")] = 5,
+    which: Annotated[
+        Which,
+        Field(
+            description="Which eigenvalues: largest, smallest or magnitude (largest absolute "
+            "value)."
+        ),
+    ] = "largest",
+    trace: Annotated[
+        bool, Field(description="Also compute the trace, whole and by layer.")
+    ] = False,
+    diagonal: Annotated[
+        bool,
+        Field(
+            description="Also compute the trace and a summary of the diagonal, whole and by layer."
+        ),
+    ] = False,
+    params: Annotated[
+        str | None,
+        Field(
+            description="Restrict the Hessian to the block of these tensors, such as 'features.*'."
+        ),
+    ] = None,
+    per_layer: Annotated[
+        bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
+    ] = False,
+    matrix: Annotated[
+        Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
+    ] = "hessian",
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    rtol: Annotated[
+        float,
+        Field(
+            gt=0,
+            lt=1,
+            description="Allowed relative standard error of a trace that has no closed form.",
+        ),
+    ] = 0.02,
+    max_products: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Maximum number of Hessian-vector products (default: "
+            "100, or 8 k if that is more; 200 "
+            "for a trace).",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, Field(description="Require the residuals to be within tol too, not only the errors.")
+    ] = False,
+    engine: Annotated[
+        str,
+        Field(
+            description="Engine: lanczos, or pyhessian (that package's power iteration, probes and stopping rules, as used "
+            "in papers)."
+        ),
+    ] = "lanczos",
+    batches: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="With pyhessian: use only this many batches of 64 examples "
+            "(FedAlign's code uses 10).",
+        ),
+    ] = None,
+    resample: Annotated[
+        bool, Field(description="With --batches: draw new batches for every product.")
+    ] = False,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
     """Compute the top-k Hessian eigenvalues with residuals and convergence; optionally trace, diagonal and density.
 
     Rows ``loss`` and ``accuracy`` (with standard errors over the examples), ``eigenvalue`` (index 1..k, each with the
@@ -154,13 +274,38 @@ def spectrum(problem: Problem, progress: Progress | None = None, *,
     """
     from fldiag.diagnostics.spectrum import measure, pyhessian_engine
 
-    check(problem, {"k": k, "which": which, "trace": trace, "diagonal": diagonal, "params": params, "per_layer": per_layer,
-                    "matrix": matrix, "engine": engine, "batches": batches, "resample": resample})
+    check(
+        problem,
+        {
+            "k": k,
+            "which": which,
+            "trace": trace,
+            "diagonal": diagonal,
+            "params": params,
+            "per_layer": per_layer,
+            "matrix": matrix,
+            "engine": engine,
+            "batches": batches,
+            "resample": resample,
+        },
+    )
     if engine == "pyhessian":
         sampling = pyhessian_engine.Sampling(batches, resample=resample)
-        return pyhessian_engine.spectrum(problem, k, trace_too=trace, sampling=sampling, seed=seed, tol=tol,
-                                         most=max_products, progress=progress)
-    found = [measure.eigenvalues(problem, progress, k, which, tol, max_products, matrix, params, per_layer, strict, seed)]
+        return pyhessian_engine.spectrum(
+            problem,
+            k,
+            trace_too=trace,
+            sampling=sampling,
+            seed=seed,
+            tol=tol,
+            most=max_products,
+            progress=progress,
+        )
+    found = [
+        measure.eigenvalues(
+            problem, progress, k, which, tol, max_products, matrix, params, per_layer, strict, seed
+        )
+    ]
     if trace or diagonal:
         measured = diagonal_table if diagonal else trace_table
         limit = {} if max_products is None else {"max_products": max_products}

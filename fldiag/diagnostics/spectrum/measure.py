@@ -22,15 +22,32 @@ from fldiag.registry import Progress
 from fldiag.results.table import Row, table
 
 
-def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Which, tol: float, max_products: int | None,
-                 matrix: Matrix, params: str | None, per_layer: bool, strict: bool, seed: int) -> pd.DataFrame:
+def eigenvalues(
+    problem: Problem,
+    progress: Progress | None,
+    k: int,
+    which: Which,
+    tol: float,
+    max_products: int | None,
+    matrix: Matrix,
+    params: str | None,
+    per_layer: bool,
+    strict: bool,
+    seed: int,
+) -> pd.DataFrame:
     rows = loss_rows(problem)
     budget, forms = max_products or default_products(k), {matrix: problem.hessian(matrix=matrix)}
     labels = [] if not per_layer else [*problem.layout.layers]
-    pieces = [(params, params, k), *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels)]
+    pieces = [
+        (params, params, k),
+        *((label or "(model)", list(problem.layout.layers[label]), 1) for label in labels),
+    ]
     blocks: list[tuple[list[Row], Tensor, Tensor]] = []
     for done, (label, block, count) in enumerate(pieces):
-        def tell(at: int, total: int, text: str, label: str | None = label, done: int = done) -> None:
+
+        def tell(
+            at: int, total: int, text: str, label: str | None = label, done: int = done
+        ) -> None:
             if progress:
                 where = f"{label}: {text}" if done else text
                 progress(done * total + at, len(pieces) * total, where)
@@ -41,17 +58,41 @@ def eigenvalues(problem: Problem, progress: Progress | None, k: int, which: Whic
                 other.release()
             forms[form] = problem.hessian(matrix=form)
         if strict and block is None:
-            pairs = strict_pairs(problem, count, which=which, tol=tol, matrix=matrix, max_products=budget, seed=seed,
-                                 operator=forms[form], progress=tell)
+            pairs = strict_pairs(
+                problem,
+                count,
+                which=which,
+                tol=tol,
+                matrix=matrix,
+                max_products=budget,
+                seed=seed,
+                operator=forms[form],
+                progress=tell,
+            )
         else:
-            pairs = eigenpairs(problem, count, which=which, tol=tol, max_products=budget, seed=seed, params=block,
-                               operator=forms[form], strict=strict, progress=tell)
-        found = eigenvalue_rows(pairs, noise=noise_of(problem), which=which, matrix=matrix,
-                                estimator=problem.said("lanczos" if form == matrix else f"lanczos-{form}"))
+            pairs = eigenpairs(
+                problem,
+                count,
+                which=which,
+                tol=tol,
+                max_products=budget,
+                seed=seed,
+                params=block,
+                operator=forms[form],
+                strict=strict,
+                progress=tell,
+            )
+        found = eigenvalue_rows(
+            pairs,
+            noise=noise_of(problem),
+            which=which,
+            matrix=matrix,
+            estimator=problem.said("lanczos" if form == matrix else f"lanczos-{form}"),
+        )
         found = [{**row, "layer": label} for row in (found[:1] if done else found)]
         rows += found
         if block is not None:
-            blocks.append((found[:len(pairs.values)], block_index(problem, block), pairs.vectors))
+            blocks.append((found[: len(pairs.values)], block_index(problem, block), pairs.vectors))
     for form, operator in forms.items():
         if form != matrix:
             operator.release()

@@ -30,28 +30,51 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
     need(table, ("metric", "run", "index", "value"), PICTURE)
     rows = select(table, "eigenvalue", PICTURE)
     rows = rows[whole(rows)]
-    flat = pd.DataFrame({"run": names(rows["run"]), "index": floats(rows["index"]), "value": floats(rows["value"])})
+    flat = pd.DataFrame(
+        {"run": names(rows["run"]), "index": floats(rows["index"]), "value": floats(rows["value"])}
+    )
     flat["residual"] = floats(rows["residual"]) if "residual" in rows.columns else np.nan
     # A solver that does not say whether it converged is not accused of the contrary.
-    flat["converged"] = [bool(pd.isna(v) or v) for v in rows["converged"]] if "converged" in rows.columns else True
+    flat["converged"] = (
+        [bool(pd.isna(v) or v) for v in rows["converged"]] if "converged" in rows.columns else True
+    )
     if not np.isfinite(flat["index"]).all() or not np.isfinite(flat["value"]).all():
-        raise FldiagError("the spectrum has an eigenvalue without index or without a finite value",
-                          "drop it or compute it again")
+        raise FldiagError(
+            "the spectrum has an eigenvalue without index or without a finite value",
+            "drop it or compute it again",
+        )
     twice = flat[flat.duplicated(["run", "index"])]
     if len(twice):
         run, index = twice.iloc[0][["run", "index"]]
-        raise FldiagError(f"run {run!r} has two eigenvalues of index {index:g}",
-                          "give every spectrum (slice, round) its own run label", usage=True)
+        raise FldiagError(
+            f"run {run!r} has two eigenvalues of index {index:g}",
+            "give every spectrum (slice, round) its own run label",
+            usage=True,
+        )
     runs = list(dict.fromkeys(flat["run"]))
     looks = style.looks(runs)
     indices = sorted(flat["index"].unique())
     width = style.wide(style.ONE_COLUMN if len(indices) * len(runs) <= 32 else style.TWO_COLUMNS)
     texts = [style.wrap(r, width - 0.5)[0] for r in runs]
-    handles = [Line2D([], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8) for r in runs]
+    handles = [
+        Line2D(
+            [], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8
+        )
+        for r in runs
+    ]
     if not flat["converged"].all():
         texts.append("hollow: not converged")
-        handles.append(Line2D([], [], linestyle="none", color="#555555", marker="o", markersize=3.8,
-                              markerfacecolor="white"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                color="#555555",
+                marker="o",
+                markersize=3.8,
+                markerfacecolor="white",
+            )
+        )
     columns = style.columns(texts, width, 0.36)
     with style.panel(ax, width, 2.2 + 0.15 * -(-len(texts) // columns)) as (ax, owner, loc):
         for place, run in enumerate(runs):
@@ -59,25 +82,51 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
             _points(ax, flat[flat["run"] == run], looks[run], shift)
         _scale(ax, flat["value"].to_numpy(), log)
         of = set(rows["matrix"].dropna()) if "matrix" in rows.columns else set()
-        ax.set(xlabel="index of the eigenvalue", ylabel="Gauss-Newton eigenvalue" if of == {"ggn"} else "Hessian eigenvalue")
+        ax.set(
+            xlabel="index of the eigenvalue",
+            ylabel="Gauss-Newton eigenvalue" if of == {"ggn"} else "Hessian eigenvalue",
+        )
         stride = -(-len(indices) // 20)
         ax.xaxis.set_major_locator(FixedLocator(indices[::stride]))
         ax.set_xlim(indices[0] - 0.6, indices[-1] + 0.6)
         ax.grid(True, axis="y")
-        style.legend(owner, handles, texts, loc=loc, ncols=columns, handletextpad=0.3, columnspacing=1.2, borderpad=0.2)
+        style.legend(
+            owner,
+            handles,
+            texts,
+            loc=loc,
+            ncols=columns,
+            handletextpad=0.3,
+            columnspacing=1.2,
+            borderpad=0.2,
+        )
     return ax.figure
 
 
 def _points(ax, part: pd.DataFrame, look: style.Look, shift: float) -> None:
     at, value = part["index"].to_numpy() + shift, part["value"].to_numpy()
     known = np.isfinite(part["residual"])
-    ax.errorbar(at[known], value[known], yerr=part["residual"].abs()[known], fmt="none", ecolor=look.color,
-                elinewidth=0.8)
+    ax.errorbar(
+        at[known],
+        value[known],
+        yerr=part["residual"].abs()[known],
+        fmt="none",
+        ecolor=look.color,
+        elinewidth=0.8,
+    )
     for done, face in ((True, look.color), (False, "white")):
         kind = (part["converged"] == done).to_numpy()
         if kind.any():
-            ax.plot(at[kind], value[kind], linestyle="none", marker=look.marker, color=look.color,
-                    markersize=3.4, markerfacecolor=face, label="converged" if done else "not converged")
+            ax.plot(
+                at[kind],
+                value[kind],
+                linestyle="none",
+                marker=look.marker,
+                color=look.color,
+                markersize=3.4,
+                markerfacecolor=face,
+                label="converged" if done else "not converged",
+            )
 
 
 def _scale(ax, values: np.ndarray, log: bool | None) -> None:
@@ -88,13 +137,17 @@ def _scale(ax, values: np.ndarray, log: bool | None) -> None:
         ax.set_yscale("log", nonpositive="clip")
         # Fewer than two decades would otherwise show a single label.
         if values.max() < 100 * values.min():
-            ax.yaxis.set_minor_formatter(lambda v, _: style.number(v) if f"{v:.0e}"[0] in "25" else "")
+            ax.yaxis.set_minor_formatter(
+                lambda v, _: style.number(v) if f"{v:.0e}"[0] in "25" else ""
+            )
             ax.tick_params(axis="y", which="minor", labelsize=6)
         ax.yaxis.set_major_formatter(lambda v, _: style.number(v))
     elif log and len(sizes):
         ax.set_yscale("symlog", linthresh=max(float(sizes.min()), 1e-4 * float(sizes.max())))
         ax.axhline(0, color="#888888", linewidth=0.6)
     else:
-        ax.set_ylim(**{"bottom": 0} if (values > 0).all() else {"top": 0} if (values < 0).all() else {})
+        ax.set_ylim(
+            **{"bottom": 0} if (values > 0).all() else {"top": 0} if (values < 0).all() else {}
+        )
         if (values < 0).any():
             ax.axhline(0, color="#888888", linewidth=0.6)

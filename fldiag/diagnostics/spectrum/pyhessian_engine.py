@@ -47,10 +47,17 @@ class _Loader:
     def __init__(self, problem: Problem, sampling: Sampling, seed: int):
         self.problem, self.sampling, self.seed, self.passes = problem, sampling, seed, 0
         if sampling.batches is not None and problem.n < sampling.size:
-            raise FldiagError(f"slice {problem.slice_name!r} has {problem.n} examples, fewer than one batch of "
-                              f"{sampling.size}", "choose a smaller batch or all batches", usage=True)
-        self.n = problem.n if sampling.batches is None else \
-            sampling.size * min(sampling.batches, problem.n // sampling.size)
+            raise FldiagError(
+                f"slice {problem.slice_name!r} has {problem.n} examples, fewer than one batch of "
+                f"{sampling.size}",
+                "choose a smaller batch or all batches",
+                usage=True,
+            )
+        self.n = (
+            problem.n
+            if sampling.batches is None
+            else sampling.size * min(sampling.batches, problem.n // sampling.size)
+        )
         self._examples = None if sampling.batches is None else problem.read(0, problem.n)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -59,9 +66,11 @@ class _Loader:
             return
         turn = self.passes if self.sampling.resample else 0
         self.passes += 1
-        order = torch.randperm(self.problem.n, generator=torch_rng(self.seed, "pyhessian batches", turn))
+        order = torch.randperm(
+            self.problem.n, generator=torch_rng(self.seed, "pyhessian batches", turn)
+        )
         x, y = self._examples
-        for some in order[:self.n].to(x.device).split(self.sampling.size):
+        for some in order[: self.n].to(x.device).split(self.sampling.size):
             yield x[some], y[some]
 
 
@@ -70,22 +79,39 @@ def _engine(problem: Problem, loader: _Loader, told: Callable[[int], None]) -> A
     try:
         import pyhessian
     except ImportError:
-        raise FldiagError("PyHessian is not installed", "pip install pyhessian, or leave out --engine") from None
+        raise FldiagError(
+            "PyHessian is not installed", "pip install pyhessian, or leave out --engine"
+        ) from None
     if problem.weight_decay:
-        raise FldiagError("PyHessian sees the model and its loss, not weight decay", "leave out --engine pyhessian", usage=True)
+        raise FldiagError(
+            "PyHessian sees the model and its loss, not weight decay",
+            "leave out --engine pyhessian",
+            usage=True,
+        )
     if problem.dtype != torch.float32:
-        raise FldiagError("PyHessian draws its vectors in single precision", "use precision fp32 with this engine", usage=True)
+        raise FldiagError(
+            "PyHessian draws its vectors in single precision",
+            "use precision fp32 with this engine",
+            usage=True,
+        )
 
     class Counting(pyhessian.hessian):  # type: ignore[misc, name-defined]
         def dataloader_hv_product(self, v: list[Tensor]) -> tuple[float, list[Tensor]]:
             value, product = super().dataloader_hv_product(v)
             if not np.isfinite(value):
-                raise FldiagError("a Hessian-vector product is not finite", "diagnose earlier weights")
+                raise FldiagError(
+                    "a Hessian-vector product is not finite", "diagnose earlier weights"
+                )
             self.quotients.append(value)
             told(len(self.quotients))
             return value, product
 
-    made = Counting(problem.loaded(problem.w), problem.criterion, dataloader=loader, cuda=problem.device.type == "cuda")
+    made = Counting(
+        problem.loaded(problem.w),
+        problem.criterion,
+        dataloader=loader,
+        cuda=problem.device.type == "cuda",
+    )
     made.quotients = []
     return made
 
@@ -101,11 +127,15 @@ def _run(problem: Problem, seed: int, purpose: str, work: Callable[[], Any]) -> 
         try:
             return work()
         except (RuntimeError, AttributeError, TypeError) as error:
-            raise FldiagError(f"PyHessian cannot differentiate this model: {first_line(error)}",
-                              "leave out --engine pyhessian") from error
+            raise FldiagError(
+                f"PyHessian cannot differentiate this model: {first_line(error)}",
+                "leave out --engine pyhessian",
+            ) from error
 
 
-def iterations(quotients: list[float], count: int, tol: float, most: int = MOST) -> list[tuple[int, bool]]:
+def iterations(
+    quotients: list[float], count: int, tol: float, most: int = MOST
+) -> list[tuple[int, bool]]:
     """How many products PyHessian spent on each of ``count`` eigenvalues, and whether its rule stopped it: its loop
     replayed on the Rayleigh quotients of all its products."""
     found, at = [], 0
@@ -121,8 +151,16 @@ def iterations(quotients: list[float], count: int, tol: float, most: int = MOST)
     return found
 
 
-def eigenvalues(problem: Problem, k: int = 5, *, tol: float = 1e-3, most: int = MOST, sampling: Sampling | None = None,
-                seed: int = 0, progress: Progress | None = None) -> list[Row]:
+def eigenvalues(
+    problem: Problem,
+    k: int = 5,
+    *,
+    tol: float = 1e-3,
+    most: int = MOST,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Row]:
     """Rows as of ``spectrum`` with estimator ``pyhessian``: k eigenvalues of largest magnitude as PyHessian finds them.
 
     Each value is, as there, the Rayleigh quotient of the iteration before the last. ``residual``: ||Hv - lambda v|| of
@@ -132,11 +170,19 @@ def eigenvalues(problem: Problem, k: int = 5, *, tol: float = 1e-3, most: int = 
     Raises FldiagError when the loss is not finite, the precision is not float32 or PyHessian fails on the model.
     """
     if k < 1 or most < 2 or not 0 < tol < 1:
-        raise FldiagError(f"no eigenvalues for k = {k}, most = {most}, tol = {tol}", "k >= 1, most >= 2, 0 < tol < 1", usage=True)
+        raise FldiagError(
+            f"no eigenvalues for k = {k}, most = {most}, tol = {tol}",
+            "k >= 1, most >= 2, 0 < tol < 1",
+            usage=True,
+        )
     rows, k = loss_rows(problem), min(k, problem.layout.size)
     loader = _Loader(problem, sampling or Sampling(), seed)
     total = k * (most + 1)
-    engine = _engine(problem, loader, lambda n: progress(min(n, total), total, "power iteration") if progress else None)
+    engine = _engine(
+        problem,
+        loader,
+        lambda n: progress(min(n, total), total, "power iteration") if progress else None,
+    )
 
     def work() -> tuple[list[float], list[float], list[tuple[int, bool]]]:
         values, vectors = engine.eigenvalues(maxIter=most, tol=tol, top_n=k)
@@ -151,18 +197,48 @@ def eigenvalues(problem: Problem, k: int = 5, *, tol: float = 1e-3, most: int = 
         return values, residuals, spent
 
     values, residuals, spent = _run(problem, seed, "pyhessian eigenvalues", work)
-    common: Row = {"estimator": "pyhessian", "n_examples": loader.n, "which": "magnitude", "matrix": "hessian"}
-    for i, (value, residual, (products, stopped)) in enumerate(zip(values, residuals, spent, strict=True), start=1):
-        rows.append({**common, "metric": "eigenvalue", "index": i, "value": float(value), "residual": residual,
-                     "converged": stopped, "products": products})
+    common: Row = {
+        "estimator": "pyhessian",
+        "n_examples": loader.n,
+        "which": "magnitude",
+        "matrix": "hessian",
+    }
+    for i, (value, residual, (products, stopped)) in enumerate(
+        zip(values, residuals, spent, strict=True), start=1
+    ):
+        rows.append(
+            {
+                **common,
+                "metric": "eigenvalue",
+                "index": i,
+                "value": float(value),
+                "residual": residual,
+                "converged": stopped,
+                "products": products,
+            }
+        )
     last = min(RATIO_INDEX, k)
-    rows.append({**common, "metric": "eigenvalue_ratio", "index": last, "value": values[0] / values[last - 1] if values[last - 1]
-                 else None, "converged": spent[0][1] and spent[last - 1][1]})
+    rows.append(
+        {
+            **common,
+            "metric": "eigenvalue_ratio",
+            "index": last,
+            "value": values[0] / values[last - 1] if values[last - 1] else None,
+            "converged": spent[0][1] and spent[last - 1][1],
+        }
+    )
     return [{**problem.common, **row} for row in rows]
 
 
-def trace(problem: Problem, *, tol: float = 1e-3, most: int = MOST, sampling: Sampling | None = None, seed: int = 0,
-          progress: Progress | None = None) -> list[Row]:
+def trace(
+    problem: Problem,
+    *,
+    tol: float = 1e-3,
+    most: int = MOST,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Row]:
     """The row ``trace`` (H_T) by PyHessian's Hutchinson estimator: it stops when the running mean moves by less than the
     share ``tol`` (at once when the mean is negative: it divides by the signed mean), which two probes that happen to agree
     bring about. ``stderr``: of its samples, from ``FEW`` on; column ``products`` says how many there were.
@@ -170,18 +246,50 @@ def trace(problem: Problem, *, tol: float = 1e-3, most: int = MOST, sampling: Sa
     Raises FldiagError as ``eigenvalues`` does.
     """
     if most < 2 or not 0 < tol < 1:
-        raise FldiagError(f"no trace for most = {most}, tol = {tol}", "most >= 2, 0 < tol < 1", usage=True)
+        raise FldiagError(
+            f"no trace for most = {most}, tol = {tol}", "most >= 2, 0 < tol < 1", usage=True
+        )
     finite_scores(problem)
     loader = _Loader(problem, sampling or Sampling(), seed)
-    engine = _engine(problem, loader, lambda n: progress(n, most, "trace by probes") if progress else None)
-    samples = np.asarray(_run(problem, seed, "pyhessian trace", lambda: engine.trace(maxIter=most, tol=tol)), dtype=float)
+    engine = _engine(
+        problem, loader, lambda n: progress(n, most, "trace by probes") if progress else None
+    )
+    samples = np.asarray(
+        _run(problem, seed, "pyhessian trace", lambda: engine.trace(maxIter=most, tol=tol)),
+        dtype=float,
+    )
     error = float(samples.std(ddof=1) / np.sqrt(len(samples))) if len(samples) >= FEW else None
-    return [{**problem.common, "metric": "trace", "value": float(samples.mean()), "stderr": error, "estimator": "pyhessian",
-             "converged": len(samples) < most, "products": len(samples), "n_examples": loader.n}]
+    return [
+        {
+            **problem.common,
+            "metric": "trace",
+            "value": float(samples.mean()),
+            "stderr": error,
+            "estimator": "pyhessian",
+            "converged": len(samples) < most,
+            "products": len(samples),
+            "n_examples": loader.n,
+        }
+    ]
 
 
-def spectrum(problem: Problem, k: int, *, trace_too: bool, sampling: Sampling, seed: int, tol: float, most: int | None,
-             progress: Progress | None = None) -> pd.DataFrame:
+def spectrum(
+    problem: Problem,
+    k: int,
+    *,
+    trace_too: bool,
+    sampling: Sampling,
+    seed: int,
+    tol: float,
+    most: int | None,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
     """The rows of ``eigenvalues``, and of ``trace`` where it is wanted too, as a table."""
-    more: dict[str, Any] = {"sampling": sampling, "seed": seed, "tol": tol, "most": most or MOST, "progress": progress}
+    more: dict[str, Any] = {
+        "sampling": sampling,
+        "seed": seed,
+        "tol": tol,
+        "most": most or MOST,
+        "progress": progress,
+    }
     return table(eigenvalues(problem, k, **more) + (trace(problem, **more) if trace_too else []))

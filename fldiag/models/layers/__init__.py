@@ -14,7 +14,14 @@ from __future__ import annotations
 from torch import nn
 
 from fldiag.models.layers.activation import CLIPPED, LEAKY_RELU, RELU, SMOOTH
-from fldiag.models.layers.arrangement import DROPOUT, FLATTEN, IDENTITY, PADDING, UNFLATTEN, UPSAMPLE
+from fldiag.models.layers.arrangement import (
+    DROPOUT,
+    FLATTEN,
+    IDENTITY,
+    PADDING,
+    UNFLATTEN,
+    UPSAMPLE,
+)
 from fldiag.models.layers.convolution import CONV2D
 from fldiag.models.layers.entry import Layer
 from fldiag.models.layers.linear import LINEAR
@@ -23,16 +30,34 @@ from fldiag.models.layers.pooling import ADAPTIVE_MAX_POOL, AVERAGE_POOL, MAX_PO
 
 #: By the exact type: a subclass may compute anything.
 LAYERS: dict[type[nn.Module], Layer] = {
-    nn.Linear: LINEAR, nn.Conv2d: CONV2D,
-    nn.BatchNorm1d: BATCH_NORM, nn.BatchNorm2d: BATCH_NORM, nn.modules.batchnorm._BatchNorm: ANY_BATCH_NORM,
+    nn.Linear: LINEAR,
+    nn.Conv2d: CONV2D,
+    nn.BatchNorm1d: BATCH_NORM,
+    nn.BatchNorm2d: BATCH_NORM,
+    nn.modules.batchnorm._BatchNorm: ANY_BATCH_NORM,
     nn.GroupNorm: GROUP_NORM,
-    nn.ReLU: RELU, nn.LeakyReLU: LEAKY_RELU, nn.ReLU6: CLIPPED, nn.Hardtanh: CLIPPED,
-    nn.Tanh: SMOOTH, nn.GELU: SMOOTH, nn.Sigmoid: SMOOTH,
-    nn.MaxPool2d: MAX_POOL, nn.AvgPool2d: AVERAGE_POOL, nn.AdaptiveAvgPool2d: AVERAGE_POOL,
+    nn.ReLU: RELU,
+    nn.LeakyReLU: LEAKY_RELU,
+    nn.ReLU6: CLIPPED,
+    nn.Hardtanh: CLIPPED,
+    nn.Tanh: SMOOTH,
+    nn.GELU: SMOOTH,
+    nn.Sigmoid: SMOOTH,
+    nn.MaxPool2d: MAX_POOL,
+    nn.AvgPool2d: AVERAGE_POOL,
+    nn.AdaptiveAvgPool2d: AVERAGE_POOL,
     nn.AdaptiveMaxPool2d: ADAPTIVE_MAX_POOL,
-    nn.Flatten: FLATTEN, nn.Unflatten: UNFLATTEN, nn.ZeroPad2d: PADDING, nn.Upsample: UPSAMPLE, nn.Identity: IDENTITY,
-    nn.Dropout: DROPOUT, nn.Dropout1d: DROPOUT, nn.Dropout2d: DROPOUT, nn.Dropout3d: DROPOUT,
-    nn.AlphaDropout: DROPOUT, nn.FeatureAlphaDropout: DROPOUT,
+    nn.Flatten: FLATTEN,
+    nn.Unflatten: UNFLATTEN,
+    nn.ZeroPad2d: PADDING,
+    nn.Upsample: UPSAMPLE,
+    nn.Identity: IDENTITY,
+    nn.Dropout: DROPOUT,
+    nn.Dropout1d: DROPOUT,
+    nn.Dropout2d: DROPOUT,
+    nn.Dropout3d: DROPOUT,
+    nn.AlphaDropout: DROPOUT,
+    nn.FeatureAlphaDropout: DROPOUT,
 }
 _NOTHING_KNOWN = Layer()
 

@@ -24,7 +24,9 @@ class Positive(Link):
     def back(self, saved: Tensor, g: Tensor) -> Tensor:
         if g.shape == saved.shape:
             return self.tangent(saved, g)
-        return (g.reshape(len(saved), -1, *saved.shape[1:]) * (saved > 0).unsqueeze(1)).reshape(g.shape)
+        return (g.reshape(len(saved), -1, *saved.shape[1:]) * (saved > 0).unsqueeze(1)).reshape(
+            g.shape
+        )
 
 
 class Slopes(Link):
@@ -44,9 +46,17 @@ class Slopes(Link):
         return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
 
 
-RELU = Layer(stacked=as_it_is, overwrite=torch.relu_, links=single(lambda m: Positive()), obstacle=no_obstacle, monotone=True,
-             units=kept)
-LEAKY_RELU = Layer(links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle, units=kept)
+RELU = Layer(
+    stacked=as_it_is,
+    overwrite=torch.relu_,
+    links=single(lambda m: Positive()),
+    obstacle=no_obstacle,
+    monotone=True,
+    units=kept,
+)
+LEAKY_RELU = Layer(
+    links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle, units=kept
+)
 #: Piecewise linear, with more than one kink.
 CLIPPED = Layer(obstacle=no_obstacle, units=kept)
 SMOOTH = Layer(stacked=as_it_is, units=kept)

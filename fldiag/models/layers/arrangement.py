@@ -51,8 +51,14 @@ def _upsample_obstacle(m: Any) -> str | None:
     return None if m.mode in ("nearest", "bilinear") else f"(Upsample {m.mode})"
 
 
-FLATTEN = Layer(fits=_all_but_examples, stacked=_stacked_flatten, takes_rows=True, links=single(lambda m: Flat()),
-                obstacle=no_obstacle, units=_flat)
+FLATTEN = Layer(
+    fits=_all_but_examples,
+    stacked=_stacked_flatten,
+    takes_rows=True,
+    links=single(lambda m: Flat()),
+    obstacle=no_obstacle,
+    units=_flat,
+)
 IDENTITY = Layer(stacked=as_it_is, links=_no_links, obstacle=no_obstacle, units=kept)
 DROPOUT = Layer(fits=_asleep, links=_no_links, obstacle=no_obstacle, random=True, units=kept)
 #: Linear, with neither a stacked form nor links.

@@ -25,8 +25,10 @@ def zero_padding(layer: nn.Conv2d) -> tuple[int, ...]:
         if layer.padding == "valid":
             return 0, 0
         if any(p % 2 for p in wide):
-            raise ValueError(f"padding = {layer.padding!r} with a kernel of size {list(layer.kernel_size)} pads one side more "
-                             "than the other")
+            raise ValueError(
+                f"padding = {layer.padding!r} with a kernel of size {list(layer.kernel_size)} pads one side more "
+                "than the other"
+            )
         return tuple(p // 2 for p in wide)
     return layer.padding
 
@@ -35,7 +37,9 @@ def _pads_with_zeros(m: nn.Conv2d) -> bool:
     return m.padding_mode == "zeros"
 
 
-def _convolve(m: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None, rows: int = 1) -> Tensor:
+def _convolve(
+    m: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None, rows: int = 1
+) -> Tensor:
     """``m`` with these weights, of ``rows`` models side by side."""
     return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, rows * m.groups)
 
@@ -62,13 +66,17 @@ class ConvLink(Weighted):
 
     def _backward(self, g: Tensor, a: Tensor, weight: Tensor, wanted: list[bool]) -> list[Tensor]:
         m = self.layer
-        return _convolution_backward(g, a, weight, None, m.stride, self.padding, m.dilation, False, [0, 0], m.groups, wanted)
+        return _convolution_backward(
+            g, a, weight, None, m.stride, self.padding, m.dilation, False, [0, 0], m.groups, wanted
+        )
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
         if weight.ndim == 5:
             return self.side_by_side.back(g, weight, a)
         # of the input only shape and layout count; in another layout than its own the kernel takes a third longer
-        like = torch.empty((len(g), *a.shape[1:]), dtype=g.dtype, device=g.device, memory_format=layout_of(a))
+        like = torch.empty(
+            (len(g), *a.shape[1:]), dtype=g.dtype, device=g.device, memory_format=layout_of(a)
+        )
         return self._backward(g, like, weight, [True, False, False])[0]
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
@@ -90,9 +98,13 @@ def _links(m: nn.Conv2d, name: str, buffers: Views) -> list[Link | Weighted] | N
 def _squares(m: nn.Conv2d, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
     patches = F.unfold(a, m.kernel_size, m.dilation, zero_padding(m), m.stride)  # [b, I * k * k, L]
     g = g.flatten(3)
-    parts = [per_example_squares.positions(gp, up, total) for gp, up in
-             zip(g.chunk(m.groups, 2), patches.chunk(m.groups, 1), strict=True)]
-    found = {"weight": torch.stack(parts).sum(0) if total else torch.cat(parts).reshape(m.weight.shape)}
+    parts = [
+        per_example_squares.positions(gp, up, total)
+        for gp, up in zip(g.chunk(m.groups, 2), patches.chunk(m.groups, 1), strict=True)
+    ]
+    found = {
+        "weight": torch.stack(parts).sum(0) if total else torch.cat(parts).reshape(m.weight.shape)
+    }
     return found if m.bias is None else {**found, "bias": per_example_squares.bias(g, total)}
 
 
@@ -114,5 +126,15 @@ def _units(m: nn.Conv2d) -> Units | None:
     return "new" if m.groups == 1 else None
 
 
-CONV2D = Layer(fits=_pads_with_zeros, call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=_obstacle,
-               macs=_macs, slim=_slim, channels_last=True, units=_units)
+CONV2D = Layer(
+    fits=_pads_with_zeros,
+    call=_call,
+    stacked=_stacked,
+    links=_links,
+    squares=_squares,
+    obstacle=_obstacle,
+    macs=_macs,
+    slim=_slim,
+    channels_last=True,
+    units=_units,
+)

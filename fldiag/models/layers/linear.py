@@ -24,8 +24,15 @@ def product(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def products(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``product`` of K models: a [K, b, I], weight [K, O, I], bias [K, O] -> [K, b, O]."""
     if by_onednn(a, weight):
-        return torch.stack([_onednn(*one) for one in zip(a, weight, [None] * len(a) if bias is None else bias, strict=True)])
-    return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+        return torch.stack(
+            [
+                _onednn(*one)
+                for one in zip(a, weight, [None] * len(a) if bias is None else bias, strict=True)
+            ]
+        )
+    return (
+        torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
+    )
 
 
 def _onednn(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -37,10 +44,17 @@ def by_onednn(a: Tensor, weight: Tensor) -> bool:
     """Whether a product [..., b, I] by [..., O, I] is oneDNN's: large ones in float32 without a graph on a CPU, as MKL's take
     up to twice as long on processors that are not Intel's. (PyTorch asks oneDNN for bfloat16 by itself, also under autocast,
     which the kernel itself would not follow.)"""
-    return (a.shape[-2] * weight.shape[-2] * weight.shape[-1] >= LARGE  # first, as most products of small models end here
-            and a.dtype == weight.dtype == torch.float32 and a.device.type == "cpu" and not torch.is_grad_enabled()
-            and hasattr(torch.ops.mkldnn, "_linear_pointwise") and not torch.is_autocast_enabled("cpu")
-            and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled))
+    return (
+        a.shape[-2] * weight.shape[-2] * weight.shape[-1]
+        >= LARGE  # first, as most products of small models end here
+        and a.dtype == weight.dtype == torch.float32
+        and a.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and not torch.is_autocast_enabled("cpu")
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+    )
 
 
 def _call(m: nn.Linear, name: str, views: Views, x: Tensor) -> Tensor:
@@ -63,10 +77,18 @@ class LinearLink(Weighted):
         return products(by_model(a, weight), weight, bias).flatten(0, 1)
 
     def back(self, g: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-        return product(g, weight.T) if weight.ndim == 2 else products(by_model(g, weight), weight.mT).flatten(0, 1)
+        return (
+            product(g, weight.T)
+            if weight.ndim == 2
+            else products(by_model(g, weight), weight.mT).flatten(0, 1)
+        )
 
     def weigh(self, g: Tensor, a: Tensor, weight: Tensor) -> Tensor:
-        return product(g.T, a.T) if weight.ndim == 2 else products(by_model(g, weight).mT, by_model(a, weight).mT)
+        return (
+            product(g.T, a.T)
+            if weight.ndim == 2
+            else products(by_model(g, weight).mT, by_model(a, weight).mT)
+        )
 
     def shift(self, g: Tensor, weight: Tensor) -> Tensor:
         return g.sum(0) if weight.ndim == 2 else by_model(g, weight).sum(1)
@@ -99,7 +121,9 @@ def _squares(m: nn.Linear, a: Tensor, g: Tensor, total: bool) -> dict[str, Tenso
         g = g.unsqueeze(3)
     else:
         g = g.flatten(2, -2).transpose(2, 3)
-        found = {"weight": per_example_squares.positions(g, a.flatten(1, -2).transpose(1, 2), total)}
+        found = {
+            "weight": per_example_squares.positions(g, a.flatten(1, -2).transpose(1, 2), total)
+        }
     return found if m.bias is None else {**found, "bias": per_example_squares.bias(g, total)}
 
 
@@ -116,5 +140,13 @@ def _units(m: nn.Linear) -> Units | None:
     return "new"
 
 
-LINEAR = Layer(call=_call, stacked=_stacked, links=_links, squares=_squares, obstacle=no_obstacle, macs=_macs, slim=_slim,
-               units=_units)
+LINEAR = Layer(
+    call=_call,
+    stacked=_stacked,
+    links=_links,
+    squares=_squares,
+    obstacle=no_obstacle,
+    macs=_macs,
+    slim=_slim,
+    units=_units,
+)

@@ -69,7 +69,9 @@ class Weighted:
             into[self.bias].copy_(self.shift(g, views[self.weight]))
 
 
-def single(make: Callable[[Any], Link]) -> Callable[[Any, str, Views], list[Link | Weighted] | None]:
+def single(
+    make: Callable[[Any], Link],
+) -> Callable[[Any, str, Views], list[Link | Weighted] | None]:
     """The rule of a layer that is one link without weights."""
     return lambda m, name, buffers: [make(m)]
 
@@ -87,7 +89,11 @@ def by_model(a: Tensor, weight: Tensor) -> Tensor:
 
 def layout_of(a: Tensor) -> torch.memory_format:
     """Whether images lie with their channels first or last."""
-    last = a.dim() == 4 and not a.is_contiguous() and a.is_contiguous(memory_format=torch.channels_last)
+    last = (
+        a.dim() == 4
+        and not a.is_contiguous()
+        and a.is_contiguous(memory_format=torch.channels_last)
+    )
     return torch.channels_last if last else torch.contiguous_format
 
 

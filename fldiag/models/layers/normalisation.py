@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from fldiag.errors import FldiagError
 from fldiag.models.layers import per_example_squares
 from fldiag.models.layers.entry import Layer, Units
-from fldiag.models.layers.links import Link, Views, Weighted, inside, per_channel, sum_over_all_but_channels
+from fldiag.models.layers.links import (
+    Link,
+    Views,
+    Weighted,
+    inside,
+    per_channel,
+    sum_over_all_but_channels,
+)
 
 
 def _of_the_batch(m: Any) -> bool:
@@ -55,7 +62,9 @@ class Scale(Weighted):
 
 
 def _links(m: Any, name: str, buffers: Views) -> list[Link | Weighted]:
-    normalise = Normalise(buffers[inside(name, "running_mean")], buffers[inside(name, "running_var")], m.eps)
+    normalise = Normalise(
+        buffers[inside(name, "running_mean")], buffers[inside(name, "running_var")], m.eps
+    )
     return [normalise, Scale(name, m.bias is not None)] if m.affine else [normalise]
 
 
@@ -66,12 +75,16 @@ def _normalised(m: Any, a: Tensor) -> Tensor:
 def _squares(m: Any, a: Tensor, g: Tensor, total: bool) -> dict[str, Tensor]:
     """``a``: the normalised input."""
     g = g.reshape(*g.shape[:3], -1)
-    slope = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1), dtype=torch.float64)
+    slope = (
+        (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1), dtype=torch.float64)
+    )
     return {"weight": slope.sum() if total else slope, "bias": per_example_squares.bias(g, total)}
 
 
 def _obstacle(m: Any) -> str | None:
-    return f"({type(m).__name__}) uses the statistics of the batch" if m.running_mean is None else None
+    return (
+        f"({type(m).__name__}) uses the statistics of the batch" if m.running_mean is None else None
+    )
 
 
 def _slim(m: Any, x: Tensor, width: float) -> Tensor:
@@ -84,8 +97,11 @@ def _slim(m: Any, x: Tensor, width: float) -> Tensor:
 def _slim_groups(m: nn.GroupNorm, x: Tensor, width: float) -> Tensor:
     n = x.shape[1]
     if n % m.num_groups:
-        raise FldiagError(f"{n} channels do not split into the {m.num_groups} groups of a group-norm",
-                          "choose a larger width, so that every layer keeps a multiple of 8 channels", usage=True)
+        raise FldiagError(
+            f"{n} channels do not split into the {m.num_groups} groups of a group-norm",
+            "choose a larger width, so that every layer keeps a multiple of 8 channels",
+            usage=True,
+        )
     return F.group_norm(x, m.num_groups, m.weight[:n], m.bias[:n], m.eps)
 
 
@@ -99,6 +115,14 @@ def _own_unless_grouped(m: nn.GroupNorm) -> Units | None:
 
 #: What all batch-norms have in common.
 ANY_BATCH_NORM = Layer(mixes_examples=_of_the_batch)
-BATCH_NORM = Layer(fits=_fixed, links=_links, squares=_squares, seen=_normalised, obstacle=_obstacle, slim=_slim,
-                   mixes_examples=_of_the_batch, units=_own)
+BATCH_NORM = Layer(
+    fits=_fixed,
+    links=_links,
+    squares=_squares,
+    seen=_normalised,
+    obstacle=_obstacle,
+    slim=_slim,
+    mixes_examples=_of_the_batch,
+    units=_own,
+)
 GROUP_NORM = Layer(slim=_slim_groups, units=_own_unless_grouped)

@@ -57,10 +57,12 @@ def _paired(g: Tensor, u: Tensor) -> Tensor:
     out = g.new_zeros(o, k, dtype=torch.float64)
     for s in _pieces(b, (k + 2 * r * o) * length * g.element_size()):
         gs, us = g[s].transpose(2, 3).contiguous(), u[s].transpose(1, 2).contiguous()
-        for p in range(length):  # with the positions from p on; a pair of two positions counts twice
-            gg = (gs[:, :, p:p + 1] * gs[:, :, p:]).sum(1)
+        for p in range(
+            length
+        ):  # with the positions from p on; a pair of two positions counts twice
+            gg = (gs[:, :, p : p + 1] * gs[:, :, p:]).sum(1)
             gg[:, 1:] *= 2
-            out += gg.reshape(-1, o).T @ (us[:, p:p + 1] * us[:, p:]).reshape(-1, k)
+            out += gg.reshape(-1, o).T @ (us[:, p : p + 1] * us[:, p:]).reshape(-1, k)
     return out
 
 

@@ -18,11 +18,16 @@ def _pair(n: int | tuple[int, ...]) -> list[int]:
 
 class MaxPool(Link):
     def __init__(self, layer: nn.MaxPool2d):
-        self.layer, self.overlap = layer, layer.kernel_size != layer.stride or layer.dilation not in (1, (1, 1))
+        self.layer, self.overlap = (
+            layer,
+            layer.kernel_size != layer.stride or layer.dilation not in (1, (1, 1)),
+        )
 
     def forward(self, a: Tensor) -> tuple[Tensor, tuple[Tensor, torch.Size]]:
         m = self.layer
-        out, places = F.max_pool2d(a, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, True)
+        out, places = F.max_pool2d(
+            a, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, True
+        )
         return out, (places, a.shape)
 
     def tangent(self, saved: tuple[Tensor, torch.Size], t: Tensor) -> Tensor:
@@ -34,9 +39,19 @@ class MaxPool(Link):
         if len(g) == b:
             m = self.layer
             # of the input only shape and layout count
-            like = torch.empty((b, c, h, w), dtype=g.dtype, device=g.device, memory_format=layout_of(places))
+            like = torch.empty(
+                (b, c, h, w), dtype=g.dtype, device=g.device, memory_format=layout_of(places)
+            )
             return torch.ops.aten.max_pool2d_with_indices_backward(
-                g, like, _pair(m.kernel_size), _pair(m.stride), _pair(m.padding), _pair(m.dilation), m.ceil_mode, places)
+                g,
+                like,
+                _pair(m.kernel_size),
+                _pair(m.stride),
+                _pair(m.padding),
+                _pair(m.dilation),
+                m.ceil_mode,
+                places,
+            )
         flat = places.reshape(b, 1, c, -1).expand(b, len(g) // b, c, -1)
         out = g.new_zeros(b, len(g) // b, c, h * w)
         spread = out.scatter_add_ if self.overlap else out.scatter_
@@ -65,7 +80,13 @@ def _values_alone(m: Any) -> bool:
     return not m.return_indices
 
 
-MAX_POOL = Layer(fits=_values_alone, stacked=as_it_is, links=single(MaxPool), obstacle=no_obstacle,
-                 takes_maximum=True, units=kept)
+MAX_POOL = Layer(
+    fits=_values_alone,
+    stacked=as_it_is,
+    links=single(MaxPool),
+    obstacle=no_obstacle,
+    takes_maximum=True,
+    units=kept,
+)
 AVERAGE_POOL = Layer(stacked=as_it_is, links=single(Fixed), obstacle=no_obstacle, units=kept)
 ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle, units=kept)

@@ -10,8 +10,13 @@ from fldiag.models.layers import rules
 
 def hooked(m: nn.Module) -> bool:
     """Whether calling the module does more than its type says."""
-    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-                or "forward" in vars(m))
+    return bool(
+        m._forward_hooks
+        or m._forward_pre_hooks
+        or m._backward_hooks
+        or m._backward_pre_hooks
+        or "forward" in vars(m)
+    )
 
 
 def leaves(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
@@ -20,7 +25,9 @@ def leaves(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     None where hooks change what a module computes, or where weights are shared or frozen.
     """
     found = None if frozen.weights(module) else _leaves(module, "")
-    if found is None or len(list(module.parameters())) != sum(len(list(m.parameters())) for _, m in found):
+    if found is None or len(list(module.parameters())) != sum(
+        len(list(m.parameters())) for _, m in found
+    ):
         return None
     return found
 
@@ -31,7 +38,10 @@ def _leaves(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | Non
     if type(module).forward is not nn.Sequential.forward:
         return [(prefix.removesuffix("."), module)]
     found: list[tuple[str, nn.Module]] = []
-    for name, child in module._modules.items():  # named_children() would drop a second use of the same layer
+    for (
+        name,
+        child,
+    ) in module._modules.items():  # named_children() would drop a second use of the same layer
         inside = None if child is None else _leaves(child, f"{prefix}{name}.")
         if inside is None:
             return None

@@ -17,5 +17,9 @@ def channels(total: int, width: float) -> int:
     Raises FldiagError when ``width`` is no such fraction.
     """
     if not 0 < width <= 1:
-        raise FldiagError(f"width = {width!r} is not a fraction of the channels", "give a number in (0, 1]", usage=True)
+        raise FldiagError(
+            f"width = {width!r} is not a fraction of the channels",
+            "give a number in (0, 1]",
+            usage=True,
+        )
     return total if width == 1 else min(total, divisible(total * width))

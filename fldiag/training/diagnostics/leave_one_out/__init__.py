@@ -24,48 +24,111 @@ from fldiag.results.table import Row, table
 from fldiag.training.diagnostics.leave_one_out import picture
 
 Window = Annotated[int, Field(ge=1)]
-RANKS = {"run": "run", "left": "left out of", "estimator": "predicted by", "value": "Spearman", "interval": "95 % interval",
-         "n": "clients"}
-EFFECTS = {"client": "client", "aggregate": "aggregate", "predicted": "predicted", "training": "training",
-           "rounds": "of the last"}
+RANKS = {
+    "run": "run",
+    "left": "left out of",
+    "estimator": "predicted by",
+    "value": "Spearman",
+    "interval": "95 % interval",
+    "n": "clients",
+}
+EFFECTS = {
+    "client": "client",
+    "aggregate": "aggregate",
+    "predicted": "predicted",
+    "training": "training",
+    "rounds": "of the last",
+}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The rank correlations, and every client's effect where there is one run."""
-    yield Say(f"change of the {options['slice']} loss when a client is left out: above 0 the client helps, below 0 it harms")
+    yield Say(
+        f"change of the {options['slice']} loss when a client is left out: above 0 the client helps, below 0 it harms"
+    )
     runs = list(only(frame, scope="client")["run"].unique())
     if len(runs) == 1:
         yield Small(_effects(frame, int(only(frame, metric="effect")["index"].max())), EFFECTS)
     ranks = only(frame, metric="rank_correlation")
-    yield Small([{"run": row["run"], "left": _of(int(row["index"])), "estimator": row["estimator"], "value": row["value"],
-                  "interval": None if pd.isna(row["low"]) else f"{row['low']:.2f} to {row['high']:.2f}",
-                  "n": int(row["n_clients"])} for _, row in ranks.iterrows()], RANKS)
+    yield Small(
+        [
+            {
+                "run": row["run"],
+                "left": _of(int(row["index"])),
+                "estimator": row["estimator"],
+                "value": row["value"],
+                "interval": None
+                if pd.isna(row["low"])
+                else f"{row['low']:.2f} to {row['high']:.2f}",
+                "n": int(row["n_clients"]),
+            }
+            for _, row in ranks.iterrows()
+        ],
+        RANKS,
+    )
     yield from missing.notes(frame)
 
 
 def _effects(frame: pd.DataFrame, last: int) -> list[Row]:
     clients = sorted(only(frame, metric="effect")["client"].dropna().unique())
-    return of_clients([{"client": int(k), "aggregate": number(frame, "effect", client=k, index=0),
-             "predicted": number(frame, "predicted_effect", client=k, index=0, estimator="quadratic"),
-             "training": number(frame, "effect", client=k, index=last), "rounds": last} for k in clients])
+    return of_clients(
+        [
+            {
+                "client": int(k),
+                "aggregate": number(frame, "effect", client=k, index=0),
+                "predicted": number(
+                    frame, "predicted_effect", client=k, index=0, estimator="quadratic"
+                ),
+                "training": number(frame, "effect", client=k, index=last),
+                "rounds": last,
+            }
+            for k in clients
+        ]
+    )
 
 
 def _of(index: int) -> str:
-    return "the aggregate" if index == 0 else f"the last {index} rounds" if index > 1 else "the last round"
+    return (
+        "the aggregate"
+        if index == 0
+        else f"the last {index} rounds"
+        if index > 1
+        else "the last round"
+    )
 
 
-@diagnostic("leave-one-out", on="runs", draw=picture.draw, summary=summary, order=65,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --last 1 --last 5")
-def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
-                  last: Annotated[tuple[Window, ...], Field(description="Leave each client out of the training of this many "
-                                                                        "last rounds.")] = (1, 5, 10),
-                  slice: Annotated[Literal["train", "test"], Field(description="Examples on which the loss is taken: train (all "
-                                                                               "clients' training examples) or test."
-                                                                   )] = "train",
-                  model: Model = None, data: Data = None, root: Root = None, download: Download = False,
-                  device: Device = "auto", executor: Executor = "serial",
-                  seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0,
-                  store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "leave-one-out",
+    on="runs",
+    draw=picture.draw,
+    summary=summary,
+    order=65,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --last 1 --last 5",
+)
+def leave_one_out(
+    runs: Sequence[Run],
+    progress: Progress | None = None,
+    *,
+    last: Annotated[
+        tuple[Window, ...],
+        Field(description="Leave each client out of the training of this many last rounds."),
+    ] = (1, 5, 10),
+    slice: Annotated[
+        Literal["train", "test"],
+        Field(
+            description="Examples on which the loss is taken: train (all "
+            "clients' training examples) or test."
+        ),
+    ] = "train",
+    model: Model = None,
+    data: Data = None,
+    root: Root = None,
+    download: Download = False,
+    device: Device = "auto",
+    executor: Executor = "serial",
+    seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0,
+    store: Any = None,
+) -> pd.DataFrame:
     """Leave each client out of the last aggregate, and of the last rounds of training, and measure what changes.
 
     F is the loss on ``slice``, w the final weights, w_k a client's trained ones, p_k its aggregation weight. The last rounds are
@@ -91,7 +154,12 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
     from fldiag.training.diagnostics.leave_one_out import measure
     from fldiag.training.setup_of_run import setup_of
 
-    kept = KeptUnits(store, lambda: digest("leave-one-out", [run.index for run in runs], slice, model, data, str(device)))
+    kept = KeptUnits(
+        store,
+        lambda: digest(
+            "leave-one-out", [run.index for run in runs], slice, model, data, str(device)
+        ),
+    )
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
@@ -99,5 +167,12 @@ def leave_one_out(runs: Sequence[Run], progress: Progress | None = None, *,
         tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)
-    return pd.concat([frame, table(ranks, run=runs[0].name if len(runs) == 1 else "pooled",
-                                   scope="global", slice=slice)], ignore_index=True)
+    return pd.concat(
+        [
+            frame,
+            table(
+                ranks, run=runs[0].name if len(runs) == 1 else "pooled", scope="global", slice=slice
+            ),
+        ],
+        ignore_index=True,
+    )

@@ -109,11 +109,25 @@ def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
     return found
 
 
-def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: Any, progress: Progress | None,
-           kept: KeptUnits | None = None) -> list[Row]:
+def of_run(
+    run: Run,
+    setup: Setup,
+    last: Sequence[int],
+    where: str,
+    executor: Any,
+    progress: Progress | None,
+    kept: KeptUnits | None = None,
+) -> list[Row]:
     if setup.method.isolated:
-        raise FldiagError(f"{run.path}: with {setup.config.method.name} nothing is aggregated", "choose another run")
-    rows: list[Row] = [_note(f"the run has {run.done} rounds, and not {r} to leave out") for r in last if r > run.done]
+        raise FldiagError(
+            f"{run.path}: with {setup.config.method.name} nothing is aggregated",
+            "choose another run",
+        )
+    rows: list[Row] = [
+        _note(f"the run has {run.done} rounds, and not {r} to leave out")
+        for r in last
+        if r > run.done
+    ]
     last = [r for r in last if r <= run.done] or [run.done]
     if progress:
         progress(0, 1, "training again with all clients")
@@ -121,35 +135,83 @@ def of_run(run: Run, setup: Setup, last: Sequence[int], where: str, executor: An
     there, _ = weights(run, setup)
     away = float((there - replay.final[0]).norm() / there.norm())
     if not away <= SAME:
-        rows.append(_note(f"trained again, the weights differ from the stored ones by {away:.1e} of their norm (another "
-                          "machine or number of threads?): effects are those of the rounds trained here"))
-    view = History(setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype)
+        rows.append(
+            _note(
+                f"trained again, the weights differ from the stored ones by {away:.1e} of their norm (another "
+                "machine or number of threads?): effects are those of the rounds trained here"
+            )
+        )
+    view = History(
+        setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype
+    )
     stretch = view.stretch(where)
     before = view.evaluate([replay.final]).loss[0, stretch]
     if not np.isfinite(before.mean()):
-        raise FldiagError(f"the final loss of {run.path} on {where} is {before.mean()}", "choose a run that did not diverge")
+        raise FldiagError(
+            f"the final loss of {run.path} on {where} is {before.mean()}",
+            "choose a run that did not diverge",
+        )
 
     def effect(model: Weights, about: Row) -> Row:
         change = view.evaluate([model]).loss[0, stretch] - before
         value = float(change.mean())
         if not np.isfinite(value):
-            return {**about, "metric": "effect", "value": None, "masked": True, "note": "without it the training diverges"}
-        return {**about, "metric": "effect", "value": value, "stderr": float(change.std(ddof=1) / len(change)**0.5)}
+            return {
+                **about,
+                "metric": "effect",
+                "value": None,
+                "masked": True,
+                "note": "without it the training diverges",
+            }
+        return {
+            **about,
+            "metric": "effect",
+            "value": value,
+            "stderr": float(change.std(ddof=1) / len(change) ** 0.5),
+        }
 
-    common: Row = {"slice": where, "scope": "client", "moment": "aggregated", "round": run.done, "n_examples": len(before),
-                   "masked": False}
+    common: Row = {
+        "slice": where,
+        "scope": "client",
+        "moment": "aggregated",
+        "round": run.done,
+        "n_examples": len(before),
+        "masked": False,
+    }
     rows += [{**common, **row} for row in _aggregate(replay, effect)]
-    units = [Unit(r, k, run.name) for r in last for k in range(len(setup.parts)) if _times(replay, r, k) >= min(2, r)]
-    rows += [{**common, "metric": "effect", "estimator": "retrained", "index": r, "client": k, "value": None, "masked": True,
-              "note": f"sampled in {_times(replay, r, k)} of the last {r} rounds"}
-             for r in last for k in range(len(setup.parts)) if Unit(r, k, run.name) not in units]
+    units = [
+        Unit(r, k, run.name)
+        for r in last
+        for k in range(len(setup.parts))
+        if _times(replay, r, k) >= min(2, r)
+    ]
+    rows += [
+        {
+            **common,
+            "metric": "effect",
+            "estimator": "retrained",
+            "index": r,
+            "client": k,
+            "value": None,
+            "masked": True,
+            "note": f"sampled in {_times(replay, r, k)} of the last {r} rounds",
+        }
+        for r in last
+        for k in range(len(setup.parts))
+        if Unit(r, k, run.name) not in units
+    ]
 
     def retrained(unit: Unit, model: Weights) -> Row:
-        return effect(model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client})
+        return effect(
+            model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}
+        )
 
     with started(executor, without, replay.starts, most=len(units)) as pool:
         rows += (kept or KeptUnits(None, str)).results(pool, units, progress, retrained)
-    return [*rows, *({**common, **row} for row in _predicted(replay, view, stretch, where, units, rows))]
+    return [
+        *rows,
+        *({**common, **row} for row in _predicted(replay, view, stretch, where, units, rows)),
+    ]
 
 
 def _note(text: str) -> Row:
@@ -167,9 +229,14 @@ def displacement(seen: Round, new: Tensor, client: int) -> Tensor:
     j, mean = seen.ids.index(client), seen.mean(seen.rows, seen.p)
     p = float(seen.p[j])
     if p >= 1:
-        raise FldiagError(f"client {client} is alone in round {seen.t + 1}", "sample several clients")
+        raise FldiagError(
+            f"client {client} is alone in round {seen.t + 1}", "sample several clients"
+        )
     if float((mean - new).norm()) > 1e-5 * float(new.norm()):
-        raise FldiagError("the server does more than the weighted mean of the clients", "see the effects of training again")
+        raise FldiagError(
+            "the server does more than the weighted mean of the clients",
+            "see the effects of training again",
+        )
     return p / (1 - p) * (new - seen.rows[j]).double()
 
 
@@ -182,20 +249,34 @@ def _aggregate(replay: Replay, effect: Any) -> list[Row]:
         try:
             w = new.double() + displacement(seen, new, k)
         except FldiagError as error:
-            rows.append({**about, "metric": "effect", "value": None, "masked": True, "note": error.what})
+            rows.append(
+                {**about, "metric": "effect", "value": None, "masked": True, "note": error.what}
+            )
             continue
         others = [i for i in range(seen.m) if i != j]
         p = seen.p[others] / seen.p[others].sum()
-        buffers = {n: torch.tensordot(p.to(b.device), b[others].double(), 1).to(b.dtype) if b.is_floating_point()
-                   else b[others].amax(0) for n, b in seen.buffers.items()}
+        buffers = {
+            n: torch.tensordot(p.to(b.device), b[others].double(), 1).to(b.dtype)
+            if b.is_floating_point()
+            else b[others].amax(0)
+            for n, b in seen.buffers.items()
+        }
         rows.append(effect((w.to(new.dtype), buffers), about))
     return rows
 
 
-def _predicted(replay: Replay, view: History, stretch: slice, where: str, units: Sequence[Unit], rows: Sequence[Row]
-               ) -> list[Row]:
+def _predicted(
+    replay: Replay,
+    view: History,
+    stretch: slice,
+    where: str,
+    units: Sequence[Unit],
+    rows: Sequence[Row],
+) -> list[Row]:
     """Predictions of all effects that were measured."""
-    asked = [(0, row["client"]) for row in rows if row.get("index") == 0 and row["value"] is not None]
+    asked = [
+        (0, row["client"]) for row in rows if row.get("index") == 0 and row["value"] is not None
+    ]
     asked += [(unit.last, unit.client) for unit in units]
     found: dict[tuple[int, int], np.ndarray] = {key: np.zeros(4) for key in asked}
     moved: dict[tuple[int, int], Tensor] = {}
@@ -223,11 +304,17 @@ def _predicted(replay: Replay, view: History, stretch: slice, where: str, units:
     for key in asked:
         about: Row = {"metric": "predicted_effect", "index": key[0], "client": key[1]}
         if key in why:
-            made += [{**about, "estimator": name, "value": None, "masked": True, "note": why[key]} for name in PREDICTIONS]
+            made += [
+                {**about, "estimator": name, "value": None, "masked": True, "note": why[key]}
+                for name in PREDICTIONS
+            ]
             continue
         linear = float(g @ moved[key])
         found[key][:2] = linear + 0.5 * float(moved[key] @ hessian(moved[key])), linear
-        made += [{**about, "estimator": name, "value": float(v)} for name, v in zip(PREDICTIONS, found[key], strict=True)]
+        made += [
+            {**about, "estimator": name, "value": float(v)}
+            for name, v in zip(PREDICTIONS, found[key], strict=True)
+        ]
     hessian.release()
     return made
 
@@ -237,14 +324,32 @@ def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
     rows: list[Row] = []
     keys = ["run", "client", "index"]
     true = only(frame, metric="effect").dropna(subset="value")[[*keys, "value"]]
-    for (index, how), part in only(frame, metric="predicted_effect").dropna(subset="value").groupby(["index", "estimator"]):
-        pairs = part[[*keys, "value"]].merge(true, on=keys, suffixes=("", "_true")).astype({"value": float, "value_true": float})
+    for (index, how), part in (
+        only(frame, metric="predicted_effect")
+        .dropna(subset="value")
+        .groupby(["index", "estimator"])
+    ):
+        pairs = (
+            part[[*keys, "value"]]
+            .merge(true, on=keys, suffixes=("", "_true"))
+            .astype({"value": float, "value_true": float})
+        )
         values = pairs[["client", "value", "value_true"]].to_numpy(dtype=float)
         low, high = _interval(values, seed)
         value = _spearman(values)
-        rows.append({"metric": "rank_correlation", "index": int(index), "estimator": how, "value": value, "low": low,
-                     "high": high, "n_clients": len(values), "masked": value is None,
-                     "note": "it takes three clients whose effects differ" if value is None else None})
+        rows.append(
+            {
+                "metric": "rank_correlation",
+                "index": int(index),
+                "estimator": how,
+                "value": value,
+                "low": low,
+                "high": high,
+                "n_clients": len(values),
+                "masked": value is None,
+                "note": "it takes three clients whose effects differ" if value is None else None,
+            }
+        )
     return rows
 
 
@@ -260,8 +365,16 @@ def _interval(values: np.ndarray, seed: int) -> tuple[float | None, float | None
     perfect order, which leaves no spread to judge by."""
     rng, clients = numpy_rng(seed, "bootstrap of clients"), np.unique(values[:, 0])
     groups = [values[values[:, 0] == k] for k in clients]
-    found = [] if len(groups) < 3 else [
-        _spearman(np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])) for _ in range(RESAMPLES)]
+    found = (
+        []
+        if len(groups) < 3
+        else [
+            _spearman(
+                np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])
+            )
+            for _ in range(RESAMPLES)
+        ]
+    )
     known = [v for v in found if v is not None]
     if not known or np.ptp(known) <= 1e-12:
         return None, None

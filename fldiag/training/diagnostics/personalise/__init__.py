@@ -20,21 +20,36 @@ from fldiag.results.table import PERSONAL
 from fldiag.training.diagnostics.personalise import picture
 from fldiag.training.diagnostics.personalise.section import section
 
-SUMMARY = {"epochs": "fine-tuning epochs", "clients": "clients", "mean": "personal accuracy", "std": "± (over clients)",
-           "lowest": "lowest", "highest": "highest"}
+SUMMARY = {
+    "epochs": "fine-tuning epochs",
+    "clients": "clients",
+    "mean": "personal accuracy",
+    "std": "± (over clients)",
+    "lowest": "lowest",
+    "highest": "highest",
+}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
     several = frame["run"].nunique() > 1
     rows = []
-    for (run, e), part in only(frame, metric=(PERSONAL, f"{PERSONAL}_std")).groupby(["run", "index"], sort=False):
+    for (run, e), part in only(frame, metric=(PERSONAL, f"{PERSONAL}_std")).groupby(
+        ["run", "index"], sort=False
+    ):
         each = only(part, scope="client")["value"].dropna()
         if len(each):
-            rows.append({**({"run": run} if several else {}), "epochs": int(e), "clients": len(each),
-                         "mean": number(part, PERSONAL, scope="global"),
-                         "std": number(part, f"{PERSONAL}_std", scope="global"), "lowest": float(each.min()),
-                         "highest": float(each.max())})
+            rows.append(
+                {
+                    **({"run": run} if several else {}),
+                    "epochs": int(e),
+                    "clients": len(each),
+                    "mean": number(part, PERSONAL, scope="global"),
+                    "std": number(part, f"{PERSONAL}_std", scope="global"),
+                    "lowest": float(each.min()),
+                    "highest": float(each.max()),
+                }
+            )
     yield Small(rows, {**({"run": "run"} if several else {}), **SUMMARY})
     for text in frame["voters"].dropna().unique() if "voters" in frame else ():
         yield Say(f"voted: {text}")
@@ -48,21 +63,54 @@ def _listed(value: Any) -> Any:
 Numbers = Annotated[str | None, BeforeValidator(_listed)]
 
 
-@diagnostic("personalise", on="runs", draw=picture.draw, summary=summary, section=section, order=70,
-            example="checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 0,1,5")
-def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
-                epochs: Annotated[Numbers, Field(description="Epochs of fine-tuning, such as 0,1,5 (the default, unless the "
-                                                             "run's method has a fine-tuning plan).")] = None,
-                lr: Annotated[Literal["decayed", "initial"] | None, Field(
-                    description="Learning rate: decayed (that after the last round) or initial.")] = None,
-                knn: Annotated[bool, Field(description="Combine the model's prediction with a vote of the client's 5 nearest "
-                                                       "training examples (kNN-Per).")] = False,
-                clients: Annotated[Numbers, Field(description="Use only these clients, such as 0,3,7.")] = None,
-                test: Annotated[Literal["test", "own"], Field(description="Test examples: test (in the client's class mixture) "
-                                                                          "or own (all examples of its classes).")] = "test",
-                model: Model = None, data: Data = None, root: Root = None, download: Download = False,
-                device: Device = "auto", executor: Executor = "serial",
-                seed: Annotated[int | None, Field(description="Random seed.")] = None, store: Any = None) -> pd.DataFrame:
+@diagnostic(
+    "personalise",
+    on="runs",
+    draw=picture.draw,
+    summary=summary,
+    section=section,
+    order=70,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 0,1,5",
+)
+def personalise(
+    runs: Sequence[Run],
+    progress: Progress | None = None,
+    *,
+    epochs: Annotated[
+        Numbers,
+        Field(
+            description="Epochs of fine-tuning, such as 0,1,5 (the default, unless the "
+            "run's method has a fine-tuning plan)."
+        ),
+    ] = None,
+    lr: Annotated[
+        Literal["decayed", "initial"] | None,
+        Field(description="Learning rate: decayed (that after the last round) or initial."),
+    ] = None,
+    knn: Annotated[
+        bool,
+        Field(
+            description="Combine the model's prediction with a vote of the client's 5 nearest "
+            "training examples (kNN-Per)."
+        ),
+    ] = False,
+    clients: Annotated[Numbers, Field(description="Use only these clients, such as 0,3,7.")] = None,
+    test: Annotated[
+        Literal["test", "own"],
+        Field(
+            description="Test examples: test (in the client's class mixture) "
+            "or own (all examples of its classes)."
+        ),
+    ] = "test",
+    model: Model = None,
+    data: Data = None,
+    root: Root = None,
+    download: Download = False,
+    device: Device = "auto",
+    executor: Executor = "serial",
+    seed: Annotated[int | None, Field(description="Random seed.")] = None,
+    store: Any = None,
+) -> pd.DataFrame:
     """Fine-tune the final model for each client and test it on the client's own class mixture: mean and std of the accuracy.
 
     From the last checkpoint of finished runs. Each of ``clients`` (default: all) starts from the global model (with
@@ -83,12 +131,41 @@ def personalise(runs: Sequence[Run], progress: Progress | None = None, *,
     from fldiag.training.setup_of_run import setup_of
 
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
-    kept = KeptUnits(store, lambda: digest("personalise", [run.index for run in runs], lengths, ids, lr, knn, test, seed, model,
-                                           data, str(device)))
-    return pd.concat([of_run(
-        run, setup_of(run, device=device, root=root, download=download, model=model, data=data), epochs=lengths, clients=ids,
-        lr=lr, neighbours=Neighbours() if knn else None, test=test, seed=seed, executor=executor, progress=progress, kept=kept)
-        for run in runs], ignore_index=True)
+    kept = KeptUnits(
+        store,
+        lambda: digest(
+            "personalise",
+            [run.index for run in runs],
+            lengths,
+            ids,
+            lr,
+            knn,
+            test,
+            seed,
+            model,
+            data,
+            str(device),
+        ),
+    )
+    return pd.concat(
+        [
+            of_run(
+                run,
+                setup_of(run, device=device, root=root, download=download, model=model, data=data),
+                epochs=lengths,
+                clients=ids,
+                lr=lr,
+                neighbours=Neighbours() if knn else None,
+                test=test,
+                seed=seed,
+                executor=executor,
+                progress=progress,
+                kept=kept,
+            )
+            for run in runs
+        ],
+        ignore_index=True,
+    )
 
 
 def _numbers(text: str | None, option: str, example: str) -> list[int] | None:
@@ -97,5 +174,8 @@ def _numbers(text: str | None, option: str, example: str) -> list[int] | None:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise FldiagError(f"--{option} {text!r} is not a list of whole numbers", f"write for example --{option} {example}",
-                          usage=True) from None
+        raise FldiagError(
+            f"--{option} {text!r} is not a list of whole numbers",
+            f"write for example --{option} {example}",
+            usage=True,
+        ) from None
