@@ -46,6 +46,7 @@ docs: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check fldiag tests analyses docs
+	$(VENV)/bin/ruff format --check fldiag tests analyses docs
 	$(VENV)/bin/mypy fldiag
 
 bench: $(STAMP)
