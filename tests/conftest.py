@@ -27,3 +27,14 @@ def pytest_collection_modifyitems(items):
 def _one_thread():
     """The same bits at every run on one machine (another processor rounds otherwise), and no crowding under ``pytest -n``."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _user_code_forgotten(tmp_path_factory):
+    """What a test imported from its folder is not there for the next one, which may call its module the same."""
+    before = set(sys.modules)
+    yield
+    base = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(base):
+            del sys.modules[name]
