@@ -88,7 +88,9 @@ def problem(
     else:
         assert dataset is not None
         parts = (
-            _partition(checkpoint, dataset) if slice.startswith("client") or dataset.made else None
+            _partition(checkpoint, dataset)
+            if slice.startswith("client") or dataset.is_lazy
+            else None
         )
         where = data.take(dataset, slice, parts, samples)
         made_of = _loss(loss, dataset.regression)
@@ -137,7 +139,7 @@ def check_code(c: Checkpoint) -> None:
 def _loss(named: str | Callable[..., Any] | None, regression: bool | None) -> Callable[..., Any]:
     """``regression`` None: the targets are no single tensor."""
     if named is None or callable(named):
-        return named or (losses.own if regression is None else losses.criterion(regression))
+        return named or (losses.model_loss if regression is None else losses.criterion(regression))
     if ":" in named:
         found: Callable[..., Tensor] = user_code.load(named, "loss", {named})
         return found
