@@ -35,12 +35,12 @@ class Notes:
         *,
         layer: str | None = None,
         proximal: str | None = None,
-        where: Tensor | None = None,
+        mask: Tensor | None = None,
         scale: float | None = None,
     ) -> None:
-        """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
+        """``value`` [k] of the clients (``mask`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
         key = metric, layer, proximal
-        self.steps[-1][key] = value.detach(), where
+        self.steps[-1][key] = value.detach(), mask
         if scale is not None:
             self.scales[key] = scale
 
