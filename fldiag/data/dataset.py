@@ -6,16 +6,19 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from fldiag.data import augment
-from fldiag.data.packed import Packed
 from fldiag.data.preprocessing import Preprocessing, describe_inputs
-from fldiag.data.words import Text, Words
 from fldiag.errors import FldiagError
+
+if TYPE_CHECKING:
+    from fldiag.data.arrays import Packed
+    from fldiag.data.text import Text, Words
 
 TOKENS = (torch.int32, torch.int64)
 

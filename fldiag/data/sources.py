@@ -1,4 +1,4 @@
-"""From a name to a data set: registered, an npz file, or a user's own factory."""
+"""From a name to a data set: registered, an npz file, or a user's own factory; and the two sets that scikit-learn carries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fldiag import registry, sections, user_code
-from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz
+from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz, spread
 from fldiag.data.dataset import Dataset, preprocessed
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import MOST_LISTED, choose, no_variants
@@ -21,6 +22,8 @@ from fldiag.sections import Normalise, moments_of, read_normalisation
 
 #: Labels may be as large as this, however few examples there are.
 MOST_CLASSES = 10_000
+#: Of the digits: pixel/16 over the 1,500 training images.
+DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3760
 
 
 def load(
@@ -293,3 +296,50 @@ def _classes(source: str, *ys: torch.Tensor) -> int:
             "number the classes 0, 1, 2, ...",
         )
     return largest + 1
+
+
+@registry.dataset("digits", embedded=True)
+def digits(root: str | None = None, download: bool = False) -> Dataset:
+    """Handwritten digits, 8x8 gray, 10 classes, 1,500 train / 297 test (embedded, from scikit-learn).
+
+    The split is fixed and stratified: test images lie evenly spaced through each class.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.from_numpy(bunch.images).float().div(16)[:, None]
+    return Dataset(
+        "digits",
+        *_split(x, torch.from_numpy(bunch.target).long(), 297),
+        classes=10,
+        mean=(DIGITS_MEAN,),
+        std=(DIGITS_STD,),
+    )
+
+
+@registry.dataset("iris", embedded=True)
+def iris(root: str | None = None, download: bool = False) -> Dataset:
+    """Iris flowers, 4 features, 3 classes, 120 train / 30 test (embedded, from scikit-learn).
+
+    Features are standardised with the training split's mean and deviation; the split is fixed and stratified.
+    """
+    from sklearn.datasets import load_iris
+
+    bunch = load_iris()
+    x, y = torch.from_numpy(bunch.data), torch.from_numpy(bunch.target).long()
+    train_x, train_y, test_x, test_y = _split(x, y, 30)
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in moments(train_x))
+    return Dataset(
+        "iris",
+        ((train_x - mean) / std).float(),
+        train_y,
+        ((test_x - mean) / std).float(),
+        test_y,
+        classes=3,
+    )
+
+
+def _split(x: Tensor, y: Tensor, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    held_out = torch.zeros(len(y), dtype=torch.bool)
+    held_out[spread(y, test)] = True
+    return x[~held_out], y[~held_out], x[held_out], y[held_out]

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 from fldiag import data as datasets
 from fldiag.checkpoint import folder
 from fldiag.data import Dataset
-from fldiag.data.arrays import KEYS, NO_TEST
-from fldiag.data.packed import FORM
+from fldiag.data.arrays import FORM, KEYS, NO_TEST
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.in_memory import dataset_of, one_each, pair
 from fldiag.problem.ingredients import forward_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.data import Dataset
-from fldiag.data.packed import Packed
+from fldiag.data.arrays import Packed
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import unwrapped
 from fldiag.problem.inputs import as_data, is_split, spelled
