@@ -83,7 +83,7 @@ INTERNAL = {
     },
     "History": {"alone", "asked", "executor", "finite", "note", "pool", "recipe", "store"},
     "Recorder": {"state", "store"},
-    "Local": {"named", "notes"},
+    "Local": {"views_by_rows", "notes"},
     "Output": {"bound", "by_hand"},
     "Config": {"fingerprint", "stored"},
 }
