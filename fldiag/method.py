@@ -181,15 +181,12 @@ class Round:
     network: Network
     seed: int
     public: Tensor | None = None  # [M, ...] unlabelled inputs on the server
-    buffers: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # batch-norm statistics of the clients, [m, ...]
-    mean_buffers: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # of the new model; ``refine`` may change them
-    sent: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # what the clients had received besides w_g
+    #: batch-norm statistics of the clients, [m, ...]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    #: of the new model; ``refine`` may change them
+    mean_buffers: dict[str, Tensor] = field(default_factory=dict)
+    #: what the clients had received besides w_g
+    sent: dict[str, Tensor] = field(default_factory=dict)
     p: Tensor = field(default_factory=lambda: torch.empty(0))
     memo: dict[Any, Any] = field(default_factory=dict)  # what parts keep within the round
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fldiag.method import Method, Personal, method
-from fldiag.parts.personal import Epochs, Lookahead
+from fldiag.parts.personal import Epochs, MetaStep
 from fldiag.sections import Count, NonNegative, Positive
 
 
@@ -32,5 +32,5 @@ def perfedavg(
     step has no momentum.
     """
     return Method(
-        Lookahead(inner_lr, beta_outer, official, Personal(tune_epochs, lr=tune_lr), tune_split)
+        MetaStep(inner_lr, beta_outer, official, Personal(tune_epochs, lr=tune_lr), tune_split)
     )

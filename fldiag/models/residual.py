@@ -174,9 +174,8 @@ class ResNet(nn.Module):
 
     def _maps(self, x: Tensor, width: float | None = None) -> list[Tensor]:
         maps = [apply_slim(self.bn1, apply_slim(self.conv1, x, width), width)]
-        x = self.maxpool(
-            maps[0]
-        )  # the maximum commutes with the ReLU that the first stage begins with
+        # the maximum commutes with the ReLU that the first stage begins with
+        x = self.maxpool(maps[0])
         for blocks in self.layers:
             x = self._stage(blocks, x, width)
             maps.append(x)

@@ -48,24 +48,14 @@ class ServerDistillation(Part):
         gamma: float = 0.0,
         reference: str = "avg",
     ):
-        self.teacher, self.epochs, self.tau, self.lr, self.batch_size = (
-            teacher,
-            epochs,
-            tau,
-            lr,
-            batch_size,
-        )
-        self.optimizer, self.schedule, self.weight_decay, self.direction = (
-            optimizer,
-            schedule,
-            weight_decay,
-            direction,
-        )
+        self.teacher, self.epochs, self.tau = teacher, epochs, tau
+        self.lr, self.batch_size, self.optimizer = lr, batch_size, optimizer
+        self.schedule, self.weight_decay, self.direction = schedule, weight_decay, direction
         self.gamma, self.reference = gamma, reference
         self.public = epochs > 0
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        refuse(network, dataset, self.batch_size)
+        check_distillation(network, dataset, self.batch_size)
 
     def refine(self, round: Round, w: Tensor) -> Tensor:
         public, network = round.public, round.network
@@ -86,14 +76,10 @@ class ServerDistillation(Part):
         for _ in range(self.epochs):
             order = torch.randperm(len(public), generator=generator).to(public.device)
             for batch in minibatches(order, self.batch_size, network):
-                logits = network.bind(student.unsqueeze(0), buffers, train=True)(
-                    public[batch].unsqueeze(0)
-                )[0]
-                loss = (
-                    self.tau**2
-                    * divergence(teacher[batch], logits, self.tau, self.direction).mean()
-                )
-                (g,) = torch.autograd.grad(loss, student)
+                bound = network.bind(student.unsqueeze(0), buffers, train=True)
+                logits = bound(public[batch].unsqueeze(0))[0]
+                loss = divergence(teacher[batch], logits, self.tau, self.direction).mean()
+                (g,) = torch.autograd.grad(self.tau**2 * loss, student)
                 if self.gamma:
                     g = g.add(student.detach() - centre, alpha=2 * self.gamma)
                 student.grad = g
@@ -110,7 +96,8 @@ class ServerDistillation(Part):
         return w if self.reference == "avg" else round.w_g
 
 
-def refuse(network: Network, dataset: Dataset, batch_size: int) -> None:
+def check_distillation(network: Network, dataset: Dataset, batch_size: int) -> None:
+    """Raises FldiagError for regression, and for minibatches of one example where layers mix examples."""
     if dataset.regression:
         raise FldiagError(
             "distillation compares class probabilities, the data set has real targets",
@@ -132,8 +119,6 @@ def uses_batches(network: Network) -> bool:
 def minibatches(order: Tensor, size: int, network: Network) -> tuple[Tensor, ...]:
     """``order`` in minibatches, without a last one of a single example where batch-norm cannot use it."""
     batches = order.split(size)
-    return (
-        batches[:-1]
-        if uses_batches(network) and len(batches) > 1 and len(batches[-1]) == 1
-        else batches
-    )
+    if uses_batches(network) and len(batches) > 1 and len(batches[-1]) == 1:
+        return batches[:-1]
+    return batches

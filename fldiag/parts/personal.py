@@ -68,9 +68,8 @@ class FrozenHead(Part):
 
     def server(self, round: Round, w: Tensor) -> Tensor:
         body = w.numel() - round.network.layout.head_size
-        return torch.cat(
-            [w[:body], round.w_g[body:]]
-        )  # the mean of equal numbers is off by rounding
+        # the mean of equal numbers is off by rounding
+        return torch.cat([w[:body], round.w_g[body:]])
 
 
 class Alone(Part):
@@ -109,7 +108,7 @@ class Alone(Part):
         return Personal((0,), Method(self))
 
 
-class Lookahead(Part):
+class MetaStep(Part):
     """First-order MAML on the two halves b1, b2 of each minibatch (Per-FedAvg, Fallah et al. 2020, without Hessian):
     w' = w - inner_lr (g(w; b1) + wd w), then the base optimiser steps from w by g(w'; b2) with lr = beta.
 

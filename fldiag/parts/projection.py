@@ -12,7 +12,7 @@ from fldiag.local import Local
 from fldiag.losses import noise_floor
 from fldiag.method import Part, Round
 from fldiag.params import dot, norm
-from fldiag.parts.distillation import refuse
+from fldiag.parts.distillation import check_distillation
 from fldiag.parts.ensemble import Ensemble, divergence
 from fldiag.parts.proximal import ProximalLoss
 from fldiag.seeding import torch_rng
@@ -93,19 +93,14 @@ class MemoryProjection(Part):
         direction: str = "teacher_student",
         truncate: bool = False,
     ):
-        self.teacher, self.tau, self.rate, self.size, self.batch_size = (
-            teacher,
-            tau,
-            rate,
-            size,
-            batch_size,
-        )
+        self.teacher, self.tau, self.rate = teacher, tau, rate
+        self.size, self.batch_size = size, batch_size
         self.first, self.last, self.direction, self.truncate = first, last, direction, truncate
         self.rule = {"eps": eps, "min_norm_sq": min_norm_sq, "clamp": clamp}
         self.public = rate > 0 and size != 0
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        refuse(
+        check_distillation(
             network, dataset, self.batch_size if self.size < 0 else min(self.batch_size, self.size)
         )
 

@@ -43,13 +43,13 @@ class RelaxedContrast(Part):
                 usage=True,
             )
         if not network.has_split:
-            raise unsplit()
+            raise no_features()
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not (self.attract or self.penalty):
             return None
         if out.features is None:
-            raise unsplit()
+            raise no_features()
         real = torch.ones_like(step.y, dtype=torch.bool) if step.weight is None else step.weight > 0
         levels = (
             [out.features.flatten(2)]
@@ -85,7 +85,7 @@ class RelaxedContrast(Part):
         return total
 
 
-def unsplit() -> FldiagError:
+def no_features() -> FldiagError:
     return FldiagError(
         "FedRCL contrasts the features before the head, but this model does not expose them",
         "use an nn.Sequential, or a module with features() and a last child that is the head",

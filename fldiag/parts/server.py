@@ -37,14 +37,8 @@ class AdaptiveServer(Part):
     def __init__(
         self, kind: str, server_lr: float, beta1: float, beta2: float, tau: float, v0: float
     ):
-        self.kind, self.server_lr, self.beta1, self.beta2, self.tau, self.v0 = (
-            kind,
-            server_lr,
-            beta1,
-            beta2,
-            tau,
-            v0,
-        )
+        self.kind, self.server_lr, self.beta1, self.beta2 = kind, server_lr, beta1, beta2
+        self.tau, self.v0 = tau, v0
 
     def server_init(self, w0: Tensor) -> dict[str, Tensor]:
         return {"m": torch.zeros_like(w0), "v": torch.full_like(w0, self.v0)}
