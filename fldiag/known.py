@@ -90,7 +90,7 @@ def command(name: str) -> str:
 
 
 def over_rounds(item: Item) -> bool:
-    """Whether a diagnostic looks at all rounds of a run, rather than at the last one unless it is told otherwise."""
+    """Whether a diagnostic looks at all rounds of a run, rather than, by default, at the last one."""
     return bool(
         item["on"] == "run" and not any(o["name"] == "every_round" for o in item["options"])
     )

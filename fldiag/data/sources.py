@@ -57,8 +57,7 @@ def load(
 
     ``variant``: one of the ways in which papers normalise, augment and split a registered set
     (``fldiag.data.preprocessing``); ``name@variant`` says the same. ``reading``: how texts become tokens.
-    ``progress(done, total, text)`` is told about
-    pictures that are decoded for the first time.
+    ``progress(done, total, text)`` is called while pictures are decoded for the first time.
 
     Raises FldiagError when the name or the variant is unknown, the data are not there, or they do not fit together; and for
     code that is not allowed.

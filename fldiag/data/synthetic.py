@@ -84,7 +84,7 @@ def _patterns() -> np.ndarray:
 
 
 class LazyPartition(Sequence[np.ndarray]):
-    """Which examples every client has: drawn when asked for, from the partition's seed and the client's number alone.
+    """Which examples every client has, computed on access from the partition's seed and the client's number alone.
 
     ``kind`` and ``option`` as in the section ``partition``: each slot's class is drawn from the client's own Dirichlet prior
     (``dirichlet``, alpha), from so many random classes (``pathological``, classes), or from all (``iid``).

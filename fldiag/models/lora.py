@@ -100,20 +100,17 @@ def adapters(module: nn.Module) -> dict[str, AdapterFactors]:
             and isinstance(getattr(m, "lora_A", None), nn.ModuleDict)
             and len(m.lora_A)
         ):
-            of = next(iter(m.lora_A))
-            factors[name] = AdapterFactors(
-                f"{name}.lora_A.{of}.weight", f"{name}.lora_B.{of}.weight", float(scaling[of])
-            )
+            adapter = next(iter(m.lora_A))
+            a, b = (f"{name}.{lora}.{adapter}.weight" for lora in ("lora_A", "lora_B"))
+            factors[name] = AdapterFactors(a, b, float(scaling[adapter]))
     return factors
 
 
 def merge(module: nn.Module) -> nn.Module:
     """A copy in which each adapted layer is one affine layer of the matrix W + s B A, and these matrices alone are trainable."""
     merged_module = copy.deepcopy(module).requires_grad_(False)
-    tensors, prefixes = (
-        dict(merged_module.named_parameters()),
-        tuple(f"{name}." for name in adapters(module)),
-    )
+    tensors = dict(merged_module.named_parameters())
+    prefixes = tuple(f"{name}." for name in adapters(module))
     for name, factors in adapters(module).items():
         owner, last = frozen.place(merged_module, name)
         layer = getattr(owner, last)
