@@ -14,12 +14,12 @@ from torch import nn
 import fldiag
 from fldiag import config, registry
 from fldiag.diagnostics.landscape import axis
+from fldiag.landscape import directions
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.mlp import mlp
 from fldiag.models.vit import SLViT
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.from_checkpoint import problem
-from fldiag.surface import directions
-from fldiag.surface.evaluator import Evaluator
 
 POINTS, ROUNDS = 41, 5
 #: Examples of a surface, where they are not 100.

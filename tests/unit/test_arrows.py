@@ -68,7 +68,7 @@ MAY = {
     "training": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results"},
     "curvature": GROUND | {"models", "results"},
     "problem": GROUND | {"data", "models", "checkpoint", "results", "curvature"},
-    "surface": GROUND | {"models", "results", "curvature", "problem"},
+    "landscape": GROUND | {"models", "results", "curvature", "problem"},
     "training/diagnostics": GROUND
     | {
         "method",
@@ -93,7 +93,7 @@ MAY = {
         "results",
         "curvature",
         "problem",
-        "surface",
+        "landscape",
         "rounds",
         "plotting",
     },

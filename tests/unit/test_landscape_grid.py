@@ -11,11 +11,11 @@ from surfaces import Interrupted
 
 import fldiag
 from fldiag.diagnostics.landscape import landscape
+from fldiag.landscape import directions as rules
+from fldiag.landscape.grid import Heights
 from fldiag.problem import from_checkpoint as target
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
-from fldiag.surface import directions as rules
-from fldiag.surface.grid import Heights
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
 OPTIONS = {"directions": "random", "points": 21}
