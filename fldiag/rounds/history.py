@@ -17,12 +17,18 @@ from fldiag.data import Dataset
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
-from fldiag.problem import from_checkpoint as targets
 from fldiag.problem.eigenpairs import loss_rows
-from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
+from fldiag.rounds.in_memory import UNTESTED
+from fldiag.rounds.open_problem import (
+    build_module,
+    check_code,
+    load_dataset,
+    load_examples,
+    load_partition,
+)
 from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
 from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
 from fldiag.rounds.rounds import Rounds
@@ -184,8 +190,8 @@ class History(Rounds):
             if rounds is not None
             else [r for r in run.rounds if r] or run.rounds
         )  # 0: before training
-        first = first_readable(run, chosen, model, data)
-        targets.check_code(first)
+        first = first_readable(run, chosen, model, load_examples(data))
+        check_code(first)
         named = model if model is not None else first.config.get("model", {}).get("name")
         shaped = (
             isinstance(named, str) and ":" not in named
@@ -196,9 +202,9 @@ class History(Rounds):
             and "name" not in first.config.get("data", {})
             and not shaped
         )
-        dataset = None if bare else targets._dataset(first, root, download, normalise)
-        module = targets._module(first, dataset)
-        parts = targets._partition(first, dataset)
+        dataset = None if bare else load_dataset(first, root, download, normalise)
+        module = build_module(first, dataset)
+        parts = load_partition(first, dataset)
         config = first.config
         labels = {
             "method": str(first.manifest["method"].get("name")),

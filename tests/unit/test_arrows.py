@@ -67,7 +67,7 @@ MAY = {
     "methods": GROUND | {"method", "local", "step", "parts", "data", "models"},
     "training": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results"},
     "curvature": GROUND | {"models", "results"},
-    "problem": GROUND | {"data", "models", "checkpoint", "results", "curvature"},
+    "problem": GROUND | {"data", "models", "results", "curvature"},
     "landscape": GROUND | {"models", "results", "curvature", "problem"},
     "training/diagnostics": GROUND
     | {
