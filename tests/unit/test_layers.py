@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.layers import LAYERS, Layer, kin, rules
 from fldiag.models.layers.entry import as_it_is, no_obstacle
 from fldiag.models.layers.links import Link, Weighted
@@ -20,7 +21,6 @@ from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.exact_curvature import inexact
 from fldiag.problem.problem import Problem
 from fldiag.problem.stack import groups
-from fldiag.surface.evaluator import Evaluator
 
 
 class Gain(nn.Module):

@@ -23,12 +23,12 @@ from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
 from fldiag.execution.pool import Serial
 from fldiag.execution.start import started
+from fldiag.landscape import grid as grids
 from fldiag.registry import Choice, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
-from fldiag.surface import grid as grids
 
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
@@ -216,10 +216,10 @@ def landscape(
     import torch
 
     from fldiag.diagnostics.landscape.measure import Grid, Surface, values
+    from fldiag.landscape import directions as rules
+    from fldiag.landscape.directions import Directions
+    from fldiag.landscape.points import Points
     from fldiag.problem.eigenpairs import loss_rows
-    from fldiag.surface import directions as rules
-    from fldiag.surface.directions import Directions
-    from fldiag.surface.points import Points
 
     scored = loss_rows(problem)
     ends = (
