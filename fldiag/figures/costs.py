@@ -21,9 +21,9 @@ from fldiag.figures.study import PROFILED
 from fldiag.models.layers.width import channels
 from fldiag.models.residual import Block
 from fldiag.results.table import table
-from fldiag.training.federation import Federation
-from fldiag.training.rows import round_rows
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
+from fldiag.training.storing import round_rows
 
 #: Images a step; steps an epoch.
 BATCH, STEPS = 2, 2

@@ -17,8 +17,8 @@ from fldiag.execution.threads import threads
 from fldiag.figures.plan import Plan, Task, finished
 from fldiag.figures.questions import OWN
 from fldiag.params import Layout
-from fldiag.training.federation import Federation
 from fldiag.training.forecast import PUBLIC
+from fldiag.training.server import Federation
 from fldiag.training.setup import STACK, Setup
 
 

@@ -38,7 +38,7 @@ from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import COLUMNS, Row, table
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.toys.iris_measures import CLASSES, accuracies, differences, lines, points, predict
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 METHODS = ("fedavg", "feddf", "fedproj")

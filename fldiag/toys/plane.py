@@ -26,7 +26,7 @@ from fldiag.local import Local
 from fldiag.method import Method, Part
 from fldiag.results.table import table
 from fldiag.step import Step
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 Point = Sequence[float] | np.ndarray

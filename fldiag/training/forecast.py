@@ -12,9 +12,9 @@ from fldiag.config import Config, checked
 from fldiag.execution.choice import chosen
 from fldiag.execution.forecast import Faster, faster, total, workers
 from fldiag.execution.threads import threads
-from fldiag.training import held
-from fldiag.training.federation import Federation
-from fldiag.training.setup import Setup, Unit
+from fldiag.training.server import Federation
+from fldiag.training.setup import Cohort, Setup
+from fldiag.training.storing import client_bytes, count_checkpoints, describe_clients
 
 #: Public inputs with which a rehearsal makes do: a minibatch of them, for the methods whose clients learn from them.
 PUBLIC = 256
@@ -93,7 +93,7 @@ def forecast(
         or (faster(phases(alone), seconds, 1) if alone is not None else None)
     )
     size, clients = setup.model_bytes, sum(len(unit.ids) for unit in units)
-    disk = size * (held.stored_rounds(config) + states) + held.bytes_of_clients(config, size)
+    disk = size * (count_checkpoints(config) + states) + client_bytes(config, size)
     return Forecast(
         seconds,
         total(phases(step), 1),
@@ -105,12 +105,12 @@ def forecast(
         clients,
         setup.stack,
         better,
-        held.described(config, size),
+        describe_clients(config, size),
         setup.remarks,
     )
 
 
-def _on_one_thread(setup: Setup, unit: Unit) -> float | None:
+def _on_one_thread(setup: Setup, unit: Cohort) -> float | None:
     """Seconds of a local step with one thread, as workers have it that share the cores; None where that is so anyway."""
     if torch.get_num_threads() == 1 or setup.device.type != "cpu":
         return None
@@ -118,7 +118,7 @@ def _on_one_thread(setup: Setup, unit: Unit) -> float | None:
         return _per_step(setup, unit)
 
 
-def _units(federation: Federation) -> list[Unit]:
+def _units(federation: Federation) -> list[Cohort]:
     """The local work of a round in the middle of the training: some methods begin late, and those that learn from a teacher
     have none before the first round, which is tried with few public inputs."""
     setup = federation.setup
@@ -126,14 +126,14 @@ def _units(federation: Federation) -> list[Unit]:
     if setup.public is not None:
         setup.public = setup.public[:PUBLIC]
         federation.round(lambda units: [setup.train(_begun(unit, 1)) for unit in units])
-    return federation.units(sorted(setup.schedule.sampled(federation.t)))
+    return federation.cohorts(sorted(setup.schedule.sampled(federation.t)))
 
 
-def _begun(unit: Unit, steps: int) -> Unit:
+def _begun(unit: Cohort, steps: int) -> Cohort:
     return replace(unit, batches=[b[:steps] for b in unit.batches])
 
 
-def _per_step(setup: Setup, unit: Unit) -> float:
+def _per_step(setup: Setup, unit: Cohort) -> float:
     """Seconds of a local step: timed when it is warm, unless one alone takes so long that the warming does not count."""
     for steps in (1, 3):
         trial = _begun(unit, steps)

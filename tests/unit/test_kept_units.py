@@ -21,7 +21,7 @@ from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
 from fldiag.rounds.round_weights import Stored
-from fldiag.training.personalise import measure
+from fldiag.training.personalise import GlobalModel, measure
 
 
 class Counting(ArrayStore):
@@ -121,7 +121,9 @@ def personalise(store):
     kept = KeptUnits(store, str)
     return pd.concat(
         [
-            pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run))
+            pd.DataFrame(
+                measure(made.setup, plan, GlobalModel(made.w, {}, {}, 2), store=kept, run=run)
+            )
             for run in "ab"
         ]
     )

@@ -16,7 +16,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.table import check, table
 from fldiag.toys import iris, iris_measures, iris_reported
 from fldiag.toys.iris_picture import classes
-from fldiag.training.schedule import Seeded
+from fldiag.training.setup import Seeded
 
 LABELS = load_iris().target
 SHORT = iris.Protocol(rounds=2)
