@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.checkpoint import journal
-from fldiag.errors import FldiagError, check_name, counted, shown
+from fldiag.errors import FldiagError, check_name, counted, short_path
 from fldiag.results import files
 from fldiag.results.table import Row
 
@@ -48,7 +48,7 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     if not os.path.exists(file):
         what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
         raise FldiagError(
-            f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True
+            f"{short_path(path)} {what}", "give the folder that fldiag train printed", usage=True
         )
     if not os.path.isfile(file):
         raise FldiagError(f"{file} is not valid: it is not a file", EDITED)

@@ -19,7 +19,7 @@ from fldiag.figures.paper_tables import VALUES, first_rounds
 from fldiag.figures.questions import finite
 from fldiag.figures.scales import SCALES, scale
 from fldiag.figures.study import PROFILED, Trial
-from fldiag.models.layers.width import channels
+from fldiag.models.layers import channels
 from fldiag.parts.augmentation import resized
 from fldiag.results import files
 from fldiag.results.table import table
