@@ -126,21 +126,7 @@ def test_a_table_without_its_json(cache, frame):
     cache.path("spectrum", KEY, ".json").unlink()
     told = []
     assert cache.get("spectrum", KEY, told.append) is None
-    assert Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append).equals(frame)
-    assert told == [
-        "cache entry spectrum-0123456789abcdef has no checksum and is computed again",
-        "cache entry spectrum-0123456789abcdef has no checksum (an earlier version wrote it) and is used as it is",
-    ]
-    cache.path("spectrum", KEY).write_bytes(b"PAR1")
-    assert (
-        Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append) is None
-        and "damaged" in told[-1]
-    )
-
-
-def test_legacy_accepts_no_table_beside_a_bad_json(cache):
-    cache.path("spectrum", KEY, ".json").write_text("{}")
-    assert Cache(cache.folder, legacy=True).get("spectrum", KEY) is None
+    assert told == ["cache entry spectrum-0123456789abcdef was damaged and is computed again"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, frame):
@@ -196,7 +182,7 @@ def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
         net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
     )
     found = fldiag.diagnose(problem, "trace", cache=tmp_path / "file" / "cache", tell=told.append)
-    assert len(found) and "not kept for later: cannot write" in told[-1]
+    assert len(found) and any("not kept for later: cannot write" in text for text in told)
     assert (
         places.cache(tmp_path / "file" / "x") is None
         and places.cache(tmp_path / "x") == tmp_path / "x" / "cache"
