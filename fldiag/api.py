@@ -122,7 +122,7 @@ def sweep(
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
-    from fldiag.execution.shard import Shard
+    from fldiag.execution.executor import Shard
     from fldiag.training import sweep as sweeps
 
     config = config.allow(allow_code) if isinstance(config, Config) else config
