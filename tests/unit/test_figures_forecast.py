@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fldiag import registry
-from fldiag.figures import forecast, make, plan
-from fldiag.figures.scales import scale
-from fldiag.figures.study import Study, Trial, diagnostic, final
 from fldiag.params import Layout
 from fldiag.training.setup import Setup
+from fldiag_papers import forecast, make, plan
+from fldiag_papers.scales import scale
+from fldiag_papers.study import Study, Trial, diagnostic, final
 
 SMOKE = scale("smoke")
 
