@@ -30,6 +30,17 @@ NOT_YET = "not finished yet"
 NAMED = 6
 #: So many last rounds say how much a run's accuracy changes from one to the next, where they are at most half of all.
 LAST = 20
+#: What tells the finished runs of a figure from the others.
+CHOICE = (
+    "data.name",
+    "partition.kind",
+    "partition.alpha",
+    "partition.shards",
+    "partition.classes",
+    "model.name",
+    "method.name",
+    "seed",
+)
 #: Number of a trial in its study, seed -> hash of the run.
 Cells = Mapping[tuple[int, int], str]
 
@@ -67,7 +78,7 @@ def about(
         *_of_the_missing(left, cells, errors),
         *_of_the_failed(study, failed, cells, runs),
     ]
-    return {
+    about = {
         "paper": study.paper,
         "id": study.id,
         **({"varies": study.varies} if study.varies else {}),
@@ -84,6 +95,19 @@ def about(
         "left_out": left,
         "measured": measured,
     }
+    return {**about, "command": command(about)}
+
+
+def command(about: Mapping[str, Any]) -> str:
+    """What makes a figure again; of one that is not finished, the runs that it has."""
+    words = [f"fldiag figures {about['paper']}/{about['id']} --scale {about['scale']}"]
+    configs = [run["config"] for run in about["runs"].values() if "config" in run]
+    for key in CHOICE if unfinished(about) else ():
+        section, _, name = key.partition(".")
+        values = {c[section].get(name) if name else c[section] for c in configs}
+        if values and None not in values:
+            words.append(f"--only {key}={','.join(sorted(map(str, values)))}")
+    return " ".join(words)
 
 
 # ---- what was done

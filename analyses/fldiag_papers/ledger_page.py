@@ -14,17 +14,6 @@ from fldiag_papers.caption import unfinished
 from fldiag_papers.scales import SCALES
 
 NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
-#: What tells the finished runs of a figure from the others.
-CHOICE = (
-    "data.name",
-    "partition.kind",
-    "partition.alpha",
-    "partition.shards",
-    "partition.classes",
-    "model.name",
-    "method.name",
-    "seed",
-)
 
 
 def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
@@ -84,26 +73,11 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
                 about["caption"],
                 "",
                 "```sh",
-                command(about),
+                about["command"],
                 "```",
                 "",
             ]
     return "\n".join(parts).rstrip() + "\n"
-
-
-def command(about: dict[str, Any]) -> str:
-    """What makes a figure again; of one that is not finished, the runs that it has."""
-    parts = [f"fldiag figures {about['paper']}/{about['id']} --scale {about['scale']}"]
-    configs = [run["config"] for run in about["runs"].values() if "config" in run]
-    for key in CHOICE if unfinished(about) else ():
-        section, _, name = key.partition(".")
-        values = {c[section].get(name) if name else c[section] for c in configs}
-        parts += (
-            [f"--only {key}={','.join(sorted(map(str, values)))}"]
-            if values and None not in values
-            else []
-        )
-    return " ".join(parts)
 
 
 def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:

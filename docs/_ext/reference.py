@@ -18,7 +18,7 @@ from fldiag import known
 from fldiag.cli import app as verbs
 from fldiag.plotting import words
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
-from fldiag_papers import agreement, ledger, ledger_page
+from fldiag_papers import agreement, ledger
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
@@ -221,7 +221,7 @@ def _figure(name: str, item: known.Item) -> str:
             "",
             escaped(about["caption"]),
             "",
-            f"```sh\n{ledger_page.command(about)}\n```",
+            f"```sh\n{about["command"]}\n```",
             "",
         ]
     return "\n".join(
