@@ -22,7 +22,6 @@ from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import Serial, open_pool
-from fldiag.landscape import grid as grids
 from fldiag.registry import Choice, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.select import only
