@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import select
@@ -14,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fldiag import plugins
 from fldiag.errors import FldiagError, error_text, out_of_memory, printable
 from fldiag.version import version
 
@@ -84,7 +86,10 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
-        """A callback ``(done, total, text)`` that draws a bar on a terminal and is silent elsewhere."""
+        """A callback ``(done, total, text)`` that draws a bar with the time remaining on a terminal, and is silent elsewhere.
+
+        The first call, or one that changes the total, is where the time of the parts is counted from.
+        """
         if not sys.stderr.isatty():
             yield lambda done, total, text: None
             return
@@ -109,11 +114,16 @@ class Console:
             TimeRemainingColumn(),
             transient=True,
             console=Rich(stderr=True),
+            speed_estimate_period=math.inf,  # parts may take minutes each
         ) as bar:
             task = bar.add_task(title, total=None)
-            yield lambda done, total, text: bar.update(
-                task, completed=done, total=total, description=f"{title}: {text}"
-            )
+
+            def show(done: int, total: int, text: str) -> None:
+                bar.update(task, completed=done, total=total, description=f"{title}: {text}")
+                if done == 0:  # else rich times from the end of the first part on
+                    bar.advance(task, 0)
+
+            yield show
 
 
 def _format(value: Any) -> str:
@@ -209,10 +219,13 @@ def _versions() -> str:
 
 
 def _short(otherwise: Callable[..., None]) -> Callable[..., None]:
-    """Shows fldiag's own warnings in one line, without the place in the code, which helps nobody at the keyboard."""
+    """Shows the warnings of fldiag and of packages with verbs in one line, without the place in the code, which helps nobody
+    at the keyboard."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
-        if not Path(filename).is_relative_to(Path(__file__).parent):
+        packages = (sys.modules.get(name) for name in ("fldiag", *plugins.loaded))
+        folders = [folder for package in packages for folder in getattr(package, "__path__", ())]
+        if not any(Path(filename).is_relative_to(folder) for folder in folders):
             return otherwise(message, category, filename, *more)
         print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
 

@@ -7,7 +7,6 @@ import sys
 from importlib import resources
 
 from fldiag import config, known, registry
-from fldiag.figures import reported
 
 
 def generate() -> dict[str, dict[str, known.Item]]:
@@ -21,10 +20,6 @@ def generate() -> dict[str, dict[str, known.Item]]:
             if entry.build.__module__.split(".")[0] == "fldiag"
         }
     catalogue["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
-    catalogue["figures"] = {
-        name: {"summary": f"{study.title} ({study.source})"}
-        for name, study in reported.studies().items()
-    }
     return catalogue
 
 

@@ -15,12 +15,11 @@ from fldiag.diagnosis.measure import Subject
 from fldiag.diagnosis.options import plain, rounds
 from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
+from fldiag.execution.executor import parse_executor
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
-from fldiag.rounds.history import History
-from fldiag.rounds.rounds import REMEDY
+from fldiag.rounds.history import REMEDY, History
 from fldiag.user_code import importable
 
 
@@ -53,7 +52,7 @@ def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -
     entry = registry.diagnostic.get(name)
     subjects.known(targets)
     divided = subjects.divide(entry, options)
-    executor = chosen(divided.where.pop("executor", "serial"))
+    executor = parse_executor(divided.where.pop("executor", "serial"))
     more = {
         registry.diagnostic.get(also): registry.diagnostic.get(also).validate(given)
         for also, given in divided.more.items()

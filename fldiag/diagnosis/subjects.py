@@ -21,10 +21,10 @@ from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
-from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
 from fldiag.rounds.history import History
+from fldiag.rounds.open_problem import open_problem
 from fldiag.sections import read_normalisation
 from fldiag.user_code import importable
 
@@ -132,7 +132,7 @@ def labels(found: Sequence[Checkpoint]) -> list[str]:
 
 
 def problems(found: Sequence[Checkpoint | Problem], where: Mapping[str, Any]) -> list[Problem]:
-    """The loss around each of the checkpoints; ``where``: options of ``fldiag.problem.from_checkpoint.problem``."""
+    """The loss around each of the checkpoints; ``where``: options of ``fldiag.rounds.open_problem``."""
     client = where.get("client")
     suffix = "" if client is None else f" client {client}"
     names = iter(labels([c for c in found if isinstance(c, Checkpoint)]))
@@ -140,7 +140,7 @@ def problems(found: Sequence[Checkpoint | Problem], where: Mapping[str, Any]) ->
         return [
             c
             if isinstance(c, Problem)
-            else from_checkpoint.problem(c, **{"name": next(names) + suffix, **where})
+            else open_problem(c, **{"name": next(names) + suffix, **where})
             for c in found
         ]
 
@@ -220,7 +220,7 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
 
 
 def settled(where: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a subject that is still to be made, as ``from_checkpoint.problem`` and ``History.of`` take them."""
+    """The options of a subject that is still to be made, as ``open_problem`` and ``History.of`` take them."""
     more = {"dtype": DTYPES[where["precision"]]} if "precision" in where else {}
     return {**{k: v for k, v in where.items() if k != "precision"}, **more}
 

@@ -12,8 +12,8 @@ import pandas as pd
 from fldiag import registry
 from fldiag.diagnosis.measure import measure
 from fldiag.diagnosis.question import Question
-from fldiag.execution.choice import chosen
-from fldiag.execution.start import started
+from fldiag.execution.executor import parse_executor
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Diagnostic, Progress
 
 #: What shows progress: a title -> a context that gives the callback.
@@ -36,12 +36,13 @@ def tables(
         for title, subject, options in asked.asked
         for entry, given in [(asked.entry, options), *asked.more.items()]
     ]
-    several = len(asked.asked) > 1 and chosen(asked.executor).kind != "serial"
+    several = len(asked.asked) > 1 and parse_executor(asked.executor).kind != "serial"
     if several:  # each subject elsewhere, rather than parts of one after the other
         with (
             bar(asked.entry.name) as progress,
-            started(asked.executor, _measured, cache, name=_title, most=len(units)) as pool,
+            open_pool(asked.executor, _measured, cache, name=_title, most=len(units)) as pool,
         ):
+            progress(0, len(units), units[0][1])
             for done, ((name, title, *_), (table, said)) in enumerate(
                 zip(units, pool.map(units), strict=True), start=1
             ):
@@ -67,7 +68,7 @@ def _measured(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
     name, _, subject, options = unit
     said: list[str] = []
     return measure(
-        registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append, whole=False
+        registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append
     ), said
 
 

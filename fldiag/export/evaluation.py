@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fldiag.checkpoint.foreign import State
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, error_text
 from fldiag.models.network import Network
-from fldiag.problem.in_memory import as_logits, reading
+from fldiag.models.state_dict import State
 from fldiag.results.table import Row
-from fldiag.training.evaluate import tested
+from fldiag.rounds.in_memory import as_logits, reading
+from fldiag.training.evaluate import evaluate_state
 
 
 class Evaluation:
@@ -47,7 +47,7 @@ class Evaluation:
         if self.network is None:
             return []
         try:
-            return tested(self.network, state, self.dataset)
+            return evaluate_state(self.network, state, self.dataset)
         except (
             Exception
         ) as error:  # the user's model may raise anything, and what is recorded must not end for it

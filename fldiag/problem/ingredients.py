@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag.checkpoint import foreign
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+from fldiag.models import state_dict
 from fldiag.models.network import without_checkpointing
 from fldiag.params import Layout
 from fldiag.problem import inputs
@@ -185,9 +185,11 @@ class Ingredients:
         self.remarks += self.data_remarks
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping):
-            params, prefix, alternatives = foreign.without_prefix(dict(params), model)
+            params, prefix, alternatives = state_dict.without_prefix(dict(params), model)
             self.remarks += (
-                [f"params: {foreign.several(prefix, alternatives)}"] if alternatives else []
+                [f"params: {state_dict.describe_choice(prefix, alternatives)}"]
+                if alternatives
+                else []
             )
             self.remarks += (
                 [f"the names of the weights fit the model without {prefix!r} before them"]

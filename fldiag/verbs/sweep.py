@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,14 @@ from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
 from fldiag.config import Config, parse_override
 from fldiag.console import Console
-from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import faster, total, workers
-from fldiag.execution.shard import Shard
+from fldiag.execution.executor import Shard, parse_executor
 from fldiag.plotting import words
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.training import forecast as forecasts
 from fldiag.training import sweep as sweeps
-from fldiag.training.forecast import Forecast
-from fldiag.training.forecast import forecast as one
-from fldiag.training.outcome import failure
+from fldiag.training.rounds import failure
 from fldiag.user_code import importable
 from fldiag.verbs import report
 
@@ -67,6 +61,11 @@ class Plan:
     def settings(self) -> list[dict[str, Any]]:
         """The combinations without their seeds."""
         return sweeps.combinations({k: v for k, v in self.over.items() if k != "seed"})
+
+    @property
+    def all_keys(self) -> dict[str, list[Any]]:
+        """``over`` and what all runs have, as one value each."""
+        return {k: [v] for k, v in self.fixed.items()} | self.over
 
 
 def plan(
@@ -110,7 +109,7 @@ def sweep(
             usage=True,
         )
     asked = plan(source, over, overrides, tune, budget)
-    wanted = sweeps.configs(source, asked.over, asked.fixed)
+    wanted = sweeps.configs(source, asked.all_keys)
     before = (
         f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings"
         if asked.grid
@@ -129,7 +128,7 @@ def sweep(
             )
     try:
         with importable():
-            runs, tuned = trained(console, asked, out, executor, part, download, device)
+            runs, tuned = trained(console, asked, out, executor, shard, download, device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "stopped; everything up to the last checkpoint is kept",
@@ -150,7 +149,7 @@ def sweep(
         "fixed": asked.fixed,
         "runs": names,
         "tuned": {
-            k: {"chosen": t.chosen, "tried": [{"values": v, "score": s} for v, s in t.tried]}
+            k: {"chosen": t.best, "tried": [{"values": v, "score": s} for v, s in t.scores]}
             for k, t in tuned.items()
         },
         **provenance(),
@@ -167,40 +166,32 @@ def sweep(
         places=[],
         compute=False,
         where={},
-        chosen=[_choice(setting, best) for setting, best in tuned.items()],
+        chosen=[_choice(setting, tuning) for setting, tuning in tuned.items()],
     )
 
 
 def forecast(
     console: Console, asked: Plan, wanted: list[Config], executor: str, download: bool, device: str
 ) -> None:
-    """What the runs take, and before them their candidates; those that differ by the seed alone are taken for alike."""
-    alike: dict[Config, Forecast] = {}
+    """What the runs take, and before them their candidates. Configs that differ by the seed alone are timed once."""
+    alike: dict[Config, forecasts.Forecast] = {}
     firsts = dict.fromkeys(c.replace(seed=0) for c in wanted)
     with console.progress("forecast") as progress:
         for i, config in enumerate(firsts):
             progress(i, len(firsts), config.method.name)
-            alike[config] = one(
+            alike[config] = forecasts.forecast(
                 config,
                 executor="serial" if len(wanted) > 1 else executor,
                 device=device,
                 download=download,
             )
-    found, choice = [alike[c.replace(seed=0)] for c in wanted], chosen(executor)
-
-    def phases(of: Callable[[Forecast], float]) -> list[list[float]]:
-        return [
-            *([of(f)] * asked.tries for f in alike.values() if asked.grid),
-            [of(f) for f in found],
-        ]
-
-    *tried, runs = phases(lambda f: f.serial_seconds)
-    at_a_time = workers(choice) if len(wanted) > 1 or tried else 1
-    spent = total(tried, workers(choice)) if tried else 0.0
-    seconds, work = (
-        spent + (found[0].seconds if len(found) == 1 else total([runs], at_a_time)),
-        total([*tried, runs], 1),
-    )
+    found, spec = [alike[c.replace(seed=0)] for c in wanted], parse_executor(executor)
+    candidates = [[f.serial_seconds] * asked.tries for f in alike.values() if asked.grid]
+    runs = [f.serial_seconds for f in found]
+    at_a_time = spec.workers_here() if len(wanted) > 1 or candidates else 1
+    spent = forecasts.total(candidates, spec.workers_here()) if candidates else 0.0
+    seconds = spent + (found[0].seconds if len(found) == 1 else forecasts.total([runs], at_a_time))
+    work = forecasts.total([*candidates, runs], 1)
     size = sum(f.bytes for f in found) + (
         asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0
     )
@@ -213,27 +204,18 @@ def forecast(
         "seconds": seconds,
         "serial_seconds": work,
         "bytes": size,
-        "executor": str(choice),
+        "executor": str(spec),
     }
-    where = {1: "on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
-        at_a_time, f"with {at_a_time} at a time on this machine ({duration(work)} of work)"
-    )
-    before = f", {duration(spent)} of it for the candidates" if tried else ""
-    console.say(
-        f"forecast: {duration(seconds)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk"
-    )
-    better = faster([*tried, runs], seconds) or faster(
-        phases(lambda f: f.one_thread_seconds or f.serial_seconds), seconds, 1
-    )
-    if at_a_time is not None and better is not None:
-        console.say(better.said(seconds))
+    where = forecasts.speed_words(at_a_time, str(spec), work)
+    before = f", {duration(spent)} of it for the candidates" if candidates else ""
+    console.say(f"forecast: {duration(seconds)} {where}{before}, {size / 1e6:,.0f} MB of disk")
     console.done()
 
 
-def _choice(setting: str, best: sweeps.Tuned) -> str:
+def _choice(setting: str, tuning: sweeps.Tuning) -> str:
     """What a reader of the report must know of a tuned setting: how many tries it had, and on what it was judged."""
     return (
-        f"{words.label(setting.removeprefix('name '))}: {_label(best.chosen)}, the best of {len(best.tried)} candidates on "
+        f"{words.label(setting.removeprefix('name '))}: {_label(tuning.best)}, the best of {len(tuning.scores)} candidates on "
         "training examples that were held out; no test example was looked at."
     )
 
@@ -243,34 +225,33 @@ def trained(
     asked: Plan,
     out: Path | None,
     executor: str,
-    shard: Shard | None,
+    shard: str | None,
     download: bool,
     device: str,
-) -> tuple[list[Run], dict[str, sweeps.Tuned]]:
+) -> tuple[list[Run], dict[str, sweeps.Tuning]]:
     """The runs in the order of the combinations, and what was tuned for each setting."""
     with console.progress("sweep") as progress:
         planned = sweeps.combinations(asked.over)
-        total = len(shard.part(planned) if shard else planned) + asked.tries * len(
+        part = Shard.parse(shard)
+        total = len(part.part(planned) if part else planned) + asked.tries * len(
             asked.settings
         ) * bool(asked.grid)
-        ended: list[float] = []
-        began = time.perf_counter()
+        finished = 0
+        progress(finished, total, asked.source)
 
         def on_event(event: dict[str, Any]) -> None:
-            if event["event"] != "end":
-                return
-            ended.append(time.perf_counter() - began)
-            progress(len(ended), total, Path(event["path"]).name)
-            if len(ended) == 1 and (left := ended[0] * (total - 1)) > ANNOUNCE:
-                console.note(f"about {duration(left)} to go; Ctrl-C keeps finished work")
+            nonlocal finished
+            if event["event"] == "end":
+                finished += 1
+                progress(finished, total, Path(event["path"]).name)
 
         runs: list[Run] = []
-        tuned: dict[str, sweeps.Tuned] = {}
+        tuned: dict[str, sweeps.Tuning] = {}
         for setting in asked.settings if asked.grid else [None]:
             over, fixed = asked.over, asked.fixed
             if setting is not None:
                 first = {"seed": over["seed"][0]} if "seed" in over else {}
-                best = sweeps.tune(
+                tuning = sweeps.tune(
                     asked.source,
                     asked.grid,
                     asked.tries,
@@ -281,13 +262,12 @@ def trained(
                     download=download,
                     on_event=on_event,
                 )
-                tuned[_label(setting)] = best
+                tuned[_label(setting)] = tuning
                 over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
-                fixed = {**fixed, **best.chosen}
+                fixed = {**fixed, **tuning.best}
             runs += sweeps.sweep(
                 asked.source,
-                over,
-                fixed=fixed,
+                {k: [v] for k, v in fixed.items()} | over,
                 out=out,
                 executor=executor,
                 shard=shard,
@@ -322,7 +302,7 @@ def _label(keys: dict[str, Any]) -> str:
 
 
 def table(
-    runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuned]
+    runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuning]
 ) -> pd.DataFrame:
     """A row a setting: mean and deviation over the seeds of the last round's numbers, and what was tuned with which budget."""
     rows = []
@@ -357,7 +337,7 @@ def table(
         if part["failed"].any():
             line["diverged"] = int(part["failed"].sum())
         if tuned:
-            best = tuned[
+            tuning = tuned[
                 _label(
                     {
                         k: v
@@ -365,6 +345,6 @@ def table(
                     }
                 )
             ]
-            line |= {"tuned": _label(best.chosen), "tries": len(best.tried)}
+            line |= {"tuned": _label(tuning.best), "tries": len(tuning.scores)}
         found.append(line)
     return pd.DataFrame(found)

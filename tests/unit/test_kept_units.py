@@ -14,14 +14,14 @@ from torch import nn
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.method import Personal
 from fldiag.models.lora import with_adapters
 from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
 from fldiag.rounds.round_weights import Stored
-from fldiag.training.personalise import measure
+from fldiag.training.personalise import GlobalModel, measure
 
 
 class Counting(ArrayStore):
@@ -123,7 +123,9 @@ def personalise(store):
     kept = KeptUnits(store, str)
     return pd.concat(
         [
-            pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run))
+            pd.DataFrame(
+                measure(made.setup, plan, GlobalModel(made.w, {}, {}, 2), store=kept, run=run)
+            )
             for run in "ab"
         ]
     )
@@ -236,7 +238,7 @@ def test_what_a_diagnostic_of_a_run_has_finished_lies_in_the_cache_until_it_is_w
 
 def test_two_units_of_one_name_are_refused(tmp_path):
     with (
-        started("serial", lambda shared, unit: unit, None) as pool,
+        open_pool("serial", lambda shared, unit: unit, None) as pool,
         pytest.raises(ValueError, match="two units of one name"),
     ):
         KeptUnits(tmp_path / "kept.npz", str).results(pool, [1, 1, 2])

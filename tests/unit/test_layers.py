@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.layers import (
     LAYERS,
     Layer,
@@ -26,7 +27,6 @@ from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.exact_curvature import inexact
 from fldiag.problem.problem import Problem
 from fldiag.problem.stack import groups
-from fldiag.surface.evaluator import Evaluator
 
 
 class Gain(nn.Module):

@@ -149,6 +149,8 @@ def test_docstrings_of_classes_and_their_methods(name):
         "method",
         "problem.problem",
         "training.forecast",
+        "training.rounds",
+        "training.sweep",
         "export.convert",
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,7 @@ from fldiag.diagnostics.drift import picture
 from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Serial
-from fldiag.execution.start import started
+from fldiag.execution.pools import Serial, open_pool
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.table import Row, table
@@ -45,12 +44,6 @@ DISTANCE = Number(
 )
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A round: a gradient of all training data, and 1 + len(rho) of every stored client's own."""
-    share = history.sampled / max(1, len(history.parts))
-    return len(history.rounds) * (float(options["gradients"]) + share * (3 + len(options["rho"])))
-
-
 @diagnostic(
     "drift",
     on="run",
@@ -60,7 +53,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     draw=picture.draw,
     summary=summary,
     numbers=(DISTANCE,),
-    cost=cost,
     section=section,
     order=40,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2",
@@ -135,7 +127,7 @@ def drift(
     Raises FldiagError when no round has client weights, or the model has no such part.
     """
     from fldiag.diagnostics.drift import measure
-    from fldiag.rounds.round_cache import kept_of, of_rounds
+    from fldiag.rounds.round_cache import finished_units, rows_of_rounds
 
     if part not in ("full", "body", "head"):
         raise FldiagError(
@@ -148,10 +140,10 @@ def drift(
         "tau": tau,
     }
     asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
-    kept = kept_of(history)
+    kept = finished_units(history)
     missing = [r for r in history.rounds if str(r) not in kept.there]
     last: list[Stored] = []
-    with started(
+    with open_pool(
         history.executor,
         measure.of_round,
         (history, asked),
@@ -180,7 +172,7 @@ def drift(
                 else found or []
             )
 
-        rows = of_rounds(history, complete(), of_round, kept)
+        rows = rows_of_rounds(history, complete(), of_round, kept)
     if propositions and last and not history.alone:
         rows += measure.propositions(history, last[0], options)
     if history.alone:

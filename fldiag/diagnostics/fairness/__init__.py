@@ -45,11 +45,6 @@ NUMBERS = (
 )
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A third of a gradient of all training data a round, or less."""
-    return (len(history.rounds) if options["every_round"] else 1) / 3
-
-
 def variant(options: Mapping[str, Any]) -> str:
     """A report shows other examples than the clients' class mixtures beside these."""
     on = str(options.get("on", "test"))
@@ -63,7 +58,6 @@ def variant(options: Mapping[str, Any]) -> str:
     draw=draw,
     summary=summary,
     numbers=NUMBERS,
-    cost=cost,
     order=65,
     variant=variant,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
@@ -118,7 +112,7 @@ def fairness(
     Raises FldiagError for data without classes, and where nobody says which examples are whose.
     """
     from fldiag.diagnostics.fairness import measure
-    from fldiag.rounds.round_cache import of_rounds
+    from fldiag.rounds.round_cache import rows_of_rounds
 
     if not history.dataset.tested:
         on = "train"
@@ -140,7 +134,7 @@ def fairness(
             for row in found
         ]
 
-    rows = of_rounds(history, history.asked(every_round, clients=False), of_round)
+    rows = rows_of_rounds(history, history.read_rounds(every_round, clients=False), of_round)
     return table(
         [*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common
     )

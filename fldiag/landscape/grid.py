@@ -1,0 +1,270 @@
+"""A surface on a fine grid from few evaluations: a smooth surface through scattered points, its error estimated.
+
+Loss surfaces around a trained model are smooth at the scale of a plotting grid, so most of its points can be
+interpolated. Points are added where the surface could hide most: where it is rough, as its points tell when each is left
+out in turn, and far from any point. Every new point first checks what the others said of it, then joins them. The
+error reported at the end is an estimate, not a bound: the largest expected anywhere times a margin that was set on one
+set of surfaces and tried on another (``analyses/speed/landscape_error.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fldiag.landscape import scattered
+from fldiag.seeding import numpy_rng
+
+#: Reported error / largest error expected: set on the calibration surfaces of analyses/speed/landscape_error.py.
+MARGIN = 3.4
+#: How often, in percent, the reported error was at least the true one, and on how many of the test surfaces there.
+COVERAGE = (98.8, 160)
+#: No surface is believed to be smooth on fewer points, and a grid that needs more than this share is evaluated whole.
+LEAST, MOST = 81, 0.5
+#: New points a step, as a share of those so far.
+GROWTH = 0.2
+#: Points are added down to this share of the largest error allowed.
+WORTH = 0.3
+#: Grids up to this size are evaluated whole: there is nothing to save.
+WHOLE = 9
+#: A point is next to an overflow when one of so many nearest evaluated points is infinite.
+BESIDE = 5
+
+#: Evaluates points (row, column) of the grid: (points [m, 2], how many are known to be needed, what for).
+Ask = Callable[[np.ndarray, int, str], None]
+
+
+@dataclass
+class Values:
+    """Losses over a grid [rows, columns], NaN where not asked for."""
+
+    done: np.ndarray
+    value: np.ndarray
+    stderr: np.ndarray
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The whole grid: what was evaluated, and what the spline says elsewhere.
+
+    ``error``: an estimate from above of the largest error, as a share of the loss range (None when every point was
+    evaluated); ``residual`` the same in units of the loss, at every interpolated point. ``checks``: the points that were
+    predicted before they were evaluated.
+    """
+
+    evaluated: np.ndarray
+    value: np.ndarray
+    stderr: np.ndarray
+    residual: np.ndarray
+    error: float | None
+    checks: int
+
+
+def nested(points: int) -> list[int]:
+    """The coarsest knots: the ends, the middle and the points half-way, symmetric."""
+    half = points // 2
+    step = (half + 1) // 2
+    return [0, half - step, half, half + step, points - 1]
+
+
+@dataclass(frozen=True)
+class Heights:
+    """How losses become the heights that the spline goes through.
+
+    Surfaces whose corners explode (beyond the outer fence: third quartile + 3 interquartile ranges; J. Tukey,
+    "Exploratory Data Analysis", 1977) are interpolated on a scale that is linear below and logarithmic above,
+    so that the corners cannot ring into the valley. ``size`` is the loss range up to the fence.
+    """
+
+    low: float
+    size: float
+    wild: bool
+
+    @staticmethod
+    def of(losses: np.ndarray) -> Heights:
+        finite = losses[np.isfinite(losses)]
+        low, high = float(finite.min()), float(finite.max())
+        first, third = np.quantile(finite, [0.25, 0.75])
+        fence = float(third + 3 * (third - first))
+        wild = len(finite) < losses.size or (high > fence > low)
+        return Heights(low, (min(high, fence) if fence > low else high) - low or 1e-300, wild)
+
+    def up(self, losses: np.ndarray) -> np.ndarray:
+        if not self.wild:
+            return losses
+        with np.errstate(over="ignore", invalid="ignore"):
+            heights = self.size * np.arcsinh((losses - self.low) / self.size)
+        return np.where(np.isfinite(heights), heights, heights[np.isfinite(heights)].max())
+
+    def down(self, heights: np.ndarray) -> np.ndarray:
+        if not self.wild:
+            return heights
+        return self.low + self.size * np.sinh(np.minimum(heights / self.size, 700.0))
+
+    def share(self, error: np.ndarray, losses: np.ndarray) -> np.ndarray:
+        """Errors as shares of the range; above the fence, of the loss itself."""
+        with np.errstate(invalid="ignore"):
+            return np.abs(error) / np.maximum(self.size, losses - self.low)
+
+
+class Refinement:
+    """The steps from the coarsest points to a grid whose error is below ``rtol``; every decision follows from
+    the values asked for so far, so a replay over kept values takes the same steps."""
+
+    def __init__(self, axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int):
+        self.values, self.rtol = values, rtol
+        self._evaluate = ask
+        self.asked = np.zeros_like(values.done)
+        self.points = len(axis)
+        steps = np.linspace(-1.0, 1.0, self.points)
+        self.where = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+        self.order = numpy_rng(seed, "landscape points").permutation(
+            len(self.where)
+        )  # between equals
+        self.surpluses: list[tuple[int, float]] = []
+        self.checks = 0
+
+    def ask(self, mask: np.ndarray, stage: str) -> None:
+        new = np.argwhere(mask & ~self.asked)
+        if len(new):
+            self._evaluate(new, int(self.asked.sum()) + len(new), stage)
+            self.asked |= mask
+
+    def whole(self) -> Filled:
+        self.ask(np.ones_like(self.asked), "points")
+        v, none = self.values, np.full(self.asked.shape, np.nan)
+        return Filled(self.asked, v.value.copy(), v.stderr.copy(), none, None, 0)
+
+    def start(self) -> np.ndarray:
+        """The coarsest points and the middles between them."""
+        mask, knots = np.zeros_like(self.asked), nested(self.points)
+        mask[np.ix_(knots, knots)] = True
+        middles = [(a + b) // 2 for a, b in itertools.pairwise(knots)]
+        mask[np.ix_(middles, middles)] = True
+        return mask
+
+    def run(self) -> Filled:
+        if self.points <= WHOLE:
+            return self.whole()
+        self.ask(self.start(), "first points")
+        guess: np.ndarray | None = None
+        while self.asked.sum() <= MOST * self.asked.size:
+            found = np.isfinite(self.values.value) & self.asked
+            if found.sum() < LEAST // 4:
+                break
+            # the quartiles of the surface, not of its points, which crowd where it is rough
+            heights = Heights.of(self.values.value[self.asked] if guess is None else guess)
+            up = heights.up(self.values.value[found])
+            # from the first point's height, so that a flat surface stays flat to the bit
+            model = scattered.best(self.where, self.where[found.ravel()], up - up[0])
+            height, expected = (
+                a.reshape(self.asked.shape) for a in (up[0] + model.height, MARGIN * model.expected)
+            )
+            guess = np.where(self.asked, self.values.value, heights.down(height))
+            share = self._share(heights, height, expected)
+            wild = self._beside_overflow()
+            worst = float(share[~wild].max(initial=0.0))
+            if worst <= self.rtol and self.asked.sum() >= LEAST:
+                if not wild.any():
+                    return self._filled(guess, heights, worst, model, found)
+                self.ask(wild, "next to an overflow")
+                continue
+            if self._hopeless(share):
+                break
+            if not self._add(share, ~self.asked & ~wild, height, heights):
+                self.ask(wild, "next to an overflow")
+        return self.whole()
+
+    def _share(self, heights: Heights, height: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """The error expected as a share of the range, 0 where evaluated."""
+        value = heights.down(height)
+        with np.errstate(invalid="ignore", over="ignore"):
+            share = (
+                heights.share(heights.down(height + expected) - value, value)
+                if heights.wild
+                else expected / heights.size
+            )
+        share = np.where(np.isfinite(share), share, 1e6)  # beyond any share that could be allowed
+        return np.where(self.asked, 0.0, share)
+
+    def _beside_overflow(self) -> np.ndarray:
+        """Points not evaluated, one of whose nearest evaluated points is infinite or not a number."""
+        lost = (self.asked & ~np.isfinite(self.values.value)).ravel()
+        if not lost.any():
+            return np.zeros_like(self.asked)
+        seen = np.flatnonzero(self.asked)
+        gaps = self.where[:, None] - self.where[None, seen]
+        nearest = np.argpartition((gaps**2).sum(-1), BESIDE, axis=1)[:, :BESIDE]
+        return lost[seen[nearest]].any(axis=1).reshape(self.asked.shape) & ~self.asked
+
+    def _hopeless(self, share: np.ndarray) -> bool:
+        """Whether most of what is left is in doubt, and three times the points have not halved what new points bring."""
+        doubtful = (share > self.rtol).sum() > (~self.asked).sum() / 2
+        before = [
+            surplus
+            for count, surplus in self.surpluses
+            if 3 * count <= self.asked.sum() and count >= LEAST
+        ]
+        return bool(doubtful and before and self.surpluses[-1][1] > before[-1] / 2)
+
+    def _add(
+        self, share: np.ndarray, free: np.ndarray, height: np.ndarray, heights: Heights
+    ) -> int:
+        """New points where most is hidden, none nearer to another new one than to the points before; how many."""
+        count = max(16, round(GROWTH * self.asked.sum()))
+        gap = scattered.gaps(self.where, self.where[self.asked.ravel()])
+        flat = np.where(free, share, -1.0).ravel()
+        ranks = np.lexsort((self.order, -np.round(flat / max(float(flat.max()), 1e-300), 6)))
+        chosen: list[int] = []
+        for place in ranks[: int(free.sum())]:
+            if len(chosen) == count or (len(chosen) >= 16 and flat[place] < WORTH * self.rtol):
+                break
+            if np.all(np.hypot(*(self.where[chosen] - self.where[place]).T) >= gap[place]):
+                chosen.append(int(place))
+        if not chosen:
+            return 0
+        mask = np.zeros_like(self.asked)
+        mask.flat[chosen] = True
+        self.ask(mask, f"{int(self.asked.sum()) + len(chosen)} points")
+        self.checks += len(chosen)
+        surplus = (
+            heights.up(self.values.value[mask]) - height[mask]
+            if np.isfinite(self.values.value[mask]).any()
+            else np.inf
+        )
+        self.surpluses.append((int(self.asked.sum()), float(np.sqrt(np.mean(surplus**2)))))
+        return len(chosen)
+
+    def _filled(
+        self,
+        value: np.ndarray,
+        heights: Heights,
+        worst: float,
+        model: scattered.Guess,
+        found: np.ndarray,
+    ) -> Filled:
+        v, asked = self.values, self.asked
+        stderr = np.full(asked.shape, np.nan)
+        if np.isfinite(v.stderr[found]).all():
+            stderr = np.maximum(model.through(v.stderr[found]).reshape(asked.shape), 0.0)
+        residual = worst * np.maximum(heights.size, value - heights.low)
+        return Filled(
+            asked,
+            value,
+            np.where(asked, v.stderr, stderr),
+            np.where(asked, np.nan, residual),
+            worst,
+            self.checks,
+        )
+
+
+def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int) -> Filled:
+    """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
+
+    ``ask`` evaluates points and writes them into ``values``.
+    """
+    refinement = Refinement(axis, values, ask, rtol, seed)
+    return refinement.whole() if rtol <= 0 else refinement.run()
