@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fldiag.config import Config
     from fldiag.data import Dataset
     from fldiag.models.network import Network
-    from fldiag.sections import Train
+    from fldiag.sections import TrainSection
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Personal:
     epochs: tuple[int, ...]
     method: Method | None = None
     lr: str = "decayed"  # lr * lr_decay ** rounds; or "initial"
-    steps: Callable[[int, Train], int] | None = (
+    steps: Callable[[int, TrainSection], int] | None = (
         None  # local steps of an epoch over n examples (None: one pass)
     )
     neighbours: Neighbours | None = None

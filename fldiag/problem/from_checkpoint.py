@@ -24,7 +24,7 @@ from fldiag.problem import inputs
 from fldiag.problem.in_memory import as_logits, dataset_of, reading
 from fldiag.problem.ingredients import Reduction, forward_of, unwrapped
 from fldiag.problem.problem import Problem
-from fldiag.sections import FILES, Normalise, Partition
+from fldiag.sections import FILES, Normalise, PartitionSection
 
 
 def problem(
@@ -330,5 +330,5 @@ def _partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:
     ):  # how another program dealt its data cannot be told from here
         return None
     assert dataset is not None  # a run of fldiag names its data
-    spec = Partition.model_validate(c.config["partition"])
+    spec = PartitionSection.model_validate(c.config["partition"])
     return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))

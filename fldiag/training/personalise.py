@@ -26,7 +26,7 @@ from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
-from fldiag.sections import Train
+from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.step import Step
 from fldiag.training.client import Batches
@@ -316,7 +316,9 @@ def _tune(tuning: Setup, cohort: Cohort) -> dict[str, Tensor]:
 class EpochSchedule:
     """Minibatches of fine-tuning: an epoch is ``steps(n, train)`` of them, or one pass over the n examples."""
 
-    def __init__(self, config: Config, epochs: int, steps: Callable[[int, Train], int] | None):
+    def __init__(
+        self, config: Config, epochs: int, steps: Callable[[int, TrainSection], int] | None
+    ):
         train = config.train
         self.config, self.epochs, self.steps = config, epochs, steps
         self.passes = Seeded(config.seed, 0, 0, 1, train.batch_size, train.drop_last)

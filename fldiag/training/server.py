@@ -13,7 +13,7 @@ from torch import Tensor
 from fldiag.checkpoint.client_states import ClientStates, State
 from fldiag.checkpoint.run import Run
 from fldiag.method import Method, Round
-from fldiag.sections import Train
+from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
 from fldiag.training.setup import Cohort, Setup, load_weights
 
@@ -161,7 +161,7 @@ def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
     )
 
 
-def aggregate(round: Round, method: Method, train: Train) -> Tensor:
+def aggregate(round: Round, method: Method, train: TrainSection) -> Tensor:
     """New global weights [P]: w = sum_k p_k w_k, then the server slots in order. p_k is proportional to n_k, 1 or
     the number of full minibatches, by ``train.aggregate``.
 
