@@ -20,7 +20,7 @@ from fldiag.comparison import compare, picture
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Given, Pairing, sides
-from fldiag.diagnosis.question import question
+from fldiag.diagnosis.question import open_question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
@@ -50,7 +50,7 @@ def diagnose(
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it; a long computation that was interrupted continues.
         progress: is called with done, total and what is being done.
-        tell: is told remarks in words, such as how long it will take. Without it, a model that is no better than a guess is a
+        tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
@@ -77,9 +77,9 @@ def diagnose(
         for item in targets
     ]
     targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
-    request = question(name, targets, options)
+    question = open_question(name, targets, options)
     results = tables(
-        request,
+        question,
         bar=lambda title: _bar(progress),
         tell=tell or (lambda text: None),
         cache=None if cache is None else Path(cache),
@@ -90,7 +90,7 @@ def diagnose(
         else:
             warnings.warn(text, stacklevel=2)
     if len(results) == 1:
-        return shown(results[request.entry])
+        return shown(results[question.entry])
     return shown(joined([table.assign(diagnostic=entry.name) for entry, table in results.items()]))
 
 

@@ -20,7 +20,7 @@ slot                    what a part may do there
 
 A part that reads what another part sends, uploads or keeps names it in ``needs``, and ``Method`` refuses a composition
 without it. A new slot: a method of ``Part`` that does nothing, a line in this table, and its one call (on the client in
-``training/client.py``, on the server in ``training/server.py`` or ``training/federation.py``).
+``training/client.py``, on the server in ``training/server.py``).
 
 Rows: during local training every vector is [k, P] for the k clients still training in a stack; reduce over
 the last axis with ``keepdim`` and the same line serves one client or many.

@@ -19,7 +19,7 @@ from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal
 from fldiag.registry import Progress
@@ -302,7 +302,7 @@ def fine_tune(
             progress(done, total, "groups of clients")
 
     report(0, len(cohorts), "")
-    with started(executor, _tune, tuning, most=len(cohorts)) as pool:
+    with open_pool(executor, _tune, tuning, most=len(cohorts)) as pool:
         results = (store or KeptUnits(None, str)).results(
             pool, cohorts, report, measure_cohort, store_name
         )

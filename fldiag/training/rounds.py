@@ -19,9 +19,8 @@ from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config, checked
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import Choice, chosen
-from fldiag.execution.pool import Pool
-from fldiag.execution.start import started
+from fldiag.execution.executor import ExecutorSpec, parse_executor
+from fldiag.execution.pools import Pool, open_pool
 from fldiag.results.table import PERSONAL
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, sums
@@ -92,7 +91,7 @@ def train(
     ('finished', 1)
     """
     config = checked(config).allow(allow_code)
-    choice = chosen(executor)
+    spec = parse_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
@@ -118,7 +117,7 @@ def train(
     planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
     shared = WorkerSetup(setup, config, device, is_custom)
-    with owner.hold(path) as ownership, started(choice, work, shared) as pool:
+    with owner.hold(path) as ownership, open_pool(spec, work, shared) as pool:
         run = _open(path, config, setup, federation, resume)
         emit(
             {
@@ -133,7 +132,7 @@ def train(
             _loop(config, run, federation, ownership, pool, emit)
             if run.status == "running":
                 pool.close()
-                _personalise(run, federation, choice, emit)
+                _personalise(run, federation, spec, emit)
         except KeyboardInterrupt:
             run = Run.open(path)  # what is in memory may name files that were still being written
             if run.status == "running":
@@ -268,7 +267,7 @@ def _loop(
         )
 
 
-def _personalise(run: Run, federation: Federation, choice: Choice, emit: Listener) -> None:
+def _personalise(run: Run, federation: Federation, spec: ExecutorSpec, emit: Listener) -> None:
     """What the method does after the last round, which is stored by now: a run stopped meanwhile goes on from it."""
     plan = planned(federation.setup)
     if plan is not None:
@@ -278,7 +277,7 @@ def _personalise(run: Run, federation: Federation, choice: Choice, emit: Listene
             federation.setup,
             plan,
             model,
-            executor=choice,
+            executor=spec,
             progress=lambda done, total, text: emit(
                 {"event": "personalise", "done": done, "total": total}
             ),

@@ -16,9 +16,8 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data.arrays import spread
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
-from fldiag.execution.shard import Shard
-from fldiag.execution.start import started
+from fldiag.execution.executor import Shard, parse_executor
+from fldiag.execution.pools import open_pool
 from fldiag.seeding import numpy_rng
 from fldiag.training import rounds
 from fldiag.training.rounds import Listener, failure
@@ -134,7 +133,7 @@ def _train_all(
     trainer: RunTrainer,
     on_event: Listener | None,
 ) -> list[Run]:
-    if chosen(executor).kind == "serial" or len(plan) <= 1:  # of one run the clients
+    if parse_executor(executor).kind == "serial" or len(plan) <= 1:  # of one run the clients
         return [
             trainer.train(config, out, executor, on_event)
             for config, out in zip(plan, outs, strict=True)
@@ -146,7 +145,7 @@ def _train_all(
         for config in {config.data: config for config in plan}.values():
             data.of(config.data, True, config.allowed_code)
     shared = replace(trainer, download=False)
-    with started(executor, _train_one, shared, name=_run_name, most=len(plan)) as pool:
+    with open_pool(executor, _train_one, shared, name=_run_name, most=len(plan)) as pool:
         for i, status in pool.completed(list(zip(plan, folders, strict=True))):
             if on_event is not None:
                 on_event(

@@ -18,7 +18,7 @@ from helpers import (
 
 from fldiag import registry
 from fldiag.checkpoint.run import Run
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.training import rounds
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup
@@ -214,7 +214,7 @@ def cohort(shared, item):
 
 @pytest.fixture(scope="module", params=["processes:2", "dask"])
 def pool(request):
-    with started(request.param, cohort, None, threads=1) as made:
+    with open_pool(request.param, cohort, None, threads=1) as made:
         yield made
 
 
