@@ -94,17 +94,21 @@ def evaluate_state(network: Network, state: Mapping[str, Tensor], dataset: Datas
     """The same of a state_dict, as rows of a run's metrics. Buffers that it lacks are the network's."""
     buffers = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
     w = network.layout.row({n: state[n].float() for n in network.layout.names})
-    scores = evaluate(network, dataset, w, buffers)
-    n = int(scores.pop("n"))
+    return score_rows(evaluate(network, dataset, w, buffers), dataset.evaluation[0])
+
+
+def score_rows(scores: Mapping[str, float], split: str) -> list[Row]:
+    """What ``evaluate`` returns, as rows."""
     return [
         {
             "moment": "aggregated",
             "scope": "global",
-            "slice": dataset.evaluation[0],
+            "slice": split,
             "metric": metric,
-            "value": value,
-            "n_examples": n,
+            "value": scores[metric],
+            "n_examples": int(scores["n"]),
             "estimator": "exact",
         }
-        for metric, value in scores.items()
+        for metric in ("accuracy", "loss")
+        if metric in scores
     ]

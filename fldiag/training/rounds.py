@@ -116,7 +116,7 @@ def train(
     federation = Federation(setup)
     planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
-    shared = WorkerSetup(setup, config, device, is_custom)
+    shared = WorkerSetup(setup, device, is_custom)
     with owner.hold(path) as ownership, open_pool(spec, work, shared) as pool:
         run = _open(path, config, setup, federation, resume)
         emit(
@@ -320,8 +320,8 @@ def failure(run: Run) -> str | None:
 class WorkerSetup:
     """A setup for workers: each builds it from the config; a custom one (the caller's data, module) is sent as it is."""
 
-    def __init__(self, setup: Setup, config: Config, device: str, is_custom: bool):
-        self.config, self.device, self.is_custom = config, device, is_custom
+    def __init__(self, setup: Setup, device: str, is_custom: bool):
+        self.config, self.device, self.is_custom = setup.config, device, is_custom
         self.setup = setup
 
     @cached_property
