@@ -331,7 +331,7 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     return build(tree, {**_for_method(tree, overrides), **overrides})
 
 
-def checked(config: Any) -> Config:
+def check_config(config: Any) -> Config:
     """Raises FldiagError for what is no config."""
     if not isinstance(config, Config):
         raise FldiagError(

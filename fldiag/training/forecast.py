@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from fldiag.clock import duration
-from fldiag.config import Config, checked
+from fldiag.config import Config, check_config
 from fldiag.execution.executor import parse_executor
 from fldiag.training.server import Federation
 from fldiag.training.setup import Cohort, Setup
@@ -71,7 +71,7 @@ def forecast(
     >>> forecast.seconds > 0, forecast.clients
     (True, 10)
     """
-    setup = Setup(checked(config), device=device, download=download, rehearsal=True)
+    setup = Setup(check_config(config), device=device, download=download, rehearsal=True)
     federation = Federation(setup)
     states = (
         len(federation.state)

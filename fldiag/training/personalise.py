@@ -114,7 +114,7 @@ def of_run(
     return check(table(rows, **run.common))
 
 
-def planned(setup: Setup) -> Personal | None:
+def personal_plan(setup: Setup) -> Personal | None:
     """What the run's method does after the last round, if anything; nothing on data without classes.
 
     Raises FldiagError for a plan that the model cannot follow."""

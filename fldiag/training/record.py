@@ -28,7 +28,7 @@ class StepRecorder(Notes):
         self.kind, self.tau = metrics.proximal, metrics.tau
         self.sizes: list[np.ndarray] = []  # examples in the minibatch of every client, step by step
 
-    def step(self, step: Step, loss: Tensor, g_l: Tensor) -> None:
+    def before_update(self, step: Step, loss: Tensor, g_l: Tensor) -> None:
         """Before the base optimiser: ``loss`` [k] and its gradient ``g_l`` [k, P] as they were before corrections."""
         self.add("loss", loss)
         self.add("grad_norm", length(g_l))
@@ -45,7 +45,7 @@ class StepRecorder(Notes):
             head = slice(-layout.head_size, None)
             self.cosine(g_u[:, head], proximal.g[:, head], "part:head", proximal.kind)
 
-    def moved(self, step: Step) -> None:
+    def after_update(self, step: Step) -> None:
         """After the base optimiser."""
         self.add("update_norm", length(step.w - step.local.w_g))
         self.sizes.append(

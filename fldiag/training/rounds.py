@@ -17,14 +17,14 @@ from fldiag.checkpoint import base, journal, owner
 from fldiag.checkpoint.client_states import HELD
 from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
-from fldiag.config import Config, checked
+from fldiag.config import Config, check_config
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pools import Pool, open_pool
 from fldiag.results.table import PERSONAL
 from fldiag.training.client import CohortResult
-from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, sums
-from fldiag.training.personalise import GlobalModel, measure, planned
+from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, evaluate_block
+from fldiag.training.personalise import GlobalModel, measure, personal_plan
 from fldiag.training.record import step_rows
 from fldiag.training.resume import (
     check_same_config,
@@ -90,7 +90,7 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
-    config = checked(config).allow(allow_code)
+    config = check_config(config).allow(allow_code)
     spec = parse_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
@@ -114,7 +114,9 @@ def train(
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
-    planned(setup)  # what cannot be personalised is refused now rather than after the last round
+    personal_plan(
+        setup
+    )  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
     shared = WorkerSetup(setup, device, is_custom)
     with owner.hold(path) as ownership, open_pool(spec, work, shared) as pool:
@@ -209,7 +211,7 @@ def _loop(
 ) -> None:
     run.index["status"] = "running"
     setup, segment = federation.setup, Segment(run)
-    plan = planned(setup)
+    plan = personal_plan(setup)
     while federation.t < config.rounds:
         former = federation.w, federation.buffers
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
@@ -269,7 +271,7 @@ def _loop(
 
 def _personalise(run: Run, federation: Federation, spec: ExecutorSpec, emit: Listener) -> None:
     """What the method does after the last round, which is stored by now: a run stopped meanwhile goes on from it."""
-    plan = planned(federation.setup)
+    plan = personal_plan(federation.setup)
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
         model = GlobalModel(federation.w, federation.buffers, federation.clients, run.done)
@@ -335,5 +337,5 @@ class WorkerSetup:
 def work(shared: WorkerSetup, unit: Cohort | EvaluationBlock) -> CohortResult | Sums:
     setup = shared.setup
     if isinstance(unit, EvaluationBlock):
-        return sums(setup.network, setup.dataset, unit, setup.device)
+        return evaluate_block(setup.network, setup.dataset, unit, setup.device)
     return setup.train(unit)
