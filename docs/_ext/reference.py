@@ -221,7 +221,7 @@ def _figure(name: str, item: known.Item) -> str:
             "",
             escaped(about["caption"]),
             "",
-            f"```sh\n{about["command"]}\n```",
+            f"```sh\n{about['command']}\n```",
             "",
         ]
     return "\n".join(
