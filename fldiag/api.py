@@ -250,7 +250,7 @@ def catalogue(kind: str) -> dict[str, str]:
     """The names of what is registered, with one-line descriptions.
 
     Args:
-        kind: methods, models, datasets, diagnostics, presets or figures.
+        kind: methods, models, datasets, diagnostics or presets, or a list of another package, such as figures.
 
     Returns:
         Name -> description. For entries of other packages that are not imported yet, the package's name instead.

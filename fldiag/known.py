@@ -12,9 +12,9 @@ import types
 import typing
 from functools import cache
 from importlib import resources
-from importlib.metadata import entry_points
 from typing import Any
 
+from fldiag import plugins
 from fldiag.errors import unknown
 
 FILE = "catalogue.json"
@@ -32,36 +32,34 @@ Item = dict[str, Any]
 
 @cache
 def built_in() -> dict[str, dict[str, Item]]:
-    """Kind -> name -> what the file says of it; also ``presets`` and ``figures``."""
+    """Kind -> name -> what the file says of it; also ``presets``."""
     return dict(json.loads(resources.files("fldiag").joinpath(FILE).read_text("utf-8")))
 
 
-def plugins(kind: str) -> dict[str, str]:
+def kinds() -> list[str]:
+    """What ``fldiag list`` and ``fldiag.catalogue`` take: the kinds of the file, then the lists of other packages."""
+    return [*built_in(), *(name for name in _lists() if name not in built_in())]
+
+
+def _lists() -> dict[str, plugins.EntryPoint]:
+    return {point.name: point for point in plugins.entry_points("fldiag.lists")}
+
+
+def packages(kind: str) -> dict[str, str]:
     """Name -> package of what other packages bring; nothing of it is imported."""
-    group = f"fldiag.{kind}" if kind in KINDS else ""
-    return (
-        {
-            p.name: p.dist.name if p.dist else "?"
-            for p in sorted(entry_points(group=group), key=lambda p: p.name)
-        }
-        if group
-        else {}
-    )
+    points = plugins.entry_points(f"fldiag.{kind}") if kind in KINDS else []
+    return {point.name: plugins.package(point) for point in points}
 
 
 def names(kind: str) -> dict[str, str]:
-    """Name -> one line on it. Raises FldiagError for an unknown kind."""
+    """Name -> one line on it. Raises FldiagError for an unknown kind, and for a list that cannot be imported."""
+    if kind not in kinds():
+        raise unknown("kind", kind, kinds())
     if kind not in built_in():
-        raise unknown("kind", kind, built_in())
-    found = {n: f"(from {package})" for n, package in plugins(kind).items()} | _registered(kind)
-    return dict(
-        sorted(
-            {
-                **found,
-                **{name: str(item["summary"]) for name, item in built_in()[kind].items()},
-            }.items()
-        )
-    )
+        return dict(sorted(plugins.load(_lists()[kind], "list")().items()))
+    own = {name: str(item["summary"]) for name, item in built_in()[kind].items()}
+    foreign = {name: f"(from {package})" for name, package in packages(kind).items()}
+    return dict(sorted({**foreign, **_registered(kind), **own}.items()))
 
 
 def _registered(kind: str) -> dict[str, str]:
@@ -78,7 +76,7 @@ def _registered(kind: str) -> dict[str, str]:
 def item(kind: str, name: str) -> Item | None:
     """All that is known of a name; None for an unknown one. A plug-in is imported for it."""
     found = built_in().get(kind, {}).get(name)
-    if found is None and (name in plugins(kind) or name in _registered(kind)):
+    if found is None and (name in packages(kind) or name in _registered(kind)):
         from fldiag import registry
 
         return describe(getattr(registry, KINDS[kind]).get(name))

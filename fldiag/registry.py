@@ -11,18 +11,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import sys
 import types
 import typing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib.metadata import EntryPoint, entry_points
+from functools import cached_property
+from importlib.metadata import EntryPoint
 from typing import Any, Generic, Literal, TypeVar
 
 import pydantic
 
+from fldiag import plugins
 from fldiag.errors import FldiagError, nearest, unknown
 
 #: What is told of long work: done, total, what.
@@ -207,12 +207,6 @@ class Diagnostic(Entry):
         return parameter.kind is parameter.KEYWORD_ONLY
 
 
-@cache
-def _points(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
-    """Entry points of the packages in ``folders``. Finding them reads every installed package, and each config's hash asks."""
-    return sorted(entry_points(group=group), key=lambda point: point.name)
-
-
 E = TypeVar("E", bound=Entry)
 
 
@@ -271,7 +265,7 @@ class Registry(Generic[E]):
 
     def plugins(self) -> list[EntryPoint]:
         """What other packages bring, by their entry points' names; nothing is imported."""
-        return list(_points(f"fldiag.{self.kind.replace(' ', '')}s", tuple(sys.path)))
+        return plugins.entry_points(f"fldiag.{self.kind.replace(' ', '')}s")
 
     def _load(self, point: EntryPoint) -> FldiagError | None:
         """Import what another package brings, once. Returns what is wrong with it; nothing of it is then registered."""
@@ -283,16 +277,7 @@ class Registry(Generic[E]):
                     raise FldiagError(f"{point.value} registers no {self.kind} of that name")
             except Exception as cause:  # somebody else's module can raise anything
                 self._entries = before
-                package = point.dist.name if point.dist else point.value
-                why = (
-                    str(cause)
-                    if isinstance(cause, FldiagError)
-                    else f"{type(cause).__name__}: {cause}"
-                )
-                error = FldiagError(
-                    f"the {self.kind} {point.name!r} of the package {package} cannot be used ({why})",
-                    "fix or remove that package",
-                )
+                error = plugins.unusable(point, self.kind, cause)
             self._loaded[point] = error
         return self._loaded[point]
 

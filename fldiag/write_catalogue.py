@@ -7,7 +7,6 @@ import sys
 from importlib import resources
 
 from fldiag import config, known, registry
-from fldiag.figures import reported
 
 
 def generate() -> dict[str, dict[str, known.Item]]:
@@ -22,10 +21,6 @@ def generate() -> dict[str, dict[str, known.Item]]:
             if e.build.__module__.split(".")[0] == "fldiag"
         }
     found["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
-    found["figures"] = {
-        name: {"summary": f"{study.title} ({study.source})"}
-        for name, study in reported.studies().items()
-    }
     return found
 
 

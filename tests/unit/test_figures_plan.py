@@ -8,10 +8,10 @@ import pytest
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.figures import make, plan, questions, workers
-from fldiag.figures.caption import run_about
-from fldiag.figures.scales import scale
-from fldiag.figures.study import Study, Trial, curve, diagnostic, final, personal
+from fldiag_papers import make, plan, questions, workers
+from fldiag_papers.caption import run_about
+from fldiag_papers.scales import scale
+from fldiag_papers.study import Study, Trial, curve, diagnostic, final, personal
 
 SMOKE = scale("smoke")
 PRESET = "fedsol-cifar10-lda0.1"

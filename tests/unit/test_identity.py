@@ -11,8 +11,8 @@ from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config, build, load
 from fldiag.errors import FldiagError
-from fldiag.figures import plan, reported, scales
 from fldiag.training import resume, rounds
+from fldiag_papers import plan, reported, scales
 
 #: As fldiag 0.1.0 hashed them: with the checkpoint section, and before train.local_decay and versions of methods.
 DEFAULT, KEEPING, TOGA, PRESET = (
