@@ -33,8 +33,8 @@ import fldiag
 from fldiag import Config, registry
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.problem import from_checkpoint as target
 from fldiag.results.provenance import provenance
+from fldiag.rounds.open_problem import open_problem
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
@@ -46,7 +46,7 @@ def config_for(method: str, rounds: int, seed: int) -> Config:
 
 
 def accuracy(checkpoint: Checkpoint, client: int | None = None) -> float:
-    problem = target.problem(checkpoint, slice="test", client=client)
+    problem = open_problem(checkpoint, slice="test", client=client)
     outputs, y = problem.outputs()
     return float((outputs.argmax(-1) == y).double().mean())
 

@@ -25,9 +25,9 @@ import fldiag
 from fldiag import data
 from fldiag.curvature.lanczos import lanczos
 from fldiag.plotting import style, words
-from fldiag.problem.from_checkpoint import problem
 from fldiag.results.provenance import provenance
 from fldiag.results.select import number, only
+from fldiag.rounds.open_problem import open_problem
 
 EXAMPLES = Path("checkpoints/example")
 MODELS = tuple(
@@ -56,7 +56,7 @@ def of_model(path: Path, train: data.Slice, parts: list[np.ndarray]) -> pd.DataF
     name, rows, vector = path.name.split("-")[0], [], None
     for place, part in enumerate(parts):
         some = (train.dataset.normalise(train.x_raw[part]), train.y[part])
-        surface = problem(fldiag.load(path, data=some))
+        surface = open_problem(fldiag.load(path, data=some))
         if vector is None:
             top = lanczos(surface.hessian(), surface.layout.size, 1, miss=0.0)
             vector = top.vectors[0].double()

@@ -57,9 +57,10 @@ def names(kind: str) -> dict[str, str]:
         raise unknown("kind", kind, kinds())
     if kind not in built_in():
         return dict(sorted(plugins.load(_lists()[kind], "list")().items()))
-    own = {name: str(item["summary"]) for name, item in built_in()[kind].items()}
-    foreign = {name: f"(from {package})" for name, package in packages(kind).items()}
-    return dict(sorted({**foreign, **_registered(kind), **own}.items()))
+    summaries = {n: f"(from {package})" for n, package in packages(kind).items()}
+    summaries |= _registered(kind)
+    summaries |= {name: str(item["summary"]) for name, item in built_in()[kind].items()}
+    return dict(sorted(summaries.items()))
 
 
 def _registered(kind: str) -> dict[str, str]:
@@ -75,12 +76,12 @@ def _registered(kind: str) -> dict[str, str]:
 
 def item(kind: str, name: str) -> Item | None:
     """All that is known of a name; None for an unknown one. A plug-in is imported for it."""
-    found = built_in().get(kind, {}).get(name)
-    if found is None and (name in packages(kind) or name in _registered(kind)):
+    item = built_in().get(kind, {}).get(name)
+    if item is None and (name in packages(kind) or name in _registered(kind)):
         from fldiag import registry
 
         return describe(getattr(registry, KINDS[kind]).get(name))
-    return found
+    return item
 
 
 def command(name: str) -> str:
@@ -102,7 +103,7 @@ def over_rounds(item: Item) -> bool:
 def describe(entry: Any) -> Item:
     """What the file says of one registered thing."""
     meta = {k: _plain(v) for k, v in entry.meta.items()}
-    found: Item = {
+    item: Item = {
         "kind": entry.kind,
         "summary": entry.headline,
         "doc": entry.doc,
@@ -110,7 +111,7 @@ def describe(entry: Any) -> Item:
         "options": [option(key, field) for key, field in entry.options.model_fields.items()],
     }
     if entry.kind == "diagnostic":
-        found |= {
+        item |= {
             "on": entry.on,
             "needs": entry.needs,
             "example": entry.example,
@@ -121,7 +122,7 @@ def describe(entry: Any) -> Item:
                 for flag, also in entry.also.items()
             },
         }
-    return found
+    return item
 
 
 def option(name: str, field: Any) -> Item:

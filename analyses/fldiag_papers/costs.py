@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fldiag import data, registry
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.models.layers.width import channels
-from fldiag.models.residual import Block
+from fldiag.models.layers import channels
+from fldiag.models.residual import ResidualBlock
 from fldiag.results.table import table
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
@@ -133,10 +133,10 @@ def blank(name: str, augment: bool) -> data.Dataset:
 
 def _dropped(setup: Setup, x: Tensor) -> np.ndarray:
     """What stochastic depth saves of a forward pass of ``x``, at its probabilities: a number below zero."""
-    blocks = [m for m in setup.module.modules() if isinstance(m, Block)]
+    blocks = [m for m in setup.module.modules() if isinstance(m, ResidualBlock)]
     keep, module = [b.keep for b in blocks], setup.module.train()
 
-    def without(dropped: Block | None) -> np.ndarray:
+    def without(dropped: ResidualBlock | None) -> np.ndarray:
         for b in blocks:
             b.keep = 0.0 if b is dropped else 1.0
         return _count(module, x)

@@ -20,8 +20,8 @@ from training import has_cifar
 import fldiag
 from fldiag import data, models
 from fldiag.problem.diagonal import diagonal_of
-from fldiag.problem.from_checkpoint import problem
 from fldiag.problem.problem import Problem
+from fldiag.rounds.open_problem import open_problem
 from fldiag.seeding import torch_rng
 
 ROOT = Path(__file__).parents[2]
@@ -168,7 +168,7 @@ class Case:
 
 
 def _digits() -> Case:
-    found = problem(
+    found = open_problem(
         fldiag.load(ROOT / "checkpoints" / "example" / "fedavg-digits.pt"), samples=1500
     )
     x, y = found.read(0, found.n)

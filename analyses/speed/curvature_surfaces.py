@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics.landscape import axis, landscape
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.surface.evaluator import Evaluator
 
 POINTS = 41
 ROWS = 3  # of them are timed where every point is evaluated

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 from scipy.interpolate import RectBivariateSpline
 
+from fldiag.landscape import grid
+from fldiag.landscape.grid import Ask, Filled, Heights, Values, nested
 from fldiag.seeding import numpy_rng
-from fldiag.surface import grid
-from fldiag.surface.grid import Ask, Filled, Heights, Values, nested
 
 #: Check points a level: this many where the error is expected, and as many at random.
 CHECKS = 16

@@ -27,9 +27,9 @@ import torch
 from landscape_surfaces import COUNTED, NETWORKS, Known, of_network, synthetic
 from scipy.interpolate import RectBivariateSpline
 
+from fldiag.landscape import grid
 from fldiag.results.machine import capability, machine
 from fldiag.results.provenance import provenance
-from fldiag.surface import grid
 
 RTOL = 0.01
 #: Seeds of the networks (the slow ones take the first only), seed and copies of the synthetic surfaces.

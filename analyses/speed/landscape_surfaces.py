@@ -14,12 +14,12 @@ from torch import nn
 import fldiag
 from fldiag import config, registry
 from fldiag.diagnostics.landscape import axis
+from fldiag.landscape import directions
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.mlp import mlp
 from fldiag.models.vit import SLViT
 from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.from_checkpoint import problem
-from fldiag.surface import directions
-from fldiag.surface.evaluator import Evaluator
+from fldiag.rounds.open_problem import open_problem
 
 POINTS, ROUNDS = 41, 5
 #: Examples of a surface, where they are not 100.
@@ -103,7 +103,7 @@ def _losses(name: str, seed: int) -> np.ndarray:
     ]
     with tempfile.TemporaryDirectory() as folder:
         run = fldiag.train(config.load("digits", settings), out=Path(folder) / "run")
-        p = problem(run, samples=EXAMPLES.get(name, 100))
+        p = open_problem(run, samples=EXAMPLES.get(name, 100))
     pairs = eigenpairs(p, 2, seed=seed)
     drawn = directions.random(p, seed=seed)
     found = []

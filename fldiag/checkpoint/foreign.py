@@ -1,44 +1,16 @@
-"""State_dicts of other programs: found inside their containers, and named as the model names its tensors."""
+"""State_dicts of other programs, found inside their containers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fldiag.errors import FldiagError, nearest
-
-#: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
-CONTAINERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "module",
-    "weights",
-    "params",
-    "parameters",
-)
-#: Words in the names of weights that average or follow others.
-AVERAGES = {
-    "ema",
-    "swa",
-    "avg",
-    "average",
-    "averaged",
-    "averages",
-    "teacher",
-    "target",
-    "momentum",
-    "shadow",
-    "polyak",
-}
-State = dict[str, Tensor]
+from fldiag.models.state_dict import State, key_remedy, plain_name, strip_prefix
 
 
 @dataclass(frozen=True)
@@ -74,12 +46,12 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
         )
     if key is not None:
         return _named_set(path, sets, key)
-    best = plain(sets)
+    best = plain_name(sets)
     if best is None:
         names = sorted(sets)
         raise FldiagError(
             f"checkpoint {path} holds several sets of weights: {', '.join(names[:6])}",
-            _choose(names[0]),
+            key_remedy(names[0]),
         )
     if not best:
         return Weights(sets[best])
@@ -95,33 +67,6 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
     ]
     left = {str(k) for k in content} - {name.partition(".")[0] for name in [best, *alternatives]}
     return Weights(sets[best], best, tuple(sorted(alternatives)), tuple(sorted(left)))
-
-
-def plain(names: Iterable[str]) -> str | None:
-    """Of names of sets of weights that of the trained weights themselves; None where that is not clear."""
-    listed = list(names)
-    trained = [name for name in listed if not AVERAGES & set(re.split("[^a-z]+", name.lower()))]
-    usual = [name for name in trained if all(part in CONTAINERS for part in name.split("."))]
-    for candidates in (trained if "" in trained else usual, trained, listed):
-        if candidates:
-            return candidates[0] if len(candidates) == 1 else None
-    return None
-
-
-def _choose(key: str) -> str:
-    return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
-
-
-def several(key: str, alternatives: Sequence[str]) -> str:
-    """What is said of a choice between sets of weights."""
-    key, names = (
-        key.removesuffix(".") or "the one without a name",
-        [name.removesuffix(".") for name in alternatives],
-    )
-    return (
-        f"of several sets of weights, {key} is read, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} not "
-        "(choose with --key NAME or key=NAME)"
-    )
 
 
 def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:
@@ -140,11 +85,11 @@ def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:
 def _named_set(path: Path, sets: Mapping[str, State], key: str) -> Weights:
     """The set of this name, or the only one within it, or within one of them what stands behind this beginning of names."""
     inside = [name for name in sets if name == key or name.startswith(f"{key}.")]
-    if inside and (best := key if key in inside else plain(inside)) is not None:
+    if inside and (best := key if key in inside else plain_name(inside)) is not None:
         return Weights(sets[best], best)
     for name, state in sets.items():
         beginning = key.removeprefix(f"{name}.") + "."
-        if behind := strip(state, beginning):
+        if behind := strip_prefix(state, beginning):
             return Weights(behind, key)
     names = sorted(set(sets) - {""}) or sorted({name.partition(".")[0] for name in sets[""]})
     raise FldiagError(
@@ -194,91 +139,3 @@ def _describe(content: Any) -> str:
         None,
     )
     return odd or "its names are not text"
-
-
-def prefixes(names: Iterable[str], module: nn.Module) -> list[str]:
-    """What stands before the module's own names in ``names``: "module." of DataParallel, "model." of Lightning, "_orig_mod." of
-    torch.compile, "" where they fit as they are. Several where there are several sets of weights; none where none fits."""
-    required, present = _needed(module), set(names)
-    if not required:
-        return [""]
-    first = min(required)
-    candidates = {
-        name.removesuffix(first) for name in present if name == first or name.endswith("." + first)
-    }
-    return sorted(p for p in candidates if all(p + n in present for n in required))
-
-
-def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[str]]:
-    """The plain weights under the module's own names, the prefix that they had, and those of other sets of weights.
-
-    Raises FldiagError when names fit behind several prefixes, and it is not clear which of them is the plain one.
-    """
-    fits = prefixes(state, module)
-    prefix = plain([p.removesuffix(".") for p in fits]) if fits else ""
-    if prefix is None:
-        raise FldiagError(
-            f"the names fit the model behind each of {', '.join(map(repr, fits))}",
-            _choose(fits[-1].removesuffix(".")),
-        )
-    prefix += "." * bool(prefix)
-    alternatives = [p for p in fits if p != prefix]
-    if not prefix:
-        extra = {
-            name for p in alternatives for name in state if name.startswith(p)
-        } - module.state_dict().keys()
-        return (
-            ({k: v for k, v in state.items() if k not in extra} if extra else state),
-            "",
-            alternatives,
-        )
-    return strip(state, prefix), prefix, alternatives
-
-
-def strip(state: State, prefix: str) -> State:
-    """The tensors behind the prefix, without it; those elsewhere are left out."""
-    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
-
-
-def with_first_names(state: State, module: nn.Module) -> State:
-    """The state_dict, where a tied tensor that is there under its second name only gets the first too: files often hold one."""
-    first: dict[int, str] = {}
-    more = {}
-    for name, p in module.named_parameters(remove_duplicate=False):
-        kept = first.setdefault(id(p), name)
-        if kept not in state and name in state:
-            more[kept] = state[name]
-    return {**state, **more}
-
-
-def fit(state: State, module: nn.Module) -> tuple[State, str]:
-    """(the module's parameters in its own order and the buffers that are there, the prefix that was stripped).
-
-    Raises FldiagError naming the first tensor that has another shape, is missing or is unexpected.
-    """
-    state, prefix, _ = without_prefix(state, module)
-    shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
-    known = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
-    said = [
-        f"{n} is {list(state[n].shape)} there and {list(s)} in the model"
-        for n, s in shapes.items()
-        if n in state and state[n].shape != s
-    ][:1]
-    said += [
-        f"{what} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-        for what, names in (
-            ("it lacks", sorted(_needed(module) - state.keys())),
-            ("the model has no", sorted(state.keys() - known)),
-        )
-        if names
-    ]
-    if said:
-        raise FldiagError("; ".join(said), "give the model of this very architecture")
-    return {n: state[n].detach() for n in shapes if n in state}, prefix
-
-
-def _needed(module: nn.Module) -> set[str]:
-    """Names without which the weights are not whole: a batch counter may lack, and what state_dict() does not keep."""
-    kept = {n for n, _ in module.named_parameters()}
-    own = {n for n, _ in module.named_buffers()} & module.state_dict().keys()
-    return kept | {n for n in own if not n.endswith("num_batches_tracked")}

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.checkpoint import base, journal, owner
-from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.index import WHOLE
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset, partition
 from fldiag.errors import FldiagError
+from fldiag.models.state_dict import State
 from fldiag.params import Layout
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row

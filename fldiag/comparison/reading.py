@@ -132,7 +132,7 @@ class Reader:
 
         def find() -> Tested:
             from fldiag.diagnosis import subjects
-            from fldiag.problem.from_checkpoint import problem
+            from fldiag.rounds.open_problem import open_problem
             from fldiag.user_code import importable
 
             with importable():
@@ -142,11 +142,11 @@ class Reader:
                 where = {k: v for k, v in self.where.items() if k not in ("model", "data")}
                 target = given.checkpoint() if isinstance(given, Run) else given
                 try:
-                    made = problem(target, slice="test", **where)
+                    made = open_problem(target, slice="test", **where)
                 except FldiagError:
                     if target.data is None:
                         raise
-                    made = problem(target, **where)
+                    made = open_problem(target, **where)
             scores, targets = made.scores(), list(made.targets())
             if scores.each is None:
                 raise FldiagError(

@@ -19,8 +19,7 @@ from fldiag.execution.executor import parse_executor
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
-from fldiag.rounds.history import History
-from fldiag.rounds.rounds import REMEDY
+from fldiag.rounds.history import REMEDY, History
 from fldiag.user_code import importable
 
 

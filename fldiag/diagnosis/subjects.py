@@ -21,10 +21,10 @@ from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
-from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
 from fldiag.rounds.history import History
+from fldiag.rounds.open_problem import open_problem
 from fldiag.sections import read_normalisation
 from fldiag.user_code import importable
 
@@ -134,7 +134,7 @@ def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
 def problems(
     targets: Sequence[Checkpoint | Problem], subject_options: Mapping[str, Any]
 ) -> list[Problem]:
-    """The loss around each target; the options are those of ``fldiag.problem.from_checkpoint.problem``."""
+    """The loss around each target; the options are those of ``fldiag.rounds.open_problem``."""
     client = subject_options.get("client")
     suffix = "" if client is None else f" client {client}"
     names = iter(labels([t for t in targets if isinstance(t, Checkpoint)]))
@@ -142,7 +142,7 @@ def problems(
         return [
             t
             if isinstance(t, Problem)
-            else from_checkpoint.problem(t, **{"name": next(names) + suffix, **subject_options})
+            else open_problem(t, **{"name": next(names) + suffix, **subject_options})
             for t in targets
         ]
 
@@ -232,7 +232,7 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
 
 
 def with_dtype(subject_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as ``from_checkpoint.problem`` and ``History.of`` take them: ``dtype`` instead of ``precision``."""
+    """The options as ``open_problem`` and ``History.of`` take them: ``dtype`` instead of ``precision``."""
     options = dict(subject_options)
     if "precision" in options:
         options["dtype"] = DTYPES[options.pop("precision")]

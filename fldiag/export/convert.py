@@ -13,6 +13,7 @@ from fldiag.checkpoint.run import Run, verify
 from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.errors import FldiagError
 from fldiag.export.folder_to_run import Event, folder_to_run
+from fldiag.models.state_dict import describe_choice
 from fldiag.results import files
 
 Moment = Literal["aggregated", "received"]
@@ -145,7 +146,7 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
         weights = foreign.unwrap(source, content, key)
         content = weights.state
         if weights.alternatives:
-            notes.append(f"{source.name}: {foreign.several(weights.key, weights.alternatives)}")
+            notes.append(f"{source.name}: {describe_choice(weights.key, weights.alternatives)}")
         if weights.left:
             ellipsis = " ..." if len(weights.left) > 8 else ""
             notes.append(

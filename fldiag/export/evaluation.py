@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fldiag.checkpoint.foreign import State
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, error_text
 from fldiag.models.network import Network
-from fldiag.problem.in_memory import as_logits, reading
+from fldiag.models.state_dict import State
 from fldiag.results.table import Row
+from fldiag.rounds.in_memory import as_logits, reading
 from fldiag.training.evaluate import evaluate_state
 
 

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fldiag.checkpoint.foreign import State
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.export.given import rows_of
 from fldiag.export.recorder import Recorder
+from fldiag.models.state_dict import State
 
 Parts = Sequence[Any] | Mapping[Any, Any] | str | Path
 

@@ -11,14 +11,15 @@ from torch import nn
 
 from fldiag import data as datasets
 from fldiag import models
-from fldiag.checkpoint import folder, foreign, owner, schema
-from fldiag.checkpoint.foreign import State
+from fldiag.checkpoint import folder, owner, schema
 from fldiag.checkpoint.recording import Recording, mean, unassigned
 from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.export.evaluation import Evaluation
 from fldiag.export.given import confirm_numbers
+from fldiag.models import state_dict
+from fldiag.models.state_dict import State
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
@@ -259,7 +260,7 @@ class _Work:
             self.remedy = error.remedy
             return None
         try:
-            state, prefix = foreign.fit(state, self.module)
+            state, prefix = state_dict.fit(state, self.module)
         except FldiagError as error:
             raise FldiagError(
                 f"{whose} ({name}) does not fit the model: {error.what}",
@@ -267,7 +268,9 @@ class _Work:
             ) from None
         if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
             self.sets.add((checkpoint.key, *checkpoint.alternatives))
-            self.say(f"{name}: {foreign.several(checkpoint.key, checkpoint.alternatives)}")
+            self.say(
+                f"{name}: {state_dict.describe_choice(checkpoint.key, checkpoint.alternatives)}"
+            )
         if prefix and prefix not in self.prefixes:
             self.prefixes.add(prefix)
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)

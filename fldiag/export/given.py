@@ -20,11 +20,11 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import KEYS, NO_TEST
 from fldiag.data.packed import FORM
 from fldiag.errors import FldiagError, first_line
-from fldiag.problem.in_memory import dataset_of, one_each, pair
 from fldiag.problem.ingredients import forward_of
 from fldiag.problem.inputs import is_split
 from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
+from fldiag.rounds.in_memory import dataset_of, one_each, pair
 
 #: Arrays of more bytes are not kept with a run.
 KEPT = 256 * 2**20

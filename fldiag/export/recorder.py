@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import models
-from fldiag.checkpoint import foreign, owner
-from fldiag.checkpoint.foreign import State
+from fldiag.checkpoint import owner
 from fldiag.checkpoint.recording import Recording, confirm_same
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, counted
@@ -34,10 +33,11 @@ from fldiag.export.given import (
     seen_as,
 )
 from fldiag.export.weights import named
-from fldiag.models import frozen
-from fldiag.problem.in_memory import UNTESTED
+from fldiag.models import frozen, state_dict
+from fldiag.models.state_dict import State
 from fldiag.problem.ingredients import unwrapped
 from fldiag.results.table import Row
+from fldiag.rounds.in_memory import UNTESTED
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
 Weights = Any
@@ -411,7 +411,7 @@ class Recorder:
         """
         tensors = named(weights, self.module, self.recording.layout)
         if base := frozen.weights(self.module):
-            tensors = foreign.without_prefix(tensors, self.module)[0]
+            tensors = state_dict.without_prefix(tensors, self.module)[0]
             moved = next(
                 (n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None
             )
@@ -428,7 +428,9 @@ class Recorder:
         } == self._shapes:  # as a rule; walking the module takes as long as the disk
             state = {n: tensors[n] for n in self._kinds}
         else:
-            state, _ = foreign.fit(foreign.with_first_names(tensors, self.module), self.module)
+            state, _ = state_dict.fit(
+                state_dict.with_first_names(tensors, self.module), self.module
+            )
         # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
         return {
             n: (v if self._kinds[n].is_floating_point else v.round()).to(

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag.checkpoint import foreign
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
-from fldiag.models.at_once import at_once
+from fldiag.models import state_dict
+from fldiag.models.network import without_checkpointing
 from fldiag.params import Layout
 from fldiag.problem import inputs
 from fldiag.problem.trees import Tree, arguments, cut, join
@@ -185,9 +185,11 @@ class Ingredients:
         self.remarks += self.data_remarks
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping):
-            params, prefix, alternatives = foreign.without_prefix(dict(params), model)
+            params, prefix, alternatives = state_dict.without_prefix(dict(params), model)
             self.remarks += (
-                [f"params: {foreign.several(prefix, alternatives)}"] if alternatives else []
+                [f"params: {state_dict.describe_choice(prefix, alternatives)}"]
+                if alternatives
+                else []
             )
             self.remarks += (
                 [f"the names of the weights fit the model without {prefix!r} before them"]
@@ -374,5 +376,5 @@ class Ingredients:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
         tensors = {**self.frozen, **views, **buffers}
-        with contextlib.nullcontext() if anew else at_once():
+        with contextlib.nullcontext() if anew else without_checkpointing():
             return torch.func.functional_call(module or self.module, tensors, *self.arguments(x))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fldiag.curvature.hvp import derivative, twice_differentiable
 from fldiag.errors import FldiagError
-from fldiag.models.layers import batch_dependent, kin
+from fldiag.models.layers import batch_dependent, inherited_rules
 from fldiag.problem.derivatives import (
     Derivatives,
     compare_derivatives,
@@ -84,7 +84,7 @@ def _culprits(module: nn.Module) -> str:
     drop = [
         f"{n} ({type(m).__name__})"
         for n, m in module.named_modules()
-        if kin(m).random and m.training
+        if inherited_rules(m).random and m.training
     ]
     if drop:
         return f"dropout is active in {', '.join(drop)} although the model is in eval mode"
@@ -374,7 +374,7 @@ def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
     if (
         not isinstance(x, Tensor)
         or x.ndim != 4
-        or not any(kin(m).channels_last for m in problem.module.modules())
+        or not any(inherited_rules(m).channels_last for m in problem.module.modules())
     ):
         return False
     try:

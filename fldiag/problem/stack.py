@@ -17,8 +17,8 @@ from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import EigenPairs, Search
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.models.chain import links
-from fldiag.models.layers.links import Weighted
+from fldiag.models.layers import network_links
+from fldiag.models.links import Weighted
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import NOISE, basis_limit
 from fldiag.problem.operators import AGREEMENT, COMPARED, double_backward
@@ -42,7 +42,7 @@ def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[
 
     Raises FldiagError for ``on`` and a network that cannot be stacked.
     """
-    found = links(network.module, network.buffers)
+    found = network_links(network.module, network.buffers)
     able = (
         found is not None
         and not network.buffers
@@ -81,7 +81,7 @@ def side_by_side(
     Where examples are fewer, a copy of the first fills up, and counts nothing.
     """
     first, longest = problems[0], max(len(y) for _, y in examples)
-    one_by_one, found = first.probe().per_example, links(first.module, first.buffers)
+    one_by_one, found = first.probe().per_example, network_links(first.module, first.buffers)
     assert one_by_one is not None and found is not None
 
     def filled(t: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,15 +18,20 @@ from fldiag.data import Dataset
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
-from fldiag.problem import from_checkpoint as targets
 from fldiag.problem.eigenpairs import loss_rows
-from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
-from fldiag.rounds.pool import Pool, Scores, Weights, evaluate, stacked
-from fldiag.rounds.round_weights import Reader, Stored, first_readable, ranges, sha256
-from fldiag.rounds.rounds import Rounds
+from fldiag.rounds.in_memory import UNTESTED
+from fldiag.rounds.open_problem import (
+    build_module,
+    check_code,
+    load_dataset,
+    load_examples,
+    load_partition,
+)
+from fldiag.rounds.pool import CohortScores, ExamplePool, Weights, evaluate, stacked
+from fldiag.rounds.round_weights import RoundReader, Stored, first_readable, ranges, sha256
 from fldiag.sections import Normalise
 
 UNDEALT = "the run does not say which examples belong to which client"
@@ -34,14 +40,19 @@ BARE = "drift and lora compare the weights; for the rest give such data with the
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
+#: How a note ends that says which clients the partition lacks.
+OUTSIDE = ": left out, as nothing says which examples are theirs"
+REMEDY = (
+    "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
+)
 DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
 
 
-class History(Rounds):
+class History:
     """Stored rounds of a federation, read one at a time: memory holds the weights of one round.
 
     Weights of any origin will do; ``History.of`` reads a run. ``notes`` says, after the rounds were read, what was missing or
-    unreadable, as rows of a table.
+    unreadable, as rows of a table, and ``read`` which were read.
 
     Args:
         module: the model; it is copied.
@@ -52,11 +63,11 @@ class History(Rounds):
         labels: columns of every table, such as method and seed.
         shares: how the server weighs clients: by examples, equally, or by full minibatches of ``batch_size``.
         batch_size: of local training.
-        samples: at most so many examples a client and a class mixture (see ``Pool``).
+        samples: at most so many examples a client and a class mixture (see ``ExamplePool``).
         stack: evaluate models side by side: auto, on or off.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: in which everything is evaluated.
-        memory: as for ``Problem``.
+        memory, allow: as for ``Problem``.
         files: name -> sha256 of what the weights are read from, which then tells histories apart.
         notes: what is known to be missing.
         steps: round -> what training recorded of its local steps.
@@ -116,16 +127,25 @@ class History(Rounds):
         self._dataset, self.allow = dataset, allow
         self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._pool = (
-            None if dataset is None else Pool(dataset, self.parts, samples, self.device, dtype)
+            None
+            if dataset is None
+            else ExamplePool(dataset, self.parts, samples, self.device, dtype)
         )
         self.stack = dataset is not None and stacked(self.network, dataset, stack)
-        super().__init__(rounds, name, len(self.parts), notes, steps)
-        self.files = dict(files or {})
+        self.name, self.files = name, dict(files or {})
+        self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
+        self.remedy = REMEDY
+        self.outside: frozenset[int] = (
+            frozenset()
+        )  # clients that the partition lacks between others
         self.examples: dict[int, int] = {}  # where the partition is not known
+        self.notes: list[dict[str, Any]] = []
+        self.read: list[int] = []
+        self._current: tuple[int, Stored] | None = None
 
     def __reduce__(self) -> Any:
         """A worker reads the run itself: its weights are on the disk."""
-        return super().__reduce__() if self.recipe is None else (_again, self.recipe)
+        return super().__reduce__() if self.recipe is None else (_reopen, self.recipe)
 
     def __repr__(self) -> str:
         n = len(self._rounds)
@@ -161,73 +181,51 @@ class History(Rounds):
                 f"it has {ranges(run.rounds)}",
                 usage=True,
             )
-        recipe = (
-            run.path.absolute(),
-            {
-                "rounds": rounds,
-                "samples": samples,
-                "stack": stack,
-                "device": device,
-                "dtype": dtype,
-                "memory": memory,
-                "root": root,
-                "normalise": normalise,
-                "model": model,
-                "data": data,
-                "name": name,
-                "allow": allow,
-            },
-            run.allow_code,
-        )
-        chosen = (
-            sorted(set(rounds))
-            if rounds is not None
-            else [r for r in run.rounds if r] or run.rounds
-        )  # 0: before training
-        first = first_readable(run, chosen, model, data)
-        targets.check_code(first)
-        named = model if model is not None else first.config.get("model", {}).get("name")
-        shaped = (
-            isinstance(named, str) and ":" not in named
-        )  # a model by its name is built for data
-        bare = (
+        numbers = sorted(set(rounds)) if rounds is not None else run.rounds
+        if rounds is None and any(numbers):
+            numbers = [r for r in numbers if r]  # round 0 is before training
+        first = first_readable(run, numbers, model, load_examples(data))
+        check_code(first)
+        model_name = model if model is not None else first.config.get("model", {}).get("name")
+        # a model that fldiag knows by its name is built for the data
+        built_for_data = isinstance(model_name, str) and ":" not in model_name
+        weights_alone = (
             bool(run.origin)
             and data is None
             and "name" not in first.config.get("data", {})
-            and not shaped
+            and not built_for_data
         )
-        dataset = None if bare else targets._dataset(first, root, download, normalise)
-        module = targets._module(first, dataset)
-        parts = targets._partition(first, dataset)
+        dataset = None if weights_alone else load_dataset(first, root, download, normalise)
+        module = build_module(first, dataset)
+        parts = load_partition(first, dataset)
         config = first.config
-        labels = {
-            "method": str(first.manifest["method"].get("name")),
-            "seed": first.manifest["seed"],
-        }
         train = config.get("train", {})
-        device = device_of(device, dtype)
-        reader = Reader(run, module, device, dtype)
-        every = config.get("checkpoint", {}).get("every", 1)
+        reader = RoundReader(run, module, device_of(device, dtype), dtype)
+        interval = config.get("checkpoint", {}).get("every", 1)
         changed = any(
-            s.get("checkpoint", {}).get("every", every) != every
+            s.get("checkpoint", {}).get("every", interval) != interval
             for s in run.index.get("segments", [])
         )
-        known = rounds is None and not changed
-        lost = sorted(set(range(every, run.done + 1, every)) - set(run.rounds)) if known else []
-        notes = [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
+        notes = []
+        if rounds is None and not changed:
+            lost = sorted(set(range(interval, run.done + 1, interval)) - set(run.rounds))
+            notes += [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
             notes.append(f"{UNDEALT}: what needs them is left out")
         origin = run.origin.get("notes", [])
         if dataset is not None and not dataset.tested and UNTESTED not in origin:
             notes.append(UNTESTED)
-        made = History(
+        history = History(
             module,
             dataset,
             parts,
-            {r: lambda r=r: reader(r) for r in chosen},  # type: ignore[misc]
+            {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
-            labels=labels,
+            labels={
+                "method": str(first.manifest["method"].get("name")),
+                "seed": first.manifest["seed"],
+            },
             samples=samples,
             stack=stack,
             device=device,
@@ -236,7 +234,7 @@ class History(Rounds):
             shares=train.get("aggregate", "n"),
             batch_size=int(train.get("batch_size", 1)),
             files={
-                **{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in chosen},
+                **{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in numbers},
                 "metrics": run.metrics_digest,
                 **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")},
             },
@@ -244,14 +242,152 @@ class History(Rounds):
             notes=[*notes, *origin],
             allow=allow,
         )
-        made.recipe = recipe
+        options = {
+            "rounds": rounds,
+            "samples": samples,
+            "stack": stack,
+            "device": device,
+            "dtype": dtype,
+            "memory": memory,
+            "root": root,
+            "normalise": normalise,
+            "model": model,
+            "data": data,
+            "name": name,
+            "allow": allow,
+        }
+        history.recipe = run.path.absolute(), options, run.allow_code
         if run.origin:
-            made.examples, made.remedy, made.outside = (
+            history.examples, history.remedy, history.outside = (
                 run.origin["examples"],
                 RECEIVED,
                 frozenset(run.origin["outside"]),
             )
-        return made
+        return history
+
+    # -- the rounds
+
+    @property
+    def rounds(self) -> list[int]:
+        """The numbers of the rounds that there are."""
+        return list(self._rounds)
+
+    def each(
+        self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True
+    ) -> Iterator[Stored]:
+        """The rounds that can be read, in order; ``notes`` grows by those that cannot.
+
+        Raises FldiagError when none can be read, or, with ``clients``, none has what the clients received and made.
+        """
+        self.notes, self.read, usable = [], [], 0
+        complaint: FldiagError | None = None
+        for text in self._remarks:
+            self.note(None, text)
+        for i, (r, read) in enumerate(self._rounds.items()):
+            try:
+                record = self._in_partition(read())
+            except FldiagError as error:
+                complaint = complaint or error
+                self.note(r, error.what)
+                continue
+            finally:
+                if progress:
+                    progress(i, len(self._rounds), f"round {r}")
+            for text in record.notes if clients else ():
+                self.note(r, text)
+            self.read.append(r)
+            usable += record.complete
+            yield record
+        if progress:
+            progress(len(self._rounds), len(self._rounds), "rounds")
+        if not self.read:
+            raise complaint or FldiagError(
+                f"{self.name}: no stored round can be used", "see its run.json"
+            )
+        if clients and not usable:
+            raise self._unusable("with client weights")
+
+    def stored(self, round: int) -> Stored:
+        """One round; the last one read stays in memory."""
+        if self._current is None or self._current[0] != round:
+            self._current = round, self._in_partition(self._rounds[round]())
+        return self._current[1]
+
+    def _in_partition(self, record: Stored) -> Stored:
+        """The round without the clients of which the partition says nothing: there are no examples of theirs to look at."""
+        rows = [
+            j for j, k in enumerate(record.ids) if k < len(self.parts) and k not in self.outside
+        ]
+        if len(rows) == len(record.ids):
+            return record
+        lacking = [str(k) for j, k in enumerate(record.ids) if j not in rows]
+        text = f"client {', '.join(lacking)} is not in the partition of {len(self.parts)} clients{OUTSIDE}"
+        record = replace(record.of(rows), notes=(*record.notes, text))
+        return record if rows else replace(record, clients=None)
+
+    def read_rounds(self, every_round: bool | None, *, clients: bool = True) -> Iterator[Stored]:
+        """All rounds with ``every_round``, else the last one."""
+        return self.each(clients=clients) if every_round else iter([self.last(clients=clients)])
+
+    @property
+    def sampled(self) -> int:
+        """Clients whose weights the last round holds, for forecasts."""
+        try:
+            return len(self.last().ids)
+        except FldiagError:
+            return 0
+
+    def last(self, *, clients: bool = True) -> Stored:
+        """The last round that has received and trained weights (without ``clients``: any); ``notes``: what was passed over."""
+        self.notes, self.read = [], []
+        for r in reversed(self._rounds):
+            try:
+                record = self._in_partition(self._rounds[r]())
+            except FldiagError as error:
+                self.note(r, error.what)
+                continue
+            for text in record.notes if clients else ():
+                self.note(r, text)
+            if record.complete or not clients:
+                self.read = [r]
+                return record
+        raise self._unusable("with client weights" if clients else "that can be used")
+
+    def _unusable(self, kind: str) -> FldiagError:
+        lacking = next((n["note"] for n in self.notes if str(n["note"]).endswith(OUTSIDE)), None)
+        if lacking is None:
+            return FldiagError(f"{self.name} holds no round {kind}", self.remedy)
+        return FldiagError(
+            f"{self.name} holds no round {kind} of clients in the partition: {lacking}",
+            "make the run again with the partition of these clients: fldiag convert … --partition FILE, or "
+            "fldiag.Recorder(..., clients=...)",
+        )
+
+    def steps(self, round: int) -> pd.DataFrame | None:
+        """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
+        if self._steps is None:
+            return None
+        try:
+            return self._steps(round)
+        except FldiagError as error:
+            self.note(round, error.what)
+            return None
+
+    def note(self, round: int | None, text: str, client: int | None = None) -> None:
+        """Remember that something is missing."""
+        self.notes.append(
+            {"metric": "missing", "round": round, "client": client, "note": text, "masked": True}
+        )
+
+    def finite(self, record: Stored) -> Stored:
+        """The round without the clients whose weights are not numbers, which are noted."""
+        finite = record.finite()
+        for k in record.ids:
+            if k not in finite.ids:
+                self.note(
+                    record.round, f"the trained weights of client {k} are not finite: left out", k
+                )
+        return finite
 
     # -- the examples
 
@@ -268,7 +404,7 @@ class History(Rounds):
         return self._dataset
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> ExamplePool:
         """All its examples. Raises FldiagError where only weights are known."""
         if self._pool is None:
             raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
@@ -276,7 +412,7 @@ class History(Rounds):
 
     # -- computing
 
-    def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> Scores:
+    def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> CohortScores:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
         return evaluate(
@@ -351,15 +487,15 @@ class History(Rounds):
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change."""
         weights: Any = sorted(self.files.items()) or [
-            self._weights(read) for read in self._rounds.values()
+            self._content(read) for read in self._rounds.values()
         ]
         return digest(
             weights,
             list(self._rounds),
-            *self._shown(),
+            *self._data_fingerprint(),
             list(self.parts),
             self.samples,
-            *self._answered(),
+            *self._sample_outputs(),
             repr(self.network.module),
             str(self.dtype),
             self.stack,
@@ -369,10 +505,10 @@ class History(Rounds):
             *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []),
         )
 
-    def _shown(self) -> list[str]:
+    def _data_fingerprint(self) -> list[str]:
         return [] if self._dataset is None else [self._dataset.fingerprint()]
 
-    def _answered(self) -> list[Tensor]:
+    def _sample_outputs(self) -> list[Tensor]:
         """What the model does also counts, not only how it is spelled."""
         if self._pool is None:
             return []
@@ -386,7 +522,7 @@ class History(Rounds):
             ]
 
     @staticmethod
-    def _weights(read: Callable[[], Stored]) -> Any:
+    def _content(read: Callable[[], Stored]) -> Any:
         try:
             return {k: v for k, v in vars(read()).items() if v is not None}
         except FldiagError as error:
@@ -396,5 +532,5 @@ class History(Rounds):
         return b.to(self.device, self.dtype if b.is_floating_point() else b.dtype)
 
 
-def _again(path: Path, options: dict[str, Any], allow_code: frozenset[str]) -> History:
+def _reopen(path: Path, options: dict[str, Any], allow_code: frozenset[str]) -> History:
     return History.of(Run.open(path).allow(allow_code), **options)

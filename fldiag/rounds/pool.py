@@ -37,7 +37,7 @@ Weights = tuple[Tensor, dict[str, Tensor]]  # a vector [P] and the buffers that 
 
 
 @dataclass(frozen=True)
-class Scores:
+class CohortScores:
     """What models do on the pool: ``loss`` [R, n] of each example, ``right`` [R, n] (None: no classes).
 
     A model with weights or outputs that are not a number has NaN losses and is not ``valid`` [R].
@@ -48,7 +48,7 @@ class Scores:
     valid: np.ndarray
 
 
-class Pool:
+class ExamplePool:
     """``x_raw`` and ``y`` of the test split and of every client's training examples, one after the other.
 
     ``split``: the name of what stands first, "test" or "train"; ``test``: where that lies. ``segments``: "test" and
@@ -71,18 +71,18 @@ class Pool:
             [len(p) for p in parts],
         )
         self.split = dataset.evaluation[0]
-        total, found = sum(self.sizes), [data.take(dataset, self.split, None, samples)]
+        total, slices = sum(self.sizes), [data.take(dataset, self.split, None, samples)]
         for k, n in enumerate(self.sizes):
-            keep = (
+            count = (
                 None if samples is None or total <= samples else max(1, round(samples * n / total))
             )
-            found += [data.take(dataset, f"client:{k}", parts, keep)] if n else []
+            slices += [data.take(dataset, f"client:{k}", parts, count)] if n else []
         self.segments, at = {}, 0
-        for s in found:
+        for s in slices:
             self.segments[s.name] = slice(at, at + s.n)
             at += s.n
         self.n, self.test = at, self.segments[self.split]
-        self.x_raw, self.y = torch.cat([s.x_raw for s in found]), torch.cat([s.y for s in found])
+        self.x_raw, self.y = torch.cat([s.x_raw for s in slices]), torch.cat([s.y for s in slices])
         self._x: Tensor | None = None
 
     def own(self, client: int) -> slice:
@@ -94,18 +94,18 @@ class Pool:
         """Where the training examples of all clients lie."""
         return slice(self.test.stop, self.n)
 
-    def to(self, dtype: torch.dtype) -> Pool:
+    def to(self, dtype: torch.dtype) -> ExamplePool:
         """The same examples, read in another precision."""
-        made = copy.copy(self)
-        made.dtype, made._x = dtype, None
-        return made
+        pool = copy.copy(self)
+        pool.dtype, pool._x = dtype, None
+        return pool
 
-    def take(self, where: slice | Tensor, name: str) -> Slice:
+    def take(self, examples: slice | Tensor, name: str) -> Slice:
         """A stretch of the pool, or some of its examples (indices), as a slice for a Problem."""
-        y = self.y[where]
+        y = self.y[examples]
         if not len(y):
             raise FldiagError(f"slice {name} is empty", "choose a client with examples")
-        return Slice(name, len(y), self.x_raw[where], y, self.dataset)
+        return Slice(name, len(y), self.x_raw[examples], y, self.dataset)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of examples start..stop-1, ready for a model."""
@@ -119,13 +119,13 @@ class Pool:
         y = self.y[start:stop].to(self.device)
         return ready(x, self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
 
-    def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
+    def batches(self, stretch: slice, size: int, mixed: bool = True) -> Iterator[slice]:
         """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""
         stretches = (
-            [where]
+            [stretch]
             if mixed
             else [
-                slice(max(s.start, where.start), min(s.stop, where.stop))
+                slice(max(s.start, stretch.start), min(s.stop, stretch.stop))
                 for s in self.segments.values()
             ]
         )
@@ -149,12 +149,12 @@ def stacked(network: Network, dataset: Dataset, stack: str) -> bool:
 
 def evaluate(
     network: Network,
-    pool: Pool,
+    pool: ExamplePool,
     models: Sequence[Weights],
     *,
     stack: bool,
     first: int | None = None,
-) -> Scores:
+) -> CohortScores:
     """Loss and correctness of every model [P] on every example of the pool, or on its ``first`` so many, in eval mode.
 
     A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
@@ -182,23 +182,23 @@ def evaluate(
         buffers = {n: b.unsqueeze(0).clone() for n, b in models[group[0]][1].items()}
         bound.append(network.bind(rows, buffers))
     with workers(threads) as run:
-        for where in pool.batches(slice(0, n), size, mixed=not network.batch_dependent):
-            x, y = pool.read(where.start, where.stop)
+        for batch in pool.batches(slice(0, n), size, mixed=not network.batch_dependent):
+            x, y = pool.read(batch.start, batch.stop)
 
             def score(
-                group: list[int], model: Bound, where: slice = where, x: Tensor = x, y: Tensor = y
+                group: list[int], model: Bound, batch: slice = batch, x: Tensor = x, y: Tensor = y
             ) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
-                    found = losses.per_example(outputs, y.expand(len(group), *y.shape))
-                    loss[group, where] = found.double().cpu().numpy()
+                    values = losses.per_example(outputs, y.expand(len(group), *y.shape))
+                    loss[group, batch] = values.double().cpu().numpy()
                     if right is not None:
-                        right[group, where] = (losses.predicted(outputs) == y).cpu().numpy()
+                        right[group, batch] = (losses.predicted(outputs) == y).cpu().numpy()
 
             list(run(score, groups, bound))
     valid &= ~np.isnan(loss).any(1)
     loss[~valid] = np.nan
-    return Scores(loss, right, valid)
+    return CohortScores(loss, right, valid)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fldiag.choices import Proximal, Rule, Strength
 from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.params import Layout, norm
-from fldiag.rounds.pool import Pool, Weights
+from fldiag.rounds.pool import ExamplePool, Weights
 
 #: Examples in one pass of a gradient over many.
 CHUNK = 512
@@ -37,17 +37,17 @@ class Batch:
         return sum(p.stop - p.start for p in self.pieces)
 
 
-def batches(where: slice, size: int | None) -> list[Batch]:
+def batches(stretch: slice, size: int | None) -> list[Batch]:
     """The stretch as one batch, or in fixed minibatches of ``size`` in the order of the data (the last may be smaller)."""
-    step = size or max(where.stop - where.start, 1)
+    step = size or max(stretch.stop - stretch.start, 1)
     return [
         Batch(
             tuple(
-                slice(j, min(j + CHUNK, i + step, where.stop))
-                for j in range(i, min(i + step, where.stop), CHUNK)
+                slice(j, min(j + CHUNK, i + step, stretch.stop))
+                for j in range(i, min(i + step, stretch.stop), CHUNK)
             )
         )
-        for i in range(where.start, where.stop, step)
+        for i in range(stretch.start, stretch.stop, step)
     ]
 
 
@@ -61,7 +61,7 @@ class Losses:
     def __init__(
         self,
         network: Network,
-        pool: Pool,
+        pool: ExamplePool,
         buffers: dict[str, Tensor],
         start: Weights,
         batch: Batch,
@@ -75,15 +75,8 @@ class Losses:
                 "use proximal = 'l2'",
                 usage=True,
             )
-        self.network, self.pool, self.buffers, self.start, self.kind, self.tau = (
-            network,
-            pool,
-            buffers,
-            start,
-            kind,
-            tau,
-        )
-        self.batch = batch
+        self.network, self.pool, self.buffers, self.batch = network, pool, buffers, batch
+        self.start, self.kind, self.tau = start, kind, tau
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """[b, out]; with gradients to the weights."""

@@ -74,7 +74,7 @@ class Stored:
         return self.received, self.received_buffers
 
 
-class Reader:
+class RoundReader:
     """Reads one round of a run into Stored; keeps the buffers of the round before, which are those received next."""
 
     def __init__(self, run: Run, module: nn.Module, device: str, dtype: torch.dtype):
@@ -91,14 +91,13 @@ class Reader:
         received_buffers = self._received(r)
         self._before = r, buffers
         if c.clients is None or c.received is None:
-            what = (
+            note = (
                 "no client weights in this round"
                 if c.clients is None
                 else "what the clients received is not there"
             )
-            return Stored(
-                r, aggregated, buffers=buffers, notes=(what,) if r else ()
-            )  # round 0 is before the first
+            # round 0 is before the first
+            return Stored(r, aggregated, buffers=buffers, notes=(note,) if r else ())
         size = self.layout.size
         if c.clients.shape[1:] != (size,) or c.received.shape != (size,):
             return Stored(
@@ -116,7 +115,6 @@ class Reader:
                 f"the buffers that clients received are those of round {r - 1}, which cannot be read",
             )
         )
-        own = {n: self._place(b) for n, b in c.buffers.items()}
         return Stored(
             r,
             aggregated,
@@ -124,7 +122,7 @@ class Reader:
             self._place(c.clients),
             self._place(c.received),
             buffers,
-            own,
+            {n: self._place(b) for n, b in c.buffers.items()},
             received_buffers,
             notes,
         )

@@ -301,7 +301,6 @@ def fine_tune(
         if progress:
             progress(done, total, "groups of clients")
 
-    report(0, len(cohorts), "")
     with open_pool(executor, _tune, tuning, most=len(cohorts)) as pool:
         results = (store or KeptUnits(None, str)).results(
             pool, cohorts, report, measure_cohort, store_name

@@ -79,7 +79,7 @@ class StepRecorder(Notes):
 
     def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
         value = cosine(g_u, g_p, losses.noise_floor(g_p.dtype))
-        self.add("cos_gu_gp", value, layer=layer, proximal=kind, where=~value.isnan())
+        self.add("cos_gu_gp", value, layer=layer, proximal=kind, mask=~value.isnan())
 
     def rows(self, ids: list[int]) -> pd.DataFrame:
         """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""

@@ -114,9 +114,7 @@ def train(
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
-    personal_plan(
-        setup
-    )  # what cannot be personalised is refused now rather than after the last round
+    personal_plan(setup)  # refuses now, rather than after the last round, what cannot be done then
     emit = on_event or (lambda event: None)
     shared = WorkerSetup(setup, device, is_custom)
     with owner.hold(path) as ownership, open_pool(spec, work, shared) as pool:

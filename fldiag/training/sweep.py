@@ -233,7 +233,7 @@ def tune(
 
 def _hold_out(dataset: data.Dataset) -> data.Dataset:
     """The training split without every tenth example of each class, and these in place of the test split."""
-    if dataset.made:
+    if dataset.is_lazy:
         raise FldiagError(
             f"tuning holds out examples of the training split, and those of {dataset.name!r} are made client by "
             "client",

@@ -68,8 +68,8 @@ MAY = {
     "methods": GROUND | {"method", "local", "step", "parts", "data", "models"},
     "training": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results"},
     "curvature": GROUND | {"models", "results"},
-    "problem": GROUND | {"data", "models", "checkpoint", "results", "curvature"},
-    "surface": GROUND | {"models", "results", "curvature", "problem"},
+    "problem": GROUND | {"data", "models", "results", "curvature"},
+    "landscape": GROUND | {"models", "results", "curvature", "problem"},
     "training/diagnostics": GROUND
     | {
         "method",
@@ -94,7 +94,7 @@ MAY = {
         "results",
         "curvature",
         "problem",
-        "surface",
+        "landscape",
         "rounds",
         "plotting",
     },

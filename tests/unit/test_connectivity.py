@@ -14,15 +14,15 @@ import fldiag
 from fldiag import models
 from fldiag.diagnostics.connectivity.summary import summary
 from fldiag.errors import FldiagError
+from fldiag.landscape.alignment import match
+from fldiag.landscape.batch_norm import Statistics
+from fldiag.landscape.bezier import bent
+from fldiag.landscape.highest import highest
+from fldiag.landscape.mixtures import Mixtures
 from fldiag.models.units import Units
 from fldiag.params import Layout, flatten
 from fldiag.problem.problem import Problem
 from fldiag.results.select import number, only
-from fldiag.surface.alignment import match
-from fldiag.surface.batch_norm import Statistics
-from fldiag.surface.bezier import bent
-from fldiag.surface.highest import highest
-from fldiag.surface.mixtures import Mixtures
 
 
 class Point(nn.Module):

@@ -1034,7 +1034,7 @@ def test_weight_decay_counts_the_weights_alone():
 @pytest.mark.parametrize("make", [mlp, Attention], ids=["chain", "any"])
 @pytest.mark.parametrize("counted", [False, True])
 def test_surfaces_hold_weight_decay(make, counted):
-    from fldiag.surface.evaluator import Evaluator
+    from fldiag.landscape.evaluator import Evaluator
 
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])) if counted else CE
     bare, decayed = pair(make)

@@ -18,7 +18,7 @@ from fldiag.losses import strengths
 from fldiag.models.network import Network
 from fldiag.params import Layout
 from fldiag.rounds import proximal
-from fldiag.rounds.pool import Pool
+from fldiag.rounds.pool import ExamplePool
 from fldiag.rounds.proximal import Losses
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
@@ -344,7 +344,7 @@ def test_propositions_on_a_quadratic_to_rounding():
         torch.tensor([0.5, -1, 2, 0.3]).double(),
         torch.zeros(4).double(),
     )
-    pool = Pool(*q.data, None, torch.device("cpu"), torch.float64)
+    pool = ExamplePool(*q.data, None, torch.device("cpu"), torch.float64)
     some = Losses(
         Network(net), pool, {}, (start, {}), proximal.batches(pool.own(0), None)[0], kind="l2"
     )

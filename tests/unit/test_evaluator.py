@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.problem.problem import Problem
-from fldiag.surface.evaluator import Evaluator
 
 PLACES = [(0.7, -0.4), (0.2, -0.4), (0.0, 1.0), (-1.0, 0.0), (1e-3, 2e-3)]
 
@@ -93,7 +93,7 @@ def test_one_direction_or_three(count):
 
 @pytest.mark.parametrize("scale", [1.0, 1e-8, 1e8])
 def test_a_fast_way_that_disagrees_is_not_used_whatever_the_unit_of_the_loss(monkeypatch, scale):
-    from fldiag.surface import evaluator
+    from fldiag.landscape import evaluator
 
     right = evaluator._layer
     p = problem(loss=lambda z, y: scale * F.cross_entropy(z, y))

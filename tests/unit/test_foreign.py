@@ -13,12 +13,13 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint import flat, folder, schema
 from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
-from fldiag.problem import from_checkpoint as target
+from fldiag.models import state_dict
+from fldiag.rounds.open_problem import open_problem
 
 
 def net(seed=0):
@@ -71,18 +72,20 @@ def test_what_is_no_state_dict_is_said(tmp_path, content, expected):
 @pytest.mark.parametrize("prefix", ["module.", "model.", "model._orig_mod.", "net.backbone."])
 def test_prefixes_are_stripped_when_that_makes_the_names_fit(prefix):
     state = dict(net().state_dict())
-    found, said = foreign.fit(
+    found, said = state_dict.fit(
         {prefix + k: v for k, v in state.items()} | {"loss.weight": torch.ones(3)}, net(1)
     )
     assert said == prefix and same(found, state)
-    assert foreign.fit(state, net(1))[1] == ""
+    assert state_dict.fit(state, net(1))[1] == ""
 
 
 def test_a_model_whose_own_names_begin_with_the_prefix_keeps_them():
     wrapped = nn.ModuleDict({"module": net()})
     state = dict(wrapped.state_dict())
-    assert foreign.fit(state, wrapped)[1] == "" and same(foreign.fit(state, wrapped)[0], state)
-    assert list(foreign.fit(state, net())[0]) == [n for n, _ in net().named_parameters()] + [
+    assert state_dict.fit(state, wrapped)[1] == "" and same(
+        state_dict.fit(state, wrapped)[0], state
+    )
+    assert list(state_dict.fit(state, net())[0]) == [n for n, _ in net().named_parameters()] + [
         n for n, _ in net().named_buffers()
     ]
 
@@ -90,7 +93,7 @@ def test_a_model_whose_own_names_begin_with_the_prefix_keeps_them():
 def test_two_models_in_one_state_dict_are_not_guessed_between():
     state = net().state_dict()
     with pytest.raises(FldiagError, match=r"'left\.', 'right\.'"):
-        foreign.fit({p + k: v for p in ("right.", "left.") for k, v in state.items()}, net())
+        state_dict.fit({p + k: v for p in ("right.", "left.") for k, v in state.items()}, net())
 
 
 # -- several sets of weights in one file
@@ -163,7 +166,7 @@ SETS = {
 def problem_of(path, **options):
     x = torch.linspace(-1, 1, 40).sin().reshape(10, 4)
     checkpoint = fldiag.load(path, model=net(), data=(x, torch.arange(10) % 3), **options)
-    return target.problem(checkpoint)
+    return open_problem(checkpoint)
 
 
 def weights(state):
@@ -322,16 +325,16 @@ def test_misfits_name_the_tensor(edit, expected):
     state = dict(net().state_dict())
     edit(state)
     with pytest.raises(FldiagError, match=expected):
-        foreign.fit(state, net())
+        state_dict.fit(state, net())
     state = dict(net().state_dict())
     del state["1.num_batches_tracked"]
-    assert len(foreign.fit(state, net())[0]) == len(state)
+    assert len(state_dict.fit(state, net())[0]) == len(state)
 
 
 def test_a_plain_checkpoint_with_a_prefix_is_diagnosed_and_that_is_said(tmp_path):
     model, data = nn.Linear(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
     torch.save({"module." + k: v for k, v in model.state_dict().items()}, tmp_path / "dp.pt")
-    problem = target.problem(fldiag.load(tmp_path / "dp.pt", model=nn.Linear(4, 3), data=data))
+    problem = open_problem(fldiag.load(tmp_path / "dp.pt", model=nn.Linear(4, 3), data=data))
     assert problem.remarks == ["dp.pt: the names fit the model without 'module.' before them"]
     assert torch.equal(problem.w, torch.cat([model.weight.flatten(), model.bias]).detach())
 
@@ -611,13 +614,13 @@ def test_what_was_not_known_is_said_when_it_is_asked_for(tmp_path):
     recording.note("the third client was ill")
     run = recording.finish()
     with pytest.raises(FldiagError, match="does not say which data"):
-        target.problem(run)
+        open_problem(run)
     with pytest.raises(FldiagError, match="does not say which model"):
-        target.problem(fldiag.load(run.path / "rounds" / "0002.pt", data=data))
+        open_problem(fldiag.load(run.path / "rounds" / "0002.pt", data=data))
     given = fldiag.load(run.path / "rounds" / "0002.pt", data=data, model=net())
-    assert target.problem(given, client=2).n == 40
+    assert open_problem(given, client=2).n == 40
     with pytest.raises(FldiagError, match="needs a partition"):
-        target.problem(given, slice="client:0")
+        open_problem(given, slice="client:0")
     history = fldiag.rounds.history.History.of(run, model=net(), data=data)
     notes = (
         fldiag.diagnose(history, "forgetting", min_count=1)

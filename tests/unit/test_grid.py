@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fldiag.surface.grid import COVERAGE, LEAST, MOST, Heights, Values, fill, nested
+from fldiag.landscape.grid import COVERAGE, LEAST, MOST, Heights, Values, fill, nested
 
 AXIS = np.linspace(-1, 1, 41)
 

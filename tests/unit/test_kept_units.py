@@ -16,7 +16,7 @@ import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
 from fldiag.method import Personal
-from fldiag.models.lora import adapted
+from fldiag.models.lora import with_adapters
 from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
@@ -104,7 +104,9 @@ def lora(store):
     """In the second round one client's weights are broken, and its spectrum is asked at the last one."""
     torch.manual_seed(0)
     data, parts = helpers.classification((20, 13, 9))
-    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    net = with_adapters(
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2"
+    )
     w, clients = moved(net)
     broken = [*clients[:2], torch.full_like(w, torch.nan)]
     rounds = [

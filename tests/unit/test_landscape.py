@@ -12,12 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.errors import FldiagError
+from fldiag.landscape import directions as rules
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
-from fldiag.surface import directions as rules
 
 
 def problem(scale=1.0, bend=nn.ReLU, **options):

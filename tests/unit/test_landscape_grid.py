@@ -11,18 +11,18 @@ from surfaces import Interrupted
 
 import fldiag
 from fldiag.diagnostics.landscape import landscape
-from fldiag.problem import from_checkpoint as target
+from fldiag.landscape import directions as rules
+from fldiag.landscape.grid import Heights
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
-from fldiag.surface import directions as rules
-from fldiag.surface.grid import Heights
+from fldiag.rounds.open_problem import open_problem
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
 OPTIONS = {"directions": "random", "points": 21}
 
 
 def trained(samples=60):
-    return target.problem(fldiag.load(EXAMPLE), samples=samples)
+    return open_problem(fldiag.load(EXAMPLE), samples=samples)
 
 
 def small(**options):

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fldiag
 from fldiag.errors import FldiagError
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.problem import Problem
-from fldiag.surface.evaluator import Evaluator
 
 N, T, V = 7, 5, 6
 torch.manual_seed(0)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 import fldiag
 from fldiag import FldiagError, models
 from fldiag.data.packed import Packed
-from fldiag.problem.in_memory import dataset_of, reading
+from fldiag.rounds.in_memory import dataset_of, reading
 
 N, T, D, V = 30, 5, 3, 9
 torch.manual_seed(0)

@@ -17,7 +17,7 @@ from fldiag.curvature.batched_lanczos import batched_lanczos
 from fldiag.curvature.lanczos import Search, lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.models.layers.linear import LinearLink
+from fldiag.models.layers import LinearLink
 from fldiag.models.network import Network
 from fldiag.problem import stack
 from fldiag.problem.eigenpairs import strict_pairs

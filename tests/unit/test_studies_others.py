@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from fldiag import config as configs
 from fldiag import models
 from fldiag.errors import FldiagError
-from fldiag.models.layers.width import channels
+from fldiag.models.layers import channels
 from fldiag.parts.augmentation import resized
 from fldiag.results import files
 from fldiag.results.table import table

@@ -4,7 +4,7 @@ The code deals the data with a seed of its own and draws a round's clients by th
 method share both. What the changes from round to round owe to the clients is then no part of the paper's deviations.
 """
 
-from fldiag.data.numpy_lda import FEDSOL_SEED
+from fldiag.data.partition import FEDSOL_SEED
 from fldiag_papers.lines import ends, learning
 from fldiag_papers.paper_tables import trials
 from fldiag_papers.study import Study, curve

@@ -91,7 +91,7 @@ def account(
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
     from fldiag.diagnostics.account import measure
-    from fldiag.rounds.round_cache import of_rounds
+    from fldiag.rounds.round_cache import rows_of_rounds
 
     counted = progress or (lambda done, total, text: None)
 
@@ -107,7 +107,9 @@ def account(
             )
         ]
 
-    rows = of_rounds(
-        history, (stored for stored in history.asked(every_round) if stored.complete), of_round
+    rows = rows_of_rounds(
+        history,
+        (stored for stored in history.read_rounds(every_round) if stored.complete),
+        of_round,
     )
     return table([*rows, *history.notes], **history.common)

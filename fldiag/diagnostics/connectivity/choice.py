@@ -8,9 +8,9 @@ from typing import Any
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.errors import FldiagError
-from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice
+from fldiag.rounds.open_problem import open_problem
 
 
 def choose(
@@ -47,7 +47,7 @@ def choose(
             usage=True,
         )
     name = where.get("name") or checkpoint.label
-    first = from_checkpoint.problem(
+    first = open_problem(
         checkpoint, **{**where, "client": ids[0], "name": f"{name} client {ids[0]}"}
     )
     assert checkpoint.clients is not None

@@ -13,6 +13,11 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
+from fldiag.landscape import bezier
+from fldiag.landscape.alignment import aligned
+from fldiag.landscape.batch_norm import running
+from fldiag.landscape.highest import highest
+from fldiag.landscape.mixtures import Buffers, Mixtures, Model
 from fldiag.problem.eigenpairs import rows_of_scores
 from fldiag.problem.problem import Problem
 from fldiag.problem.scores import Scores
@@ -22,11 +27,6 @@ from fldiag.results.kept_units import KeptUnits, packed, unpacked
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.seeding import numpy_rng
-from fldiag.surface import bezier
-from fldiag.surface.alignment import aligned
-from fldiag.surface.batch_norm import running
-from fldiag.surface.highest import highest
-from fldiag.surface.mixtures import Buffers, Mixtures, Model
 
 #: Nothing higher is looked for on a path when it is expected to be less than this share of the range of the loss.
 GRID_RTOL = 0.01

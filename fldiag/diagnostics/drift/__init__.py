@@ -127,7 +127,7 @@ def drift(
     Raises FldiagError when no round has client weights, or the model has no such part.
     """
     from fldiag.diagnostics.drift import measure
-    from fldiag.rounds.round_cache import kept_of, of_rounds
+    from fldiag.rounds.round_cache import finished_units, rows_of_rounds
 
     if part not in ("full", "body", "head"):
         raise FldiagError(
@@ -140,7 +140,7 @@ def drift(
         "tau": tau,
     }
     asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
-    kept = kept_of(history)
+    kept = finished_units(history)
     missing = [r for r in history.rounds if str(r) not in kept.there]
     last: list[Stored] = []
     with open_pool(
@@ -172,7 +172,7 @@ def drift(
                 else found or []
             )
 
-        rows = of_rounds(history, complete(), of_round, kept)
+        rows = rows_of_rounds(history, complete(), of_round, kept)
     if propositions and last and not history.alone:
         rows += measure.propositions(history, last[0], options)
     if history.alone:

@@ -112,7 +112,7 @@ def fairness(
     Raises FldiagError for data without classes, and where nobody says which examples are whose.
     """
     from fldiag.diagnostics.fairness import measure
-    from fldiag.rounds.round_cache import of_rounds
+    from fldiag.rounds.round_cache import rows_of_rounds
 
     if not history.dataset.tested:
         on = "train"
@@ -134,7 +134,7 @@ def fairness(
             for row in found
         ]
 
-    rows = of_rounds(history, history.asked(every_round, clients=False), of_round)
+    rows = rows_of_rounds(history, history.read_rounds(every_round, clients=False), of_round)
     return table(
         [*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common
     )

@@ -124,10 +124,10 @@ def forgetting(
     Raises FldiagError when no round has client weights.
     """
     from fldiag.diagnostics.forgetting.measure import Measure, evaluated
-    from fldiag.rounds.round_cache import Kept
+    from fldiag.rounds.round_cache import FinishedRounds
 
     measure = Measure(history, min_count, confidence, own)
-    kept = Kept(
+    kept = FinishedRounds(
         store,
         lambda: digest(
             "forgetting", history.digest(), min_count, confidence, *([] if own else ["test"])

@@ -13,11 +13,11 @@ from fldiag.results.shares import share
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
-from fldiag.rounds.pool import Scores
+from fldiag.rounds.pool import CohortScores
 from fldiag.rounds.round_weights import Stored
 
 
-def evaluated(history: History, round: int, own: bool = True) -> Scores | None:
+def evaluated(history: History, round: int, own: bool = True) -> CohortScores | None:
     """Of a round's received, trained and aggregated models, or of the aggregated one alone; None where it cannot be read."""
     try:
         stored = history.stored(round)
@@ -49,8 +49,8 @@ class Measure:
             self.per_class = self.onehot.sum(0)
         self.best: np.ndarray | None = None
         self.before: tuple[int, np.ndarray] | None = None
-        self.last: tuple[Any, Scores] | None = None
-        self.ahead: Iterator[tuple[int, Scores | None]] | None = (
+        self.last: tuple[Any, CohortScores] | None = None
+        self.ahead: Iterator[tuple[int, CohortScores | None]] | None = (
             None  # what workers found, in the order of the rounds
         )
         self.seen_clients: set[int] = set()
@@ -68,7 +68,7 @@ class Measure:
         """Take up the state after the round ``stored``."""
         self.best = state.get("best")
         self.before = (int(state["before_round"]), state["before"]) if "before" in state else None
-        scores = Scores(state["last_loss"], state.get("last_right"), state["last_valid"])
+        scores = CohortScores(state["last_loss"], state.get("last_right"), state["last_valid"])
         self.last = (stored.aggregated, stored.buffers), scores
 
     # -- one round
@@ -103,7 +103,7 @@ class Measure:
             rows += self._means(rows, ids)
         return [{"round": stored.round, "masked": row["value"] is None, **row} for row in rows]
 
-    def _scores(self, stored: Stored, clients: int) -> Scores:
+    def _scores(self, stored: Stored, clients: int) -> CohortScores:
         """Of received, trained and aggregated models; the received one is usually the last aggregated."""
         models = [stored.client(j) for j in range(clients)] + [(stored.aggregated, stored.buffers)]
         known = None
@@ -123,16 +123,18 @@ class Measure:
                 if new.right is None or known.right is None
                 else np.concatenate([known.right, new.right])
             )
-            new = Scores(
+            new = CohortScores(
                 np.concatenate([known.loss, new.loss]),
                 right,
                 np.concatenate([known.valid, new.valid]),
             )
-        last = Scores(new.loss[-1:], None if new.right is None else new.right[-1:], new.valid[-1:])
+        last = CohortScores(
+            new.loss[-1:], None if new.right is None else new.right[-1:], new.valid[-1:]
+        )
         self.last = (stored.aggregated, stored.buffers), last
         return new
 
-    def _known(self, stored: Stored) -> Scores | None:
+    def _known(self, stored: Stored) -> CohortScores | None:
         if self.last is None:
             return None
         (w, buffers), scores = self.last
@@ -151,7 +153,7 @@ class Measure:
             else guess_accuracy(shares.tolist(), self.pool.split)
         )
 
-    def _slices(self, scores: Scores, i: int, clients: list[int]) -> list[Row]:
+    def _slices(self, scores: CohortScores, i: int, clients: list[int]) -> list[Row]:
         """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""
         pool = self.pool
         everyone = pool.clients
@@ -170,7 +172,7 @@ class Measure:
             )
         return rows
 
-    def _on(self, scores: Scores, i: int, name: str, where: list[slice]) -> list[Row]:
+    def _on(self, scores: CohortScores, i: int, name: str, where: list[slice]) -> list[Row]:
         losses = np.concatenate([scores.loss[i, s] for s in where])
         rows = []
         if scores.right is not None:
@@ -204,12 +206,12 @@ class Measure:
             return {"value": None, "n_examples": int(n), "masked": True}
         return {**share(right, n, self.confidence), "n_examples": int(n), "masked": False}
 
-    def _class_right(self, scores: Scores) -> np.ndarray:
+    def _class_right(self, scores: CohortScores) -> np.ndarray:
         """Right test examples of every class [R, C]."""
         assert scores.right is not None
         return scores.right[:, self.pool.test] @ self.onehot
 
-    def _changes(self, scores: Scores, ids: list[int]) -> list[Row]:
+    def _changes(self, scores: CohortScores, ids: list[int]) -> list[Row]:
         """What each client's training changed against the received model; received is row 0, aggregated the last."""
         assert scores.right is not None
         right, counts = scores.right[:, self.pool.test], self._class_right(scores)

@@ -206,10 +206,10 @@ def landscape(
     import torch
 
     from fldiag.diagnostics.landscape.measure import Grid, Surface, values
+    from fldiag.landscape import directions as rules
+    from fldiag.landscape.directions import Directions
+    from fldiag.landscape.points import Points
     from fldiag.problem.eigenpairs import loss_rows
-    from fldiag.surface import directions as rules
-    from fldiag.surface.directions import Directions
-    from fldiag.surface.points import Points
 
     scored = loss_rows(problem)
     ends = (

@@ -9,9 +9,9 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
-from fldiag.problem import from_checkpoint
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice
+from fldiag.rounds.open_problem import open_problem
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
 LONGEST = 50
@@ -48,7 +48,7 @@ def _plane(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
             usage=True,
         )
     found = [_last(t) for t in targets]
-    problems = [t if isinstance(t, Problem) else from_checkpoint.problem(t, **where) for t in found]
+    problems = [t if isinstance(t, Problem) else open_problem(t, **where) for t in found]
     through = [_weights(p) for p in problems[1:]]
     note = "the surface has the buffers of the first checkpoint everywhere; the losses of the points are with their own"
     return Choice(
@@ -64,7 +64,7 @@ def _trajectory(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
     known = all(r is not None for r in rounds) and len(set(rounds)) == len(rounds)
     states = [c.state for c in found[:-1]]
     through: Any = dict(zip(rounds, states, strict=True)) if known else states
-    buffers = from_checkpoint.problem(found[-1], **where).buffers
+    buffers = open_problem(found[-1], **where).buffers
     return Choice(
         [(found[-1], {"through": through})],
         named=found,
@@ -135,7 +135,7 @@ def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, An
             "train with checkpoint.clients = 'sampled'",
             usage=True,
         )
-    problem = from_checkpoint.problem(target, **where)
+    problem = open_problem(target, **where)
     whole = Layout.of(problem.module)
     if target.clients.shape[1:] != (whole.size,):
         raise FldiagError(

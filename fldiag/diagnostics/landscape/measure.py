@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from fldiag.execution.pools import Pool
+from fldiag.landscape import grid as grids
+from fldiag.landscape.evaluator import Evaluator
+from fldiag.landscape.points import Place, Points, Value
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
-from fldiag.surface import grid as grids
-from fldiag.surface.evaluator import Evaluator
-from fldiag.surface.points import Place, Points, Value
 
 
 @dataclass

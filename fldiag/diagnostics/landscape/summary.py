@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
-from fldiag.surface.grid import COVERAGE
 
 SUMMARY = {
     "run": "checkpoint",

@@ -69,7 +69,7 @@ def lora(
     from fldiag.diagnostics.lora import measure, spectra
     from fldiag.errors import FldiagError
     from fldiag.models.lora import adapters
-    from fldiag.rounds.round_cache import of_rounds
+    from fldiag.rounds.round_cache import rows_of_rounds
 
     layers = adapters(history.network.module)
     if not layers:
@@ -105,7 +105,7 @@ def lora(
             )
         ]
 
-    rows = of_rounds(history, complete(), of_round)
+    rows = rows_of_rounds(history, complete(), of_round)
     for stored in last if k else ():
         rows += [
             {"round": stored.round, **row}

@@ -131,7 +131,7 @@ def matching(
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
     from fldiag.diagnostics.matching import one_round
-    from fldiag.rounds.round_cache import of_rounds
+    from fldiag.rounds.round_cache import rows_of_rounds
 
     options = one_round.Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
     places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]
@@ -143,7 +143,9 @@ def matching(
             rows = work.round.rows(places, split, pool)
             return [{"masked": row["value"] is None, **row, "round": stored.round} for row in rows]
 
-        rows = of_rounds(
-            history, (stored for stored in history.asked(every_round) if stored.complete), of_round
+        rows = rows_of_rounds(
+            history,
+            (stored for stored in history.read_rounds(every_round) if stored.complete),
+            of_round,
         )
     return table([*rows, *history.notes], **history.common)

@@ -71,9 +71,9 @@ def profile(
     not finite.
     """
     from fldiag.diagnostics.profile.measure import Job
+    from fldiag.landscape import directions as rules
+    from fldiag.landscape.points import Points
     from fldiag.problem.eigenpairs import loss_rows
-    from fldiag.surface import directions as rules
-    from fldiag.surface.points import Points
 
     scored = loss_rows(problem)
     job = Job(problem, progress, points or (21 if directions == "through" else 41), seed)

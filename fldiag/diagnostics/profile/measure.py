@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from fldiag.errors import FldiagError
+from fldiag.landscape import directions as rules
+from fldiag.landscape.evaluator import Evaluator
+from fldiag.landscape.interpolation import Path, barrier
+from fldiag.landscape.points import Points, Value
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, finite_scores, noise_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
-from fldiag.surface import directions as rules
-from fldiag.surface.evaluator import Evaluator
-from fldiag.surface.interpolation import Path, barrier
-from fldiag.surface.points import Points, Value
 
 
 class Job:

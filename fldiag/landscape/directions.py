@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError
+from fldiag.landscape.interpolation import Path
 from fldiag.problem import inputs
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, noise_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
 from fldiag.seeding import torch_rng
-from fldiag.surface.interpolation import Path
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ _SHAPES = (
 )
 
 
-def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None = None) -> Dataset:
+def dataset_of(
+    examples: Any, test: Any = None, forward: inspect.Signature | None = None
+) -> Dataset:
     """A data set of ``(x, y)``, a dict with labels, a torch ``Dataset`` or a ``DataLoader``, or of ``(x, y, test_x, test_y)``;
     ``test`` likewise, and without it there are no test examples. Inputs that are no plain tensor are packed into rows.
     ``forward``: of the model, see ``inputs.as_data``.
@@ -50,9 +52,12 @@ def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None =
     Raises FldiagError where inputs and targets do not fit each other, or the targets are not one label, or one row of numbers,
     an example.
     """
-    if is_split(given):
-        given, test = tuple(given[:2]), tuple(given[2:])
-    parts = [pair(given, "data", forward), *([] if test is None else [pair(test, "test", forward)])]
+    if is_split(examples):
+        examples, test = tuple(examples[:2]), tuple(examples[2:])
+    parts = [
+        pair(examples, "data", forward),
+        *([] if test is None else [pair(test, "test", forward)]),
+    ]
     pairs = [(x, y) for x, y, _ in parts]
     remarks = (*parts[0][2], *(f"test: {text}" for _, _, texts in parts[1:] for text in texts))
     for _, y in pairs:
@@ -80,29 +85,29 @@ def dataset_of(given: Any, test: Any = None, forward: inspect.Signature | None =
 
 
 def pair(
-    given: Any, what: str, forward: inspect.Signature | None = None
+    examples: Any, name: str, forward: inspect.Signature | None = None
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """Inputs, targets and remarks; tensors on the CPU, with floats in single precision, and of a dict without its labels the
     rest."""
     if (
-        isinstance(given, (tuple, list))
-        and len(given) == 2
-        and isinstance(given[1], list)
-        and all(isinstance(label, (int, float, np.number)) for label in given[1])
+        isinstance(examples, (tuple, list))
+        and len(examples) == 2
+        and isinstance(examples[1], list)
+        and all(isinstance(label, (int, float, np.number)) for label in examples[1])
     ):
-        given = given[0], np.asarray(given[1])
+        examples = examples[0], np.asarray(examples[1])
     try:
-        drawn = as_data(given, forward)
+        data = as_data(examples, forward)
     except FldiagError as error:
-        raise FldiagError(f"{what}: {error.what}", error.remedy, usage=True) from None
-    x, y = drawn.batch(0, drawn.n)
+        raise FldiagError(f"{name}: {error.what}", error.remedy, usage=True) from None
+    x, y = data.batch(0, data.n)
     if x is y and isinstance(x, Mapping):
-        name = next((name for name in LABELS if name in x), None)
-        if name is None:
+        label = next((key for key in LABELS if key in x), None)
+        if label is None:
             raise FldiagError(
-                f"{what}: {described(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True
+                f"{name}: {described(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True
             )
-        x, y = {key: part for key, part in x.items() if key != name}, x[name]
+        x, y = {key: part for key, part in x.items() if key != label}, x[label]
     if isinstance(x, Tensor):
         x = (
             x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()
@@ -111,7 +116,7 @@ def pair(
         y = (
             (y[:, None] if y.ndim == 1 else y).float() if y.is_floating_point() else y.long()
         ).cpu()
-    return x, y, getattr(drawn, "remarks", ())
+    return x, y, getattr(data, "remarks", ())
 
 
 def one_each(y: Any) -> bool:
@@ -130,10 +135,10 @@ def reading(module: nn.Module, dataset: Dataset | None) -> nn.Module:
     """The module, or where the data set's rows hold several tensors a copy of it that takes such rows and returns one tensor."""
     if dataset is None or dataset.packed is None:
         return module
-    made = copy.deepcopy(unwrapped(module)[0])
-    made.register_forward_pre_hook(_Unpack(dataset.packed), with_kwargs=True, prepend=True)
-    made.register_forward_hook(_logits)
-    return made
+    reader = copy.deepcopy(unwrapped(module)[0])
+    reader.register_forward_pre_hook(_Unpack(dataset.packed), with_kwargs=True, prepend=True)
+    reader.register_forward_hook(_logits)
+    return reader
 
 
 class _Unpack:
@@ -150,13 +155,13 @@ class _Unpack:
 
 
 def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
-    found = output.get("logits") if isinstance(output, Mapping) else output
-    if not isinstance(found, Tensor):
+    logits = output.get("logits") if isinstance(output, Mapping) else output
+    if not isinstance(logits, Tensor):
         raise FldiagError(
             f"the model returns {described(output)}, and diagnostics of a run need one tensor [n, outputs]",
             "let forward return it, or a dict that has it as 'logits'",
         )
-    return found
+    return logits
 
 
 def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | None]:

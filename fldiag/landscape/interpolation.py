@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.problem import inputs
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
-from fldiag.surface.evaluator import Evaluator
 
 
 @dataclass

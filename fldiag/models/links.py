@@ -1,16 +1,19 @@
-"""Links map values, tangents and cotangents: the pieces of which the R-operator composes a sequential network.
+"""Forward and backward passes of a sequential network by hand, link by link, and its R-operator's tangents.
 
-Every link is affine in its input between kinks. What it needs to map tangents and cotangents (a mask, the places of
-maxima) is saved by ``forward``. Cotangents may come several to an example: r of them side by side, [b * r, ...], with b
-saved examples.
+A link is a layer, or a part of one, that is affine in its input between kinks. It maps values, tangents and cotangents; what
+the latter two need (a mask, the places of maxima) is saved by ``forward``. Cotangents may come several to an example: r of
+them side by side, [b * r, ...], with b saved examples.
 
 K models side by side are a network too: their examples lie one model after the other, [K * b, ...], and the weights
 of a link are [K, ...]. Links without weights see nothing but more examples.
+
+No graph is recorded, and every gradient is written where it belongs in a row of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +44,8 @@ class Weighted:
     stacks = False  # whether curvature products of several models are faster side by side
 
     def __init__(self, name: str, bias: bool):
-        self.weight, self.bias = inside(name, "weight"), inside(name, "bias") if bias else None
+        self.weight = tensor_name(name, "weight")
+        self.bias = tensor_name(name, "bias") if bias else None
 
     def forward(self, a: Tensor, views: Views) -> Tensor:
         """The output on input a with these weights (or its derivative when the weights move by ``views``)."""
@@ -69,16 +73,64 @@ class Weighted:
             into[self.bias].copy_(self.shift(g, views[self.weight]))
 
 
-def single(
-    make: Callable[[Any], Link],
-) -> Callable[[Any, str, Views], list[Link | Weighted] | None]:
-    """The rule of a layer that is one link without weights."""
-    return lambda m, name, buffers: [make(m)]
+Links = Sequence[Link | Weighted]
 
 
-def inside(name: str, tensor: str) -> str:
+@dataclass
+class Pass:
+    """Inputs carried through links: the output, and per link its input (weighted links) or what it saved."""
+
+    links: Links
+    views: Views
+    saved: list[Any]
+    out: Tensor
+
+    @staticmethod
+    def of(links: Links, views: Views, a: Tensor) -> Pass:
+        saved: list[Any] = []
+        for link in links:
+            if isinstance(link, Weighted):
+                saved.append(a)
+                a = link.forward(a, views)
+            else:
+                a, state = link.forward(a)
+                saved.append(state)
+        return Pass(links, views, saved, a)
+
+    def back(
+        self, g: Tensor, at: Callable[[int, Tensor], None], *, through: bool = False
+    ) -> Tensor:
+        """Carry the cotangent g of the output back, and return it where the walk ends: at the first weighted link, or with
+        ``through`` at the input.
+
+        ``at(j, g)`` is called for every weighted link with its index and the cotangent of its output.
+        """
+        weighted = (j for j, link in enumerate(self.links) if isinstance(link, Weighted))
+        first = 0 if through else next(weighted, len(self.links))
+        for j in range(len(self.links) - 1, first - 1, -1):
+            link = self.links[j]
+            if not isinstance(link, Weighted):
+                g = link.back(self.saved[j], g)
+                continue
+            at(j, g)
+            if through or j > first:
+                g = link.back(g, self.views[link.weight], self.saved[j])
+        return g
+
+    def gradient(self, g: Tensor, into: Views, *, through: bool = False) -> Tensor:
+        """As ``back``, and write the gradients of the weights to ``into``, by name. Autograd must be off."""
+
+        def write(j: int, g: Tensor) -> None:
+            link = self.links[j]
+            assert isinstance(link, Weighted)
+            link.write(g, self.saved[j], self.views, into)
+
+        return self.back(g, write, through=through)
+
+
+def tensor_name(layer: str, tensor: str) -> str:
     """The full name of a layer's tensor; the name of a network that is a single layer is empty."""
-    return f"{name}.{tensor}" if name else tensor
+    return f"{layer}.{tensor}" if layer else tensor
 
 
 def by_model(a: Tensor, weight: Tensor) -> Tensor:

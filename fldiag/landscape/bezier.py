@@ -11,8 +11,8 @@ import math
 
 import torch
 
+from fldiag.landscape.mixtures import Mixtures, Model
 from fldiag.registry import Progress
-from fldiag.surface.mixtures import Mixtures, Model
 
 #: The first step moves every weight by this share of the distance between the models, per weight in the mean.
 STEP = 0.2

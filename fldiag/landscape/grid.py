@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fldiag.landscape import scattered
 from fldiag.seeding import numpy_rng
-from fldiag.surface import scattered
 
 #: Reported error / largest error expected: set on the calibration surfaces of analyses/speed/landscape_error.py.
 MARGIN = 3.4

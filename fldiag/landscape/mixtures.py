@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fldiag.landscape.batch_norm import Statistics
+from fldiag.landscape.evaluator import Evaluator
 from fldiag.problem.problem import Problem
 from fldiag.problem.scores import Scores
-from fldiag.surface.batch_norm import Statistics
-from fldiag.surface.evaluator import Evaluator
 
 #: What becomes of batch-norm's running statistics: mixed like the weights, or found anew at every mixture.
 Buffers = Literal["mixed", "reestimated"]

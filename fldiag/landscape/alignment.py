@@ -14,10 +14,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fldiag.errors import FldiagError
+from fldiag.landscape.mixtures import Model
 from fldiag.models.units import Axis, Units
 from fldiag.problem.problem import Problem
 from fldiag.problem.trees import same
-from fldiag.surface.mixtures import Model
 
 Tensors = Mapping[str, Tensor]
 #: A sweep over the groups only ever raises the sum of products; more than this are never needed in practice.
