@@ -7,33 +7,70 @@ so ``import fldiag`` is quick.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_WHERE = {
-    **dict.fromkeys(("load", "diagnose", "draw", "catalogue", "check", "diff"), "fldiag.api"),
-    "train": "fldiag.training.rounds",
-    "sweep": "fldiag.training.sweep",
-    "Problem": "fldiag.problem.problem",
-    "History": "fldiag.rounds.history",
+if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
+    from fldiag.api import catalogue, check, diagnose, diff, draw, load
+    from fldiag.checkpoint.run import Run
+    from fldiag.checkpoint.schema import Checkpoint
+    from fldiag.config import Config
+    from fldiag.errors import FldiagError
+    from fldiag.export.convert import convert
+    from fldiag.export.recorder import Recorder
+    from fldiag.method import Method, Part
+    from fldiag.problem.problem import Problem
+    from fldiag.rounds.history import History
+    from fldiag.training.forecast import forecast
+    from fldiag.training.rounds import train
+    from fldiag.training.sweep import sweep
+
+__all__ = [
+    "Checkpoint",
+    "Config",
+    "FldiagError",
+    "History",
+    "Method",
+    "Part",
+    "Problem",
+    "Recorder",
+    "Run",
+    "catalogue",
+    "check",
+    "convert",
+    "diagnose",
+    "diff",
+    "draw",
+    "forecast",
+    "load",
+    "sweep",
+    "train",
+]
+#: Where a public name is, unless it is in fldiag.api.
+_MODULES = {
+    "Checkpoint": "fldiag.checkpoint.schema",
     "Config": "fldiag.config",
+    "FldiagError": "fldiag.errors",
+    "History": "fldiag.rounds.history",
     "Method": "fldiag.method",
     "Part": "fldiag.method",
-    "Run": "fldiag.checkpoint.run",
+    "Problem": "fldiag.problem.problem",
     "Recorder": "fldiag.export.recorder",
+    "Run": "fldiag.checkpoint.run",
     "convert": "fldiag.export.convert",
     "forecast": "fldiag.training.forecast",
-    "Checkpoint": "fldiag.checkpoint.schema",
-    "FldiagError": "fldiag.errors",
+    "sweep": "fldiag.training.sweep",
+    "train": "fldiag.training.rounds",
 }
-__all__ = sorted(_WHERE)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows the names, and complains of others
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            value = getattr(importlib.import_module(_MODULES.get(name, "fldiag.api")), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

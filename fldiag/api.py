@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from fldiag.checkpoint.schema import Checkpoint
 from fldiag.comparison import compare, picture
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
-from fldiag.comparison.sides import Given, Pairing, Sides, sides
-from fldiag.diagnosis.question import question
+from fldiag.comparison.sides import Given, Pairing, sides
+from fldiag.diagnosis.question import open_question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
@@ -50,7 +50,7 @@ def diagnose(
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it; a long computation that was interrupted continues.
         progress: is called with done, total and what is being done.
-        tell: is told remarks in words, such as how long it will take. Without it, a model that is no better than a guess is a
+        tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
@@ -71,24 +71,27 @@ def diagnose(
     >>> fldiag.diagnose(problem, "spectrum", k=2)["metric"].tolist()
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
-    given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
-    targets = [load(t, key=options.get("key")) if isinstance(t, (str, Path)) else t for t in given]
+    targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
+    targets = [
+        load(item, key=options.get("key")) if isinstance(item, (str, Path)) else item
+        for item in targets
+    ]
     targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
-    asked = question(name, targets, options)
-    found = tables(
-        asked,
+    question = open_question(name, targets, options)
+    results = tables(
+        question,
         bar=lambda title: _bar(progress),
         tell=tell or (lambda text: None),
         cache=None if cache is None else Path(cache),
     )
-    for text in dict.fromkeys(text for table in found.values() for text in doubts(table)):
+    for text in dict.fromkeys(text for table in results.values() for text in doubts(table)):
         if tell:
             tell(text)
         else:
             warnings.warn(text, stacklevel=2)
-    if len(found) == 1:
-        return shown(found[asked.entry])
-    return shown(joined([table.assign(diagnostic=entry.name) for entry, table in found.items()]))
+    if len(results) == 1:
+        return shown(results[question.entry])
+    return shown(joined([table.assign(diagnostic=entry.name) for entry, table in results.items()]))
 
 
 @contextlib.contextmanager
@@ -148,16 +151,10 @@ def check(
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(pass: 2 pass; run (fedavg, seed 0) against run (fedavg, seed 0))
     """
-    asked, reader = _sides(
-        a,
-        b,
-        pair,
-        allow_code,
-        progress,
-        cache,
-        {"model": model, "data": data, "root": root, "download": download, "device": device},
+    reader = _reader(
+        cache, progress, model=model, data=data, root=root, download=download, device=device
     )
-    return compare.check(asked, fail_if, reader, level)
+    return compare.check(sides(a, b, pair, allow_code), fail_if, reader, level)
 
 
 def diff(
@@ -191,31 +188,14 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    asked, reader = _sides(
-        a,
-        b,
-        pair,
-        allow_code,
-        progress,
-        cache,
-        {"model": model, "data": data, "root": root, "download": download, "device": device},
+    reader = _reader(
+        cache, progress, model=model, data=data, root=root, download=download, device=device
     )
-    return compare.diff(asked, numbers, reader, level)
+    return compare.diff(sides(a, b, pair, allow_code), numbers, reader, level)
 
 
-def _sides(
-    a: Given,
-    b: Given | None,
-    pair: Pairing,
-    allow_code: str | Iterable[str],
-    progress: Progress | None,
-    cache: bool,
-    where: Mapping[str, Any],
-) -> tuple[Sides, Reader]:
-    """Both sides, and what reads them."""
-    return sides(a, b, pair, allow_code), Reader(
-        {k: v for k, v in where.items() if v}, cache, lambda title: _bar(progress)
-    )
+def _reader(cache: bool, progress: Progress | None, **options: Any) -> Reader:
+    return Reader({k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress))
 
 
 def draw(

@@ -21,16 +21,16 @@ from fldiag import identity, minilm, registry, user_code
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     VOCABULARY,
-    Checkpoint,
-    Clients,
+    CheckpointSection,
+    ClientsSection,
     Count,
-    Data,
-    Method,
-    Metrics,
-    Model,
-    Partition,
+    DataSection,
+    MethodSection,
+    MetricsSection,
+    ModelSection,
+    PartitionSection,
     Section,
-    Train,
+    TrainSection,
 )
 
 
@@ -54,14 +54,14 @@ class Config(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 30
-    data: Data = Data()
-    partition: Partition = Partition(kind="lda")
-    clients: Clients = Clients()
-    model: Model = Model()
-    method: Method = Method()
-    train: Train = Train()
-    checkpoint: Checkpoint = Checkpoint()
-    metrics: Metrics = Metrics()
+    data: DataSection = DataSection()
+    partition: PartitionSection = PartitionSection(kind="lda")
+    clients: ClientsSection = ClientsSection()
+    model: ModelSection = ModelSection()
+    method: MethodSection = MethodSection()
+    train: TrainSection = TrainSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    metrics: MetricsSection = MetricsSection()
     #: The user code that may be imported for it. None: all that it names, because the user wrote it.
     _consent: frozenset[str] | None = PrivateAttr(None)
 
@@ -72,38 +72,37 @@ class Config(Section):
         if not isinstance(values, Mapping):
             return values
         values = dict(values)
-        for section, kind in (("method", registry.method), ("model", registry.model)):
-            default = "fedavg" if section == "method" else "small_cnn"
-            given = values.get(section, {})
-            if isinstance(given, BaseModel):
-                given = given.model_dump()
-            if not isinstance(given, Mapping):
+        for section, entries, default in (
+            ("method", registry.method, "fedavg"),
+            ("model", registry.model, "small_cnn"),
+        ):
+            tree = values.get(section, {})
+            if isinstance(tree, BaseModel):
+                tree = tree.model_dump()
+            if not isinstance(tree, Mapping):
                 continue
-            name = given.get("name", default)
-            if section == "model" and ":" in str(
-                name
-            ):  # a user's own factory: its options are its own business
-                continue
-            given = {k: v for k, v in given.items() if k != "name"}
+            name = str(tree.get("name", default))
+            if section == "model" and ":" in name:
+                continue  # a user's own factory: its options are its own business
+            entry, options = entries.get(name), {k: v for k, v in tree.items() if k != "name"}
             if section == "model":
-                given = _for_texts(values, kind.get(str(name)), given)
-            options = kind.get(str(name)).validate(given)
-            values[section] = {"name": name, **options}
+                options = _with_vocabulary(values, entry, options)
+            values[section] = {"name": name, **entry.validate(options)}
             if section == "method":
                 _shape_model(values)
         return values
 
     @model_validator(mode="after")
-    def _ids(self) -> Config:
-        keep = self.checkpoint.clients
-        if isinstance(keep, tuple) and not all(0 <= i < self.clients.total for i in keep):
+    def _check_clients(self) -> Config:
+        ids = self.checkpoint.clients
+        if isinstance(ids, tuple) and not all(0 <= i < self.clients.total for i in ids):
             raise ValueError(
-                f"checkpoint.clients = {list(keep)} names clients outside 0..{self.clients.total - 1}; correct it"
+                f"checkpoint.clients = {list(ids)} names clients outside 0..{self.clients.total - 1}; correct it"
             )
         return self
 
     @model_validator(mode="after")
-    def _words(self) -> Config:
+    def _check_tokenizer(self) -> Config:
         if self.model.name == "minilm" and self.data.tokenizer != "minilm":
             raise ValueError(
                 "model.name = 'minilm' knows its own word pieces only; set data.tokenizer = 'minilm'"
@@ -134,16 +133,14 @@ class Config(Section):
         """``hash``, for another version of the method's formulas, or including what the checkpoints hold (as fldiag 0.1.0
         wrote it into run.json)."""
         tree = self.model_dump(mode="json", exclude={"name": True, "data": {"root"}})
-        if (
-            not self.metrics.steps
-        ):  # runs that record nothing keep the hash they had before anything could be recorded
+        if not self.metrics.steps:  # the hash from before anything could be recorded
             del tree["metrics"]
         return identity.fingerprint(
             tree, version=self.method_version if version is None else version, checkpoint=checkpoint
         )
 
     @classmethod
-    def stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
+    def from_stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
         """A config as a run stored it, which may be older than some keys. Of the code that it names only ``allow_code`` may be
         imported. Raises pydantic.ValidationError."""
         config = cls.model_validate(identity.as_stored(tree))
@@ -188,7 +185,7 @@ class Config(Section):
         Raises:
             FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
-        return _loaded(source, _dotted(overrides))
+        return load(source, _dotted(overrides))
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced.
@@ -209,20 +206,17 @@ def _dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("__", "."): value for key, value in keys.items()}
 
 
-def _for_texts(
-    values: Mapping[str, Any], model: registry.Entry, given: dict[str, Any]
+def _with_vocabulary(
+    values: Mapping[str, Any], model: registry.Entry, options: dict[str, Any]
 ) -> dict[str, Any]:
     """A model of texts knows as many tokens as the tokenizer has, where nobody says otherwise."""
     data = values.get("data", {})
-    if "vocabulary" not in model.options.model_fields or not isinstance(data, Mapping | BaseModel):
-        return given
-    data = data if isinstance(data, Mapping) else data.model_dump()
-    return {
-        "vocabulary": minilm.PIECES
-        if data.get("tokenizer")
-        else data.get("vocabulary") or VOCABULARY,
-        **given,
-    }
+    if isinstance(data, BaseModel):
+        data = data.model_dump()
+    if "vocabulary" not in model.options.model_fields or not isinstance(data, Mapping):
+        return options
+    size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary") or VOCABULARY
+    return {"vocabulary": size, **options}
 
 
 def _shape_model(values: dict[str, Any]) -> None:
@@ -237,14 +231,14 @@ def _shape_model(values: dict[str, Any]) -> None:
     if ":" not in name:
         for key in shared:
             if key not in registry.model.get(name).options.model_fields:
-                able = [
+                models = [
                     n
                     for n in registry.model.names()
                     if key in registry.model.get(n).options.model_fields
                 ]
                 raise FldiagError(
                     f"method {method['name']!r} needs a model with the option {key!r}, and {name!r} has none",
-                    f"set model.name to one of {', '.join(able)}",
+                    f"set model.name to one of {', '.join(models)}",
                     usage=True,
                 )
     values["model"] = {**model, **{key: method[key] for key in shared}}
@@ -322,8 +316,8 @@ def presets() -> dict[str, str]:
     return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in _presets().items()}
 
 
-def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """A config from a preset name or a TOML file, with ``key=value`` overrides.
+def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
+    """A config from a preset name or a TOML file, with overrides: ``key=value`` each, or dotted key -> value.
 
     Besides the sections of a config the file may say what single methods get, where no override says otherwise:
     ``[options.METHOD]``, values of that method's own options; and ``[needs.public.SECTION]`` and ``[needs.stages.SECTION]``,
@@ -331,10 +325,13 @@ def load(source: str | Path, overrides: Iterable[str] = ()) -> Config:
 
     Raises FldiagError for an unknown preset, an unreadable file or anything invalid in it.
     """
-    return _loaded(source, dict(parse_override(o) for o in overrides))
+    if not isinstance(overrides, Mapping):
+        overrides = dict(parse_override(text) for text in overrides)
+    tree = _read(source)
+    return build(tree, {**_for_method(tree, overrides), **overrides})
 
 
-def checked(config: Any) -> Config:
+def check_config(config: Any) -> Config:
     """Raises FldiagError for what is no config."""
     if not isinstance(config, Config):
         raise FldiagError(
@@ -343,11 +340,6 @@ def checked(config: Any) -> Config:
             usage=True,
         )
     return config
-
-
-def _loaded(source: str | Path, overrides: Mapping[str, Any]) -> Config:
-    tree = _read(source)
-    return build(tree, {**_for_method(tree, overrides), **overrides})
 
 
 def _for_method(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

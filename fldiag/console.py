@@ -46,8 +46,8 @@ class Console:
 
         Rich(stderr=True).print(Text(printable(text), style="bold red"))
 
-    def confirm(self, question: str, otherwise: str) -> bool:
-        """What the person at the keyboard answers. Raises FldiagError with the remedy ``otherwise`` where there is none."""
+    def confirm(self, question: str, remedy: str) -> bool:
+        """What the person at the keyboard answers. Raises FldiagError with this remedy where nobody is there."""
         from rich.console import Console as Rich
         from rich.prompt import Confirm
         from rich.text import Text
@@ -55,7 +55,7 @@ class Console:
         try:
             return Confirm.ask(Text(printable(question)), console=Rich(stderr=True), default=False)
         except EOFError:
-            raise FldiagError("nobody answered", otherwise, usage=True) from None
+            raise FldiagError("nobody answered", remedy, usage=True) from None
 
     def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
         """Rows as an aligned table; ``columns`` maps keys to headings."""
@@ -67,14 +67,14 @@ class Console:
         from rich.table import Table
         from rich.text import Text
 
-        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for key, heading in columns.items():
             words = any(isinstance(row.get(key), str) for row in rows)
-            shown.add_column(Text(heading), justify="left" if words else "right")
+            table.add_column(Text(heading), justify="left" if words else "right")
         for row in rows:
-            shown.add_row(*(Text(_format(row.get(key))) for key in columns))
+            table.add_row(*(Text(_format(row.get(key))) for key in columns))
         width = None if sys.stdout.isatty() else 160
-        Rich(width=width, highlight=False).print(shown)
+        Rich(width=width, highlight=False).print(table)
 
     def done(self, *paths: Path) -> None:
         """The last line: the path of what was written (the main file last)."""
@@ -127,20 +127,20 @@ class Console:
 
 
 def _format(value: Any) -> str:
-    if _absent(value):
+    if _is_missing(value):
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def _absent(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     """None, NaN, or the missing entry of a table (pandas' NA, which is neither equal nor unequal to itself)."""
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
 def _plain(value: Any) -> Any:
-    if _absent(value):
+    if _is_missing(value):
         return None
     return value.item() if hasattr(value, "item") else str(value)
 
@@ -172,7 +172,7 @@ def errors(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, BrokenPipeError) and _unread():
+        if isinstance(error, BrokenPipeError) and _is_unread():
             sys.exit(1)
         if isinstance(
             error.__cause__, KeyboardInterrupt
@@ -192,17 +192,17 @@ def errors(debug: bool) -> Iterator[None]:
         sys.exit(1)
 
 
-def _unread() -> bool:
+def _is_unread() -> bool:
     """Whether nobody reads the output any more (``fldiag list | head -1``), which is no error to speak of. The rest then goes
     nowhere, also what Python writes when it ends."""
     if not hasattr(select, "poll"):  # Windows
         return False
     try:
-        there = select.poll()
-        there.register(sys.stdout.fileno(), 0)
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
     except (AttributeError, OSError, ValueError):  # stdout is no file
         return False
-    if not any(event & select.POLLERR for _, event in there.poll(0)):
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
@@ -218,21 +218,21 @@ def _versions() -> str:
     )
 
 
-def _short(otherwise: Callable[..., None]) -> Callable[..., None]:
+def _short(default: Callable[..., None]) -> Callable[..., None]:
     """Shows the warnings of fldiag and of packages with verbs in one line, without the place in the code, which helps nobody
     at the keyboard."""
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, *args: Any) -> None:
         packages = (sys.modules.get(name) for name in ("fldiag", *plugins.loaded))
         folders = [folder for package in packages for folder in getattr(package, "__path__", ())]
         if not any(Path(filename).is_relative_to(folder) for folder in folders):
-            return otherwise(message, category, filename, *more)
+            return default(message, category, filename, *args)
         print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
 
     return show
 
 
-def _complain(what: str, remedy: str) -> None:
-    for mark, text in (("error:", what), ("  →", remedy)):
+def _complain(message: str, remedy: str) -> None:
+    for mark, text in (("error:", message), ("  →", remedy)):
         if text:
             print(mark, " ".join(printable(text).splitlines()), file=sys.stderr)

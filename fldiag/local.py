@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fldiag.models.links import Views
 from fldiag.models.network import Network
-from fldiag.sections import Train
+from fldiag.sections import TrainSection
 from fldiag.seeding import torch_rng
 
 #: Examples per forward when a frozen model's outputs are computed for a whole client.
@@ -62,7 +62,7 @@ class Local:
     """K clients of one cohort in one round, sorted by falling number of steps; every vector is a row."""
 
     network: Network
-    train: Train
+    train: TrainSection
     seed: int
     t: int
     lr: float
@@ -147,7 +147,7 @@ class Local:
             return torch.cat([bound(b.unsqueeze(0))[0] for b in self.x.split(REFERENCE_BATCH)])
 
 
-def weighed_steps(k: Tensor, train: Train) -> Tensor:
+def weighed_steps(k: Tensor, train: TrainSection) -> Tensor:
     """a(k) of the first k steps at one learning rate, see ``Local.effective_steps``."""
     r = train.momentum if train.optimizer == "sgd" else 0.0
     a = (k - r * (1 - r**k) / (1 - r)) / (1 - r)

@@ -20,7 +20,7 @@ slot                    what a part may do there
 
 A part that reads what another part sends, uploads or keeps names it in ``needs``, and ``Method`` refuses a composition
 without it. A new slot: a method of ``Part`` that does nothing, a line in this table, and its one call (on the client in
-``training/client.py``, on the server in ``training/server.py`` or ``training/federation.py``).
+``training/client.py``, on the server in ``training/server.py``).
 
 Rows: during local training every vector is [k, P] for the k clients still training in a stack; reduce over
 the last axis with ``keepdim`` and the same line serves one client or many.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fldiag.config import Config
     from fldiag.data import Dataset
     from fldiag.models.network import Network
-    from fldiag.sections import Train
+    from fldiag.sections import TrainSection
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Personal:
     epochs: tuple[int, ...]
     method: Method | None = None
     lr: str = "decayed"  # lr * lr_decay ** rounds; or "initial"
-    steps: Callable[[int, Train], int] | None = (
+    steps: Callable[[int, TrainSection], int] | None = (
         None  # local steps of an epoch over n examples (None: one pass)
     )
     neighbours: Neighbours | None = None

@@ -104,7 +104,7 @@ class OpenSection(Section):
         return dict(self.model_extra or {})
 
 
-class Data(Section):
+class DataSection(Section):
     name: str = "digits"
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
     augment: bool = Field(
@@ -147,7 +147,7 @@ class Data(Section):
     )
 
 
-class Partition(Section):
+class PartitionSection(Section):
     kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid"] = "lda"
     alpha: Positive | None = Field(
         None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)"
@@ -191,7 +191,7 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Clients(Section):
+class ClientsSection(Section):
     total: Count = 20
     per_round: Count = 10
     sampling: Literal["fixed", "by_round", "independent"] = Field(
@@ -202,7 +202,7 @@ class Clients(Section):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Clients:
+    def _fits(self) -> ClientsSection:
         if self.per_round > self.total:
             raise ValueError(
                 f"per_round = {self.per_round} is more than total = {self.total}; lower it"
@@ -210,15 +210,15 @@ class Clients(Section):
         return self
 
 
-class Model(OpenSection):
+class ModelSection(OpenSection):
     name: str = "small_cnn"
 
 
-class Method(OpenSection):
+class MethodSection(OpenSection):
     name: str = "fedavg"
 
 
-class Train(Section):
+class TrainSection(Section):
     epochs: Annotated[int, Field(ge=0)] = 5
     batch_size: Count = 50
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -259,7 +259,7 @@ class Train(Section):
     )
 
     @model_validator(mode="after")
-    def _momentum(self) -> Train:
+    def _momentum(self) -> TrainSection:
         for key in ("nesterov", "keep_momentum"):
             if getattr(self, key) and not (self.momentum and self.optimizer == "sgd"):
                 raise ValueError(
@@ -268,9 +268,9 @@ class Train(Section):
         return self
 
     @model_validator(mode="after")
-    def _local_decay(self) -> Train:
+    def _local_decay(self) -> TrainSection:
         if self.local_decay == 1:
-            if self.local_decay_after != Train.model_fields["local_decay_after"].default:
+            if self.local_decay_after != TrainSection.model_fields["local_decay_after"].default:
                 raise ValueError(
                     "local_decay_after says when local_decay applies, and that is 1; set train.local_decay too"
                 )
@@ -287,7 +287,7 @@ class Train(Section):
         return int(self.epochs * self.local_decay_after + 1e-9)  # 0.29 * 100 is a little below 29
 
 
-class Checkpoint(Section):
+class CheckpointSection(Section):
     every: Count = Field(1, description="write a checkpoint every N rounds (and after the last)")
     keep: Annotated[int, Field(ge=0)] = Field(
         0,
@@ -302,7 +302,7 @@ class Checkpoint(Section):
     )
 
 
-class Metrics(Section):
+class MetricsSection(Section):
     """What is recorded of every local step besides the numbers of a round; ``Run.steps`` describes the tables. Training
     itself is not changed by a bit."""
 
@@ -319,8 +319,8 @@ class Metrics(Section):
     tau: Positive = Field(3.0, description="temperature of proximal = kl")
 
     @model_validator(mode="after")
-    def _needs_steps(self) -> Metrics:
-        if not self.steps and self != Metrics.model_construct():
+    def _needs_steps(self) -> MetricsSection:
+        if not self.steps and self != MetricsSection.model_construct():
             raise ValueError(
                 "every, proximal and tau say how steps are recorded, and they are not; set metrics.steps = true"
             )

@@ -258,7 +258,7 @@ def records() -> dict[str, dict[str, str]]:
     contents = {path: json.loads(path.read_text()) for path in sorted(ROOT.glob(RECORDS))}
     return {
         path.parent.relative_to(ROOT).as_posix(): {
-            "hash": Config.stored(content["config"]).hash,
+            "hash": Config.from_stored(content["config"]).hash,
             "stated": content["hash"],
         }
         for path, content in contents.items()

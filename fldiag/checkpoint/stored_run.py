@@ -101,7 +101,7 @@ class StoredRun:
                 usage=True,
             )
         try:
-            return Config.stored(self.index["config"], self.allow_code)
+            return Config.from_stored(self.index["config"], self.allow_code)
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", Config).what
             raise FldiagError(

@@ -17,7 +17,7 @@ from fldiag.data.dataset import Dataset
 from fldiag.data.sources import load
 from fldiag.data.synthetic import KINDS, LazyPartition
 from fldiag.errors import FldiagError
-from fldiag.sections import Normalise, Partition
+from fldiag.sections import Normalise, PartitionSection
 from fldiag.seeding import numpy_rng
 
 _HOLDOUT = re.compile(r"holdout:(\d+)")
@@ -88,7 +88,7 @@ def load_public(
 
 
 def deal(
-    dataset: Dataset, spec: Partition, clients: int, public: str | None = None
+    dataset: Dataset, spec: PartitionSection, clients: int, public: str | None = None
 ) -> Sequence[np.ndarray]:
     """The clients' training examples: indices of each into the training split, without those that are held out as
     ``public``. Raises FldiagError when there are more clients than examples."""

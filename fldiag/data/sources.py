@@ -75,7 +75,9 @@ def load(
     )
 
 
-def of(section: sections.Data, download: bool = False, allow_code: Collection[str] = ()) -> Dataset:
+def of(
+    section: sections.DataSection, download: bool = False, allow_code: Collection[str] = ()
+) -> Dataset:
     """The data set that the section ``data`` of a config describes. Raises FldiagError as ``load``."""
     return load(
         section.name,

@@ -37,7 +37,7 @@ def measure(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
-    """The table of a diagnostic; ``options`` are checked and complete (``divide``).
+    """The table of a diagnostic; ``options`` are checked and complete (``split_options``).
 
     With ``cache`` (a folder) the table is kept: asked again, it is read back and verified; a long one that was interrupted
     goes on. ``tell``: is told of a damaged entry.
@@ -45,51 +45,54 @@ def measure(
     The table says in ``attrs`` which diagnostic it is of and with which options, for ``fldiag.draw``.
     """
     options = dict(options)
-    said = tell or (lambda text: None)
+    tell = tell or (lambda text: None)
     if cache is None:
         return _marked(entry, options, _build(entry, subject, options, progress))
     deciding = {k: v for k, v in options.items() if k not in ("store", "executor", *entry.pictured)}
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
-    found = entries.get(entry.name, key, on_damage=said)
-    if found is not None:
+    table = entries.get(entry.name, key, on_damage=tell)
+    if table is not None:
         try:
-            return _marked(entry, options, check(found))
+            return _marked(entry, options, check(table))
         except FldiagError:
-            said(f"the cached table of {entry.name} has another schema, so it is computed again")
+            tell(f"the cached table of {entry.name} has another schema, so it is computed again")
 
-    def spare() -> SpareStore | None:
+    def open_store() -> SpareStore | None:
         """Where finished parts are kept until the table is; None where the cache cannot be written."""
         try:
-            return SpareStore(entries.partial(entry.name, key, on_damage=said), said)
+            return SpareStore(entries.partial(entry.name, key, on_damage=tell), tell)
         except FldiagError as error:
-            said(f"finished parts are not kept: {error.what}")
+            tell(f"finished parts are not kept: {error.what}")
             return None
 
-    given = options if options.get("store", ...) is not None else {**options, "store": spare()}
-    with _keeping(subject, options, lambda: (spare(), key)):
-        frame = _build(entry, subject, given, progress)
+    has_store = options.get("store", ...) is not None
+    with_store = options if has_store else {**options, "store": open_store()}
+    with _round_store(subject, options, lambda: (open_store(), key)):
+        table = _build(entry, subject, with_store, progress)
     about = {
         "diagnostic": entry.name,
         "subject": digest(identity(subject)),
         "options": plain(options),
     }
     try:
-        entries.put(entry.name, key, frame, {**origin(subject, options), **about})
+        entries.put(entry.name, key, table, {**origin(subject, options), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
-        said(f"the table of {entry.name} is not kept for later: {error.what}")
-    return _marked(entry, options, frame)
+        tell(f"the table of {entry.name} is not kept for later: {error.what}")
+    return _marked(entry, options, table)
 
 
 @contextmanager
-def _keeping(
-    subject: Subject, options: Mapping[str, Any], where: Callable[[], tuple[SpareStore | None, str]]
+def _round_store(
+    subject: Subject,
+    options: Mapping[str, Any],
+    open_store: Callable[[], tuple[SpareStore | None, str]],
 ) -> Iterator[None]:
     """Finished rounds of a run are kept, so that what is interrupted goes on; options with a ``store`` of their own see to it."""
     if not isinstance(subject, History) or "store" in options:
         yield
         return
-    subject.store = where()
+    subject.store = open_store()
     try:
         yield
     finally:
@@ -110,9 +113,9 @@ def _build(
         return check(entry.build(subject, progress, **options))
 
 
-def _marked(entry: Diagnostic, options: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    frame.attrs = {"diagnostic": entry.name, "options": plain(options)}
-    return frame
+def _marked(entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
+    table.attrs = {"diagnostic": entry.name, "options": plain(options)}
+    return table
 
 
 def identity(subject: Subject) -> Any:

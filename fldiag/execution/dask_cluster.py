@@ -132,7 +132,7 @@ class DaskCluster(Pool):
                 try:
                     with contextlib.suppress(TimeoutError), self.client.as_current():
                         distributed.wait(list(waiting), timeout=BEAT, return_when="FIRST_COMPLETED")
-                except self._gone:
+                except self._lost_errors:
                     raise self._lost() from None
                 for future in [f for f in waiting if f.done()]:
                     number = waiting[future]
@@ -175,7 +175,7 @@ class DaskCluster(Pool):
             raise FldiagError(
                 f"on a worker of {self.location}: {error.what}", error.remedy, usage=error.usage
             ) from None
-        except self._gone:
+        except self._lost_errors:
             raise self._lost() from None
 
     def _count_paused(self, before: int) -> int:
@@ -212,7 +212,7 @@ class DaskCluster(Pool):
         return before + 1
 
     @property
-    def _gone(self) -> tuple[type[BaseException], ...]:
+    def _lost_errors(self) -> tuple[type[BaseException], ...]:
         """What Dask raises when a scheduler is not there any more."""
         return self._distributed.CancelledError, self._distributed.comm.CommClosedError
 

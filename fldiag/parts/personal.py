@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fldiag.config import Config
     from fldiag.data import Dataset
     from fldiag.models.network import Network
-    from fldiag.sections import Train
+    from fldiag.sections import TrainSection
 
 #: Type of an option ``tune_epochs``: after how many epochs of fine-tuning the clients' models are measured.
 Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -177,7 +177,7 @@ class MetaStep(Part):
         v.mul_(train.momentum).add_(g).add_(step.w, alpha=train.weight_decay)
         return raised
 
-    def steps(self, n: int, train: Train) -> int:
+    def steps(self, n: int, train: TrainSection) -> int:
         """Outer steps of a fine-tuning epoch: ceil(L / split), L the number of halves in a pass over n examples."""
         return math.ceil(math.ceil(n / max(train.batch_size // 2, 1)) / self.split)
 

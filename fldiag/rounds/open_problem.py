@@ -24,7 +24,7 @@ from fldiag.problem import inputs
 from fldiag.problem.ingredients import forward_of, unwrapped
 from fldiag.problem.problem import Problem
 from fldiag.rounds.in_memory import as_logits, dataset_of, reading
-from fldiag.sections import FILES, Normalise, Partition
+from fldiag.sections import FILES, Normalise, PartitionSection
 
 
 def open_problem(
@@ -318,5 +318,5 @@ def load_partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | No
     if not c.manifest or "origin" in c.manifest:
         return None
     assert dataset is not None  # a run of fldiag names its data
-    spec = Partition.model_validate(c.config["partition"])
+    spec = PartitionSection.model_validate(c.config["partition"])
     return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))

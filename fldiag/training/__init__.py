@@ -1,0 +1,10 @@
+"""Training a federation. In the order of a round:
+
+- ``setup``: once, before: data and partition, model and weights, method and clients, from the config; and each round's cohorts.
+- ``client``: the local loop, one for one client or a stack (its optimisers: ``optim``; what is recorded of a step: ``record``).
+- ``server``: ``Federation``, the state between rounds; a round sends it, gets the clients' rows, and aggregates.
+- ``evaluate``: the global model on the test set.
+- ``rounds``: ``train``, all rounds of a run on any executor; ``storing``: what each leaves; ``resume``: when a run may go on.
+
+After the last round ``personalise`` fine-tunes each client a model. ``sweep`` trains many runs; ``forecast`` times a few steps.
+"""

@@ -75,10 +75,10 @@ def train(
         for part in method:
             g = part.correct(step, g)
         if recorder and g_l is not None:
-            recorder.step(step, loss, g_l)
+            recorder.before_update(step, loss, g_l)
         optimizer.step(step.w[:, entries], g[:, entries], step.decay, lr=local.lr_at(s, step.k))
         if recorder:
-            recorder.moved(step)
+            recorder.after_update(step)
         loss_sum[: step.k] += loss
     result = CohortResult(
         ids=local.ids,

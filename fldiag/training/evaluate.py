@@ -50,11 +50,11 @@ def evaluate(
 
     ``execute``: does the blocks elsewhere where there are several. Whoever does them, the numbers are the same."""
     n = len(dataset.evaluation[2])
-    units = blocks(t, w, buffers, n)
+    units = split_blocks(t, w, buffers, n)
     if execute is not None and len(units) > 1:
         parts = execute(units)
     else:
-        parts = (sums(network, dataset, block, w.device) for block in units)
+        parts = (evaluate_block(network, dataset, block, w.device) for block in units)
     loss, right = 0.0, 0
     for batch_loss, batch_right in itertools.chain.from_iterable(parts):
         loss, right = loss + batch_loss, right + batch_right
@@ -62,7 +62,7 @@ def evaluate(
     return scores if dataset.regression else {"accuracy": right / n, **scores}
 
 
-def blocks(t: int, w: Tensor, buffers: dict[str, Tensor], n: int) -> list[EvaluationBlock]:
+def split_blocks(t: int, w: Tensor, buffers: dict[str, Tensor], n: int) -> list[EvaluationBlock]:
     """The n examples in blocks of whole batches."""
     count = -(-n // BATCH)
     size = max(BLOCK, -(-count // MOST))
@@ -73,7 +73,9 @@ def blocks(t: int, w: Tensor, buffers: dict[str, Tensor], n: int) -> list[Evalua
     ]
 
 
-def sums(network: Network, dataset: Dataset, block: EvaluationBlock, device: torch.device) -> Sums:
+def evaluate_block(
+    network: Network, dataset: Dataset, block: EvaluationBlock, device: torch.device
+) -> Sums:
     """What ``evaluate`` adds up, batch by batch, in eval mode."""
     totals, w = Sums(), block.w.to(device)
     buffers = {k: b.to(device).unsqueeze(0).clone() for k, b in block.buffers.items()}
@@ -94,17 +96,21 @@ def evaluate_state(network: Network, state: Mapping[str, Tensor], dataset: Datas
     """The same of a state_dict, as rows of a run's metrics. Buffers that it lacks are the network's."""
     buffers = {n: state[n].to(b.dtype) if n in state else b for n, b in network.buffers.items()}
     w = network.layout.row({n: state[n].float() for n in network.layout.names})
-    scores = evaluate(network, dataset, w, buffers)
-    n = int(scores.pop("n"))
+    return score_rows(evaluate(network, dataset, w, buffers), dataset.evaluation[0])
+
+
+def score_rows(scores: Mapping[str, float], split: str) -> list[Row]:
+    """What ``evaluate`` returns, as rows."""
     return [
         {
             "moment": "aggregated",
             "scope": "global",
-            "slice": dataset.evaluation[0],
+            "slice": split,
             "metric": metric,
-            "value": value,
-            "n_examples": n,
+            "value": scores[metric],
+            "n_examples": int(scores["n"]),
             "estimator": "exact",
         }
-        for metric, value in scores.items()
+        for metric in ("accuracy", "loss")
+        if metric in scores
     ]

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from fldiag.clock import duration
-from fldiag.config import Config, checked
+from fldiag.config import Config, check_config
 from fldiag.execution.executor import parse_executor
 from fldiag.training.server import Federation
 from fldiag.training.setup import Cohort, Setup
@@ -71,14 +71,14 @@ def forecast(
     >>> forecast.seconds > 0, forecast.clients
     (True, 10)
     """
-    setup = Setup(checked(config), device=device, download=download, rehearsal=True)
+    setup = Setup(check_config(config), device=device, download=download, rehearsal=True)
     federation = Federation(setup)
     states = (
         len(federation.state)
         + config.clients.total * len(setup.method.client_init(federation.w))
         + 1
     )
-    units = _units(federation)
+    units = _cohorts(federation)
     step, spec = _time_step(setup, units[0]), parse_executor(executor)
     steps = [max((len(b) for b in unit.batches), default=0) for unit in units]
     rounds = [[step * count for count in steps]] * config.rounds
@@ -136,25 +136,25 @@ def speed_words(at_a_time: int | None, executor: str, serial_seconds: float) -> 
     )
 
 
-def _units(federation: Federation) -> list[Cohort]:
+def _cohorts(federation: Federation) -> list[Cohort]:
     """The local work of a round in the middle of the training: some methods begin late, and those that learn from a teacher
     have none before the first round, which is tried with few public inputs."""
     setup = federation.setup
     federation.t = setup.config.rounds // 2
     if setup.public is not None:
         setup.public = setup.public[:PUBLIC]
-        federation.round(lambda units: [setup.train(_shortened(unit, 1)) for unit in units])
+        federation.round(lambda units: [setup.train(_shorten(unit, 1)) for unit in units])
     return federation.cohorts(sorted(setup.schedule.sampled(federation.t)))
 
 
-def _shortened(unit: Cohort, steps: int) -> Cohort:
+def _shorten(unit: Cohort, steps: int) -> Cohort:
     return replace(unit, batches=[b[:steps] for b in unit.batches])
 
 
 def _time_step(setup: Setup, unit: Cohort) -> float:
     """Seconds of a local step when it is warm; a slow one is timed once, cold."""
     for steps in (1, 3):
-        trial = _shortened(unit, steps)
+        trial = _shorten(unit, steps)
         start = time.perf_counter()
         setup.train(trial)
         seconds = (time.perf_counter() - start) / max(1, max(map(len, trial.batches)))

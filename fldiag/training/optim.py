@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from fldiag.params import norm
-from fldiag.sections import Train
+from fldiag.sections import TrainSection
 
 
 class SGD:
     """v := r v + (g + wd w), v := g at first; w := w - lr v (nesterov: w - lr (g + r v)). Fresh every round."""
 
-    def __init__(self, train: Train, w: Tensor, v: Tensor | None = None):
+    def __init__(self, train: TrainSection, w: Tensor, v: Tensor | None = None):
         """``v`` [K, P]: momentum kept from an earlier round, updated in place (zero is a fresh start)."""
         self.train, self.v = train, v
 
@@ -61,7 +61,7 @@ class SGD:
 class Adam:
     """Adam with PyTorch's defaults (betas 0.9 and 0.999, eps 1e-8, weight decay added to the gradient)."""
 
-    def __init__(self, train: Train, w: Tensor, v: Tensor | None = None):
+    def __init__(self, train: TrainSection, w: Tensor, v: Tensor | None = None):
         self.train, self.count = train, 0
         self.m, self.s = torch.zeros_like(w), torch.zeros_like(w)
 
@@ -81,7 +81,7 @@ class Adam:
             w.addcdiv_(m, scale, value=-lr / corrected)
 
 
-def prepare(train: Train, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:
+def prepare(train: TrainSection, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:
     """Clip the (corrected) gradient of each client, then add weight decay; in place."""
     g = clip(train, g)
     if isinstance(decay, Tensor):
@@ -90,7 +90,7 @@ def prepare(train: Train, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> 
     return g.add_(w, alpha=decay) if decay else g
 
 
-def clip(train: Train, g: Tensor) -> Tensor:
+def clip(train: TrainSection, g: Tensor) -> Tensor:
     return g if train.clip is None else g.mul_((train.clip / (norm(g) + 1e-6)).clamp_(max=1.0))
 
 

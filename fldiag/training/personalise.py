@@ -26,7 +26,7 @@ from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
-from fldiag.sections import Train
+from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.step import Step
 from fldiag.training.client import Batches
@@ -114,7 +114,7 @@ def of_run(
     return check(table(rows, **run.common))
 
 
-def planned(setup: Setup) -> Personal | None:
+def personal_plan(setup: Setup) -> Personal | None:
     """What the run's method does after the last round, if anything; nothing on data without classes.
 
     Raises FldiagError for a plan that the model cannot follow."""
@@ -301,7 +301,6 @@ def fine_tune(
         if progress:
             progress(done, total, "groups of clients")
 
-    report(0, len(cohorts), "")
     with open_pool(executor, _tune, tuning, most=len(cohorts)) as pool:
         results = (store or KeptUnits(None, str)).results(
             pool, cohorts, report, measure_cohort, store_name
@@ -316,7 +315,9 @@ def _tune(tuning: Setup, cohort: Cohort) -> dict[str, Tensor]:
 class EpochSchedule:
     """Minibatches of fine-tuning: an epoch is ``steps(n, train)`` of them, or one pass over the n examples."""
 
-    def __init__(self, config: Config, epochs: int, steps: Callable[[int, Train], int] | None):
+    def __init__(
+        self, config: Config, epochs: int, steps: Callable[[int, TrainSection], int] | None
+    ):
         train = config.train
         self.config, self.epochs, self.steps = config, epochs, steps
         self.passes = Seeded(config.seed, 0, 0, 1, train.batch_size, train.drop_last)

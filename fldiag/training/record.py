@@ -15,7 +15,7 @@ from fldiag.errors import FldiagError
 from fldiag.local import Notes, Published
 from fldiag.params import cosine
 from fldiag.results.table import columns
-from fldiag.sections import Metrics
+from fldiag.sections import MetricsSection
 from fldiag.step import Output, Step
 
 
@@ -23,12 +23,12 @@ class StepRecorder(Notes):
     """The notes of one cohort. It sees steps and changes nothing of them: an extra pass comes last, and has copies
     of the batch-norm statistics and random numbers of its own."""
 
-    def __init__(self, metrics: Metrics):
+    def __init__(self, metrics: MetricsSection):
         super().__init__()
         self.kind, self.tau = metrics.proximal, metrics.tau
         self.sizes: list[np.ndarray] = []  # examples in the minibatch of every client, step by step
 
-    def step(self, step: Step, loss: Tensor, g_l: Tensor) -> None:
+    def before_update(self, step: Step, loss: Tensor, g_l: Tensor) -> None:
         """Before the base optimiser: ``loss`` [k] and its gradient ``g_l`` [k, P] as they were before corrections."""
         self.add("loss", loss)
         self.add("grad_norm", length(g_l))
@@ -45,7 +45,7 @@ class StepRecorder(Notes):
             head = slice(-layout.head_size, None)
             self.cosine(g_u[:, head], proximal.g[:, head], "part:head", proximal.kind)
 
-    def moved(self, step: Step) -> None:
+    def after_update(self, step: Step) -> None:
         """After the base optimiser."""
         self.add("update_norm", length(step.w - step.local.w_g))
         self.sizes.append(
@@ -139,7 +139,7 @@ def length(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
 
 
-def check(metrics: Metrics, dataset: Dataset) -> None:
+def check(metrics: MetricsSection, dataset: Dataset) -> None:
     if metrics.proximal == "kl" and dataset.regression:
         raise FldiagError(
             "metrics.proximal = 'kl' compares class probabilities, the data set has real targets",

@@ -17,14 +17,14 @@ from fldiag.checkpoint import base, journal, owner
 from fldiag.checkpoint.client_states import HELD
 from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
-from fldiag.config import Config, checked
+from fldiag.config import Config, check_config
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pools import Pool, open_pool
 from fldiag.results.table import PERSONAL
 from fldiag.training.client import CohortResult
-from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, sums
-from fldiag.training.personalise import GlobalModel, measure, planned
+from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, evaluate_block
+from fldiag.training.personalise import GlobalModel, measure, personal_plan
 from fldiag.training.record import step_rows
 from fldiag.training.resume import (
     check_same_config,
@@ -90,8 +90,8 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
-    config = checked(config).allow(allow_code)
-    choice = parse_executor(executor)
+    config = check_config(config).allow(allow_code)
+    spec = parse_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
@@ -114,10 +114,10 @@ def train(
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
-    planned(setup)  # what cannot be personalised is refused now rather than after the last round
+    personal_plan(setup)  # refuses now, rather than after the last round, what cannot be done then
     emit = on_event or (lambda event: None)
-    shared = WorkerSetup(setup, config, device, is_custom)
-    with owner.hold(path) as ownership, open_pool(choice, work, shared) as pool:
+    shared = WorkerSetup(setup, device, is_custom)
+    with owner.hold(path) as ownership, open_pool(spec, work, shared) as pool:
         run = _open(path, config, setup, federation, resume)
         emit(
             {
@@ -132,7 +132,7 @@ def train(
             _loop(config, run, federation, ownership, pool, emit)
             if run.status == "running":
                 pool.close()
-                _personalise(run, federation, choice, emit)
+                _personalise(run, federation, spec, emit)
         except KeyboardInterrupt:
             run = Run.open(path)  # what is in memory may name files that were still being written
             if run.status == "running":
@@ -209,7 +209,7 @@ def _loop(
 ) -> None:
     run.index["status"] = "running"
     setup, segment = federation.setup, Segment(run)
-    plan = planned(setup)
+    plan = personal_plan(setup)
     while federation.t < config.rounds:
         former = federation.w, federation.buffers
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
@@ -267,9 +267,9 @@ def _loop(
         )
 
 
-def _personalise(run: Run, federation: Federation, choice: ExecutorSpec, emit: Listener) -> None:
+def _personalise(run: Run, federation: Federation, spec: ExecutorSpec, emit: Listener) -> None:
     """What the method does after the last round, which is stored by now: a run stopped meanwhile goes on from it."""
-    plan = planned(federation.setup)
+    plan = personal_plan(federation.setup)
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
         model = GlobalModel(federation.w, federation.buffers, federation.clients, run.done)
@@ -277,7 +277,7 @@ def _personalise(run: Run, federation: Federation, choice: ExecutorSpec, emit: L
             federation.setup,
             plan,
             model,
-            executor=choice,
+            executor=spec,
             progress=lambda done, total, text: emit(
                 {"event": "personalise", "done": done, "total": total}
             ),
@@ -320,8 +320,8 @@ def failure(run: Run) -> str | None:
 class WorkerSetup:
     """A setup for workers: each builds it from the config; a custom one (the caller's data, module) is sent as it is."""
 
-    def __init__(self, setup: Setup, config: Config, device: str, is_custom: bool):
-        self.config, self.device, self.is_custom = config, device, is_custom
+    def __init__(self, setup: Setup, device: str, is_custom: bool):
+        self.config, self.device, self.is_custom = setup.config, device, is_custom
         self.setup = setup
 
     @cached_property
@@ -335,5 +335,5 @@ class WorkerSetup:
 def work(shared: WorkerSetup, unit: Cohort | EvaluationBlock) -> CohortResult | Sums:
     setup = shared.setup
     if isinstance(unit, EvaluationBlock):
-        return sums(setup.network, setup.dataset, unit, setup.device)
+        return evaluate_block(setup.network, setup.dataset, unit, setup.device)
     return setup.train(unit)

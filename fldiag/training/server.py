@@ -13,7 +13,7 @@ from torch import Tensor
 from fldiag.checkpoint.client_states import ClientStates, State
 from fldiag.checkpoint.run import Run
 from fldiag.method import Method, Round
-from fldiag.sections import Train
+from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
 from fldiag.training.setup import Cohort, Setup, load_weights
 
@@ -140,28 +140,20 @@ def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
         rows = [row for tensor in tensors for row in tensor.split(1)]
         return torch.cat([rows[j] for j in order])  # put in order before the copy, not after it
 
-    def join_each(name: str) -> dict[str, Tensor]:
-        names = getattr(results[0], name)
-        return {key: join([getattr(result, name)[key] for result in results]) for key in names}
-
+    values: dict[str, Any] = {"ids": ids}
+    for name in ("rows", "n", "steps", "effective", "loss"):
+        values[name] = join([getattr(result, name) for result in results])
+    for name in ("buffers", "state", "uploads"):
+        tables = [getattr(result, name) for result in results]
+        values[name] = {key: join([table[key] for table in tables]) for key in tables[0]}
     notes = [result.notes for result in results if result.notes is not None]
-    return CohortResult(
-        ids=ids,
-        rows=join([result.rows for result in results]),
-        n=join([result.n for result in results]),
-        steps=join([result.steps for result in results]),
-        effective=join([result.effective for result in results]),
-        loss=join([result.loss for result in results]),
-        buffers=join_each("buffers"),
-        state=join_each("state"),
-        uploads=join_each("uploads"),
-        notes=pd.concat(notes).sort_values("client", kind="stable", ignore_index=True)
-        if notes
-        else None,
-    )
+    if notes:
+        table = pd.concat(notes)
+        values["notes"] = table.sort_values("client", kind="stable", ignore_index=True)
+    return CohortResult(**values)
 
 
-def aggregate(round: Round, method: Method, train: Train) -> Tensor:
+def aggregate(round: Round, method: Method, train: TrainSection) -> Tensor:
     """New global weights [P]: w = sum_k p_k w_k, then the server slots in order. p_k is proportional to n_k, 1 or
     the number of full minibatches, by ``train.aggregate``.
 

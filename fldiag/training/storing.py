@@ -19,6 +19,7 @@ from fldiag.method import Round
 from fldiag.results.machine import capability, commit, machine
 from fldiag.results.table import Row
 from fldiag.training.client import CohortResult
+from fldiag.training.evaluate import score_rows
 from fldiag.training.server import Federation, merge
 
 #: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
@@ -33,20 +34,7 @@ def round_rows(
     size += sum(b[0].numel() * b.element_size() for b in result.buffers.values())
     up = size + sum(u[0].numel() * u.element_size() for u in round.uploads.values())
     down = size + sum(s.numel() * s.element_size() for s in round.sent.values())
-    rows: list[Row] = [
-        {
-            "round": t,
-            "moment": "aggregated",
-            "scope": "global",
-            "slice": "test",
-            "metric": metric,
-            "value": scores[metric],
-            "n_examples": int(scores["n"]),
-            "estimator": "exact",
-        }
-        for metric in ("accuracy", "loss")
-        if metric in scores
-    ]
+    rows: list[Row] = [{"round": t, **row} for row in score_rows(scores, "test")]
     rows.append(
         {
             "round": t,
@@ -114,15 +102,15 @@ def describe_clients(config: Config, model_bytes: int) -> str:
     clients, size = config.checkpoint.clients, client_bytes(config, model_bytes) / 1e6
     if clients == "none":
         return "checkpoints hold no client's weights (checkpoint.clients = none)"
-    whose = {"all": "all clients'"}.get(str(clients), "the sampled clients'")
+    owners = "all clients'" if clients == "all" else "the sampled clients'"
     if isinstance(clients, tuple):
-        whose = f"{len(clients)} clients'"
+        owners = f"{len(clients)} clients'"
     if every_round_holds_clients(config, model_bytes):
         return (
-            f"every stored round holds {whose} weights: {size:,.0f} MB in all (checkpoint.clients)"
+            f"every stored round holds {owners} weights: {size:,.0f} MB in all (checkpoint.clients)"
         )
     return (
-        f"the last round holds {whose} weights: {size:,.0f} MB; in every stored round they would take "
+        f"the last round holds {owners} weights: {size:,.0f} MB; in every stored round they would take "
         f"{size * count_checkpoints(config):,.0f} MB (checkpoint.clients = sampled)"
     )
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import fldiag
 from fldiag import registry
 from fldiag.problem.problem import Problem
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 

@@ -112,13 +112,13 @@ MAY = {
     "": {
         "errors",
         "config",
-        "registry",
         "api",
         "checkpoint",
+        "export",
         "method",
         "problem",
         "rounds",
-        "version",
+        "training",
     },
 }
 FILES = sorted(ROOT.rglob("*.py"))

@@ -19,7 +19,7 @@ import pytest
 
 from fldiag import registry
 from fldiag.config import load, presets
-from fldiag.sections import Checkpoint
+from fldiag.sections import CheckpointSection
 
 #: Presets that have changed since, as they were.
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -42,7 +42,7 @@ def test_a_hash_is_what_it_was(entry):
 @pytest.mark.parametrize("entry", HASHES, ids=lambda e: " ".join([e["preset"], *e["overrides"]]))
 def test_all_have_the_default_checkpoint_section(entry):
     """So that they need not change when that section leaves the hash."""
-    assert config(entry).checkpoint == Checkpoint()
+    assert config(entry).checkpoint == CheckpointSection()
 
 
 def test_every_preset_and_every_method_is_there():

@@ -9,7 +9,7 @@ import torch
 from fldiag import data
 from fldiag.data.public import deal, load_public
 from fldiag.errors import FldiagError
-from fldiag.sections import Partition
+from fldiag.sections import PartitionSection
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def test_the_private_set_itself_is_refused(root):
 
 def test_dealing_leaves_out_what_is_held_out():
     digits = data.load("digits")
-    spec = Partition(kind="iid")
+    spec = PartitionSection(kind="iid")
     everything = deal(digits, spec, 7)
     assert sorted(np.concatenate(everything)) == list(range(len(digits.train_y)))
     parts = deal(digits, spec, 7, "holdout:100")

@@ -90,7 +90,7 @@ def test_a_stored_config_means_what_it_meant(monkeypatch):
     monkeypatch.setitem(identity.ADDED_KEYS, "train.local_decay", 0.3)
     tree = build({}).model_dump(mode="json")
     del tree["train"]["local_decay"]
-    assert Config.stored(tree).train.local_decay == 0.3
+    assert Config.from_stored(tree).train.local_decay == 0.3
     assert "local_decay" not in tree["train"], "what was stored is left alone"
     assert build(tree).train.local_decay == 1.0, "a user's own file gets the default of today"
     assert identity.as_stored({"train": {}, "data": {}}) == {"train": {}, "data": {}}
@@ -128,8 +128,8 @@ def test_a_stored_run_saw_its_inputs_as_they_were_normalised_then(name, before):
     config = build({"data": {"name": name}})
     tree = config.model_dump(mode="json")
     del tree["data"]["normalise"]
-    assert Config.stored(tree).data.normalise == before
-    assert (Config.stored(tree).hash == config.hash) == (before is None)
+    assert Config.from_stored(tree).data.normalise == before
+    assert (Config.from_stored(tree).hash == config.hash) == (before is None)
 
 
 def chosen(method="scaffold", **more):

@@ -1,5 +1,6 @@
 """The public names: what the command line can do, Python can do, with the same names; each is itself whatever was imported."""
 
+import ast
 import dataclasses
 import doctest
 import importlib
@@ -8,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -278,3 +280,15 @@ def test_what_is_of_the_wrong_kind_is_one_error_with_a_remedy(ask, says):
     with pytest.raises(fldiag.FldiagError, match=says) as caught:
         ask()
     assert caught.value.usage and caught.value.remedy
+
+
+def test_a_type_checker_sees_the_public_names():
+    """The imports for type checkers are those that ``fldiag.NAME`` makes."""
+    tree = ast.parse(Path(fldiag.__file__).read_text())
+    (block,) = [
+        n for n in tree.body if isinstance(n, ast.If) and n.body[0].__class__ is ast.ImportFrom
+    ]
+    visible = {alias.name: node.module for node in block.body for alias in node.names}
+    assert sorted(visible) == sorted(fldiag.__all__)
+    for name, module in visible.items():
+        assert getattr(importlib.import_module(module), name) is getattr(fldiag, name)

@@ -19,7 +19,7 @@ from fldiag.errors import FldiagError
 from fldiag.identity import ADDED_KEYS
 from fldiag.results.table import check, columns, table
 from fldiag.rounds.history import History
-from fldiag.sections import Metrics
+from fldiag.sections import MetricsSection
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
 
@@ -362,8 +362,12 @@ def test_a_run_that_records_nothing_is_as_before(tmp_path):
 def test_some_rounds_only(tmp_path):
     config = recorded(helpers.config(rounds=5), metrics__every=2)
     assert rounds.train(config, out=tmp_path).recorded == [2, 4, 5]
-    assert [t for t in range(1, 6) if Metrics(steps=True, every=2).of_round(t, 5)] == [2, 4, 5]
-    assert not Metrics().of_round(5, 5)
+    assert [t for t in range(1, 6) if MetricsSection(steps=True, every=2).of_round(t, 5)] == [
+        2,
+        4,
+        5,
+    ]
+    assert not MetricsSection().of_round(5, 5)
 
 
 def test_clients_trained_for_the_checkpoint_only_are_not_recorded(tmp_path):
@@ -422,7 +426,7 @@ def test_wrong_choices():
     q = helpers.quadratics()
     with pytest.raises(FldiagError, match=r"metrics\.proximal = 'l2'"):
         Setup(recorded(q.config(), **KL), dataset=q.data[0], parts=q.data[1])
-    assert Config().metrics == Metrics(steps=False)
+    assert Config().metrics == MetricsSection(steps=False)
 
 
 def test_columns_are_a_table():

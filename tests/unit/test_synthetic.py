@@ -12,7 +12,7 @@ from fldiag.data import partition, synthetic
 from fldiag.data.public import deal
 from fldiag.data.synthetic import EXAMPLES
 from fldiag.errors import FldiagError
-from fldiag.sections import Partition
+from fldiag.sections import PartitionSection
 from fldiag.training import rounds
 
 
@@ -22,7 +22,7 @@ def dataset():
 
 
 def dealt(dataset, clients, kind="dirichlet", **options):
-    return deal(dataset, Partition(kind=kind, **options), clients)
+    return deal(dataset, PartitionSection(kind=kind, **options), clients)
 
 
 def chosen(method="fedavg", clients=1000, **more):

@@ -260,7 +260,7 @@ def test_worker_processes_have_the_consent(folder, tmp_path, words):
 
 
 def test_a_later_key_is_covered_without_being_named(tmp_path):
-    class Later(sections.Data):
+    class Later(sections.DataSection):
         sampler: str | None = None
 
     class LaterConfig(Config):
@@ -268,7 +268,7 @@ def test_a_later_key_is_covered_without_being_named(tmp_path):
 
     tree = config().model_dump(mode="json")
     tree["data"]["sampler"] = "evilmod:go"
-    stored = LaterConfig.stored(tree)
+    stored = LaterConfig.from_stored(tree)
     assert stored.code == {"data.sampler": "evilmod:go"} and stored.allowed_code == set()
     with pytest.raises(FldiagError, match=r"data\.sampler = 'evilmod:go'.*--allow-code evilmod:go"):
         Setup(stored)

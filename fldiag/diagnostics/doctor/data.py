@@ -119,9 +119,9 @@ class Parts(Check):
 
     def _named(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         from fldiag.data.public import deal
-        from fldiag.sections import Partition
+        from fldiag.sections import PartitionSection
 
-        spec = Partition.model_validate(self.case.section("partition"))
+        spec = PartitionSection.model_validate(self.case.section("partition"))
         again = deal(
             history.dataset, spec, self.case.total, self.case.section("data").get("public")
         )
