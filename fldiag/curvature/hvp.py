@@ -50,31 +50,31 @@ def derivative(
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        what = str(error).partition(" Hint:")[0].rstrip(".")
+        reason = str(error).partition(" Hint:")[0].rstrip(".")
         raise FldiagError(
-            f"the model cannot be differentiated: {what}",
+            f"the model cannot be differentiated: {reason}",
             "use inplace=False where another layer still needs the values",
         ) from error
 
 
 def _refuse_dead_ends(gradients: Parts) -> None:
     """A function marked once_differentiable leaves a node that autograd passes over in silence."""
-    seen: set[Any] = set()
-    todo: list[Any] = [g.grad_fn for g in gradients if g is not None]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
+    visited: set[Any] = set()
+    stack: list[Any] = [g.grad_fn for g in gradients if g is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
         if node.name().endswith("::Error"):
             raise FldiagError(
                 "the model cannot be differentiated twice: it uses a once_differentiable function",
                 "give that function a differentiable backward, or use differences = True",
             )
-        seen.add(node)
-        todo += [following for following, _ in node.next_functions]
+        visited.add(node)
+        stack += [following for following, _ in node.next_functions]
 
 
-def _again(
+def _second_derivative(
     outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor], retain: bool
 ) -> Parts:
     try:
@@ -157,7 +157,9 @@ class Hessian(DoubleBackward):
         ]
         if not pairs:  # linear in w: no curvature
             return None
-        return _again([g for g, _ in pairs], self._leaves, [piece for _, piece in pairs], retain)
+        return _second_derivative(
+            [g for g, _ in pairs], self._leaves, [piece for _, piece in pairs], retain
+        )
 
 
 class GaussNewton(DoubleBackward):
@@ -201,8 +203,8 @@ class GaussNewton(DoubleBackward):
         if prepared is None:
             return None
         z, at, slope, u, back, linear = prepared
-        forward = _again(
+        forward = _second_derivative(
             list(compress(back, linear)), [u], list(compress(self._pieces(v), linear)), True
         )
-        curved = _again([slope], [at], [f for f in forward if f is not None], True)
-        return _again([z], self._leaves, [c for c in curved if c is not None], True)
+        curved = _second_derivative([slope], [at], [f for f in forward if f is not None], True)
+        return _second_derivative([z], self._leaves, [c for c in curved if c is not None], True)

@@ -57,11 +57,10 @@ class Operator:
     shift = 0.0
 
     def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
-        self._w = (
-            w.clone() if w.is_inference() else w.detach()
-        )  # made under inference_mode, it could not be differentiated at
+        # under inference_mode it could not be differentiated at
+        self._w = w.clone() if w.is_inference() else w.detach()
         self._weights, self._keep = list(weights), keep
-        self._kept: dict[int, Any] = {}
+        self._prepared: dict[int, Any] = {}
         self._buffer: Tensor | None = None
         self.products = 0
 
@@ -97,9 +96,9 @@ class Operator:
         v = self._narrow(v.detach())
         with torch.autocast(self._w.device.type, enabled=False):
             for i, weight in enumerate(self._weights):
-                prepared = self._kept[i] if i in self._kept else self._prepare(i)
-                if i not in self._kept and self._worth_keeping(i, prepared):
-                    self._kept[i] = prepared
+                prepared = self._prepared[i] if i in self._prepared else self._prepare(i)
+                if i not in self._prepared and self._worth_keeping(i, prepared):
+                    self._prepared[i] = prepared
                 part = self._product(prepared, v)
                 if part is not None:
                     self._add(total, part, weight)
@@ -119,11 +118,11 @@ class Operator:
 
     def release(self) -> None:
         """Frees what was kept; the operator still works."""
-        self._kept.clear()
+        self._prepared.clear()
         self._buffer = None
 
 
-class Block:
+class OperatorBlock:
     """The rows and columns ``index`` [p] of an operator: its diagonal block on some of the weights."""
 
     def __init__(self, operator: Operator, index: Tensor):
@@ -139,6 +138,6 @@ class Block:
 
     def __call__(self, v: Tensor) -> Tensor:
         """[p] -> [p] in float64."""
-        whole = torch.zeros(self._operator.size, dtype=torch.float64, device=v.device)
-        whole[self._index] = v.double()
-        return self._operator(whole)[self._index]
+        padded = torch.zeros(self._operator.size, dtype=torch.float64, device=v.device)
+        padded[self._index] = v.double()
+        return self._operator(padded)[self._index]

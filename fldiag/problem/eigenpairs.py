@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, lanczos
-from fldiag.curvature.operator import Block, Operator
+from fldiag.curvature.operator import Operator, OperatorBlock
 from fldiag.errors import FldiagError
-from fldiag.models.size import memory
+from fldiag.models.size import memory as installed_memory
 from fldiag.problem.exact_curvature import within_a_layer
 from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
@@ -64,12 +65,11 @@ def eigenpairs(
 
     Raises FldiagError when the probe finds a culprit, a product is not finite or no tensor matches.
     """
-    whole = (
-        problem.hessian(matrix=in_form(problem, matrix, params)) if operator is None else operator
-    )
-    product: Operator | Block = (
-        whole if params is None else Block(whole, block_index(problem, params))
-    )
+    if operator is None:
+        operator = problem.hessian(matrix=in_form(problem, matrix, params))
+    product: Operator | OperatorBlock = operator
+    if params is not None:
+        product = OperatorBlock(operator, block_index(problem, params))
     limit = basis_limit(problem, k, product.size)
     return lanczos(
         product,
@@ -98,11 +98,11 @@ def check_count(k: int, size: int) -> None:
             usage=True,
         )
     k = min(k, size)
-    needed, there = 8 * size * (k + 8), memory()
-    if needed > there:
+    nbytes, memory = 8 * size * (k + 8), installed_memory()
+    if nbytes > memory:
         raise FldiagError(
-            f"k = {k:,} eigenvectors of {size:,} weights take {needed / 1e9:,.0f} GB, and this machine has "
-            f"{there / 1e9:,.0f} GB of memory",
+            f"k = {k:,} eigenvectors of {size:,} weights take {nbytes / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory",
             "ask for fewer eigenvalues",
             usage=True,
         )
@@ -131,24 +131,22 @@ def strict_pairs(
     matrix: Matrix = "hessian",
     max_products: int,
     seed: int = 0,
-    operator: Operator | None = None,
-    progress: Progress | None = None,
+    **others: Any,
 ) -> EigenPairs:
-    """``eigenpairs`` of the whole matrix with residuals within ``tol``, found once per problem."""
+    """``eigenpairs`` of the whole matrix with residuals within ``tol``, computed once per problem.
+
+    ``others``: operator and progress, which decide nothing.
+    """
+    options: dict[str, Any] = {
+        "which": which,
+        "tol": tol,
+        "matrix": matrix,
+        "max_products": max_products,
+        "seed": seed,
+    }
     return problem.recall(
-        ("eigenpairs", k, which, tol, matrix, max_products, seed),
-        lambda: eigenpairs(
-            problem,
-            k,
-            which=which,
-            tol=tol,
-            matrix=matrix,
-            max_products=max_products,
-            seed=seed,
-            operator=operator,
-            strict=True,
-            progress=progress,
-        ),
+        ("eigenpairs", k, *options.values()),
+        lambda: eigenpairs(problem, k, **options, strict=True, **others),
     )
 
 

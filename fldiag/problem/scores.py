@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.problem.each import Each
 from fldiag.problem.ingredients import Ingredients
-from fldiag.problem.objective import IGNORED, entropy_of
+from fldiag.problem.objective import IGNORED, Each, entropy_of
 from fldiag.problem.trees import Tree, count
 
 #: Relative difference below which two losses in single precision are the same one.
@@ -76,7 +75,7 @@ class AnswerCounter:
     """Counts the right answers batch by batch; what kind of classification it is follows from the first batch."""
 
     def __init__(self, problem: Ingredients):
-        self.problem, self.entropy = problem, entropy_of(problem.given_loss)
+        self.problem, self.entropy = problem, entropy_of(problem.user_loss)
         self.kind: _Kind | None = None
         self.batches = 0
         self.right: list[Tensor] = []
@@ -204,7 +203,7 @@ class AnswerCounter:
             outputs.reshape(-1),
             labels.reshape(-1).to(outputs.dtype),
         )
-        loss = self.problem.given_loss
+        loss = self.problem.user_loss
         if isinstance(loss, nn.BCEWithLogitsLoss) or math.isclose(
             float(F.binary_cross_entropy_with_logits(flat, target)),
             value,

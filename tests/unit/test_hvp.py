@@ -84,7 +84,7 @@ def dense(p):
     x, y = p.read(0, p.n)
 
     def loss(w):
-        return p.given_loss(p.call(w, x), y)
+        return p.user_loss(p.call(w, x), y)
 
     return torch.func.jacrev(torch.func.jacrev(loss))(p.w)
 

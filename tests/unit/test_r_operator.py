@@ -80,8 +80,8 @@ def dense(p):
     x, y = p.read(0, p.n)
     j = torch.func.jacrev(lambda w: p.call(w, x).reshape(-1))(p.w)
     z = p.call(p.w, x)
-    h = torch.func.hessian(lambda z: p.given_loss(z.reshape(len(y), -1), y))(z.reshape(-1))
-    return torch.func.jacrev(torch.func.jacrev(lambda w: p.given_loss(p.call(w, x), y)))(
+    h = torch.func.hessian(lambda z: p.user_loss(z.reshape(len(y), -1), y))(z.reshape(-1))
+    return torch.func.jacrev(torch.func.jacrev(lambda w: p.user_loss(p.call(w, x), y)))(
         p.w
     ), j.T @ h @ j
 

@@ -56,7 +56,7 @@ class Surface:
 
     def fill(self, rtol: float, pool: Pool | None = None) -> grids.Filled:
         self.pool = pool
-        values = grids.Values(self.kept.done, self.kept.value, self.kept.stderr)
+        values = grids.GridValues(self.kept.done, self.kept.value, self.kept.stderr)
         return grids.fill(self.places, values, self._ask, rtol, self.seed)
 
     def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:

@@ -87,7 +87,7 @@ def eigenvalues(
             noise=noise_of(problem),
             which=which,
             matrix=matrix,
-            estimator=problem.said("lanczos" if form == matrix else f"lanczos-{form}"),
+            estimator=problem.estimator_name("lanczos" if form == matrix else f"lanczos-{form}"),
         )
         found = [{**row, "layer": label} for row in (found[:1] if done else found)]
         rows += found
