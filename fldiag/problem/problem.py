@@ -210,41 +210,58 @@ class Problem(Ingredients):
             )
         return w.detach().to(self.w)
 
-    def _outputs(self, w: Tensor) -> Iterator[tuple[Any, Tree]]:
-        channels_last = self._facts.channels_last
-        views = self.layout.views(w)
-        if (
-            channels_last
-        ):  # also the weights: with one input channel the layout of x alone decides nothing
-            views = {
-                n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
-                for n, v in views.items()
-            }
-        for i in range(len(self.bounds)):
-            x, y = self.batch(i)
-            if channels_last:
-                x = x.contiguous(memory_format=torch.channels_last)
-            with self.guarded(), torch.no_grad():
-                z = self.call(views, x)
-            yield z, y
-
     # -- evaluations
+
+    def views_for_evaluation(self, w: Tensor) -> dict[str, Tensor]:
+        """Named weights at w [P], in the memory format that is fast without gradients."""
+        views = self.layout.views(w)
+        if not self._facts.channels_last:
+            return views
+        # also the weights: with one input channel the layout of x alone decides nothing
+        return {
+            n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
+            for n, v in views.items()
+        }
+
+    def batch_for_evaluation(self, i: int) -> tuple[Tree, Tree]:
+        """Batch i, its inputs in that memory format."""
+        x, y = self.batch(i)
+        return (
+            x.contiguous(memory_format=torch.channels_last) if self._facts.channels_last else x
+        ), y
+
+    def evaluate(
+        self, w: Tensor, buffers: dict[str, Tensor] | None = None
+    ) -> Iterator[tuple[Any, Tree]]:
+        """The model's outputs and the targets of every batch at w [P] (and copies of buffers; default: its own)."""
+        views = self.views_for_evaluation(w)
+        for i in range(len(self.bounds)):
+            x, y = self.batch_for_evaluation(i)
+            copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
+            with self.guarded(), torch.no_grad():
+                z = self.call(views, x, copies)
+            yield z, y
 
     def outputs(self, w: Tensor | None = None) -> tuple[Any, Tree]:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
         self.probe()
-        parts = list(self._outputs(self._vector(w)))
+        parts = list(self.evaluate(self._vector(w)))
         return join([z for z, _ in parts]), join([y for _, y in parts])
 
     def losses(self, w: Tensor | None = None) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example. Weight decay is in it as far
         as the example counts."""
-        one_by_one = self.probe().per_example
-        if one_by_one is None:
-            return None
+        self.probe()
         w = self._vector(w)
+        return self.losses_of(w, self.evaluate(w))
+
+    def losses_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Tensor | None:
+        """The same from (outputs, targets) at w [P] of all batches, in their order."""
+        per_example = self.probe().per_example
+        if per_example is None:
+            return None
         with self.guarded(), torch.no_grad():
-            return self.with_decay(torch.cat([one_by_one(z, y) for z, y in self._outputs(w)]), w)
+            return self.with_decay(torch.cat([per_example(z, y) for z, y in batches]), w)
 
     def with_decay(self, losses: Tensor, w: Tensor) -> Tensor:
         """Losses of the examples [n] with weight decay at w [P], so that their mean is the loss."""
@@ -259,15 +276,19 @@ class Problem(Ingredients):
         The standard error is None when the loss cannot be taken per example or there is only one. A loss that
         overflows far from the weights is returned as inf or NaN.
         """
-        losses = self.losses(w)
-        if losses is not None:
-            mean = float(losses.mean())
-            return mean, self.stderr(losses)
+        self.probe()
         w = self._vector(w)
+        return self.loss_of(w, self.evaluate(w))
+
+    def loss_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> tuple[float, float | None]:
+        """The same from (outputs, targets) at w [P] of all batches, in their order."""
+        losses = self.losses_of(w, batches)
+        if losses is not None:
+            return float(losses.mean()), self.stderr(losses)
         with self.guarded(), torch.no_grad():
             parts = [
                 float(self.criterion(z, y)) * (stop - start) / self.n
-                for (z, y), (start, stop) in zip(self._outputs(w), self.bounds, strict=True)
+                for (z, y), (start, stop) in zip(batches, self.bounds, strict=True)
             ]
         return math.fsum(parts) + self.penalty(w), None
 
@@ -275,10 +296,10 @@ class Problem(Ingredients):
         """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
         self.probe()
         w = self._vector(w)
-        return self.scores_of(w, self._outputs(w))
+        return self.scores_of(w, self.evaluate(w))
 
     def scores_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
-        """The same of (outputs, targets) at w [P] of all batches, in their order."""
+        """The same from (outputs, targets) at w [P] of all batches, in their order."""
         scores = score(self, batches, self.probe().per_example)
         if not self.weight_decay:
             return scores
@@ -307,7 +328,7 @@ class Problem(Ingredients):
         if each is None:
             return None
         with self.guarded(), torch.no_grad():
-            return torch.cat([each(z, y) for z, y in self._outputs(self.w)])
+            return torch.cat([each(z, y) for z, y in self.evaluate(self.w)])
 
     def _terms(self) -> list[Callable[[Tensor], Tensor]]:
         """The mean loss of each batch as a function of the weights."""

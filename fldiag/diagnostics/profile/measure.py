@@ -52,8 +52,11 @@ class Job:
     ) -> list[Row]:
         """Lines through the weights, each with its parabola."""
         count, p = len(kept.done), self.problem
-        if kept.held is not None:
-            along, found = torch.from_numpy(kept.held[0]["directions"]).to(p.device), kept.held[1]
+        if kept.before is not None:
+            along, found = (
+                torch.from_numpy(kept.before[0]["directions"]).to(p.device),
+                kept.before[1],
+            )
         elif directions == "eigen":
             pairs = eigenpairs(
                 p,
