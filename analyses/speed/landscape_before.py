@@ -8,7 +8,7 @@ import numpy as np
 from scipy.interpolate import RectBivariateSpline
 
 from fldiag.landscape import grid
-from fldiag.landscape.grid import Ask, Filled, GridValues, Heights, nested
+from fldiag.landscape.grid import Ask, FilledGrid, GridValues, Heights, nested
 from fldiag.seeding import numpy_rng
 
 #: Check points a level: this many where the error is expected, and as many at random.
@@ -61,7 +61,7 @@ class Refinement(grid.Refinement):
         mask[np.ix_(self.rows, self.columns)] = True
         return mask
 
-    def run(self) -> Filled:
+    def run(self) -> FilledGrid:
         if len(self.axis) <= WHOLE:
             return self.evaluate_all()
         for level in itertools.count():
@@ -141,14 +141,14 @@ class Refinement(grid.Refinement):
         }
         return halved(knots, gaps)
 
-    def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> Filled:
+    def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> FilledGrid:
         v, requested = self.values, self.requested
         spread = v.stderr[np.ix_(self.rows, self.columns)]
         stderr = np.full(requested.shape, np.nan)
         if np.isfinite(spread).all():
             stderr = np.maximum(_spline(self.axis, self.rows, self.columns, spread), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
-        return Filled(
+        return FilledGrid(
             requested,
             np.where(requested, v.value, value),
             np.where(requested, v.stderr, stderr),
@@ -175,7 +175,7 @@ def fill(
     rtol: float,
     seed: int,
     first: np.ndarray | None = None,
-) -> Filled:
+) -> FilledGrid:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
     ``ask`` evaluates points and writes them into ``values``; those of the mask ``first`` in any case.

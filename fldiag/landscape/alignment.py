@@ -93,7 +93,7 @@ def _assign(gain: Tensor) -> Tensor:
     )
 
 
-def aligned(problem: Problem, models: Sequence[Model]) -> tuple[list[Model], list[dict[str, int]]]:
+def align(problem: Problem, models: Sequence[Model]) -> tuple[list[Model], list[dict[str, int]]]:
     """The models after the first with their units in the order of the first's; and of each, how many units of which layer moved.
 
     The outputs of every model are compared before and after. Raises FldiagError naming a layer whose units have no known order,

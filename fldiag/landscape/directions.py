@@ -151,7 +151,7 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     return Directions(d1, rest / y_b, rows, reach=max(size_a, abs(x_b), y_b))
 
 
-def labelled(through: Any, requirement: str, at_least: int) -> dict[Any, Any]:
+def label_weights(through: Any, requirement: str, at_least: int) -> dict[Any, Any]:
     """Weight sets by label: of a mapping in the order of its labels, else numbered from 0.
 
     Raises FldiagError for anything but a mapping or a list with enough weight sets; its text begins with ``requirement``.
@@ -211,7 +211,7 @@ def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Dir
     projection), ``projection_error`` (distance from the plane); ``explained_variance`` (index 1, 2: the axis's
     share of the variance). Losses use the problem's buffers. Raises FldiagError for a trajectory on one line.
     """
-    trajectory = labelled(through, "a trajectory needs", 2)
+    trajectory = label_weights(through, "a trajectory needs", 2)
     offsets = torch.zeros(
         len(trajectory) + 1, problem.layout.size, dtype=torch.float64, device=problem.device
     )

@@ -47,7 +47,7 @@ class GridValues:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledGrid:
     """The whole grid: what was evaluated, and what the spline says elsewhere.
 
     ``error``: an estimate from above of the largest error, as a share of the loss range (None when every point was
@@ -133,10 +133,10 @@ class Refinement:
             self._evaluate(new, int(self.requested.sum()) + len(new), stage)
             self.requested |= mask
 
-    def evaluate_all(self) -> Filled:
+    def evaluate_all(self) -> FilledGrid:
         self.ask(np.ones_like(self.requested), "points")
         v, none = self.values, np.full(self.requested.shape, np.nan)
-        return Filled(self.requested, v.value.copy(), v.stderr.copy(), none, None, 0)
+        return FilledGrid(self.requested, v.value.copy(), v.stderr.copy(), none, None, 0)
 
     def start(self) -> np.ndarray:
         """The coarsest points and the middles between them."""
@@ -146,7 +146,7 @@ class Refinement:
         mask[np.ix_(middles, middles)] = True
         return mask
 
-    def run(self) -> Filled:
+    def run(self) -> FilledGrid:
         if self.points <= WHOLE:
             return self.evaluate_all()
         self.ask(self.start(), "first points")
@@ -246,13 +246,13 @@ class Refinement:
         worst: float,
         model: scattered.Guess,
         finite: np.ndarray,
-    ) -> Filled:
+    ) -> FilledGrid:
         v, evaluated = self.values, self.requested
         stderr = np.full(evaluated.shape, np.nan)
         if np.isfinite(v.stderr[finite]).all():
             stderr = np.maximum(model.through(v.stderr[finite]).reshape(evaluated.shape), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
-        return Filled(
+        return FilledGrid(
             evaluated,
             value,
             np.where(evaluated, v.stderr, stderr),
@@ -262,7 +262,7 @@ class Refinement:
         )
 
 
-def fill(axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int) -> Filled:
+def fill(axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int) -> FilledGrid:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
     ``ask`` evaluates points and writes them into ``values``.

@@ -87,7 +87,7 @@ def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, tuple[
     return twin, (inputs, inputs if y is x else tree_map(wide, y))
 
 
-def remarks(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
+def remarks_on(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
     """What the comparisons say about every result of the problem.
 
     Raises FldiagError where the gradient is not the derivative of the loss, and nobody allowed it.

@@ -141,8 +141,8 @@ def diagonal_of(
     trace, error = math.fsum(traces[n] for n in exact) + float(s.traces[-1]), float(s.stderrs[-1])
     reached = error <= rtol * abs(trace)
     return Diagonal(
-        _placed(problem, rest, s.diagonal, sums),
-        _placed(problem, rest, s.diagonal_stderr, {}),
+        _assemble(problem, rest, s.diagonal, sums),
+        _assemble(problem, rest, s.diagonal_stderr, {}),
         traces,
         dict.fromkeys(names) | errors,
         trace,
@@ -206,7 +206,7 @@ def _sampled(
     return sampled, problem.estimator_name("hutchinson-deflated" if space else "hutchinson")
 
 
-def _placed(
+def _assemble(
     problem: Problem, names: Sequence[str], sampled: Tensor | None, exact: Mapping[str, Tensor]
 ) -> Tensor | None:
     """The vector [P] of the entries sampled on the tensors ``names``, and of the exact ones (default: 0)."""

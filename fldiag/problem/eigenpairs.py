@@ -61,12 +61,12 @@ def eigenpairs(
 
     ``params``: only the block of the tensors whose names match a pattern such as ``features.*`` or are listed;
     the vectors have one entry per weight of the block, in order. ``operator``: reuse this one; else the block of a
-    single layer is multiplied in the form of ``in_form``.
+    single layer is multiplied in the form of ``choose_matrix``.
 
     Raises FldiagError when the probe finds a culprit, a product is not finite or no tensor matches.
     """
     if operator is None:
-        operator = problem.hessian(matrix=in_form(problem, matrix, params))
+        operator = problem.hessian(matrix=choose_matrix(problem, matrix, params))
     product: Operator | OperatorBlock = operator
     if params is not None:
         product = OperatorBlock(operator, block_index(problem, params))
@@ -114,7 +114,7 @@ def basis_limit(problem: Problem, k: int, size: int) -> int:
     return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (8 * size)))
 
 
-def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
+def choose_matrix(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
     """``ggn`` where the Hessian's block of these tensors is that of the Gauss-Newton matrix: of one layer in a network that
     is piecewise linear in each layer's weights. The products then have no negative curvature but rounding."""
     if params is None or problem.by_differences:

@@ -52,7 +52,7 @@ def code_of(function: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
+def unwrap_model(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """The module inside torch.compile, DataParallel and the like, and what was taken off, in words."""
     remarks: list[str] = []
     while True:
@@ -66,10 +66,12 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
 
 def forward_of(model: Any) -> inspect.Signature | None:
     """The arguments of a module's forward; None for what is no module."""
-    return inspect.signature(unwrapped(model)[0].forward) if isinstance(model, nn.Module) else None
+    return (
+        inspect.signature(unwrap_model(model)[0].forward) if isinstance(model, nn.Module) else None
+    )
 
 
-def spread(n: int, count: int = 32) -> list[range]:
+def spread_examples(n: int, count: int = 32) -> list[range]:
     """Up to ``count`` examples in four runs spread over n (a slice is often sorted by class)."""
     return (
         [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
@@ -115,7 +117,7 @@ class Ingredients:
             raise FldiagError(
                 f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True
             )
-        model, remarks = unwrapped(model)
+        model, remarks = unwrap_model(model)
         if not callable(loss):
             raise FldiagError(
                 f"loss is a {type(loss).__name__}", "give a function of (outputs, y)", usage=True
@@ -325,7 +327,7 @@ class Ingredients:
 
     def sample(self, count: int) -> tuple[Tree, Tree]:
         """Up to ``count`` examples spread over the slice."""
-        parts = [self.read(r.start, r.stop) for r in spread(self.n, count)]
+        parts = [self.read(r.start, r.stop) for r in spread_examples(self.n, count)]
         x = join([p[0] for p in parts])
         return x, x if parts[0][1] is parts[0][0] else join([p[1] for p in parts])
 

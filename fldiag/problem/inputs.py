@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from fldiag.errors import FldiagError, counted, first_line
 from fldiag.params import Layout, flatten
-from fldiag.problem.trees import Tree, count, cut, described, join, leaves_by_place
+from fldiag.problem.trees import Tree, count, cut, describe, join, leaves_by_place
 
 
 class DataSlice(Protocol):
@@ -143,7 +143,7 @@ def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[i
         else min(size - 1, max(1, len(positional)))
     )
     inside = ", ".join(
-        f"entry {i + 1}: {spelled(part)}" for i, part in enumerate(entries.batches[0])
+        f"entry {i + 1}: {describe_entry(part)}" for i, part in enumerate(entries.batches[0])
     )
     text = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
     if least >= size:
@@ -173,11 +173,11 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def spelled(part: Any) -> str:
+def describe_entry(part: Any) -> str:
     """Type and shape of an entry."""
     if isinstance(part, (Tensor, np.ndarray)):
         return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
-    return described(part)
+    return describe(part)
 
 
 def is_split(data: Any) -> bool:

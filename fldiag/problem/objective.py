@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fldiag.errors import FldiagError, first_line
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.trees import Tree, clone, count, cut, described, of_examples, rows, same
+from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, rows, same
 
 #: (outputs, y) -> a number of each example [b].
 Each = Callable[[Any, Any], Tensor]
@@ -49,7 +49,7 @@ class Objective:
     remarks: tuple[str, ...] = ()
 
 
-def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
+def make_objective(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     """How the problem's loss is taken, from what it is and what it returns for a sample and its outputs z.
 
     Raises FldiagError when the loss fails, returns neither a number nor a pair, or counts nothing.
@@ -81,7 +81,7 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
         return _counted(problem, loss, z, y)
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
-            f"the loss returns {described(value)} for {count(y)} examples, not one number",
+            f"the loss returns {describe(value)} for {count(y)} examples, not one number",
             'use the mean over examples (reduction="mean"), or return (sum, count)',
         )
     return Objective(loss)
@@ -171,14 +171,14 @@ def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
         if not str(warning).startswith("Using a target size"):  # made an error by whoever calls
             raise
         raise FldiagError(
-            f"the loss compares outputs {described(z)} with targets {described(y)}: one would be spread over the "
+            f"the loss compares outputs {describe(z)} with targets {describe(y)}: one would be spread over the "
             "other",
             "give the targets the shape of the outputs, or a loss that says how they are compared",
         ) from None
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         several = not isinstance(z, Tensor)
         raise FldiagError(
-            f"the loss failed on outputs {described(z)} and targets {described(y)}: {error}",
+            f"the loss failed on outputs {describe(z)} and targets {describe(y)}: {error}",
             "give a loss (outputs, y) that picks what it compares: lambda out, y: F.cross_entropy(out[0], y)"
             if several
             else "check that the loss takes (outputs, y) of this shape and type",
@@ -194,14 +194,14 @@ def _scaled(pair: Pair, factor: float) -> Criterion:
 
 def _alone(pair: Pair, which: int, factor: float) -> Each:
     return lambda z, y: (
-        mapped(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
+        map_over_examples(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
     )
 
 
 def _summed(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
-            f"the loss returns {described(value)}, and reduction = 'sum' wants the sum over a batch",
+            f"the loss returns {describe(value)}, and reduction = 'sum' wants the sum over a batch",
             "return one number",
         )
 
@@ -219,7 +219,7 @@ def _summed(problem: Ingredients, value: Any) -> Objective:
 def _coupled(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
-            f"the loss returns {described(value)}, and reduction = 'batch' wants the loss of a batch",
+            f"the loss returns {describe(value)}, and reduction = 'batch' wants the loss of a batch",
             "return one number",
         )
     return Objective(
@@ -470,7 +470,7 @@ def _fitting(
 # -- the loss of every example
 
 
-def mapped(loss: Callable[[Any, Any], Tensor], z: Any, y: Any) -> Tensor:
+def map_over_examples(loss: Callable[[Any, Any], Tensor], z: Any, y: Any) -> Tensor:
     """The loss of each example alone, by mapping it over the batch."""
     b = count(y)
 
@@ -497,7 +497,7 @@ def per_example(criterion: Callable[..., Tensor], z: Any, y: Any, mean: Tensor) 
                 ways.append(functools.partial(criterion, reduction="none"))
         except (TypeError, ValueError):
             pass
-    ways.append(functools.partial(mapped, criterion))
+    ways.append(functools.partial(map_over_examples, criterion))
     for way in ways:
 
         def take(z: Any, y: Any, way: Callable[..., Tensor] = way) -> Tensor:

@@ -22,12 +22,12 @@ from fldiag.problem.derivatives import (
     Derivatives,
     compare_derivatives,
     refuse_weights_in_loss,
-    remarks,
+    remarks_on,
 )
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.memory import bytes_of_graph, bytes_of_outputs, recomputes
-from fldiag.problem.objective import Each, Objective, fits, per_example, settle
-from fldiag.problem.trees import Tree, clone, count, cut, described, of_examples, same
+from fldiag.problem.objective import Each, Objective, fits, make_objective, per_example
+from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, same
 from fldiag.seeding import torch_rng
 
 #: Examples that the checks look at.
@@ -99,7 +99,7 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
         z = problem.call(w, inputs, buffers)
     except FAILURES as error:
         batch = (
-            f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
+            f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else describe(x)
         )
         raise FldiagError(
             f"the model failed on a batch of {batch}: {error}"
@@ -369,7 +369,7 @@ def examine(problem: Ingredients) -> Facts:
         x, y = _check_data(problem)
         z = _check_model(problem, x, tolerance)
         is_recomputing = recomputes(problem, cut(x, slice(0, 2)))
-        objective = settle(problem, x, y, z)
+        objective = make_objective(problem, x, y, z)
         criterion = objective.criterion
         value = _check_loss(problem, criterion, x, z, y, tolerance)
         refuse_weights_in_loss(problem, criterion, x, z, y, tolerance)
@@ -399,5 +399,5 @@ def examine(problem: Ingredients) -> Facts:
             channels_last=_channels_last(problem, x, z),
             graph_bytes=graph_bytes,
             derivatives=derivatives,
-            remarks=(*objective.remarks, *remarks(problem, derivatives)),
+            remarks=(*objective.remarks, *remarks_on(problem, derivatives)),
         )

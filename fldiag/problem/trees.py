@@ -93,7 +93,7 @@ def leaves_by_place(part: Any) -> dict[str, Any]:
     return leaves
 
 
-def described(part: Any) -> str:
+def describe(part: Any) -> str:
     """Shapes and types in words."""
     if isinstance(part, Tensor):
         return f"a tensor {list(part.shape)}"

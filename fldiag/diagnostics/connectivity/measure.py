@@ -13,7 +13,7 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
-from fldiag.landscape.alignment import aligned
+from fldiag.landscape.alignment import align
 from fldiag.landscape.interpolation import highest
 from fldiag.landscape.mixtures import (
     Buffers,
@@ -281,7 +281,7 @@ def rows(
         ]
     models: list[Model] = [(p.w, p.buffers) for p in sound]
     if options.align:
-        models, moved = aligned(base, models)
+        models, moved = align(base, models)
         found += [
             {
                 **_who(p),
