@@ -76,18 +76,16 @@ def _check_data(problem: Ingredients) -> tuple[Tree, Tree]:
 
 
 def _culprits(module: nn.Module) -> str:
-    awake = [
-        f"{n or 'the model'} ({type(m).__name__})" for n, m in module.named_modules() if m.training
-    ]
-    drop = [
-        f"{n} ({type(m).__name__})"
+    in_training = {
+        f"{n or 'the model'} ({type(m).__name__})": m
         for n, m in module.named_modules()
-        if kin(m).random and m.training
-    ]
-    if drop:
-        return f"dropout is active in {', '.join(drop)} although the model is in eval mode"
-    if awake:
-        return f"still in training mode after eval(): {', '.join(awake)}"
+        if m.training
+    }
+    dropout = [text for text, m in in_training.items() if kin(m).random]
+    if dropout:
+        return f"dropout is active in {', '.join(dropout)} although the model is in eval mode"
+    if in_training:
+        return f"still in training mode after eval(): {', '.join(in_training)}"
     return "no module is in training mode: look for torch.rand, or F.dropout without training=self.training"
 
 
@@ -174,7 +172,7 @@ def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, val
     fair = (
         same(twice, value, 1e-3)
         and _is_mean(loss, z, y) is not False
-        and _is_mean_of_far_outputs(problem, loss, z, y) is not False
+        and _is_mean_of_far_outputs(loss, z, y) is not False
     )
     if (
         (doubles or not fair)
@@ -299,9 +297,7 @@ def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
     return all(fair) and len(fair) >= min(len(sizes), 1)
 
 
-def _is_mean_of_far_outputs(
-    problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor
-) -> bool | None:
+def _is_mean_of_far_outputs(loss: Criterion, z: Tensor, y: Tensor) -> bool | None:
     """``_is_mean`` for outputs that differ: where all examples have one loss, every way to weigh them is the mean.
 
     On the CPU, where a loss that takes only some outputs (probabilities, say) raises and does no harm.

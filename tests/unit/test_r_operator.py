@@ -269,10 +269,10 @@ def test_no_growth_over_many_products():
     p = problem("cnn")
     h, v = p.hessian(), torch.randn_like(p.w)
     h(v)
-    held = h._bytes
+    nbytes = h._bytes
     for _ in range(20):
         h(v)
-    assert h._bytes == held == sum(prepared.nbytes for prepared in h._kept.values())
+    assert h._bytes == nbytes == sum(prepared.nbytes for prepared in h._prepared.values())
 
 
 def test_global_state_and_gradient_mode():
