@@ -95,8 +95,8 @@ class DoubleBackward(Operator):
 
     form = "double backward"
 
-    def __init__(self, w: Tensor, weights: Sequence[float], keep: int, layout: Layout | None):
-        super().__init__(w, weights, keep)
+    def __init__(self, w: Tensor, shares: Sequence[float], keep: int, layout: Layout | None):
+        super().__init__(w, shares, keep)
         self._at: Weights = self._w.requires_grad_()
         self._leaves = [self._w]
         if layout is not None:
@@ -116,14 +116,14 @@ class DoubleBackward(Operator):
             for piece, leaf in zip(v.split(self._sizes), self._leaves, strict=True)
         ]
 
-    def _add(self, total: Tensor, part: Parts, weight: float) -> None:
+    def _add(self, total: Tensor, part: Parts, share: float) -> None:
         for place, piece in zip(total.split(self._sizes), part, strict=True):
             if piece is not None:
-                add(place, piece.reshape(-1), weight)
+                add(place, piece.reshape(-1), share)
 
 
 class Hessian(DoubleBackward):
-    """The Hessian of ``sum_i weights[i] * losses[i](w)`` at ``w`` as an operator ``H(v) -> Hv``.
+    """The Hessian of ``sum_i shares[i] * losses[i](w)`` at ``w`` as an operator ``H(v) -> Hv``.
 
     ``losses[i]`` takes the weights, which require a gradient, as a vector [P] (with a ``layout``: by name) and returns the
     scalar loss of batch i. The graphs of the gradients of the first ``keep`` batches stay alive from one product to the
@@ -133,12 +133,12 @@ class Hessian(DoubleBackward):
     def __init__(
         self,
         losses: Sequence[Callable[[Weights], Tensor]],
-        weights: Sequence[float],
+        shares: Sequence[float],
         w: Tensor,
         keep: int = 0,
         layout: Layout | None = None,
     ):
-        super().__init__(w, weights, keep, layout)
+        super().__init__(w, shares, keep, layout)
         self._losses = list(losses)
 
     def _prepare(self, i: int) -> tuple[Parts, bool]:
@@ -163,7 +163,7 @@ class Hessian(DoubleBackward):
 
 
 class GaussNewton(DoubleBackward):
-    """The generalised Gauss-Newton matrix ``sum_i weights[i] J_i^T H_i J_i``: J_i the derivative of batch i's
+    """The generalised Gauss-Newton matrix ``sum_i shares[i] J_i^T H_i J_i``: J_i the derivative of batch i's
     outputs, H_i the Hessian of its loss in the outputs.
 
     ``batches[i]`` takes the weights as above and returns the outputs (a tensor) and the loss as a function of them.
@@ -172,12 +172,12 @@ class GaussNewton(DoubleBackward):
     def __init__(
         self,
         batches: Sequence[OutputsAndLoss],
-        weights: Sequence[float],
+        shares: Sequence[float],
         w: Tensor,
         keep: int = 0,
         layout: Layout | None = None,
     ):
-        super().__init__(w, weights, keep, layout)
+        super().__init__(w, shares, keep, layout)
         self._batches = list(batches)
 
     def _prepare(self, i: int) -> tuple[Any, ...] | None:

@@ -31,11 +31,10 @@ class Ritz:
 
 
 class Iteration:
-    """The basis, the products so far, the next steps that are open (``operator`` None: products are handed in)."""
+    """The basis, the products of its vectors so far, and which of them are to be multiplied next."""
 
     def __init__(
         self,
-        operator: Callable[[Tensor], Tensor] | None,
         size: int,
         which: Which,
         noise: float,
@@ -43,8 +42,7 @@ class Iteration:
         device: torch.device,
         dtype: torch.dtype = torch.float64,
     ):
-        self.operator, self.which, self.noise = operator, which, noise
-        self.seed, self.device = seed, device
+        self.which, self.noise, self.seed, self.device = which, noise, seed, device
         self.basis = Basis(size, device, dtype)
         self.processed: list[int] = []  # basis vectors, by their places, whose products are known
         self.waiting: list[int] = []  # and those that are to be multiplied next
@@ -85,13 +83,11 @@ class Iteration:
             self.basis.append(v / torch.linalg.vector_norm(v))
             self.waiting[:0] = [len(self.basis) - 1]
 
-    def step(self, j: int) -> int | None:
-        """One product; the basis grows by its new direction, whose index is returned (None: no new one)."""
-        assert self.operator is not None
-        return self.append_product(j, self.operator(self.basis[j]))
-
     def append_product(self, j: int, product: Tensor, *, copy: bool = True) -> int | None:
-        """``step`` with the product of basis vector j at hand, which is overwritten without ``copy``."""
+        """Add the product of basis vector j (overwritten without ``copy``).
+
+        The basis grows by its new direction, whose place is returned; None where there is none.
+        """
         u = product.detach().to(self.device, torch.float64, copy=copy)
         size = float(torch.linalg.vector_norm(u))
         if not np.isfinite(size):

@@ -165,7 +165,6 @@ class Search:
 
     def _sequence(self) -> Iteration:
         return Iteration(
-            None,
             self.size,
             self.which,
             self.noise,
@@ -364,14 +363,14 @@ def krylov(
     progress: Callable[[int], None] | None = None,
 ) -> Krylov:
     """What ``products`` steps of Lanczos measure of a symmetric operator; fewer when the space is exhausted."""
-    it = Iteration(operator, size, "magnitude", noise, seed, torch.device(device))
+    it = Iteration(size, "magnitude", noise, seed, torch.device(device))
     j: int | None = it.append_random()
     for done in range(products):
         if j is None:
             if it.full:
                 break
             j = it.append_random()
-        j = it.step(j)
+        j = it.append_product(j, operator(it.basis[j]))
         if progress:
             progress(done + 1)
     return Krylov(it.basis, it.processed, it.rows())

@@ -58,14 +58,14 @@ class ChainOperator(Operator):
         links: Sequence[Link | Weighted],
         criterion: Callable[[Tensor, Tensor], Tensor],
         batches: Sequence[Callable[[], tuple[Tensor, Tensor]]],
-        weights: Sequence[float],
+        shares: Sequence[float],
         w: Tensor,
         layout: Layout,
         *,
         matrix: Matrix = "hessian",
         room: int = 0,
     ):
-        super().__init__(w, weights)
+        super().__init__(w, shares)
         self._links, self._criterion, self._batches = list(links), criterion, list(batches)
         self._layout, self._matrix, self._room = layout, matrix, room
         self._views = layout.views(self._w)
