@@ -80,9 +80,8 @@ def _curvature(
 
     eye = torch.eye(size, dtype=z.dtype, device=z.device)
     h = torch.stack([column(e.expand(b, -1)) for e in eye], 2).double()
-    v = (
-        torch.cos(torch.arange(b * size, device=z.device)).reshape(b, size).to(z)
-    )  # any vector would do
+    # any vector would do
+    v = torch.cos(torch.arange(b * size, device=z.device)).reshape(b, size).to(z)
     return h, column(v).double(), (h @ v.double().unsqueeze(2)).squeeze(2)
 
 

@@ -93,20 +93,19 @@ class Iteration:
         if not np.isfinite(size):
             raise not_finite()
         self.scale = max(self.scale, size)
-        coefficients = self.basis.remove_from(u)
-        coefficients += self.basis.remove_from(
-            u
-        )  # once leaves what cancellation hid; twice is enough
-        norm = float(torch.linalg.vector_norm(u))
-        column, new, lost = coefficients.cpu().numpy(), None, norm
-        if not self.full and norm > self.noise * self.scale:
-            u /= norm
-            if norm < 1e-3 * self.scale:
+        # once leaves what cancellation hid; twice is enough
+        alphas = self.basis.remove_from(u)
+        alphas += self.basis.remove_from(u)
+        beta = float(torch.linalg.vector_norm(u))
+        column, new, lost = alphas.cpu().numpy(), None, beta
+        if not self.full and beta > self.noise * self.scale:
+            u /= beta
+            if beta < 1e-3 * self.scale:
                 self.basis.remove_from(u)
                 u /= torch.linalg.vector_norm(u)
-            lost = norm * self.basis.append(u)
+            lost = beta * self.basis.append(u)
             new = len(self.basis) - 1
-            column = np.append(column, norm)
+            column = np.append(column, beta)
         self.processed.append(j)
         self.columns.append(column)
         self.lost.append(lost)

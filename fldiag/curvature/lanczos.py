@@ -157,9 +157,7 @@ class Search:
                 usage=True,
             )
         self.k = min(self.k, self.size)
-        self.limit_of_basis = max(
-            self.limit or max(100, 3 * self.k + 20), self.k + 8
-        )  # basis vectors
+        self.basis_limit = max(self.limit or max(100, 3 * self.k + 20), self.k + 8)
         self.first = self._sequence()
         self.products = 0
 
@@ -228,8 +226,8 @@ class Search:
         """One product more, and the Ritz pairs after it."""
         first = self.first
         j = first.waiting.pop(0) if first.waiting else first.append_random()
-        if len(first.basis) >= self.limit_of_basis and len(first.processed) > self.k + 2:
-            j = first.shrink(max(self.k + 2, self.limit_of_basis // 2), j)
+        if len(first.basis) >= self.basis_limit and len(first.processed) > self.k + 2:
+            j = first.shrink(max(self.k + 2, self.basis_limit // 2), j)
         new = first.append_product(j, (yield first.basis[j]))
         first.waiting += [] if new is None else [new]
         ritz = first.bounded(self.k)
@@ -269,7 +267,7 @@ class Search:
             risk > self.miss
             and self.products < self.max_products
             and new is not None
-            and len(second.basis) <= self.limit_of_basis
+            and len(second.basis) <= self.basis_limit
         ):
             j, product = new, (yield second.basis[new])
             self._count(r)

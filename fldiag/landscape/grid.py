@@ -121,9 +121,8 @@ class Refinement:
         self.points = len(axis)
         steps = np.linspace(-1.0, 1.0, self.points)
         self.places = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-        self.order = numpy_rng(seed, "landscape points").permutation(
-            len(self.places)
-        )  # between equals
+        # which comes first of equal points
+        self.order = numpy_rng(seed, "landscape points").permutation(len(self.places))
         self.surpluses: list[tuple[int, float]] = []
         self.checks = 0
 

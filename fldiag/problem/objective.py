@@ -163,9 +163,8 @@ def _is_integer(y: Tensor) -> bool:
 def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "error", message="Using a target size", category=UserWarning
-            )  # it would only warn
+            # an error instead of torch's warning
+            warnings.filterwarnings("error", message="Using a target size", category=UserWarning)
             return loss(z, y)
     except UserWarning as warning:
         if not str(warning).startswith("Using a target size"):  # made an error by whoever calls
