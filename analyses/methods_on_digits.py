@@ -35,7 +35,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.results.provenance import provenance
 from fldiag.rounds.open_problem import open_problem
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 

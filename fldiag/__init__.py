@@ -10,9 +10,9 @@ import importlib
 from typing import Any
 
 _WHERE = {
-    **dict.fromkeys(
-        ("train", "sweep", "load", "diagnose", "draw", "catalogue", "check", "diff"), "fldiag.api"
-    ),
+    **dict.fromkeys(("load", "diagnose", "draw", "catalogue", "check", "diff"), "fldiag.api"),
+    "train": "fldiag.training.rounds",
+    "sweep": "fldiag.training.sweep",
     "Problem": "fldiag.problem.problem",
     "History": "fldiag.rounds.history",
     "Config": "fldiag.config",

@@ -1,4 +1,4 @@
-"""The public functions: train, load, diagnose, draw, and what there is."""
+"""The public functions on runs, checkpoints and their tables. (``fldiag.training`` has ``train`` and ``sweep``.)"""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from fldiag.comparison import compare, picture
 from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Given, Pairing, Sides, sides
-from fldiag.config import Config, checked
 from fldiag.diagnosis.question import open_question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
@@ -31,111 +29,7 @@ from fldiag.registry import Progress
 from fldiag.results.shown import shown
 from fldiag.results.standing import doubts
 
-__all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load", "sweep", "train"]
-
-
-def train(
-    config: Config,
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    executor: str | Executor = "serial",
-    device: str = "auto",
-    download: bool = False,
-    setup: Any = None,
-    allow_code: str | Iterable[str] = (),
-    on_event: Callable[[dict[str, Any]], None] | None = None,
-) -> Run:
-    """Train a config and return its run.
-
-    Args:
-        config: what to train; ``Config.load("digits")`` is a start.
-        out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
-        resume: continue a stopped run; on the same machine its weights are bit-for-bit those of an uninterrupted run.
-        executor: ``serial``, ``processes[:N]``, ``dask[:ADDRESS]``, or any executor of ``concurrent.futures``.
-        device: auto (CUDA if it is usable, else the CPU), cpu, cuda, cuda:N or mps.
-        download: fetch a missing public data set.
-        setup: replaces what the config would build (own data, partition, module or schedule).
-        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although the config comes from a stored run.
-        on_event: gets a dict at the start, after every round, and at the end.
-
-    Returns:
-        The run. One whose weights become NaN or infinite has status ``diverged``.
-
-    Raises:
-        FldiagError: a wrong config, a folder in use, or a full disk.
-
-    >>> import tempfile, fldiag
-    >>> config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1)
-    >>> run = fldiag.train(config, out=tempfile.mkdtemp() + "/run")
-    >>> run.status, run.done
-    ('finished', 1)
-    """
-    from fldiag.training import rounds
-
-    config = checked(config).allow(allow_code)
-    return rounds.train(
-        config,
-        out=out,
-        executor=executor,
-        on_event=on_event,
-        resume=resume,
-        device=device,
-        download=download,
-        setup=setup,
-    )
-
-
-def sweep(
-    config: Config | str | Path,
-    over: Mapping[str, Sequence[Any]],
-    *,
-    out: str | Path | None = None,
-    executor: str | Executor = "serial",
-    shard: str | None = None,
-    device: str = "auto",
-    download: bool = False,
-    allow_code: str | Iterable[str] = (),
-    on_event: Callable[[dict[str, Any]], None] | None = None,
-) -> list[Run]:
-    """Train every combination of the given values. Runs that an earlier call finished are read; unfinished ones are continued.
-
-    Args:
-        config: a config, or a preset's name or TOML file, whose settings for single methods apply to the runs of these methods.
-        over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
-        out: folder of the runs; by default ``checkpoints``.
-        executor: where the runs are trained, see ``train``.
-        shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
-        device: see ``train``.
-        download: fetch a missing public data set.
-        allow_code: see ``train``.
-        on_event: gets the events of every run, see ``train``.
-
-    Returns:
-        The runs in the order of the combinations, the last key changing fastest. One that diverged is among them.
-
-    Raises:
-        FldiagError: a config that is refused, before anything is trained.
-
-    >>> import tempfile, fldiag
-    >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
-    >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
-    [3, 4]
-    """
-    from fldiag.execution.executor import Shard
-    from fldiag.training import sweep as sweeps
-
-    config = config.allow(allow_code) if isinstance(config, Config) else config
-    return sweeps.sweep(
-        config,
-        over,
-        out=None if out is None else Path(out),
-        executor=executor,
-        shard=Shard.parse(shard),
-        device=device,
-        download=download,
-        on_event=on_event,
-    )
+__all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load"]
 
 
 def diagnose(
@@ -376,7 +270,7 @@ def catalogue(kind: str) -> dict[str, str]:
     """The names of what is registered, with one-line descriptions.
 
     Args:
-        kind: methods, models, datasets, diagnostics, presets or figures.
+        kind: methods, models, datasets, diagnostics or presets, or a list of another package, such as figures.
 
     Returns:
         Name -> description. For entries of other packages that are not imported yet, the package's name instead.

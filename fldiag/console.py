@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fldiag import plugins
 from fldiag.errors import FldiagError, error_text, out_of_memory, printable
 from fldiag.version import version
 
@@ -218,10 +219,13 @@ def _versions() -> str:
 
 
 def _short(otherwise: Callable[..., None]) -> Callable[..., None]:
-    """Shows fldiag's own warnings in one line, without the place in the code, which helps nobody at the keyboard."""
+    """Shows the warnings of fldiag and of packages with verbs in one line, without the place in the code, which helps nobody
+    at the keyboard."""
 
     def show(message: Warning | str, category: type[Warning], filename: str, *more: Any) -> None:
-        if not Path(filename).is_relative_to(Path(__file__).parent):
+        packages = (sys.modules.get(name) for name in ("fldiag", *plugins.loaded))
+        folders = [folder for package in packages for folder in getattr(package, "__path__", ())]
+        if not any(Path(filename).is_relative_to(folder) for folder in folders):
             return otherwise(message, category, filename, *more)
         print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
 

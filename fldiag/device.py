@@ -1,12 +1,16 @@
-"""Where to compute."""
+"""Where to compute, and with how much memory."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fldiag.errors import FldiagError, nearest
 
-KNOWN = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def device_of(name: Any, dtype: Any = None) -> str:
@@ -29,16 +33,18 @@ def device_of(name: Any, dtype: Any = None) -> str:
     import torch  # only here: the command line names devices without it
 
     kind, _, number = text.partition(":")
-    if kind not in KNOWN or (number and not (kind == "cuda" and number.isdecimal())):
-        raise FldiagError(f"unknown device {text!r}", f"{nearest(text, KNOWN)}, cuda:N", usage=True)
-    there = {
+    if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
+        raise FldiagError(
+            f"unknown device {text!r}", f"{nearest(text, DEVICES)}, cuda:N", usage=True
+        )
+    is_available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
     if kind == "auto":
-        return "cuda" if there["cuda"] else "cpu"
-    if not there[kind]:
+        return "cuda" if is_available["cuda"] else "cpu"
+    if not is_available[kind]:
         raise FldiagError(
             f"no {kind.upper()} device is available", "use the device cpu, or auto", usage=True
         )
@@ -51,6 +57,18 @@ def device_of(name: Any, dtype: Any = None) -> str:
     if kind == "mps" and dtype == torch.float64:
         raise FldiagError("mps has no float64", "use precision fp32, or the device cpu", usage=True)
     return text
+
+
+@cache
+def memory() -> int:
+    """Bytes of memory of this machine, or of the control group that the process may use; 2**62 where nobody says."""
+    limits = [2**62]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text("utf-8")))  # "max" where there is no limit
+    return min(n for n in limits if n > 0)
 
 
 def keep_memory() -> None:

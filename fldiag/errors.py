@@ -38,25 +38,25 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 #: More names than these are not listed where one of them is close.
-FEW = 12
+LISTED = 12
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?`` and the known names, as far as they help: the tail of every unknown-name message."""
-    names = sorted(known)
+def nearest(name: str, names: Iterable[str]) -> str:
+    """``did you mean 'x'?`` and the valid names, as far as they help: the tail of every unknown-name message."""
+    names = sorted(names)
     folded = {n.casefold(): n for n in names}
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     hint = f"did you mean {folded[close[0]]!r}?" if close else ""
     listed = (
         f"known: {', '.join(names)}"
-        if not close or len(names) <= FEW
+        if not close or len(names) <= LISTED
         else f"({len(names)} are known)"
     )
     return f"{hint} {listed}".strip()
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> FldiagError:
-    return FldiagError(f"unknown {kind} {name!r}", nearest(name, known), usage=True)
+def unknown(kind: str, name: str, names: Iterable[str]) -> FldiagError:
+    return FldiagError(f"unknown {kind} {name!r}", nearest(name, names), usage=True)
 
 
 #: Control characters but tab and line end, marks that reverse writing, bytes of file names that are no UTF-8, and no characters.
@@ -72,12 +72,12 @@ def printable(text: str) -> str:
     >>> printable("run\x1b[31m")
     'run\\u001b[31m'
     """
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def counted(n: int, what: str) -> str:
+def counted(n: int, noun: str) -> str:
     """``1 round``, ``12 rounds``."""
-    return f"{n:,} {what}{'s' * (n != 1)}"
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def check_name(path: Path) -> None:
@@ -87,13 +87,13 @@ def check_name(path: Path) -> None:
     except UnicodeEncodeError:
         if sys.getfilesystemencoding() != "utf-8":
             raise FldiagError(
-                f"{shown(path)}: with this locale Python reads names of files as {sys.getfilesystemencoding()}, "
+                f"{short_path(path)}: with this locale Python reads names of files as {sys.getfilesystemencoding()}, "
                 "which lacks these letters",
                 "set PYTHONUTF8=1 in the environment",
                 usage=True,
             ) from None
         raise FldiagError(
-            f"{shown(path)}: this name contains bytes that are not UTF-8",
+            f"{short_path(path)}: this name contains bytes that are not UTF-8",
             "rename the file or folder",
             usage=True,
         ) from None
@@ -109,7 +109,7 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
 
 
-def shown(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A path for a message: the end of one that is longer than any file system allows."""
     text = str(path)
     return text if len(text) <= 300 else f"...{text[-60:]}"

@@ -14,14 +14,15 @@ from fldiag import registry
 def _normalised(data: Mapping[str, Any]) -> str | None:
     """Files that no registered name stands for were standardised; nothing else was normalised against its own way."""
     name = str(data.get("name"))
-    own = name.startswith("npz:") or (":" not in name and name not in registry.dataset)
-    return "standard" if own else None
+    is_file = name.startswith("npz:") or (":" not in name and name not in registry.dataset)
+    return "standard" if is_file else None
 
 
-#: Keys that came later, each with what every run had before the key existed: ``section.key``, or ``method.NAME.option`` (and
-#: ``model.NAME.option``). A config with this value has the hash that it had without the key, and a stored config without
-#: the key is read with this value, whatever the default is by now. A function: of the section.
-YESTERDAY: dict[str, Any] = {
+#: Keys that were added to the config after the first runs, each with the value that those runs had without the key. A key is
+#: ``section.key``, ``method.NAME.option`` or ``model.NAME.option``; a function computes the value from the section. A config with
+#: this value has the same hash as one without the key, and a stored config without the key is read with this value, whatever the
+#: default is now. So the hashes of presets and records never change; each new key needs a line here.
+ADDED_KEYS: dict[str, Any] = {
     "train.local_decay": 1.0,
     "train.local_decay_after": 0.5,
     "data.normalise": _normalised,
@@ -45,41 +46,41 @@ CHECKPOINT = {"every": 1, "clients": "none"}
 
 def _later(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """(section of ``tree``, key, what runs had before) for the later keys that the tree's method and model can have."""
-    for dotted, value in YESTERDAY.items():
+    for dotted, value in ADDED_KEYS.items():
         section, *name, key = dotted.split(".")
-        held = tree.get(section)
-        if isinstance(held, dict) and (not name or name == [held.get("name")]):
-            yield held, key, value(held) if callable(value) else value
+        table = tree.get(section)
+        if isinstance(table, dict) and (not name or name == [table.get("name")]):
+            yield table, key, value(table) if callable(value) else value
 
 
 def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A stored config with the keys that it lacks, saying what they meant then. An empty section stays empty: rounds of
     another program say nothing of how they were trained."""
     filled = copy.deepcopy(dict(tree))
-    for held, key, value in _later(filled):
-        if held:
-            held.setdefault(key, value)
+    for table, key, value in _later(filled):
+        if table:
+            table.setdefault(key, value)
     return filled
 
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Everything of a stored config but the seed and what leaves the numbers as they are."""
-    kept = json.loads(json.dumps(dict(tree), default=str))
+    config = json.loads(json.dumps(dict(tree), default=str))
     for key in ("seed", "name", "checkpoint", "metrics"):
-        kept.pop(key, None)
-    kept.get("data", {}).pop("root", None)
-    return dict(kept)
+        config.pop(key, None)
+    config.get("data", {}).pop("root", None)
+    return dict(config)
 
 
 def fingerprint(tree: Mapping[str, Any], *, version: int = 1, checkpoint: bool = False) -> str:
     """16 hex digits over a config's tree of plain values. ``version`` of the method's formulas enters when it is not the
     first; what the checkpoints hold enters with ``checkpoint`` only."""
-    kept = copy.deepcopy(dict(tree))
-    for held, key, value in _later(kept):
-        if key in held and held[key] == value:
-            del held[key]
+    content = copy.deepcopy(dict(tree))
+    for table, key, value in _later(content):
+        if key in table and table[key] == value:
+            del table[key]
     if not checkpoint:
-        kept["checkpoint"] = CHECKPOINT
+        content["checkpoint"] = CHECKPOINT
     if version != 1:
-        kept["method_version"] = version
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+        content["method_version"] = version
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -12,9 +12,9 @@ import types
 import typing
 from functools import cache
 from importlib import resources
-from importlib.metadata import entry_points
 from typing import Any
 
+from fldiag import plugins
 from fldiag.errors import unknown
 
 FILE = "catalogue.json"
@@ -32,36 +32,35 @@ Item = dict[str, Any]
 
 @cache
 def built_in() -> dict[str, dict[str, Item]]:
-    """Kind -> name -> what the file says of it; also ``presets`` and ``figures``."""
+    """Kind -> name -> what the file says of it; also ``presets``."""
     return dict(json.loads(resources.files("fldiag").joinpath(FILE).read_text("utf-8")))
 
 
-def plugins(kind: str) -> dict[str, str]:
+def kinds() -> list[str]:
+    """What ``fldiag list`` and ``fldiag.catalogue`` take: the kinds of the file, then the lists of other packages."""
+    return [*built_in(), *(name for name in _lists() if name not in built_in())]
+
+
+def _lists() -> dict[str, plugins.EntryPoint]:
+    return {point.name: point for point in plugins.entry_points("fldiag.lists")}
+
+
+def packages(kind: str) -> dict[str, str]:
     """Name -> package of what other packages bring; nothing of it is imported."""
-    group = f"fldiag.{kind}" if kind in KINDS else ""
-    return (
-        {
-            p.name: p.dist.name if p.dist else "?"
-            for p in sorted(entry_points(group=group), key=lambda p: p.name)
-        }
-        if group
-        else {}
-    )
+    points = plugins.entry_points(f"fldiag.{kind}") if kind in KINDS else []
+    return {point.name: plugins.package(point) for point in points}
 
 
 def names(kind: str) -> dict[str, str]:
-    """Name -> one line on it. Raises FldiagError for an unknown kind."""
+    """Name -> one line on it. Raises FldiagError for an unknown kind, and for a list that cannot be imported."""
+    if kind not in kinds():
+        raise unknown("kind", kind, kinds())
     if kind not in built_in():
-        raise unknown("kind", kind, built_in())
-    found = {n: f"(from {package})" for n, package in plugins(kind).items()} | _registered(kind)
-    return dict(
-        sorted(
-            {
-                **found,
-                **{name: str(item["summary"]) for name, item in built_in()[kind].items()},
-            }.items()
-        )
-    )
+        return dict(sorted(plugins.load(_lists()[kind], "list")().items()))
+    summaries = {n: f"(from {package})" for n, package in packages(kind).items()}
+    summaries |= _registered(kind)
+    summaries |= {name: str(item["summary"]) for name, item in built_in()[kind].items()}
+    return dict(sorted(summaries.items()))
 
 
 def _registered(kind: str) -> dict[str, str]:
@@ -77,12 +76,12 @@ def _registered(kind: str) -> dict[str, str]:
 
 def item(kind: str, name: str) -> Item | None:
     """All that is known of a name; None for an unknown one. A plug-in is imported for it."""
-    found = built_in().get(kind, {}).get(name)
-    if found is None and (name in plugins(kind) or name in _registered(kind)):
+    item = built_in().get(kind, {}).get(name)
+    if item is None and (name in packages(kind) or name in _registered(kind)):
         from fldiag import registry
 
         return describe(getattr(registry, KINDS[kind]).get(name))
-    return found
+    return item
 
 
 def command(name: str) -> str:
@@ -104,7 +103,7 @@ def over_rounds(item: Item) -> bool:
 def describe(entry: Any) -> Item:
     """What the file says of one registered thing."""
     meta = {k: _plain(v) for k, v in entry.meta.items()}
-    found: Item = {
+    item: Item = {
         "kind": entry.kind,
         "summary": entry.headline,
         "doc": entry.doc,
@@ -112,7 +111,7 @@ def describe(entry: Any) -> Item:
         "options": [option(key, field) for key, field in entry.options.model_fields.items()],
     }
     if entry.kind == "diagnostic":
-        found |= {
+        item |= {
             "on": entry.on,
             "needs": entry.needs,
             "example": entry.example,
@@ -123,7 +122,7 @@ def describe(entry: Any) -> Item:
                 for flag, also in entry.also.items()
             },
         }
-    return found
+    return item
 
 
 def option(name: str, field: Any) -> Item:

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.models.layers.links import Views
+from fldiag.models.links import Views
 from fldiag.models.network import Network
 from fldiag.sections import Train
 from fldiag.seeding import torch_rng
 
-REFERENCE_BATCH = (
-    256  # examples per forward when a frozen model's outputs are computed for a whole client
-)
+#: Examples per forward when a frozen model's outputs are computed for a whole client.
+REFERENCE_BATCH = 256
 
 Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
 
@@ -25,9 +24,8 @@ class Notes:
     """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [
-            {}
-        ]  # the last is the step at work
+        #: the last is the step at work
+        self.steps: list[dict[Key, tuple[Tensor, Tensor | None]]] = [{}]
         self.scales: dict[Key, float] = {}
 
     def add(
@@ -37,12 +35,12 @@ class Notes:
         *,
         layer: str | None = None,
         proximal: str | None = None,
-        where: Tensor | None = None,
+        mask: Tensor | None = None,
         scale: float | None = None,
     ) -> None:
-        """``value`` [k] of the clients (``where`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
+        """``value`` [k] of the clients (``mask`` [k]: only of these). ``scale``: column ``scaled`` is value * scale."""
         key = metric, layer, proximal
-        self.steps[-1][key] = value.detach(), where
+        self.steps[-1][key] = value.detach(), mask
         if scale is not None:
             self.scales[key] = scale
 
@@ -55,9 +53,8 @@ class Published:
     g: Tensor  # [k, P - start] its gradient
     value: Tensor | None  # [k]
     start: int
-    g_u: (
-        Tensor | None
-    )  # [k, P] what to compare it with, when that is not the gradient of the local loss
+    #: [k, P] what to compare it with, when that is not the gradient of the local loss
+    g_u: Tensor | None
 
 
 @dataclass(kw_only=True)
@@ -76,19 +73,16 @@ class Local:
     steps: Tensor  # [K] local steps of this round
     state: dict[str, Tensor]  # name -> [K, ...]
     sent: dict[str, Tensor]  # what the server sent besides w_g
-    buffers: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # name -> [K, ...]; only K = 1 if there are any
-    x: Tensor | None = (
-        None  # all examples of the cohort one after another, when training inputs are fixed
-    )
+    #: name -> [K, ...]; only K = 1 if there are any
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    #: all examples of the cohort one after another, when training inputs are fixed
+    x: Tensor | None = None
     offset: Tensor | None = None  # [K] where each client's examples start in ``x``
     public: Tensor | None = None  # [M, ...] unlabelled inputs that every client and the server hold
     mean_size: float = 0.0  # examples a client has on average, over all N
     trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
-    named: dict[int, Views] = field(
-        default_factory=dict
-    )  # views of the first k rows of ``w``, by k, as they are made
+    #: views of the first k rows of ``w``, by k, filled as they are needed
+    views_by_rows: dict[int, Views] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
     notes: Notes | None = None  # where steps are recorded, when they are
 
@@ -124,13 +118,13 @@ class Local:
         """Learning rate of step s (from 0) of the first k clients: one for all of them, or [k, 1]."""
         if self.train.local_decay == 1:
             return self.lr
-        late = [s >= before for before in self.steps_before_decay[:k]]
-        rates = [self.lr * self.train.local_decay if there else self.lr for there in late]
-        return (
-            rates[0]
-            if len(set(rates)) == 1
-            else torch.tensor(rates, dtype=self.w.dtype, device=self.w.device).unsqueeze(1)
-        )
+        rates = [
+            self.lr * self.train.local_decay if s >= before else self.lr
+            for before in self.steps_before_decay[:k]
+        ]
+        if len(set(rates)) == 1:
+            return rates[0]
+        return torch.tensor(rates, dtype=self.w.dtype, device=self.w.device).unsqueeze(1)
 
     @cached_property
     def received_buffers(self) -> dict[str, Tensor]:

@@ -75,8 +75,8 @@ def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple
     The same bits as autograd's.
     """
     logs, at = F.log_softmax(outputs, -1), y.unsqueeze(-1)
-    chosen = torch.zeros_like(logs).scatter_(-1, at, -weight.unsqueeze(-1))
-    return -logs.gather(-1, at).squeeze(-1), _log_softmax_backward(chosen, logs, -1, logs.dtype)
+    slope = torch.zeros_like(logs).scatter_(-1, at, -weight.unsqueeze(-1))  # in the log-softmax
+    return -logs.gather(-1, at).squeeze(-1), _log_softmax_backward(slope, logs, -1, logs.dtype)
 
 
 def half_squared_error(
@@ -101,15 +101,15 @@ def criterion(regression: bool) -> Callable[..., Tensor]:
     return half_squared_error if regression else F.cross_entropy
 
 
-def own(outputs: Any, batch: Any) -> Tensor:
+def model_loss(outputs: Any, batch: Any) -> Tensor:
     """The loss that the model returns itself, as those of transformers do when labels are among their inputs."""
-    found = outputs.get("loss") if isinstance(outputs, Mapping) else None
-    if found is None:
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if loss is None:
         raise FldiagError(
             "the model returns no loss of its own",
             "give a loss of (outputs, batch), or labels among the inputs",
         )
-    return found
+    return loss
 
 
 def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
@@ -123,7 +123,7 @@ BY_NAME: dict[str, Callable[..., Tensor]] = {
     "half_squared_error": half_squared_error,
     "mse": F.mse_loss,
     "multi_label": multi_label,
-    "own": own,
+    "own": model_loss,
 }
 
 
@@ -185,9 +185,7 @@ def strengths(d: Tensor, layout: Layout, rule: Rule = "layer") -> Tensor:
     parameter tensor; ``dim0``: each tensor along its first axis, as the released code does. 0 where the norm is 0.
     """
     if rule == "dim0":
-        first = (
-            d.dim() - 1
-        )  # the first axis of a tensor comes after those that d has besides the last
+        first = d.dim() - 1  # the first axis of a tensor: d has as many before its last
         ratios = [
             ratio(v.abs(), torch.linalg.vector_norm(v, dim=first, keepdim=True))
             for v in _views(d, layout).values()
@@ -208,11 +206,11 @@ def mean_strengths(
     The mean is at most 1 / sqrt(number), reached where all entries have moved alike. A layer without a name goes by
     the name of its first tensor.
     """
-    views, found = _views(Lambda, layout), {}
+    views, means = _views(Lambda, layout), {}
     for name, members in _groups(layout, rule).items():
         values = torch.cat([views[n].flatten(Lambda.dim() - 1) for n in members], dim=-1)
-        found[name or members[0]] = values.double().mean(-1), values.shape[-1]
-    return found
+        means[name or members[0]] = values.double().mean(-1), values.shape[-1]
+    return means
 
 
 def _groups(layout: Layout, rule: Rule) -> dict[str, tuple[str, ...]]:

@@ -222,10 +222,10 @@ class Method:
     def __init__(self, *parts: Part):
         self.parts = parts
         for part in parts:
-            there = {
+            available = {
                 name for p in parts if p is not part for name in (*p.sent, *p.uploaded, *p.provides)
             }
-            missing = [name for name in part.needs if name not in there]
+            missing = [name for name in part.needs if name not in available]
             if missing:
                 raise FldiagError(
                     f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
@@ -280,9 +280,8 @@ class Method:
     @property
     def personal(self) -> Personal | None:
         """How clients make their own models after the last round; None: the method does not say."""
-        return next(
-            (found for part in self.parts if (found := part.personalise()) is not None), None
-        )
+        ways = (part.personalise() for part in self.parts)
+        return next((way for way in ways if way is not None), None)
 
 
 def _providers(name: str) -> str:
@@ -290,15 +289,15 @@ def _providers(name: str) -> str:
     families: list[type[Part]] = [Part]
     for family in families:  # grows on the way, down to the last descendant
         families += family.__subclasses__()
-    said = {
+    provided = {
         p.__name__: [vars(p).get(key) for key in ("sent", "uploaded", "provides")] for p in families
     }
-    found = sorted(
+    providers = sorted(
         p
-        for p, lists in said.items()
+        for p, lists in provided.items()
         if any(isinstance(names, tuple) and name in names for names in lists)
     )
-    return " or ".join(found) or f"a part that has {name!r} in sent, uploaded or provides"
+    return " or ".join(providers) or f"a part that has {name!r} in sent, uploaded or provides"
 
 
 def method(

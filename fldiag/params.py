@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,8 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    head_name: (
-        str  # name of the child module that is the head ('' if the model has a single module)
-    )
+    #: of the child module that is the head ('' if the model has a single module)
+    head_name: str
 
     @staticmethod
     def of(module: nn.Module, trainable: bool = False) -> Layout:
@@ -39,20 +39,20 @@ class Layout:
                 f"give the module within: model.{'module' if parallel else '_orig_mod'}",
                 usage=True,
             )
-        named = list(module.named_parameters())
-        if not named:
+        parameters = list(module.named_parameters())
+        if not parameters:
             raise FldiagError(
                 "the model has no parameters", "give a model with at least one trainable tensor"
             )
-        for name, p in named:
+        for name, p in parameters:
             if not p.is_floating_point():
                 raise FldiagError(
                     f"parameter {name!r} has dtype {p.dtype}",
                     "only floating point parameters can be trained or diagnosed",
                 )
         if trainable:
-            named = [(name, p) for name, p in named if p.requires_grad]
-        if not named:
+            parameters = [(name, p) for name, p in parameters if p.requires_grad]
+        if not parameters:
             raise FldiagError(
                 "all parameters of the model are frozen (requires_grad = False)",
                 "unfreeze some, or leave trainable out",
@@ -60,7 +60,8 @@ class Layout:
             )
         children = [n for n, c in module.named_children() if any(True for _ in c.parameters())]
         head = children[-1] if len(children) > 1 else ""
-        return Layout(tuple(n for n, _ in named), tuple(p.shape for _, p in named), head)
+        names, shapes = zip(*((name, p.shape) for name, p in parameters), strict=True)
+        return Layout(names, shapes, head)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -96,12 +97,8 @@ class Layout:
         """The layout of the entries start:stop, which begin and end at tensor boundaries."""
         if (start, stop) == (0, self.size):
             return self
-        chosen = [
-            i for i, s in enumerate(self.slices().values()) if s.start >= start and s.stop <= stop
-        ]
-        return Layout(
-            tuple(self.names[i] for i in chosen), tuple(self.shapes[i] for i in chosen), ""
-        )
+        inside = [s.start >= start and s.stop <= stop for s in self.slices().values()]
+        return Layout(tuple(compress(self.names, inside)), tuple(compress(self.shapes, inside)), "")
 
     @cached_property
     def layers(self) -> dict[str, tuple[str, ...]]:
@@ -172,9 +169,8 @@ def norm(a: Tensor) -> Tensor:
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and 0 where b is not positive: per step where no step was made, relative to a length of 0."""
     positive = b > 0
-    if b.device.type == "cpu" and bool(
-        positive.all()
-    ):  # elsewhere the question would wait for the device
+    # elsewhere the question would wait for the device
+    if b.device.type == "cpu" and bool(positive.all()):
         return a / b
     return torch.where(positive, a / b, 0.0)
 

@@ -11,18 +11,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import sys
 import types
 import typing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib.metadata import EntryPoint, entry_points
+from functools import cached_property
+from importlib.metadata import EntryPoint
 from typing import Any, Generic, Literal, TypeVar
 
 import pydantic
 
+from fldiag import plugins
 from fldiag.errors import FldiagError, nearest, unknown
 
 #: What is told of long work: done, total, what.
@@ -34,12 +34,12 @@ NEEDS: tuple[Need, ...] = typing.get_args(Need)
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One registered thing. ``given``: the parameters that the caller supplies, and that are no options."""
+    """One registered thing. ``arguments``: parameters of ``build`` that the caller supplies, and that are no options."""
 
     kind: str
     name: str
     build: Callable[..., Any]
-    given: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,20 +52,16 @@ class Entry:
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
-        own = {
-            p.name: p
-            for p in inspect.signature(self.build).parameters.values()
-            if self.is_option(p)
-        }
+        signature = inspect.signature(self.build)
+        parameters = {n: p for n, p in signature.parameters.items() if self.is_option(p)}
         # hints of options only: those of the subject may name what is imported when something is measured
-        asked = types.SimpleNamespace(
-            __annotations__={n: h for n, h in self.build.__annotations__.items() if n in own}
-        )
-        hints = typing.get_type_hints(asked, self.build.__globals__, include_extras=True)
+        annotations = {n: h for n, h in self.build.__annotations__.items() if n in parameters}
+        annotated = types.SimpleNamespace(__annotations__=annotations)
+        hints = typing.get_type_hints(annotated, self.build.__globals__, include_extras=True)
         fields: dict[str, Any] = {}
-        for p in own.values():
+        for name, p in parameters.items():
             default = ... if p.default is p.empty else p.default
-            fields[p.name] = (hints.get(p.name, Any), default)
+            fields[name] = (hints.get(name, Any), default)
         config = pydantic.ConfigDict(
             extra="forbid",
             frozen=True,
@@ -78,7 +74,7 @@ class Entry:
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter of ``build`` is an option."""
-        return parameter.name not in self.given and parameter.kind not in (
+        return parameter.name not in self.arguments and parameter.kind not in (
             parameter.VAR_KEYWORD,
             parameter.VAR_POSITIONAL,
         )
@@ -95,7 +91,7 @@ class Entry:
 
 
 def explain(
-    error: pydantic.ValidationError, where: str, schema: type[pydantic.BaseModel]
+    error: pydantic.ValidationError, subject: str, schema: type[pydantic.BaseModel]
 ) -> FldiagError:
     """The first complaint of a validation error as one sentence with a remedy."""
     first = error.errors()[0]
@@ -104,20 +100,22 @@ def explain(
         model: Any = schema
         for part in first["loc"][:-1]:
             model = model.model_fields[part].annotation
-        known = dict(model.model_fields)
-        inside = [
+        keys = dict(model.model_fields)
+        in_sections = [
             f"{section}.{key}"
-            for section, f in known.items()
+            for section, f in keys.items()
             if key in getattr(f.annotation, "model_fields", {})
         ]
-        remedy = nearest(str(first["loc"][-1]), known) if known else "it has no options"
-        remedy = f"did you mean {inside[0]!r}?" if inside else remedy
-        return FldiagError(f"{where}: unknown key {key!r}", remedy, usage=True)
+        remedy = nearest(str(first["loc"][-1]), keys) if keys else "it has no options"
+        remedy = f"did you mean {in_sections[0]!r}?" if in_sections else remedy
+        return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
-        what, _, remedy = str(first["ctx"]["error"]).partition("; ")
-        return FldiagError(f"{where}: {key + ': ' if key else ''}{what}", remedy, usage=True)
+        problem, _, remedy = str(first["ctx"]["error"]).partition("; ")
+        return FldiagError(f"{subject}: {key + ': ' if key else ''}{problem}", remedy, usage=True)
     message = first["msg"][0].lower() + first["msg"][1:]
-    return FldiagError(f"{where}: {key} = {first.get('input')!r} is not valid", message, usage=True)
+    return FldiagError(
+        f"{subject}: {key} = {first.get('input')!r} is not valid", message, usage=True
+    )
 
 
 @dataclass(frozen=True)
@@ -207,12 +205,6 @@ class Diagnostic(Entry):
         return parameter.kind is parameter.KEYWORD_ONLY
 
 
-@cache
-def _points(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
-    """Entry points of the packages in ``folders``. Finding them reads every installed package, and each config's hash asks."""
-    return sorted(entry_points(group=group), key=lambda point: point.name)
-
-
 E = TypeVar("E", bound=Entry)
 
 
@@ -232,14 +224,11 @@ class Registry(Generic[E]):
         kind: str,
         packages: str | tuple[str, ...],
         *,
-        given: tuple[str, ...] = (),
+        arguments: tuple[str, ...] = (),
         entry: Callable[..., E],
     ):
-        self.kind, self.packages, self.given = (
-            kind,
-            (packages,) if isinstance(packages, str) else packages,
-            given,
-        )
+        self.kind, self.arguments = kind, arguments
+        self.packages = (packages,) if isinstance(packages, str) else packages
         self._entry = entry
         self._entries: dict[str, E] = {}
         self._discovered = False
@@ -255,7 +244,7 @@ class Registry(Generic[E]):
                 raise FldiagError(
                     f"{self.kind} {name!r} is registered twice", "choose another name"
                 )
-            self._entries[name] = self._entry(self.kind, name, build, self.given, **meta)
+            self._entries[name] = self._entry(self.kind, name, build, self.arguments, **meta)
             return build
 
         return register
@@ -271,7 +260,7 @@ class Registry(Generic[E]):
 
     def plugins(self) -> list[EntryPoint]:
         """What other packages bring, by their entry points' names; nothing is imported."""
-        return list(_points(f"fldiag.{self.kind.replace(' ', '')}s", tuple(sys.path)))
+        return plugins.entry_points(f"fldiag.{self.kind.replace(' ', '')}s")
 
     def _load(self, point: EntryPoint) -> FldiagError | None:
         """Import what another package brings, once. Returns what is wrong with it; nothing of it is then registered."""
@@ -283,16 +272,7 @@ class Registry(Generic[E]):
                     raise FldiagError(f"{point.value} registers no {self.kind} of that name")
             except Exception as cause:  # somebody else's module can raise anything
                 self._entries = before
-                package = point.dist.name if point.dist else point.value
-                why = (
-                    str(cause)
-                    if isinstance(cause, FldiagError)
-                    else f"{type(cause).__name__}: {cause}"
-                )
-                error = FldiagError(
-                    f"the {self.kind} {point.name!r} of the package {package} cannot be used ({why})",
-                    "fix or remove that package",
-                )
+                error = plugins.unusable(point, self.kind, cause)
             self._loaded[point] = error
         return self._loaded[point]
 
@@ -332,15 +312,15 @@ class Registry(Generic[E]):
 
 
 def _plain(
-    kind: str, name: str, build: Callable[..., Any], given: tuple[str, ...], **meta: Any
+    kind: str, name: str, build: Callable[..., Any], arguments: tuple[str, ...], **meta: Any
 ) -> Entry:
-    return Entry(kind, name, build, given, meta)
+    return Entry(kind, name, build, arguments, meta)
 
 
 method = Registry("method", "fldiag.methods", entry=_plain)
-model = Registry("model", "fldiag.models", given=("shape", "classes"), entry=_plain)
+model = Registry("model", "fldiag.models", arguments=("shape", "classes"), entry=_plain)
 dataset = Registry(
-    "dataset", "fldiag.data", given=("root", "download", "progress", "reading"), entry=_plain
+    "dataset", "fldiag.data", arguments=("root", "download", "progress", "reading"), entry=_plain
 )
 diagnostic = Registry(
     "diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fldiag import losses
 from fldiag.local import Local, Published
-from fldiag.models.by_hand import ByHand, Logits
-from fldiag.models.network import Bound
+from fldiag.models.network import BodyPass, Bound, HeadPass
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,10 @@ class Output:
     features: Tensor | None  # [k, B, ...] what the head sees
     logits: Tensor  # [k, B, C]
     bound: Bound  # the network with these weights
-    maps: list[Tensor] | None = (
-        None  # [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
-    )
+    #: [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
+    maps: list[Tensor] | None = None
     #: without autograd, where the network allows it: leaf, features and logits are leaves then, whose gradients this adds up
-    by_hand: Logits | None = None
+    by_hand: HeadPass | None = None
 
 
 class Step:
@@ -58,22 +56,16 @@ class Step:
         maps: bool = False,
         plain: bool = False,
     ):
-        self.local, self.x, self.y, self.weight, self.index, self.maps, self.plain = (
-            local,
-            x,
-            y,
-            weight,
-            index,
-            maps,
-            plain,
-        )
+        self.local, self.x, self.y, self.weight, self.index = local, x, y, weight, index
+        self.maps, self.plain = maps, plain
         self.k = x.shape[0]
         self.targets: list[tuple[Tensor, Tensor | float]] = [(y, 1.0)]
         self.decay: float | Tensor = 0.0
         self._losses = losses
-        self._given = x  # a part may replace the inputs: then nothing cached fits
-        self._here: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
-        self._at_w: ByHand | None = None  # the same without autograd
+        self._inputs = x  # a part may replace ``x``: then nothing cached fits
+        #: leaf, bound, features and maps at w, or without autograd the pass of the body
+        self._at_w: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
+        self._body_at_w: BodyPass | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
         self.published: Published | None = None
@@ -118,17 +110,17 @@ class Step:
 
     def label_loss(self, logits: Tensor) -> Tensor:
         """The loss of each example against its targets, [k, B]."""
-        (y, share), *others = self.targets
-        loss = share * losses.per_example(logits, y) if others else losses.per_example(logits, y)
-        for y, share in others:
+        (y, share), *mixed = self.targets
+        loss = share * losses.per_example(logits, y) if mixed else losses.per_example(logits, y)
+        for y, share in mixed:
             loss = loss + share * losses.per_example(logits, y)
         return loss
 
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
-        other = Step(self.local, self._losses, x, y, weight, index, self.maps, self.plain)
-        other._given, other._passed = self._given, True
-        return other
+        step = Step(self.local, self._losses, x, y, weight, index, self.maps, self.plain)
+        step._inputs, step._passed = self._inputs, True
+        return step
 
     def pull(self, g: Tensor, centre: Tensor, strength: float | Tensor) -> Tensor:
         """g + strength (w - centre), in place: the gradient of strength/2 ||w - centre||^2; strength may be [k, 1].
@@ -146,7 +138,11 @@ class Step:
     def received_logits(self) -> Tensor:
         """Logits [k, B, C] of the received model on this minibatch, in eval mode."""
         local = self.local
-        if self.x is self._given and local.received_logits is not None and local.offset is not None:
+        if (
+            self.x is self._inputs
+            and local.received_logits is not None
+            and local.offset is not None
+        ):
             return local.received_logits[local.offset[: self.k, None] + self.index]
         with torch.no_grad():
             bound = local.network.bind(
@@ -171,18 +167,17 @@ class Step:
         """The model at w + e. The features at w are shared between calls while e touches only the head."""
         net = self.local.network
         if net.pieces is not None:
-            found = self._by_hand(e)
-            return Output(
-                found.leaf, found.features, found.logits, net.bind(found.run.w), by_hand=found
-            )
+            passed = self._pass_by_hand(e)
+            bound = net.bind(passed.body.w)
+            return Output(passed.leaf, passed.features, passed.logits, bound, by_hand=passed)
         if e is None or (net.has_split and e.start >= net.cut):
-            if self._here is None:
+            if self._at_w is None:
                 leaf = self.w.detach().requires_grad_()
                 bound = self._bind(leaf)
-                self._here = (leaf, bound, *self._features(bound))
-            leaf, bound, features, maps = self._here
-            own = None if e is None else leaf[:, net.cut :] + e.value
-            return self._output(leaf, bound, features, maps, own)
+                self._at_w = (leaf, bound, *self._features(bound))
+            leaf, bound, features, maps = self._at_w
+            head = None if e is None else leaf[:, net.cut :] + e.value
+            return self._output(leaf, bound, features, maps, head)
         leaf = self._moved(e).requires_grad_()
         bound = self._bind(leaf)
         return self._output(leaf, bound, *self._features(bound))
@@ -195,17 +190,15 @@ class Step:
         w[:, e.start : e.stop] += e.value
         return w
 
-    def _by_hand(self, e: Perturbation | None) -> Logits:
+    def _pass_by_hand(self, e: Perturbation | None) -> HeadPass:
         """``forward`` without autograd."""
-        local, alone, own = self.local, len(self.local.w) == 1, None
+        local, alone = self.local, len(self.local.w) == 1
         if e is not None and e.start < local.network.cut:
-            run = ByHand(local.network, self._moved(e), self.x, alone)
-        else:
-            self._at_w = run = self._at_w or ByHand(
-                local.network, self.w, self.x, alone, local.named
-            )
-            own = None if e is None else self.w[:, run.cut :] + e.value
-        return run.output(own)
+            return BodyPass(local.network, self._moved(e), self.x, alone).output()
+        if self._body_at_w is None:
+            self._body_at_w = BodyPass(local.network, self.w, self.x, alone, local.views_by_rows)
+        body = self._body_at_w
+        return body.output(None if e is None else self.w[:, body.cut :] + e.value)
 
     def _output(
         self,
@@ -239,10 +232,10 @@ class Step:
             if out.by_hand
             else torch.autograd.grad(values.sum(), out.leaf)[0]
         )
-        if self._here is not None and out.leaf is self._here[0]:
-            self._here = None  # its graph is used up
-        if out.by_hand is not None and out.by_hand.run is self._at_w:
-            self._at_w = None  # not kept beside the next
+        if self._at_w is not None and out.leaf is self._at_w[0]:
+            self._at_w = None  # its graph is used up
+        if out.by_hand is not None and out.by_hand.body is self._body_at_w:
+            self._body_at_w = None  # not kept beside the next
         return values.detach(), g
 
     def head_gradient(self, term: Callable[[Step, Output], Tensor]) -> tuple[Tensor, Tensor]:
@@ -258,7 +251,7 @@ class Step:
         if out.by_hand is not None:
             values = term(self, out)
             return values.detach(), out.by_hand.head_gradient(values)
-        leaf, bound, features, maps = self._here  # type: ignore[misc]
+        leaf, bound, features, maps = self._at_w  # type: ignore[misc]
         head = leaf[:, net.cut :].detach().requires_grad_()
         z = features.detach()  # type: ignore[union-attr]
         values = term(self, Output(leaf, z, bound.head(z, head), bound, maps))
@@ -282,12 +275,10 @@ class Step:
             or self.y.is_floating_point()
         ):
             return self.gradient(self._losses, e)
-        found = self._by_hand(e)
-        weight = (
-            found.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape)
-            if self.weight is None
-            else self.weight
-        )
-        loss, slope = losses.cross_entropy_and_slope(found.values, self.y, weight)
-        self._at_w = None
-        return self.mean(loss), found.back(slope)
+        out = self._pass_by_hand(e)
+        weight = self.weight
+        if weight is None:
+            weight = out.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape)
+        loss, slope = losses.cross_entropy_and_slope(out.values, self.y, weight)
+        self._body_at_w = None
+        return self.mean(loss), out.back(slope)

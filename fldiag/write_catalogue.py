@@ -7,26 +7,20 @@ import sys
 from importlib import resources
 
 from fldiag import config, known, registry
-from fldiag.figures import reported
 
 
 def generate() -> dict[str, dict[str, known.Item]]:
     """The content of the file, from the registry. Imports everything that is built in."""
-    found: dict[str, dict[str, known.Item]] = {}
+    catalogue: dict[str, dict[str, known.Item]] = {}
     for kind, name in known.KINDS.items():
         entries = getattr(registry, name)
-        own = {n: entries.get(n) for n in entries.names()}
-        found[kind] = {
-            n: known.describe(e)
-            for n, e in own.items()
-            if e.build.__module__.split(".")[0] == "fldiag"
+        catalogue[kind] = {
+            n: known.describe(entry)
+            for n, entry in ((n, entries.get(n)) for n in entries.names())
+            if entry.build.__module__.split(".")[0] == "fldiag"
         }
-    found["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
-    found["figures"] = {
-        name: {"summary": f"{study.title} ({study.source})"}
-        for name, study in reported.studies().items()
-    }
-    return found
+    catalogue["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
+    return catalogue
 
 
 def text() -> str:

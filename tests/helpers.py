@@ -20,8 +20,7 @@ from fldiag import registry
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part
-from fldiag.training.federation import Federation
-from fldiag.training.schedule import Given
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0}
@@ -285,11 +284,25 @@ class StartAt(Part):
         local.w.copy_(self.w.to(local.w))
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """Somebody's schedule: ``clients[t]`` ids, ``positions[t][client]`` one list of positions a step."""
+
+    clients: list
+    positions: list
+
+    def sampled(self, t):
+        return list(self.clients[t])
+
+    def batches(self, t, client, n):
+        return [np.asarray(batch, dtype=np.int64) for batch in self.positions[t][client]]
+
+
 def whole(parts, rounds, steps, clients=None):
     """A schedule of full-batch steps: ``steps[k]`` of client k in every round."""
     ids = list(range(len(parts))) if clients is None else clients
     positions = {k: [list(range(len(parts[k])))] * steps[k] for k in range(len(parts))}
-    return Given([ids] * rounds, [positions] * rounds)
+    return Recorded([ids] * rounds, [positions] * rounds)
 
 
 def variants():

@@ -1,5 +1,7 @@
 """Small federations given as weights, without training: what diagnostics of a run see."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -57,14 +59,27 @@ def stored(received, clients, aggregated=None, *, round=1, ids=None):
     )
 
 
+def placed(item, device):
+    """A round on another device."""
+    tensors = {n: v.to(device) for n, v in vars(item).items() if isinstance(v, torch.Tensor)}
+    buffers = {
+        n: {k: b.to(device) for k, b in v.items()}
+        for n, v in vars(item).items()
+        if isinstance(v, dict)
+    }
+    return replace(item, **tensors, **buffers)
+
+
 def history(module, dataset, parts, *rounds, **options):
     """``rounds``: Stored, or an FldiagError that reading raises (as its number counts its place)."""
+
+    device = options.get("device", "cpu")
 
     def reader(item):
         def read():
             if isinstance(item, Exception):
                 raise item
-            return item
+            return item if device == "cpu" else placed(item, device)
 
         return read
 

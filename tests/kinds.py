@@ -21,12 +21,12 @@ from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
 from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
-from fldiag.figures import pictures
 from fldiag.plotting import curves, layers, partition
 from fldiag.results.table import table
-from fldiag.toys import plane_picture
 from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
 from fldiag.training.diagnostics.personalise import picture as personal
+from fldiag_papers import pictures
+from fldiag_papers.toys import plane_picture
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
 CLIENTS = (0, 3, 12, 13, 14, 15, 17, 18)

@@ -30,7 +30,7 @@ from training_peers import Careful, FedJax, FedLab, Floor, Side, Textbook
 from fldiag import config, data
 from fldiag.data import Dataset
 from fldiag.results.machine import has_bf16
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 CIFAR_IMAGES = 2_000

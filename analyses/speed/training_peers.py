@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim.sgd import sgd
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from fldiag.models.layers.linear import product
+from fldiag.models.kernels import product
 from fldiag.training.setup import Setup
 
 

@@ -16,9 +16,9 @@ from equations import typeset
 
 from fldiag import known
 from fldiag.cli import app as verbs
-from fldiag.figures import agreement, ledger, ledger_page
 from fldiag.plotting import words
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
+from fldiag_papers import agreement, ledger
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
@@ -52,11 +52,13 @@ def write(_: Any = None) -> None:
     """All pages, in a folder that is made anew."""
     shutil.rmtree(OUT, ignore_errors=True)
     for kind in TITLES:
-        items = known.built_in()[kind]
-        pages = {name: _page(kind, name, item) for name, item in sorted(items.items())}
-        _folder(
-            kind, TITLES[kind], LEADS[kind], pages, {n: str(i["summary"]) for n, i in items.items()}
-        )
+        items = known.built_in().get(kind, {})
+        summaries = known.names(kind)
+        pages = {
+            name: _page(kind, name, items.get(name, {"summary": summaries[name]}))
+            for name in summaries
+        }
+        _folder(kind, TITLES[kind], LEADS[kind], pages, summaries)
     commands = dict(_commands(typer.main.get_command(verbs), "fldiag"))
     _folder(
         "verbs",
@@ -219,7 +221,7 @@ def _figure(name: str, item: known.Item) -> str:
             "",
             escaped(about["caption"]),
             "",
-            f"```sh\n{ledger_page.command(about)}\n```",
+            f"```sh\n{about['command']}\n```",
             "",
         ]
     return "\n".join(
@@ -274,7 +276,9 @@ def _options(options: list[known.Item]) -> str:
 
 
 def _commands(group: click.Group, name: str) -> Any:
-    for key, command in group.commands.items():
+    context = click.Context(group)
+    for key in group.list_commands(context):
+        command = group.get_command(context, key)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{name} {key}")
         else:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fldiag.errors import FldiagError, check_name, shown
+from fldiag.errors import FldiagError, check_name, short_path
 from fldiag.results.files import link_error
 
 NAME = "owner.json"
@@ -87,7 +87,8 @@ def hold(folder: Path) -> Iterator[Owner]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FldiagError(
-            f"cannot create {shown(folder)}: {error.strerror}", "choose another folder with --out"
+            f"cannot create {short_path(folder)}: {error.strerror}",
+            "choose another folder with --out",
         ) from None
     try:
         owner = _take(folder)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: ever removed from them.
 _TABLE = r"\.?\d+(-\d+)?\.parquet.*"
 OWN = {
-    "state": r"\.?((server|client-\d+)-\d+\.pt|clients-\d+\.safetensors).*",
+    "state": r"\.?(server-\d+\.pt|clients-\d+\.safetensors).*",
     "metrics": _TABLE,
     "steps": _TABLE,
     "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint import flat
-from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, shown
+from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, short_path
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -55,7 +55,7 @@ def read_tensors(path: Path) -> Any:
     if not os.path.isfile(path):
         what = "is not a file" if os.path.exists(path) else "is not there"
         raise FldiagError(
-            f"checkpoint {shown(path)} {what}",
+            f"checkpoint {short_path(path)} {what}",
             "give the path of a .pt or .safetensors file",
             usage=True,
         )

@@ -14,15 +14,13 @@ FIRST = ("landscape", "spectrum", "matching", "forgetting", "drift", "personalis
 with quiet():
     from fldiag import known
     from fldiag.cli import training, diagnostics  # noqa: F401
-    from fldiag.cli.app import app, toy
+    from fldiag.cli.app import app
 
     for name in dict.fromkeys([*FIRST, *known.built_in()["diagnostics"]]):
         if name not in known.FLAGS:
             diagnostics.add(name)
 
-    from fldiag.cli import check, partition, report, exchange, toys, figures, inform  # noqa: F401
-
-    app.add_typer(toy, name="toy")
+    from fldiag.cli import check, partition, report, exchange, inform  # noqa: F401
 
 
 def main() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fldiag import known
-from fldiag.cli.derived import command
+from fldiag import known, plugins
+from fldiag.cli import derived, interrupt
 from fldiag.console import errors
 from fldiag.errors import FldiagError
 
@@ -17,27 +18,37 @@ from fldiag.errors import FldiagError
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
 
 
+#: The entry points whose names are verbs: see docs/how_to/extend.md.
+GROUP = "fldiag.verbs"
+
+
 class Verbs(TyperGroup):
-    """The verbs, and those of diagnostics that other packages bring: named in the help by their entry points, and imported
-    when they are typed."""
+    """The verbs of fldiag, then those of other packages and of their diagnostics.
+
+    A verb of another package is imported for the help and when it is typed; a diagnostic only when it is typed. Neither
+    replaces a verb of fldiag, and one that cannot be imported stops only itself.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return [*own, *(name for name in known.plugins("diagnostics") if name not in own)]
+        verbs = [point.name for point in plugins.entry_points(GROUP)]
+        return list(
+            dict.fromkeys([*super().list_commands(ctx), *verbs, *known.packages("diagnostics")])
+        )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        package = None if found else known.plugins("diagnostics").get(cmd_name)
-        return (
-            found
-            if package is None
-            else TyperCommand(cmd_name, help=f"A diagnostic of the package {package}.")
-        )
+        if command := super().get_command(ctx, cmd_name):
+            return command
+        for point in plugins.entry_points(GROUP):
+            if point.name == cmd_name:
+                return plugin_verb(point)
+        package = known.packages("diagnostics").get(cmd_name)
+        summary = f"A diagnostic of the package {package}."
+        return None if package is None else TyperCommand(cmd_name, help=summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
-        if super().get_command(ctx, name) is None and name in known.plugins("diagnostics"):
-            return name, command(name), args[1:]
+        if super().get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
         if name in known.FLAGS:
             with errors(debug=False):
                 raise FldiagError(
@@ -45,6 +56,9 @@ class Verbs(TyperGroup):
                     f"use fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}",
                     usage=True,
                 )
+        verbs = [point.name for point in plugins.entry_points(GROUP)]
+        if name not in verbs and name in known.packages("diagnostics"):
+            return name, derived.command(name), args[1:]
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -56,6 +70,43 @@ class Verbs(TyperGroup):
             ):
                 raise
             raise _explained(error) from None
+
+
+def plugin_verb(point: EntryPoint) -> Any:
+    """The command behind an entry point: a function with typer's annotations, or a Typer with several. Of one that cannot be
+    imported a command that says so."""
+    try:
+        target = plugins.load(point, "verb")
+        interrupt.foreign |= plugins.loaded
+        try:
+            return _command(point.name, target)
+        except Exception as cause:  # no function, or annotations that typer does not take
+            raise plugins.unusable(point, "verb", cause) from cause
+    except FldiagError as error:
+        return _broken(point.name, error)
+
+
+def _command(name: str, target: Any) -> Any:
+    if not isinstance(target, typer.Typer):
+        verb = target
+        target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        target.command(name)(verb)
+    command = typer.main.get_command(target)
+    command.name = name
+    return command
+
+
+def _broken(name: str, error: FldiagError) -> Any:
+    def complain() -> None:
+        with errors(debug=False):
+            raise error
+
+    return TyperCommand(
+        name,
+        callback=complain,
+        help=f"{error}.",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
 
 
 def _explained(error: Any) -> Any:
@@ -89,9 +140,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Diagnose federated learning: train models and analyse their checkpoints.",
-)
-toy = typer.Typer(
-    no_args_is_help=True, help="Two toy problems whose results can be checked by hand."
 )
 
 

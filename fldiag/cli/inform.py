@@ -10,7 +10,7 @@ from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.options import Debug, Json
 from fldiag.console import Console, errors
-from fldiag.errors import unknown
+from fldiag.errors import FldiagError, unknown
 
 NEEDS = {
     "public": "unlabelled public inputs (data.public)",
@@ -35,14 +35,21 @@ def list_(
     """
     with errors(debug):
         console = Console(json)
-        if what is not None and what not in known.built_in():
-            raise unknown("list", what, known.built_in())
-        for kind in known.built_in() if what is None else [what]:
+        if what is not None and what not in known.kinds():
+            raise unknown("list", what, known.kinds())
+        for kind in known.kinds() if what is None else [what]:
+            try:
+                names = known.names(kind)
+            except FldiagError as error:
+                if what is not None:
+                    raise
+                console.note(str(error))  # another package's list that is broken
+                continue
             if what is None:
                 console.say(kind)
             kinds = {"kind": kind} if what is None else {}
             console.table(
-                [{**kinds, "name": n, "what": d} for n, d in known.names(kind).items()],
+                [{**kinds, "name": name, "what": summary} for name, summary in names.items()],
                 {"name": "name", "what": "what it is"},
             )
         if json:

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+#: The packages whose verbs were imported.
+foreign: set[str] = set()
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
@@ -56,13 +59,13 @@ def importing(frame: FrameType | None) -> bool:
 
 
 def working(frame: FrameType | None) -> bool:
-    """Whether a frame lies inside what a verb does: in fldiag, beyond the reading of the command line."""
+    """Whether a frame lies inside what a verb does: in fldiag beyond the reading of the command line, or in another package's
+    verb."""
     while frame is not None:
-        room = frame.f_globals.get("__name__", "")
-        if (
-            room.startswith("fldiag.")
-            and not room.startswith("fldiag.cli")
-            and frame.f_code.co_name != "<module>"
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name != "<module>" and (
+            module.partition(".")[0] in foreign
+            or (module.startswith("fldiag.") and not module.startswith("fldiag.cli"))
         ):
             return True
         frame = frame.f_back

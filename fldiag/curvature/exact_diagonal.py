@@ -94,7 +94,7 @@ class _LayerRecord:
 
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         def add(m: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-            a = rules(m).seen(m, inputs[0].detach())
+            a = rules(m).squares_input(m, inputs[0].detach())
             out = out if out.requires_grad else out.detach().requires_grad_()
             self.layers.append((name, m, a, out))
             self.versions.append(a._version)

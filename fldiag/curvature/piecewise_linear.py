@@ -15,8 +15,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from fldiag.models.layers import LAYERS, rules
-from fldiag.models.layers.sequence import hooked
+from fldiag.models.layers import LAYERS, hooked, rules
 
 #: Of any number of arguments that depend on weights.
 _SUMS = {

@@ -18,8 +18,7 @@ from torch import Tensor
 from fldiag.choices import Matrix
 from fldiag.curvature.cross_entropy import ClosedForm
 from fldiag.curvature.operator import Operator
-from fldiag.models.chain import Pass
-from fldiag.models.layers.links import Link, Weighted
+from fldiag.models.links import Link, Pass, Weighted
 from fldiag.params import Layout
 
 

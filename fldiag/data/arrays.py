@@ -39,9 +39,9 @@ def read_npz(
                 )
             missing = [key for key in KEYS if key not in file.files]
             if missing:
-                there = ", ".join(file.files) or "nothing"
+                present = ", ".join(file.files) or "nothing"
                 raise FldiagError(
-                    f"{path} lacks {', '.join(missing)} (it has {there})",
+                    f"{path} lacks {', '.join(missing)} (it has {present})",
                     f"save the arrays {', '.join(KEYS)} with np.savez",
                 )
             arrays = {key: _member(file, key, path) for key in KEYS}
@@ -65,9 +65,9 @@ def read_npz(
                 f"{path}: {len(x)} {split}_images and {len(y)} {split}_labels",
                 "give one label per input, and at least one input in each split",
             )
-        where = f"{path}: {split}_images"
+        source = f"{path}: {split}_images"
         out += [
-            inputs(x, where) if rows else _channels_first(x, where),
+            inputs(x, source) if rows else _channels_first(x, source),
             labels(y, f"{path}: {split}_labels"),
         ]
     return out[0], out[1], out[2], out[3]
@@ -85,7 +85,7 @@ def ready(x: Tensor, device: str | torch.device, dtype: torch.dtype) -> Tensor:
     return x.to(device, dtype if x.is_floating_point() else None)
 
 
-def inputs(x: Any, where: str) -> Tensor:
+def inputs(x: Any, source: str) -> Tensor:
     """Inputs as uint8 or float32, layout kept; rows of int32 or int64 are tokens and stay integers.
 
     Raises FldiagError for other kinds of arrays.
@@ -98,15 +98,17 @@ def inputs(x: Any, where: str) -> Tensor:
     if not isinstance(x, Tensor):
         array = np.asarray(x)
         if array.dtype.kind not in "biuf":
-            raise FldiagError(f"{where} is an array of {array.dtype}", "use uint8 pixels or floats")
+            raise FldiagError(
+                f"{source} is an array of {array.dtype}", "use uint8 pixels or floats"
+            )
         dtype = np.uint8 if array.dtype == np.uint8 else np.float32
         x = torch.from_numpy(np.array(array, dtype=dtype, order="C"))
     if x.is_complex():
-        raise FldiagError(f"{where} is a tensor of {x.dtype}", "use uint8 pixels or floats")
+        raise FldiagError(f"{source} is a tensor of {x.dtype}", "use uint8 pixels or floats")
     return x.detach().contiguous() if x.dtype == torch.uint8 else x.detach().float().contiguous()
 
 
-def labels(y: Any, where: str) -> Tensor:
+def labels(y: Any, source: str) -> Tensor:
     """Class labels as int64 [n]; a last axis of length 1 is dropped. Raises FldiagError for anything else."""
     y = y.detach().cpu() if isinstance(y, Tensor) else y
     array = np.asarray(y)
@@ -114,11 +116,12 @@ def labels(y: Any, where: str) -> Tensor:
         array = array[:, 0]
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise FldiagError(
-            f"{where} is {array.dtype} {list(array.shape)}", "give one whole number per input"
+            f"{source} is {array.dtype} {list(array.shape)}", "give one whole number per input"
         )
     if len(array) and array.min() < 0:
         raise FldiagError(
-            f"{where} holds {array.min()} at position {array.argmin()}", "number the classes from 0"
+            f"{source} holds {array.min()} at position {array.argmin()}",
+            "number the classes from 0",
         )
     return torch.from_numpy(array.astype(np.int64))
 
@@ -204,20 +207,20 @@ def _join_val(arrays: dict[str, np.ndarray], file: Any, path: Any) -> None:
         arrays[f"train_{key}"] = np.concatenate([train, val])
 
 
-def _channels_first(array: np.ndarray, where: str) -> Tensor:
+def _channels_first(array: np.ndarray, source: str) -> Tensor:
     if array.ndim == 3:
-        return inputs(array[:, None], where)
+        return inputs(array[:, None], source)
     if array.ndim == 4:
         if array.shape[1] in (1, 3) and array.shape[3] not in (1, 3):
             raise FldiagError(
-                f"{where} has shape {list(array.shape)}, which looks like N,C,H,W",
+                f"{source} has shape {list(array.shape)}, which looks like N,C,H,W",
                 "save N,H,W,C: np.moveaxis(images, 1, -1)",
             )
-        return inputs(np.moveaxis(array, -1, 1), where)
+        return inputs(np.moveaxis(array, -1, 1), source)
     if array.ndim == 2:
         # uint8 stands for pixels only in images; a table of small whole numbers is a table of features.
-        return inputs(array.astype(np.float32) if array.dtype.kind in "biuf" else array, where)
+        return inputs(array.astype(np.float32) if array.dtype.kind in "biuf" else array, source)
     raise FldiagError(
-        f"{where} has shape {list(array.shape)}",
+        f"{source} has shape {list(array.shape)}",
         "use N,H,W or N,H,W,C for images, N,D for features",
     )

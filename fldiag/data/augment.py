@@ -39,7 +39,7 @@ _NAME = re.compile(
     r"jitter(?P<strength>0?\.\d+|1))(?:@(?P<q>[\d.]+))?"
     r"|(?P<whole>normalise)|resizedcrop(?P<side>[1-9]\d*)"
 )
-_KNOWN = (
+_NAMES = (
     "crop4, reflectcrop4, cutout16, resizedcrop224 (any size), jitter0.4, hflip, normalise, and @0.5 after "
     "a name for a probability (not of resizedcrop)"
 )
@@ -48,7 +48,7 @@ AREA, ASPECT, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 
 @dataclass(frozen=True)
-class Step:
+class Augmentation:
     """One augmentation: its kind, its size in pixels, the probability that an image gets it, its strength."""
 
     kind: str
@@ -58,20 +58,20 @@ class Step:
 
 
 @lru_cache
-def parse(name: str) -> Step:
+def parse(name: str) -> Augmentation:
     """The step a name stands for. Raises FldiagError for a name or a probability that is not understood."""
     match = _NAME.fullmatch(name)
     if match is None:
-        raise FldiagError(f"unknown augmentation {name!r}", f"use {_KNOWN}", usage=True)
-    found = match.groupdict()
+        raise FldiagError(f"unknown augmentation {name!r}", f"use {_NAMES}", usage=True)
+    groups = match.groupdict()
     kind = (
-        found["sized"]
-        or found["flip"]
-        or found["whole"]
-        or ("jitter" if found["strength"] else "resizedcrop")
+        groups["sized"]
+        or groups["flip"]
+        or groups["whole"]
+        or ("jitter" if groups["strength"] else "resizedcrop")
     )
     try:
-        probability = float(found["q"] or (0.5 if kind == "hflip" else 1.0))
+        probability = float(groups["q"] or (0.5 if kind == "hflip" else 1.0))
     except ValueError:
         probability = -1.0
     if not 0 <= probability <= 1:
@@ -80,13 +80,12 @@ def parse(name: str) -> Step:
             "write a number from 0 to 1 after @",
             usage=True,
         )
-    return Step(
-        kind, int(found["size"] or found["side"] or 0), probability, float(found["strength"] or 0)
-    )
+    size = int(groups["size"] or groups["side"] or 0)
+    return Augmentation(kind, size, probability, float(groups["strength"] or 0))
 
 
 @lru_cache
-def plan(names: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+def plan(names: tuple[str, ...]) -> tuple[tuple[Augmentation, ...], tuple[Augmentation, ...]]:
     """The steps before and after normalisation.
 
     Raises FldiagError for an unknown name, ``normalise`` written twice, or jitter after normalisation.
@@ -115,7 +114,7 @@ def plan(names: tuple[str, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     return before, after
 
 
-def apply(x: Tensor, steps: Iterable[Step], generator: Generator) -> Tensor:
+def apply(x: Tensor, steps: Iterable[Augmentation], generator: Generator) -> Tensor:
     """The batch [n, C, H, W] of any dtype with the steps applied; ``x`` is not changed, and its shape only by
     ``resizedcrop``.
 
@@ -184,13 +183,13 @@ def windows(n: int, height: int, width: int, generator: Generator) -> Tensor:
     high, wide = (v.gather(1, first)[:, 0].long() for v in (high, wide))
     corner = uniform(0, 1, 2, n)
     top, left = (corner[0] * (height - high + 1)).long(), (corner[1] * (width - wide + 1)).long()
-    drawn = torch.stack([top, left, high, wide], 1)
+    random = torch.stack([top, left, high, wide], 1)
     ratio = min(max(width / height, ASPECT[0]), ASPECT[1])
     rest_h, rest_w = min(height, round(width / ratio)), min(width, round(height * ratio))
     fallback = torch.tensor(
-        [(height - rest_h) // 2, (width - rest_w) // 2, rest_h, rest_w], device=drawn.device
+        [(height - rest_h) // 2, (width - rest_w) // 2, rest_h, rest_w], device=random.device
     )
-    return torch.where(fits.any(1)[:, None], drawn, fallback)
+    return torch.where(fits.any(1)[:, None], random, fallback)
 
 
 def resize(x: Tensor, parts: Tensor, side: int) -> Tensor:
@@ -213,9 +212,9 @@ def jitter(x: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     library = _torchvision()
     change = (library.adjust_brightness, library.adjust_contrast, library.adjust_saturation)
     images = list(x)
-    for i, (theirs, turns) in enumerate(zip(factors.tolist(), order.tolist(), strict=True)):
-        for which in turns:
-            images[i] = change[which](images[i], theirs[which])
+    for i, (strengths, turns) in enumerate(zip(factors.tolist(), order.tolist(), strict=True)):
+        for j in turns:
+            images[i] = change[j](images[i], strengths[j])
     return torch.stack(images)
 
 
@@ -237,18 +236,18 @@ def _uniform(x: Tensor, high: int, generator: Generator) -> Tensor:
     return torch.randint(high, (len(x),), generator=generator, device=generator.device).to(x.device)
 
 
-def _crop(x: Tensor, step: Step, generator: Generator) -> Tensor:
+def _crop(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
     offsets = torch.stack([_uniform(x, 2 * step.size + 1, generator) for _ in range(2)])
     if step.probability < 1:
         offsets = torch.where(_coin(x, step.probability, generator), offsets, step.size)
     return crop(x, offsets, step.size, reflect=step.kind == "reflectcrop")
 
 
-def _hflip(x: Tensor, step: Step, generator: Generator) -> Tensor:
+def _hflip(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
     return torch.where(_coin(x, step.probability, generator)[:, None, None, None], x.flip(-1), x)
 
 
-def _cutout(x: Tensor, step: Step, generator: Generator) -> Tensor:
+def _cutout(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
     centres = torch.stack([_uniform(x, length, generator) for length in x.shape[-2:]])
     if step.probability < 1:
         # A centre this far out leaves the whole image inside its border.
@@ -256,11 +255,11 @@ def _cutout(x: Tensor, step: Step, generator: Generator) -> Tensor:
     return cutout(x, centres, step.size)
 
 
-def _resizedcrop(x: Tensor, step: Step, generator: Generator) -> Tensor:
+def _resizedcrop(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
     return resize(x, windows(len(x), x.shape[2], x.shape[3], generator).to(x.device), step.size)
 
 
-def _jitter(x: Tensor, step: Step, generator: Generator) -> Tensor:
+def _jitter(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
     if x.shape[1] not in (1, 3):
         raise FldiagError(
             f"jitter{step.strength:g} changes colours, and the images have {x.shape[1]} channels",

@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from fldiag.data import augment
-from fldiag.data.made import Made
 from fldiag.data.packed import Packed
-from fldiag.data.preprocessing import describe_inputs
+from fldiag.data.preprocessing import Preprocessing, describe_inputs
 from fldiag.data.words import Text, Words
 from fldiag.errors import FldiagError
 
 TOKENS = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyRows:
+    """Training inputs or labels of a data set that is too large for the memory: rows are computed when they are indexed.
+
+    Stands where ``Dataset`` has a tensor [n, ...], and has those of a tensor's methods that choose rows.
+    ``rows``: int64 indices [m] -> tensor [m, ...] on the CPU; a row does not depend on the others of a call. ``shape`` and
+    ``dtype`` are those that the tensor of all rows would have.
+    """
+
+    rows: Callable[[np.ndarray], Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str | torch.device = "cpu"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Tensor | np.ndarray) -> Tensor:
+        at = np.asarray(index.cpu() if isinstance(index, Tensor) else index, dtype=np.int64)
+        return self.rows(at).to(self.device)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def index_select(self, axis: int, index: Tensor) -> Tensor:
+        return self[index]
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def to(self, device: str | torch.device) -> LazyRows:
+        return replace(self, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +69,7 @@ class Dataset:
     images: the central square, or what a ``resizedcrop`` among the augmentations makes of the whole.
     ``packed``: the rows of whole numbers are inputs of several tensors, laid out so. ``remarks``: how the examples were read.
 
-    Where ``made``, a ``Made`` stands for each of ``train_x`` and ``train_y``.
+    Where ``is_lazy``, a ``LazyRows`` stands for each of ``train_x`` and ``train_y``.
 
     Raises FldiagError where these do not fit together.
     """
@@ -96,9 +132,9 @@ class Dataset:
         return self.train_y.is_floating_point()
 
     @property
-    def made(self) -> bool:
-        """Whether the training examples are made client by client when they are asked for: there are far too many for all."""
-        return isinstance(self.train_x, Made)
+    def is_lazy(self) -> bool:
+        """Whether the training examples are computed client by client: there are far too many for the memory."""
+        return isinstance(self.train_x, LazyRows)
 
     @property
     def scaling(self) -> str:
@@ -151,7 +187,7 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        shown = (
+        description = (
             self.classes,
             self.mean,
             self.std,
@@ -160,12 +196,11 @@ class Dataset:
             *([] if self.words is None else [self.words.spec]),
             *([] if self.packed is None else [self.packed.text()]),
         )
-        digest = hashlib.sha256(repr(shown).encode())
+        digest = hashlib.sha256(repr(description).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
-            array = (
-                array[torch.arange(320)] if isinstance(array, Made) else array
-            )  # the rule shows in the first ones
+            if isinstance(array, LazyRows):
+                array = array[torch.arange(320)]  # the rule shows in the first ones
             digest.update(array.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
@@ -187,11 +222,11 @@ class Dataset:
     def _repeat(self, x: Tensor) -> Tensor:
         return x if self.repeat == 1 else x.repeat(1, self.repeat, *(1,) * (x.ndim - 2))
 
-    def _error(self, what: str, remedy: str) -> FldiagError:
-        return FldiagError(f"data set {self.name!r}: {what}", remedy)
+    def _error(self, message: str, remedy: str) -> FldiagError:
+        return FldiagError(f"data set {self.name!r}: {message}", remedy)
 
     def _check_split(self, split: str, x: Tensor, y: Tensor) -> None:
-        if isinstance(x, Made) and isinstance(y, Made):
+        if isinstance(x, LazyRows) and isinstance(y, LazyRows):
             return
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             odd = x if not isinstance(x, Tensor) else y
@@ -307,6 +342,26 @@ class Dataset:
                 f"resizedcrop{max(sizes)} for a model that sees {list(self.shape[1:])} pixels",
                 "set side to the size of the crop",
             )
+
+
+def preprocessed(
+    name: str, arrays: tuple[Tensor, ...], classes: int, preprocessing: Preprocessing
+) -> Dataset:
+    """Pictures and labels of both splits, with the normalisation and augmentation of a named set."""
+    train_x, train_y, test_x, test_y = arrays
+    return Dataset(
+        name,
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        classes=classes,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        augment=preprocessing.augment,
+        repeat=preprocessing.repeat,
+        side=preprocessing.side,
+    )
 
 
 @lru_cache(maxsize=64)

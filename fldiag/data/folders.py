@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.data.dataset import Dataset
+from fldiag.data.dataset import Dataset, preprocessed
 from fldiag.data.images import need_folder, register
-from fldiag.data.preprocessing import Preprocessing, choose
+from fldiag.data.preprocessing import choose
 from fldiag.errors import FldiagError, first_line
 from fldiag.seeding import numpy_rng
 
@@ -68,12 +68,12 @@ def cinic10(
     variant: str | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    chosen, preprocessing = choose("cinic10", variant)
-    splits = ("train", "test") if chosen == "fedsol" else CINIC10.splits
+    variant, preprocessing = choose("cinic10", variant)
+    splits = ("train", "test") if variant == "fedsol" else CINIC10.splits
     parts = _read(CINIC10, splits, 32, True, root, download, progress)
-    if chosen == "enlarged":
+    if variant == "enlarged":
         parts = [_joined(parts[:2]), parts[2]]
-    elif chosen == "fedproj":
+    elif variant == "fedproj":
         x, y = _joined(parts)
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
         train, test = len(y) * 10 // 27, len(y) * 3 // 27
@@ -81,7 +81,8 @@ def cinic10(
             (x[at], y[at])
             for at in (order[:train].sort().values, order[train : train + test].sort().values)
         ]
-    return _dataset(CINIC10, parts, preprocessing)
+    arrays = (*parts[0], *parts[1])
+    return preprocessed(CINIC10.name, arrays, CINIC10.classes, preprocessing)
 
 
 def imagenet200(
@@ -94,13 +95,14 @@ def imagenet200(
     parts = _read(
         IMAGENET200,
         IMAGENET200.splits,
-        preprocessing.stored or 256,
+        preprocessing.stored_side or 256,
         False,
         root,
         download,
         progress,
     )
-    return _dataset(IMAGENET200, parts, preprocessing)
+    arrays = (*parts[0], *parts[1])
+    return preprocessed(IMAGENET200.name, arrays, IMAGENET200.classes, preprocessing)
 
 
 register(
@@ -131,35 +133,29 @@ instead of the whole picture. Variant small shows 64x64 of stored 72x72 (4.2 GB)
 def scan(folder: Path) -> tuple[list[str], list[str], Tensor, str]:
     """Class names, picture paths relative to ``folder`` (both sorted), their classes int64 [n], a digest of both,
     of the sizes and of the times. Raises FldiagError for a folder without pictures in class folders."""
-    classes = sorted(
-        entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."
-    )
-    files: list[str] = []
-    labels: list[int] = []
-    digest = hashlib.sha256()
-    for label, name in enumerate(classes):
-        entries = sorted(
-            (e for e in os.scandir(folder / name) if e.name.lower().endswith(SUFFIXES)),
-            key=lambda e: e.name,
-        )
-        if not entries:
-            raise FldiagError(
-                f"{folder / name} holds no picture ({', '.join(SUFFIXES)})",
-                "put the pictures of the class there, or remove the folder",
-            )
-        for entry in entries:
-            stat = entry.stat()
-            files.append(f"{name}/{entry.name}")
-            labels.append(label)
-            digest.update(f"{files[-1]}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    if not files:
+    from torchvision.datasets.folder import make_dataset
+
+    classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    if not classes:
         raise FldiagError(
             f"{folder} has no class folders", f"put the pictures into {folder}/<class>/"
         )
-    return classes, files, torch.tensor(labels), digest.hexdigest()[:16]
+    try:
+        pictures = make_dataset(folder, {name: i for i, name in enumerate(classes)}, SUFFIXES)
+    except FileNotFoundError as error:
+        raise FldiagError(
+            f"{folder}: {first_line(error)}",
+            "put the pictures of the class there, or remove the folder",
+        ) from None
+    files = [Path(path).relative_to(folder).as_posix() for path, _ in pictures]
+    digest = hashlib.sha256()
+    for file in files:
+        stat = (folder / file).stat()
+        digest.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return classes, files, torch.tensor([label for _, label in pictures]), digest.hexdigest()[:16]
 
 
-def packed(
+def packed_pictures(
     folder: Path,
     files: list[str],
     digest: str,
@@ -238,9 +234,9 @@ def _read(
             if home is None
             else ", ".join(str(home / split) for split in missing)
         )
-        asked = " (fldiag does not download it)" if download else ""
+        note = " (fldiag does not download it)" if download else ""
         raise FldiagError(
-            f"data set {spec.name!r} was not found{asked}: there is no {looked}",
+            f"data set {spec.name!r} was not found{note}: there is no {looked}",
             f"get {spec.source}, and put it under {at} as {layout}, or set FLDIAG_DATA to the "
             "folder that has it",
         )
@@ -249,41 +245,27 @@ def _read(
     for split in splits:
         classes, files, labels, digest = scan(home / split)
         if len(classes) != spec.classes or classes != (names or classes):
-            what = (
+            fault = (
                 f"{len(classes)} class folders"
                 if len(classes) != spec.classes
                 else "other class folders than " + splits[0]
             )
             raise FldiagError(
-                f"{home / split} has {what}, and {spec.name} has the same {spec.classes} in each split",
+                f"{home / split} has {fault}, and {spec.name} has the same {spec.classes} in each split",
                 "put the folder of every class there and nothing else",
             )
         names = classes
         parts.append(
-            (packed(home / split, files, digest, side, exact=exact, progress=progress), labels)
+            (
+                packed_pictures(home / split, files, digest, side, exact=exact, progress=progress),
+                labels,
+            )
         )
     return parts
 
 
 def _joined(parts: list[Split]) -> Split:
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-
-
-def _dataset(spec: FolderSet, parts: list[Split], preprocessing: Preprocessing) -> Dataset:
-    (train_x, train_y), (test_x, test_y) = parts
-    return Dataset(
-        spec.name,
-        train_x,
-        train_y,
-        test_x,
-        test_y,
-        classes=spec.classes,
-        mean=preprocessing.mean,
-        std=preprocessing.std,
-        augment=preprocessing.augment,
-        repeat=preprocessing.repeat,
-        side=preprocessing.side,
-    )
 
 
 def _complete(path: Path, shape: tuple[int, ...]) -> bool:

@@ -1,4 +1,5 @@
-"""Image sets known by name: found as npz, else in torchvision's layout, else downloaded when asked to."""
+"""Image sets known by name, in one file each: torchvision's (as npz, else in its layout, else downloaded on request) and
+MedMNIST's (from their official npz files)."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from fldiag import registry
 from fldiag.data.arrays import inputs, labels, read_npz
-from fldiag.data.dataset import Dataset
-from fldiag.data.preprocessing import choose, sentence
+from fldiag.data.dataset import Dataset, preprocessed
+from fldiag.data.preprocessing import PREPROCESSING, choose, sentence
 from fldiag.errors import FldiagError, first_line
 
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -120,8 +121,8 @@ for _spec in SETS:
 
 def folder(root: str | os.PathLike[str] | None) -> Path | None:
     """The data folder: the argument, else $FLDIAG_DATA, else none."""
-    chosen = root or os.environ.get("FLDIAG_DATA")
-    return Path(chosen).expanduser() if chosen else None
+    path = root or os.environ.get("FLDIAG_DATA")
+    return Path(path).expanduser() if path else None
 
 
 def need_folder(name: str, root: str | os.PathLike[str] | None, holds: str) -> Path:
@@ -175,34 +176,30 @@ def find(
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, arrays: Arrays, where: str, variant: str | None
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    arrays: Arrays,
+    source: str,
+    variant: str | None,
 ) -> Dataset:
     """The arrays as data set ``name``. Raises FldiagError where they are not uint8 of that shape and labels."""
     for split, x, y in (("train", *arrays[:2]), ("test", *arrays[2:])):
-        found = (str(x.dtype).removeprefix("torch."), tuple(x.shape[1:]))
-        if found != ("uint8", shape):
+        kind = (str(x.dtype).removeprefix("torch."), tuple(x.shape[1:]))
+        if kind != ("uint8", shape):
             raise FldiagError(
-                f"{where}: {split} images are {found[0]} {found[1]} (channels first), and "
+                f"{source}: {split} images are {kind[0]} {kind[1]} (channels first), and "
                 f"{name} has uint8 {shape}",
                 "store the original pixels, or load the file as npz:PATH",
             )
         if int(y.max()) >= classes:
             raise FldiagError(
-                f"{where}: {split} labels go up to {int(y.max())}, and {name} has "
+                f"{source}: {split} labels go up to {int(y.max())}, and {name} has "
                 f"{classes} classes",
                 "store labels from 0, or load the file as npz:PATH",
             )
     _, preprocessing = choose(name, variant)
-    return Dataset(
-        name,
-        *arrays,
-        classes=classes,
-        mean=preprocessing.mean,
-        std=preprocessing.std,
-        augment=preprocessing.augment,
-        repeat=preprocessing.repeat,
-        side=preprocessing.side,
-    )
+    return preprocessed(name, arrays, classes, preprocessing)
 
 
 def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | None, str]:
@@ -233,3 +230,78 @@ def _torchvision(spec: ImageSet, at: Path, download: bool) -> tuple[Arrays | Non
         target = source.labels if spec.torchvision == "SVHN" else source.targets
         out += [inputs(images, spec.name), labels(target, spec.name)]
     return (out[0], out[1], out[2], out[3]), ""
+
+
+# MedMNIST (Yang et al., Scientific Data 2023), the single-label 2-D sets. As in the FedSOL experiments the training split is the
+# official one and the validation split together; a file without val_images and val_labels is taken as it is. ChestMNIST is
+# not here: its labels are not one class an image.
+
+#: name -> (what it shows, classes, examples to train and to test on)
+MEDMNIST: dict[str, tuple[str, int, tuple[int, int]]] = {
+    "pathmnist": ("PathMNIST colon tissue", 9, (100_000, 7_180)),
+    "dermamnist": ("DermaMNIST skin lesions", 7, (8_010, 2_005)),
+    "octmnist": ("OCTMNIST retinal scans", 4, (108_309, 1_000)),
+    "pneumoniamnist": ("PneumoniaMNIST chest X-rays", 2, (5_232, 624)),
+    "retinamnist": ("RetinaMNIST fundus photographs", 5, (1_200, 400)),
+    "breastmnist": ("BreastMNIST ultrasound", 2, (624, 156)),
+    "bloodmnist": ("BloodMNIST blood cells", 8, (13_671, 3_421)),
+    "tissuemnist": ("TissueMNIST kidney cortex cells", 8, (189_106, 47_280)),
+    "organamnist": ("OrganAMNIST axial abdominal CT", 11, (41_000, 17_800)),
+    "organcmnist": ("OrganCMNIST coronal abdominal CT", 11, (15_400, 8_200)),
+    "organsmnist": ("OrganSMNIST sagittal abdominal CT", 11, (16_400, 8_800)),
+}
+MEDMNIST_SOURCE = "medmnist.com (Zenodo record 10519652)"
+
+
+def find_medmnist(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    variant: str | None = None,
+) -> Dataset:
+    """The set ``name`` from ``<root>/<name>.npz``. Raises FldiagError for a missing or foreign file."""
+    choose(name, variant)
+    at = need_folder(name, root, f"{name}.npz from {MEDMNIST_SOURCE}")
+    path = at / f"{name}.npz"
+    if not path.exists():
+        note = " (fldiag does not download it)" if download else ""
+        raise FldiagError(
+            f"data set {name!r} was not found{note}: looked for {path}",
+            f"get {name}.npz (28x28) from {MEDMNIST_SOURCE} and put it there, or set FLDIAG_DATA to the "
+            "folder that has it",
+        )
+    channels = len(PREPROCESSING[name][choose(name, variant)[0]].mean)
+    return build(
+        name,
+        (channels, 28, 28),
+        MEDMNIST[name][1],
+        read_npz(path, join_val=True),
+        str(path),
+        variant,
+    )
+
+
+def _medmnist_builder(name: str) -> Any:
+    def build_set(
+        root: str | None = None, download: bool = False, variant: str | None = None
+    ) -> Dataset:
+        return find_medmnist(name, root, download, variant)
+
+    return build_set
+
+
+for _name, (_subject, _classes, _sizes) in MEDMNIST.items():
+    _kind = (
+        "colour" if len(PREPROCESSING[_name]["fedsol"].mean) == 3 else "gray (shown as 3 channels)"
+    )
+    _about = "about " if _name.startswith("organ") else ""  # their releases differ by a few
+    register(
+        _name,
+        _medmnist_builder(_name),
+        f"{_subject}, 28x28 {_kind}, {_classes} classes, {_about}{_sizes[0]:,} train / "
+        f"{_sizes[1]:,} test (MedMNIST).",
+        "J. Yang et al., MedMNIST v2, 2023. Training is the official training and validation split.",
+        (len(PREPROCESSING[_name]["fedsol"].mean), 28, 28),
+        _classes,
+        _sizes,
+    )

@@ -66,7 +66,7 @@ class Packed:
 
     def inputs(self, rows: Tensor, dtype: torch.dtype) -> Any:
         """The inputs that these rows hold; floats in ``dtype``."""
-        made: Any = {}
+        tree: Any = {}
         pieces = rows.long().split([math.prod(shape) for _, shape, _ in self.fields], 1)
         for (place, shape, kind), piece in zip(self.fields, pieces, strict=True):
             t = (
@@ -74,11 +74,11 @@ class Packed:
                 if kind == "float32"
                 else piece.to(KINDS[kind])
             )
-            path, at = ("", *place), made  # one name above all: a tensor alone has no place
+            path, at = ("", *place), tree  # one name above all: a tensor alone has no place
             for key in path[:-1]:
                 at = at.setdefault(key, {})
             at[path[-1]] = t.reshape(len(t), *shape)
-        return _tuples(made[""])
+        return _tuples(tree[""])
 
     def __str__(self) -> str:
         return ", ".join(
@@ -94,20 +94,20 @@ class Packed:
     def read(cls, text: str, size: int) -> Packed:
         """From JSON. Raises FldiagError where it does not describe rows of ``size`` numbers."""
         try:
-            found = cls(
+            layout = cls(
                 tuple(
                     (tuple(place), tuple(map(int, shape)), str(kind))
                     for place, shape, kind in json.loads(text)
                 )
             )
-            fits = found.size == size and all(
+            fits = layout.size == size and all(
                 kind in KINDS
                 and min(shape, default=0) >= 0
                 and all(isinstance(key, (str, int)) for key in place)
-                for place, shape, kind in found.fields
+                for place, shape, kind in layout.fields
             )
-            places = {place for place, *_ in found.fields}
-            fits &= len(places) == len(found.fields) and all(
+            places = {place for place, *_ in layout.fields}
+            fits &= len(places) == len(layout.fields) and all(
                 len(place) <= DEEP and not any(place[:n] in places for n in range(len(place)))
                 for place in places
             )
@@ -118,7 +118,7 @@ class Packed:
                 f"the form of the inputs does not describe rows of {size} numbers",
                 "the file was edited; use the original",
             )
-        return found
+        return layout
 
 
 def _leaves(part: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:

@@ -16,16 +16,19 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator
 
-from fldiag.data import numpy_lda
-from fldiag.data.made import Made
-from fldiag.data.synthetic import CLASSES, Dealt
+from fldiag.data.dataset import LazyRows
+from fldiag.data.synthetic import CLASSES, LazyPartition
 from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
-#: The examples of every client: held, or drawn when asked for.
+#: The examples of every client: in memory, or drawn client by client.
 Clients = Sequence[np.ndarray]
 
+#: What FedSOL's code seeds numpy's generator with before it deals the data, whatever the seed of the training.
+FEDSOL_SEED = 19940817
+#: A draw of ``lda_fedsol`` shuffles all examples, unlike those of ``lda``, so fewer are affordable.
+FEDSOL_MAX_TRIES = 2_000
 #: LDA redraws until every client has ``min_size`` examples; a hard setting (10 classes of 5,000, 100 clients,
 #: alpha 0.05) takes 20,000 draws on average, so the limits leave it a factor of ten.
 LDA_MAX_TRIES, LDA_MAX_NUMBERS = 200_000, 200_000_000
@@ -53,8 +56,8 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         raise unknown("partition kind", kind, _KINDS)
     build = _KINDS[kind]
     labels = _labels(labels, kind)
-    _whole("clients", clients)
-    _whole("seed", seed, low=None)
+    _check_whole_number("clients", clients)
+    _check_whole_number("seed", seed, low=None)
     if clients > len(labels):
         raise FldiagError(
             f"{clients} clients cannot share {len(labels)} examples",
@@ -63,12 +66,12 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         )
     options = {key: value for key, value in options.items() if value is not None}
     signature = inspect.signature(build).parameters.values()
-    known = {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
+    defaults = {p.name: p.default for p in signature if p.kind is p.KEYWORD_ONLY}
     for key in options:
-        if key not in known:
-            tail = nearest(key, known) if known else "it takes no options"
-            raise FldiagError(f"partition kind {kind!r} has no option {key!r}", tail, usage=True)
-    for key, default in known.items():
+        if key not in defaults:
+            remedy = nearest(key, defaults) if defaults else "it takes no options"
+            raise FldiagError(f"partition kind {kind!r} has no option {key!r}", remedy, usage=True)
+    for key, default in defaults.items():
         if default is inspect.Parameter.empty and key not in options:
             raise FldiagError(
                 f"partition kind {kind!r} needs {key}", f"set partition.{key}", usage=True
@@ -95,7 +98,7 @@ def _iid(labels: np.ndarray, clients: int, rng: Generator) -> Parts:
 
 
 def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) -> Parts:
-    _whole("partition.shards", shards)
+    _check_whole_number("partition.shards", shards)
     by_class = _by_class(labels)
     each = shards * clients // len(by_class)
     if each == 0:
@@ -144,27 +147,60 @@ def _lda(
     cuts = _lda_cuts(
         [len(members) for members in by_class], clients, rng, float(alpha), int(min_size)
     )
-    taken = np.diff(cuts, axis=1, prepend=0)
-    owner = np.concatenate([np.repeat(np.arange(clients), row) for row in taken])
+    counts = np.diff(cuts, axis=1, prepend=0)
+    owner = np.concatenate([np.repeat(np.arange(clients), row) for row in counts])
     order = np.argsort(owner, kind="stable")
     return np.split(
         np.concatenate([rng.permutation(members) for members in by_class])[order],
-        np.cumsum(taken.sum(0))[:-1],
+        np.cumsum(counts.sum(0))[:-1],
     )
 
 
 def _lda_fedsol(
     labels: np.ndarray, clients: int, seed: int, *, alpha: float, min_size: int = 10
 ) -> Parts:
-    return numpy_lda.deal(
-        _lda_classes(labels, clients, alpha, min_size), clients, seed, float(alpha), int(min_size)
+    """Draw by draw as FedSOL's released code: with its seed, the clients of the paper itself.
+
+    That code draws from numpy's legacy generator, whose stream numpy keeps unchanged. Every class in turn is shuffled and cut
+    by a Dirichlet draw without the clients that hold ``n // clients`` examples already, and the clients' examples are shuffled;
+    all is drawn anew until the smallest client has ``min_size``. As there, a rejected draw leaves the examples shuffled and
+    the stream where it ended.
+    """
+    by_class = [c.copy() for c in _lda_classes(labels, clients, alpha, min_size)]
+    if not 0 <= seed < 2**32:
+        raise FldiagError(
+            f"partition.seed = {seed}, and lda_fedsol draws from a generator with seeds of 32 bits",
+            "use one from 0 to 4294967295",
+            usage=True,
+        )
+    rng, share = np.random.RandomState(seed), sum(map(len, by_class)) // clients
+    for _ in range(FEDSOL_MAX_TRIES):
+        counts, pieces = np.zeros(clients, dtype=np.int64), []
+        for members in by_class:
+            rng.shuffle(members)
+            weight = rng.dirichlet(np.repeat(float(alpha), clients)) * (counts < share)
+            if not weight.sum() > 0:
+                break  # with a tiny alpha all weights can underflow: such a draw splits nothing
+            cuts = (np.cumsum(weight / weight.sum()) * len(members)).astype(np.int64)[:-1]
+            pieces.append(np.split(members, cuts))
+            counts += [len(piece) for piece in pieces[-1]]
+        else:
+            parts = [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+            for part in parts:
+                rng.shuffle(part)
+            if counts.min() >= int(min_size):
+                return parts
+    raise FldiagError(
+        f"lda_fedsol with alpha {alpha:g} and {clients} clients: none of {FEDSOL_MAX_TRIES} draws gave every client "
+        f"{min_size} examples",
+        "use a larger alpha, fewer clients or a smaller min_size",
     )
 
 
 def _lda_classes(labels: np.ndarray, clients: int, alpha: float, min_size: int) -> Parts:
     """The classes' examples, of options that can be."""
-    _alpha(alpha)
-    _whole("partition.min_size", min_size)
+    _check_alpha(alpha)
+    _check_whole_number("partition.min_size", min_size)
     if clients * min_size > len(labels):
         raise FldiagError(
             f"{clients} clients with at least {min_size} examples each need more than the "
@@ -180,8 +216,8 @@ def _lda_cuts(
 ) -> np.ndarray:
     """Where every shuffled class is cut, [classes, clients]: the first draw to give all clients ``min_size``.
 
-    Only the sizes decide whether a draw is kept, so many draws are made at once and nothing is shuffled until
-    one is kept. A Dirichlet draw with some entries removed is normalised gamma draws.
+    Only the sizes decide whether a draw is accepted, so draws are made in blocks and nothing is shuffled until
+    one is accepted. A Dirichlet draw with some entries removed is normalised gamma draws.
     """
     numbers = len(sizes) * clients
     limit = max(1000, min(LDA_MAX_TRIES, LDA_MAX_NUMBERS // numbers))
@@ -190,19 +226,19 @@ def _lda_cuts(
     while tries < limit:
         block = min(2 * block, largest, limit - tries)
         weight = rng.standard_gamma(alpha, size=(block, len(sizes), clients))
-        held = np.zeros((block, clients))
+        counts = np.zeros((block, clients))
         cuts = np.empty((block, len(sizes), clients), dtype=np.int64)
         valid = np.ones(block, dtype=bool)
         for c, n in enumerate(sizes):
-            weight[:, c][held >= share] = 0
+            weight[:, c][counts >= share] = 0
             upto = np.cumsum(weight[:, c], axis=1)
             total = upto[:, -1:]
             # With a tiny alpha all remaining weights can underflow: such a draw splits nothing and is void.
             valid &= total[:, 0] > 0
             cuts[:, c] = np.floor(upto / np.where(total > 0, total, 1) * n)
             cuts[:, c, -1] = n
-            held += np.diff(cuts[:, c], axis=1, prepend=0)
-        smallest = np.where(valid, held.min(axis=1), -1)
+            counts += np.diff(cuts[:, c], axis=1, prepend=0)
+        smallest = np.where(valid, counts.min(axis=1), -1)
         tries += block
         best = max(best, int(smallest.max()))
         if best >= min_size:
@@ -216,21 +252,21 @@ def _lda_cuts(
 
 
 def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float) -> Parts:
-    _alpha(alpha)
+    _check_alpha(alpha)
     by_class = _by_class(labels)
     prior = rng.dirichlet(np.full(len(by_class), float(alpha)), size=clients)
     size = len(labels) // clients
     upto = np.cumsum(prior, axis=1)
     upto /= upto[:, -1:]
     u = rng.random((clients, size))
-    wanted = np.zeros((clients, size), dtype=np.int64)
+    classes = np.zeros((clients, size), dtype=np.int64)
     for column in upto.T:
-        wanted += u >= column[:, None]
-    return _fill(by_class, wanted, rng)
+        classes += u >= column[:, None]
+    return _fill(by_class, classes, rng)
 
 
 def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: int) -> Parts:
-    _whole("partition.classes", classes)
+    _check_whole_number("partition.classes", classes)
     by_class = _by_class(labels)
     if classes > len(by_class):
         raise FldiagError(
@@ -245,25 +281,25 @@ def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: 
             "use fewer clients or fewer classes",
             usage=True,
         )
-    wanted = np.empty((clients, size), dtype=np.int64)
-    for row in wanted:
-        mine = rng.choice(len(by_class), size=classes, replace=False)
-        row[:] = mine[rng.integers(classes, size=size)]
+    rows = np.empty((clients, size), dtype=np.int64)
+    for row in rows:
+        choice = rng.choice(len(by_class), size=classes, replace=False)
+        row[:] = choice[rng.integers(classes, size=size)]
         # A small client can miss a class by chance; it then gives up an example of one it holds twice.
-        for c in sorted(set(mine.tolist()) - set(row.tolist())):
-            held = row.tolist()
-            spare = [i for i, other in enumerate(held) if held.count(other) > 1]
+        for c in sorted(set(choice.tolist()) - set(row.tolist())):
+            present = row.tolist()
+            spare = [i for i, label in enumerate(present) if present.count(label) > 1]
             row[spare[rng.integers(len(spare))]] = c
-    return _fill(by_class, wanted, rng)
+    return _fill(by_class, rows, rng)
 
 
-def _fill(by_class: Parts, wanted: np.ndarray, rng: Generator) -> Parts:
-    """Examples for clients that want the classes ``wanted`` [clients, size], in that order each.
+def _fill(by_class: Parts, classes: np.ndarray, rng: Generator) -> Parts:
+    """Examples for clients that ask for ``classes`` [clients, size], in that order each.
 
     Clients that are not full yet take turns at random; each takes the next unused example of its class, and a
     class that is used up starts again, so an example can serve twice while others stay unused.
     """
-    clients, size = wanted.shape
+    clients, size = classes.shape
     turns = []
     open_clients, left = list(range(clients)), [size] * clients
     for u in rng.random(clients * size).tolist():
@@ -277,13 +313,14 @@ def _fill(by_class: Parts, wanted: np.ndarray, rng: Generator) -> Parts:
     order = np.array(turns)
     # The t-th turn of a client asks for its t-th class: a stable sort by client lines the two up.
     turn = np.argsort(order, kind="stable")
-    asked = np.empty_like(order)
-    asked[turn] = wanted.ravel()
-    got = np.empty_like(order)
+    classes_by_turn = np.empty_like(order)
+    classes_by_turn[turn] = classes.ravel()
+    examples = np.empty_like(order)
     for c, members in enumerate(by_class):
-        where = np.flatnonzero(asked == c)
-        got[where] = rng.permutation(members)[np.arange(len(where)) % len(members)]
-    return list(got[turn].reshape(clients, size))
+        turns_of_class = np.flatnonzero(classes_by_turn == c)
+        cycled = np.arange(len(turns_of_class)) % len(members)
+        examples[turns_of_class] = rng.permutation(members)[cycled]
+    return list(examples[turn].reshape(clients, size))
 
 
 _KINDS: dict[str, Callable[..., Parts]] = {
@@ -298,21 +335,21 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 
 def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
     """Examples of every class at every client, zeros included: int64 columns client, class, count."""
-    labels = labels if isinstance(labels, Made) else _labels(labels, "summary")
-    classes = CLASSES if isinstance(labels, Made) else int(labels.max()) + 1
-    everything = np.asarray(labels[np.concatenate(parts)])
+    labels = labels if isinstance(labels, LazyRows) else _labels(labels, "summary")
+    classes = CLASSES if isinstance(labels, LazyRows) else int(labels.max()) + 1
+    classes_of_examples = np.asarray(labels[np.concatenate(parts)])
     owner = np.repeat(np.arange(len(parts)), sizes(parts))
-    counts = np.bincount(owner * classes + everything, minlength=len(parts) * classes).reshape(
-        len(parts), classes
-    )
+    cells = np.bincount(owner * classes + classes_of_examples, minlength=len(parts) * classes)
+    counts = cells.reshape(len(parts), classes)
     client, label = np.indices(counts.shape)
     return pd.DataFrame({"client": client.ravel(), "class": label.ravel(), "count": counts.ravel()})
 
 
 def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) -> None:
-    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64). Of one that is drawn when
-    asked for, from what it is drawn."""
-    if isinstance(parts, Dealt):
+    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64).
+
+    Of a ``LazyPartition`` its recipe is written."""
+    if isinstance(parts, LazyPartition):
         np.savez_compressed(path, **parts.recipe)
         return
     offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
@@ -325,7 +362,7 @@ def load_parts(path: str | os.PathLike[str]) -> Clients:
     try:
         with np.load(path, allow_pickle=False) as file:
             if "kind" in file.files:
-                return Dealt.of({name: file[name] for name in file.files})
+                return LazyPartition.of({name: file[name] for name in file.files})
             indices, offsets = file["indices"], file["offsets"]
     except FileNotFoundError:
         raise FldiagError(f"no partition at {path}", remedy) from None
@@ -341,12 +378,14 @@ def load_parts(path: str | os.PathLike[str]) -> Clients:
 
 def sizes(parts: Clients) -> np.ndarray:
     """How many examples every client has, int64 [clients]."""
-    return parts.sizes if isinstance(parts, Dealt) else np.array([len(part) for part in parts])
+    return (
+        parts.sizes if isinstance(parts, LazyPartition) else np.array([len(part) for part in parts])
+    )
 
 
 def same(one: Clients, other: Clients) -> bool:
     """Whether every client has the same examples in both."""
-    if isinstance(one, Dealt) and isinstance(other, Dealt):
+    if isinstance(one, LazyPartition) and isinstance(other, LazyPartition):
         return one.recipe == other.recipe
     return len(one) == len(other) and all(map(np.array_equal, one, other))
 
@@ -370,16 +409,16 @@ def _by_class(labels: np.ndarray) -> Parts:
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
-def _whole(name: str, value: Any, low: int | None = 1) -> None:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or (low is not None and value < low):
+def _check_whole_number(name: str, value: Any, low: int | None = 1) -> None:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or (low is not None and value < low):
         at_least = "" if low is None else f" of at least {low}"
         raise FldiagError(f"{name} = {value!r}", f"use a whole number{at_least}", usage=True)
 
 
-def _alpha(value: Any) -> None:
-    good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value <= 0:
+def _check_alpha(value: Any) -> None:
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
         raise FldiagError(
             f"partition.alpha = {value!r}", "use a number above 0, such as 0.1", usage=True
         )

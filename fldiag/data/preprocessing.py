@@ -16,7 +16,7 @@ from fldiag.errors import FldiagError, unknown
 class Preprocessing:
     """Mean and deviation per stored channel for pixels in [0, 1]; augmentation names; channel repetition.
 
-    ``stored`` and ``side`` are for pictures of any size: kept as squares of ``stored`` pixels, of which
+    ``stored_side`` and ``side`` are for pictures of any size: kept as squares of ``stored_side`` pixels, of which
     evaluation shows the central ``side`` x ``side``.
     """
 
@@ -24,7 +24,7 @@ class Preprocessing:
     std: tuple[float, ...]
     augment: tuple[str, ...] = ()
     repeat: int = 1
-    stored: int | None = None
+    stored_side: int | None = None
     side: int | None = None
 
 
@@ -69,10 +69,10 @@ PREPROCESSING: dict[str, dict[str, Preprocessing]] = {
     "cinic10": {"fedsol": _CINIC10, "fedproj": _CINIC10, "enlarged": _CINIC10},
     "imagenet200": {
         "fedalign": Preprocessing(
-            *_IMAGENET, ("resizedcrop224", "jitter0.4", "hflip"), stored=256, side=224
+            *_IMAGENET, ("resizedcrop224", "jitter0.4", "hflip"), stored_side=256, side=224
         ),
         "small": Preprocessing(
-            *_IMAGENET, ("resizedcrop64", "jitter0.4", "hflip"), stored=72, side=64
+            *_IMAGENET, ("resizedcrop64", "jitter0.4", "hflip"), stored_side=72, side=64
         ),
     },
     **{f"{name}mnist": _MEDICAL_COLOUR for name in ("path", "derma", "retina", "blood")},
@@ -85,21 +85,19 @@ PREPROCESSING: dict[str, dict[str, Preprocessing]] = {
 
 def choose(name: str, variant: str | None) -> tuple[str, Preprocessing]:
     """The variant of set ``name``, the default one for None. Raises FldiagError for an unknown variant."""
-    known = PREPROCESSING[name]
-    chosen = next(iter(known)) if variant is None else variant
-    if chosen not in known:
-        raise unknown(f"variant of data set {name!r}", str(variant), known)
-    return chosen, known[chosen]
+    variants = PREPROCESSING[name]
+    variant = next(iter(variants)) if variant is None else variant
+    if variant not in variants:
+        raise unknown(f"variant of data set {name!r}", str(variant), variants)
+    return variant, variants[variant]
 
 
 def sentence(name: str) -> str:
     """The variants of set ``name`` for its description."""
-    first, *others = PREPROCESSING[name]
-    return (
-        f"Variants: {', '.join([f'{first} (default)', *others])}."
-        if others
-        else f"Variant: {first}."
-    )
+    default, *alternatives = PREPROCESSING[name]
+    if not alternatives:
+        return f"Variant: {default}."
+    return f"Variants: {', '.join([f'{default} (default)', *alternatives])}."
 
 
 #: The means and deviations of so many channels are named one by one.

@@ -15,7 +15,7 @@ from fldiag.data import partition
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.sources import load
-from fldiag.data.synthetic import KINDS, Dealt
+from fldiag.data.synthetic import KINDS, LazyPartition
 from fldiag.errors import FldiagError
 from fldiag.sections import Normalise, Partition
 from fldiag.seeding import numpy_rng
@@ -54,11 +54,11 @@ def load_public(
         )
     if isinstance(spec, str) and spec.startswith("holdout"):
         out = _hold_out(spec, private, seed)
-        taken, kept = (mask.nonzero()[:, 0] for mask in (out, ~out))
-        some = taken[_chosen(len(taken), size, seed)]
-        return private.normalise(private.train_x[some.to(private.train_x.device)]), kept.numpy()
+        held_out, remaining = (mask.nonzero()[:, 0] for mask in (out, ~out))
+        index = held_out[_subset(len(held_out), size, seed)].to(private.train_x.device)
+        return private.normalise(private.train_x[index]), remaining.numpy()
     other = find(spec, root, download, normalise=None if spec in registry.dataset else normalise)
-    if other.made:
+    if other.is_lazy:
         raise FldiagError(
             f"public data {spec!r} are made client by client",
             "use other data, or holdout:N",
@@ -66,8 +66,8 @@ def load_public(
         )
     if other.words is not None and private.words is not None and other.name != private.name:
         sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
-        chosen = [sentences[int(i)] for i in _chosen(len(sentences), size, seed)]
-        return private.normalise(private.words.numbers(chosen)), range(len(private.train_y))
+        sentences = [sentences[int(i)] for i in _subset(len(sentences), size, seed)]
+        return private.normalise(private.words.numbers(sentences)), range(len(private.train_y))
     if other.shape != private.shape or (other.words is None) != (private.words is None):
         raise FldiagError(
             f"public data {spec!r} has inputs of shape {other.shape}, and the private data "
@@ -82,7 +82,7 @@ def load_public(
             usage=True,
         )
     train = len(other.train_x)
-    keep = _chosen(train + len(other.test_x), size, seed)
+    keep = _subset(train + len(other.test_x), size, seed)
     picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]
     return torch.cat([other.normalise(x) for x in picked]), range(len(private.train_y))
 
@@ -92,12 +92,14 @@ def deal(
 ) -> Sequence[np.ndarray]:
     """The clients' training examples: indices of each into the training split, without those that are held out as
     ``public``. Raises FldiagError when there are more clients than examples."""
-    held = isinstance(public, str) and public.startswith("holdout")
-    if dataset.made and not held:
-        return Dealt(spec.kind, spec.options.get(KINDS.get(spec.kind) or ""), clients, spec.seed)
+    holds_out = isinstance(public, str) and public.startswith("holdout")
+    if dataset.is_lazy and not holds_out:
+        return LazyPartition(
+            spec.kind, spec.options.get(KINDS.get(spec.kind) or ""), clients, spec.seed
+        )
     private = (
         np.flatnonzero(~_hold_out(str(public), dataset, spec.seed).numpy())
-        if held
+        if holds_out
         else np.arange(len(dataset.train_y))
     )
     if clients > len(private):
@@ -116,7 +118,7 @@ def deal(
 
 def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:
     """Which training examples become public: bool [n]."""
-    if private.made:
+    if private.is_lazy:
         raise FldiagError(
             f"public data {spec!r}: the data of {private.name!r} are made client by client",
             "name another data set, such as data.public=digits",
@@ -136,7 +138,7 @@ def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:
     return out
 
 
-def _chosen(n: int, size: int | None, seed: int) -> Tensor:
+def _subset(n: int, size: int | None, seed: int) -> Tensor:
     """Which of n positions are kept, sorted."""
     if size is None or size >= n:
         return torch.arange(n)

@@ -60,8 +60,8 @@ def take(
 
     Raises FldiagError for an unknown spec, a client outside the partition, no partition, or an empty slice.
     """
-    whole = isinstance(samples, (int, np.integer)) and not isinstance(samples, bool)
-    if samples is not None and not (whole and samples >= 1):
+    is_whole = isinstance(samples, (int, np.integer)) and not isinstance(samples, bool)
+    if samples is not None and not (is_whole and samples >= 1):
         raise FldiagError(
             f"samples = {samples!r}",
             "use a whole number of at least 1, or leave it out",
@@ -84,8 +84,8 @@ def take(
             f"slice {name} of data set {dataset.name!r} is empty", "choose another client or slice"
         )
     if samples is not None and samples < len(y):
-        some = spread(y, int(samples))
-        y, at = y.index_select(0, some), some if at is None else at[some]
+        subset = spread(y, int(samples))
+        y, at = y.index_select(0, subset), subset if at is None else at[subset]
     x = x if at is None else x.index_select(0, at)
     return Slice(name, len(y), x, y, dataset)
 
@@ -98,33 +98,33 @@ def personal_test(
     Of class c, min(available, floor(examples * q_c)) without replacement, q the shares of the classes in the
     client's ``train_labels`` [n_k]. The draw is fixed by the client's number.
     """
-    mine, pool = (
+    labels, pool = (
         np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels)
     )
     rng = numpy_rng(0, "personal test set", client)
-    chosen = []
-    for c in np.unique(mine):
+    examples_of_classes = []
+    for c in np.unique(labels):
         members = np.flatnonzero(pool == c)
         # In whole numbers, since 1000 * 0.57 is 569.99...
-        wanted = examples * int(np.count_nonzero(mine == c)) // len(mine)
-        chosen.append(rng.choice(members, size=min(len(members), wanted), replace=False))
-    return np.sort(np.concatenate(chosen)).astype(np.int64)
+        count = min(len(members), examples * int(np.count_nonzero(labels == c)) // len(labels))
+        examples_of_classes.append(rng.choice(members, size=count, replace=False))
+    return np.sort(np.concatenate(examples_of_classes)).astype(np.int64)
 
 
 def own_classes(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
     """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted
     indices into the test split; nothing is drawn, so ``client`` does not matter."""
-    mine, pool = (
+    labels, pool = (
         np.asarray(v.cpu() if isinstance(v, Tensor) else v) for v in (train_labels, test_labels)
     )
-    return np.flatnonzero(np.isin(pool, mine))
+    return np.flatnonzero(np.isin(pool, labels))
 
 
 def _select(
     dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None
 ) -> tuple[str, str, Any]:
     """The slice's full name, its split, and its indices there (None: all)."""
-    if spec == "train" and dataset.made:
+    if spec == "train" and dataset.is_lazy:
         if partition is None:
             raise FldiagError(
                 f"slice train of data set {dataset.name!r}, which is made client by client",
@@ -168,9 +168,9 @@ def _select(
             f"use client:{client}/train or test",
             usage=True,
         )
-    mine = dataset.train_y[torch.from_numpy(index)]
+    labels = dataset.train_y[torch.from_numpy(index)]
     return (
         name,
         split,
-        (personal_test if split == "test" else own_classes)(mine, dataset.test_y, client),
+        (personal_test if split == "test" else own_classes)(labels, dataset.test_y, client),
     )

@@ -12,7 +12,7 @@ import torch
 
 from fldiag import registry, sections, user_code
 from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz
-from fldiag.data.dataset import Dataset
+from fldiag.data.dataset import Dataset, preprocessed
 from fldiag.data.images import folder
 from fldiag.data.preprocessing import MOST_LISTED, choose, no_variants
 from fldiag.data.text import Reading, table
@@ -96,31 +96,20 @@ def blank(name: str, variant: str | None = None) -> Dataset | None:
     meta = registry.dataset.get(name).meta if ":" not in name and name in registry.dataset else {}
     if "examples" not in meta:
         return None
-    chosen, look = choose(name, variant)
+    variant, preprocessing = choose(name, variant)
     channels, *sides = meta["shape"]
-    shape = (channels, *([look.stored] * 2 if look.stored else sides))
-    examples = meta["examples"][chosen] if isinstance(meta["examples"], dict) else meta["examples"]
+    side = preprocessing.stored_side
+    shape = (channels, *([side] * 2 if side else sides))
+    examples = meta["examples"][variant] if isinstance(meta["examples"], dict) else meta["examples"]
     train, test = (torch.zeros(1, *shape, dtype=torch.uint8).expand(n, *shape) for n in examples)
     train_y, test_y = (torch.arange(n) % meta["classes"] for n in examples)
-    return Dataset(
-        name,
-        train,
-        train_y,
-        test,
-        test_y,
-        classes=meta["classes"],
-        mean=look.mean,
-        std=look.std,
-        augment=look.augment,
-        repeat=look.repeat,
-        side=look.side,
-    )
+    return preprocessed(name, (train, train_y, test, test_y), meta["classes"], preprocessing)
 
 
 def remarks(dataset: Dataset) -> list[str]:
     """What a user should know of a data set that no registered name stands for: how a model sees it."""
-    known = dataset.name.partition("@")[0] in registry.dataset
-    if known or dataset.tokens:
+    is_registered = dataset.name.partition("@")[0] in registry.dataset
+    if is_registered or dataset.tokens:
         return [*dataset.remarks]
     return [
         f"inputs of {dataset.name}: {dataset.scaling} (data.normalise, --normalise)",
@@ -148,12 +137,12 @@ def _load(
     if name not in registry.dataset:
         return _file_of_that_name(name, root)
     build = registry.dataset.get(name).build
-    takes = inspect.signature(build).parameters
-    if variant is not None and "variant" not in takes:
+    parameters = inspect.signature(build).parameters
+    if variant is not None and "variant" not in parameters:
         raise no_variants(name, variant)
-    asked = {"variant": variant, "progress": progress, "reading": reading}
-    more = {key: value for key, value in asked.items() if value is not None and key in takes}
-    return _dataset(build(root=root, download=download, **more), f"data set {name!r}")
+    options = {"variant": variant, "progress": progress, "reading": reading}
+    options = {key: v for key, v in options.items() if v is not None and key in parameters}
+    return _dataset(build(root=root, download=download, **options), f"data set {name!r}")
 
 
 def _name_and_variant(name: str, variant: str | None) -> tuple[str, str | None]:
@@ -172,10 +161,10 @@ def _name_and_variant(name: str, variant: str | None) -> tuple[str, str | None]:
 
 def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Dataset:
     at = folder(root)
-    own = at / f"{name}.npz" if at else None
-    if own and own.is_file():
-        return _npz(name, str(own))
-    looked = f" and there is no {own}" if own else ""
+    npz = at / f"{name}.npz" if at else None
+    if npz and npz.is_file():
+        return _npz(name, str(npz))
+    looked = f" and there is no {npz}" if npz else ""
     raise FldiagError(
         f"unknown data set {name!r}{looked}",
         f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory",
@@ -200,7 +189,7 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how is None or (how == "none" and dataset.tokens):
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
-    if dataset.made or dataset.tokens:
+    if dataset.is_lazy or dataset.tokens:
         raise FldiagError(
             f"data set {dataset.name!r} cannot be normalised in another way",
             "leave out data.normalise",
@@ -263,42 +252,44 @@ def call_loader(name: str, allow_code: Collection[str]) -> Any:
             ) from error
 
 
-def _dataset(found: Any, where: str, name: str = "") -> Dataset:
+def _dataset(value: Any, source: str, name: str = "") -> Dataset:
     """What a builder returned as a Dataset; arrays are accepted from a factory (``name`` given)."""
-    if isinstance(found, Dataset):
-        return found
-    if not name or not isinstance(found, (tuple, list)) or len(found) != 4:
-        size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
+    if isinstance(value, Dataset):
+        return value
+    if not name or not isinstance(value, (tuple, list)) or len(value) != 4:
+        size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
         also = ", or (train_x, train_y, test_x, test_y)" if name else ""
         raise FldiagError(
-            f"{where} returned a {type(found).__name__}{size}", f"return fldiag.data.Dataset{also}"
+            f"{source} returned a {type(value).__name__}{size}", f"return fldiag.data.Dataset{also}"
         )
     parts = []
-    for value, label in zip(found, ("train_x", "train_y", "test_x", "test_y"), strict=True):
+    for array, label in zip(value, ("train_x", "train_y", "test_x", "test_y"), strict=True):
         if label.endswith("x"):
-            x = inputs(value, f"{where} {label}")
+            x = inputs(array, f"{source} {label}")
             parts.append(x[:, None] if x.ndim == 3 else x)
         else:
-            floating = "float" in str(getattr(value, "dtype", ""))
+            floating = "float" in str(getattr(array, "dtype", ""))
             parts.append(
-                inputs(value, f"{where} {label}") if floating else labels(value, f"{where} {label}")
+                inputs(array, f"{source} {label}")
+                if floating
+                else labels(array, f"{source} {label}")
             )
     train_x, train_y, test_x, test_y = parts
     if train_y.is_floating_point():
         train_y, test_y = (y[:, None] if y.ndim == 1 else y for y in (train_y, test_y))
         classes = train_y.shape[1]
     else:
-        classes = _classes(where, train_y, test_y)
+        classes = _classes(source, train_y, test_y)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=classes)
 
 
-def _classes(where: str, *ys: torch.Tensor) -> int:
+def _classes(source: str, *ys: torch.Tensor) -> int:
     """One more than the largest label. Raises FldiagError for one that cannot be the number of a class: models and tables have a
     column for each."""
     largest, examples = max((int(y.max()) for y in ys if len(y)), default=0), sum(map(len, ys))
     if largest >= max(MOST_CLASSES, examples):
         raise FldiagError(
-            f"{where}: label {largest:,} among {examples:,} examples",
+            f"{source}: label {largest:,} among {examples:,} examples",
             "number the classes 0, 1, 2, ...",
         )
     return largest + 1

@@ -1,8 +1,8 @@
-"""A federation of any number of clients, made client by client from seeds: nothing of it is ever held whole.
+"""A federation of any number of clients, computed client by client from seeds and never in memory as a whole.
 
 Client k has ``EXAMPLES`` pictures, each a noisy and shifted copy of its class's pattern. Noise and shift come from a seed of the
-client, and the classes from the partition (``Dealt``): so a client's data do not depend on how many others there are, nor on who
-was asked for before. Training example i of the data set is the picture that slot i // ``CLASSES`` shows when its class is
+client, and the classes from the partition (``LazyPartition``): so a client's data depend neither on the number of clients nor
+on the order of calls. Training example i of the data set is the picture that slot i // ``CLASSES`` shows when its class is
 i % ``CLASSES``; client k has slots k * ``EXAMPLES`` and on, and of each slot one example.
 """
 
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fldiag import registry
-from fldiag.data.dataset import Dataset
-from fldiag.data.made import Made
+from fldiag.data.dataset import Dataset, LazyRows
 from fldiag.errors import FldiagError
 from fldiag.seeding import numpy_rng
 
@@ -38,8 +37,8 @@ def synthetic(root: str | None = None, download: bool = False) -> Dataset:
     they hold: ``dirichlet`` with alpha, ``pathological`` with classes, or ``iid``; each client is dealt by a seed of its own.
     """
     n = MOST_CLIENTS * EXAMPLES * CLASSES
-    x = Made(partial(_pictures, purpose="synthetic client"), (n, 1, SIDE, SIDE), torch.uint8)
-    y = Made(_labels, (n,), torch.int64)
+    x = LazyRows(partial(_pictures, purpose="synthetic client"), (n, 1, SIDE, SIDE), torch.uint8)
+    y = LazyRows(_labels, (n,), torch.int64)
     test = np.arange(TEST) * CLASSES + np.arange(TEST) % CLASSES
     return Dataset(
         "synthetic",
@@ -62,14 +61,13 @@ def _pictures(index: np.ndarray, purpose: str) -> Tensor:
     client, slot = np.divmod(index // CLASSES, EXAMPLES)
     x = np.empty((len(index), SIDE, SIDE), dtype=np.float32)
     for k in np.unique(client):
-        here = np.flatnonzero(client == k)
+        rows = np.flatnonzero(client == k)
         rng = numpy_rng(0, purpose, int(k))
         noise = rng.standard_normal((EXAMPLES, SIDE, SIDE), dtype=np.float32)
         down, right = rng.integers(3, size=(2, EXAMPLES))
-        at = slot[here]
-        x[here] = (
-            _patterns()[index[here] % CLASSES, down[at], right[at]] + np.float32(NOISE) * noise[at]
-        )
+        at = slot[rows]
+        patterns = _patterns()[index[rows] % CLASSES, down[at], right[at]]
+        x[rows] = patterns + np.float32(NOISE) * noise[at]
     pixels = np.clip(np.rint(128 + np.float32(CONTRAST) * x), 0, 255).astype(np.uint8)
     return torch.from_numpy(pixels[:, None])
 
@@ -85,7 +83,7 @@ def _patterns() -> np.ndarray:
     return places.astype(np.float32)
 
 
-class Dealt(Sequence[np.ndarray]):
+class LazyPartition(Sequence[np.ndarray]):
     """Which examples every client has: drawn when asked for, from the partition's seed and the client's number alone.
 
     ``kind`` and ``option`` as in the section ``partition``: each slot's class is drawn from the client's own Dirichlet prior
@@ -156,11 +154,11 @@ class Dealt(Sequence[np.ndarray]):
         }
 
     @staticmethod
-    def of(recipe: dict[str, Any]) -> Dealt:
+    def of(recipe: dict[str, Any]) -> LazyPartition:
         """Raises ValueError for what is no recipe of this version."""
         if int(recipe["examples"]) != EXAMPLES:
             raise ValueError(f"its clients have {recipe['examples']} examples, here {EXAMPLES}")
-        return Dealt(
+        return LazyPartition(
             str(recipe["kind"]),
             float(recipe["option"]),
             int(recipe["clients"]),

@@ -149,21 +149,21 @@ def _dataset(
     name: str,
     both: Sequence[pd.DataFrame],
     reading: Reading,
-    where: str,
+    source: str,
     classes: int | None = None,
 ) -> Dataset:
-    (train, train_y), (test, test_y) = (_columns(frame, where) for frame in both)
+    (train, train_y), (test, test_y) = (_columns(frame, source) for frame in both)
     names = sorted({*train_y, *test_y})
     numbered = all(n.isdecimal() for n in names)
     numbers = {n: int(n) if numbered else i for i, n in enumerate(names)}
     labels = _labels(train_y, numbers)
     if reading.examples is not None and reading.examples < len(labels):
-        kept = spread(labels, reading.examples)
-        train, labels = [train[int(i)] for i in kept], labels[kept]
+        subset = spread(labels, reading.examples)
+        train, labels = [train[int(i)] for i in subset], labels[subset]
     words = (
-        Words.packaged(reading.length)
+        Words.of_minilm(reading.length)
         if reading.tokenizer
-        else Words.learnt(train, reading.vocabulary, reading.length)
+        else Words.learn(train, reading.vocabulary, reading.length)
     )
     return Dataset(
         name,
@@ -202,50 +202,53 @@ def _read(path: Path) -> pd.DataFrame:
         ) from None
 
 
-def _columns(frame: pd.DataFrame, where: str) -> tuple[list[Text], list[str]]:
-    found = [next((c for c in names if c in frame), None) for names in (LABELS, TEXTS, SECONDS)]
-    if found[0] is None or found[1] is None:
+def _columns(frame: pd.DataFrame, source: str) -> tuple[list[Text], list[str]]:
+    label, text, second = (
+        next((c for c in names if c in frame), None) for names in (LABELS, TEXTS, SECONDS)
+    )
+    if label is None or text is None:
         raise FldiagError(
-            f"{where} has the columns {', '.join(map(str, frame.columns))}",
+            f"{source} has the columns {', '.join(map(str, frame.columns))}",
             "name them label and text (and text_b for pairs)",
         )
     if not len(frame):
         raise FldiagError(
-            f"{where} has no text to train or to test on", "give both splits at least one"
+            f"{source} has no text to train or to test on", "give both splits at least one"
         )
-    return [*zip(*(frame[c] for c in found[1:] if c is not None), strict=True)], [*frame[found[0]]]
+    texts = zip(*(frame[c] for c in (text, second) if c is not None), strict=True)
+    return [*texts], [*frame[label]]
 
 
 def _file(folder: Path, stem: str) -> Path:
-    there = [
+    files = [
         folder / f"{stem}{ending}" for ending in TABLES if (folder / f"{stem}{ending}").is_file()
     ]
-    if not there:
+    if not files:
         raise FldiagError(
             f"{folder} has no {stem}.csv",
             f"it needs a train and a test table ({', '.join(TABLES)})",
         )
-    return there[0]
+    return files[0]
 
 
-def _named(spec: TextSet, root: str | os.PathLike[str] | None, reading: Reading) -> Dataset:
+def _load_set(spec: TextSet, root: str | os.PathLike[str] | None, reading: Reading) -> Dataset:
     folder = need_folder(spec.name, root, f"{spec.name}_train.tsv and {spec.name}_test.tsv")
-    train = [folder / f"{spec.name}_{part}{ending}" for part in spec.train for ending in TABLES]
-    there = [path for path in train if path.is_file()]
-    if not there:
+    paths = [folder / f"{spec.name}_{part}{ending}" for part in spec.train for ending in TABLES]
+    files = [path for path in paths if path.is_file()]
+    if not files:
         raise FldiagError(
-            f"data set {spec.name!r} was not found: looked for {train[0]} and {len(train) - 1} other names",
+            f"data set {spec.name!r} was not found: looked for {paths[0]} and {len(paths) - 1} other names",
             f"write its texts as {spec.name}_train.tsv and {spec.name}_test.tsv (columns label and text) there",
         )
-    both = [_read(there[0]), _read(_file(folder, f"{spec.name}_test"))]
-    return _dataset(spec.name, both, reading, str(there[0]), spec.classes)
+    both = [_read(files[0]), _read(_file(folder, f"{spec.name}_test"))]
+    return _dataset(spec.name, both, reading, str(files[0]), spec.classes)
 
 
 def _register(spec: TextSet) -> None:
     def build(
         root: str | None = None, download: bool = False, reading: Reading | None = None
     ) -> Dataset:
-        return _named(spec, root, reading or Reading())
+        return _load_set(spec, root, reading or Reading())
 
     build.__doc__ = (
         f"{spec.summary}\n\nFrom {spec.name}_train.tsv and {spec.name}_test.tsv under data.root or $FLDIAG_DATA "

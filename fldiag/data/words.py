@@ -30,7 +30,7 @@ class Words:
     length: int
 
     @classmethod
-    def learnt(cls, texts: Iterable[Text], pieces: int, length: int) -> Words:
+    def learn(cls, texts: Iterable[Text], pieces: int, length: int) -> Words:
         """Word pieces in lower case: all characters of the texts, and the most frequent whole words.
 
         The library's own training breaks ties by chance, so the vocabulary is counted here and the same texts always give the
@@ -51,19 +51,14 @@ class Words:
                 f"set data.vocabulary to {len(vocabulary)} or more",
                 usage=True,
             )
-        known = set(vocabulary)
-        often = (
-            word
-            for word, _ in sorted(words.items(), key=lambda item: (-item[1], item[0]))
-            if word not in known
-        )
-        vocabulary += [
-            word for word, _ in zip(often, range(pieces - len(vocabulary)), strict=False)
-        ]
+        characters = set(vocabulary)
+        by_count = sorted(words, key=lambda word: (-words[word], word))
+        frequent = [word for word in by_count if word not in characters]
+        vocabulary += frequent[: pieces - len(vocabulary)]
         return cls.of(vocabulary, length)
 
     @classmethod
-    def packaged(cls, length: int) -> Words:
+    def of_minilm(cls, length: int) -> Words:
         """Those of MiniLM. Raises FldiagError when its package or ``tokenizers`` is not installed."""
         return cls.of(minilm.pieces(SPECIAL)[0], length)
 
@@ -71,22 +66,22 @@ class Words:
     def of(cls, vocabulary: Sequence[str], length: int) -> Words:
         """Word pieces in lower case, ``SPECIAL`` first; the longest that fits is taken."""
         library = _library()
-        made = library.Tokenizer(
+        tokenizer = library.Tokenizer(
             library.models.WordPiece(
                 {word: i for i, word in enumerate(vocabulary)}, unk_token=SPECIAL[1]
             )
         )
-        made.normalizer, made.pre_tokenizer = _reading()
-        made.post_processor = library.processors.TemplateProcessing(
+        tokenizer.normalizer, tokenizer.pre_tokenizer = _reading()
+        tokenizer.post_processor = library.processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[("[CLS]", START), ("[SEP]", END)],
         )
-        made.decoder = library.decoders.WordPiece(cleanup=False)
-        made.enable_truncation(length)
-        made.enable_padding(length=length, pad_id=PAD, pad_token=SPECIAL[0])
+        tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
+        tokenizer.enable_truncation(length)
+        tokenizer.enable_padding(length=length, pad_id=PAD, pad_token=SPECIAL[0])
         return cls(
-            json.dumps(json.loads(made.to_str()), sort_keys=True, ensure_ascii=False), length
+            json.dumps(json.loads(tokenizer.to_str()), sort_keys=True, ensure_ascii=False), length
         )
 
     @cached_property
@@ -96,15 +91,14 @@ class Words:
 
     def numbers(self, texts: Sequence[Text]) -> Tensor:
         """Token numbers of texts (or pairs), int32 [n, length]: [CLS] text [SEP], and of a pair the second text and [SEP]."""
-        found = np.empty((len(texts), self.length), dtype=np.int32)
-        for start in range(
-            0, len(texts), 1000
-        ):  # the library's answers take a hundred times the memory of the numbers
-            some = [text if len(text) == 2 else text[0] for text in texts[start : start + 1000]]
-            found[start : start + len(some)] = [
-                encoded.ids for encoded in self._tokenizer.encode_batch(some)
+        numbers = np.empty((len(texts), self.length), dtype=np.int32)
+        # in pieces, as the library's answers take a hundred times the memory of the numbers
+        for start in range(0, len(texts), 1000):
+            batch = [text if len(text) == 2 else text[0] for text in texts[start : start + 1000]]
+            numbers[start : start + len(batch)] = [
+                encoded.ids for encoded in self._tokenizer.encode_batch(batch)
             ]
-        return torch.from_numpy(found)
+        return torch.from_numpy(numbers)
 
     def text(self, numbers: Tensor) -> str:
         """A row of token numbers in words, without padding and ends."""

@@ -12,7 +12,7 @@ from fldiag.models.network import Network
 from fldiag.models.state_dict import State
 from fldiag.results.table import Row
 from fldiag.rounds.in_memory import as_logits, with_packed_inputs
-from fldiag.training.evaluate import tested
+from fldiag.training.evaluate import evaluate_state
 
 
 class Evaluation:
@@ -47,7 +47,7 @@ class Evaluation:
         if self.network is None:
             return []
         try:
-            return tested(self.network, state, self.dataset)
+            return evaluate_state(self.network, state, self.dataset)
         except (
             Exception
         ) as error:  # the user's model may raise anything, and what is recorded must not end for it

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fldiag.models.layers import LAYERS
-from fldiag.models.layers.sequence import pool_first
+from fldiag.models.layers import LAYERS, pool_first
 from fldiag.models.network import chain_of
 from fldiag.problem.problem import Problem
 from fldiag.problem.scores import Scores

@@ -42,7 +42,7 @@ def fedet(
     trains the clients with Adam and lowers their lr to a tenth after E // 2 of E local epochs, in every round anew
     (train.optimizer = "adam", train.local_decay = 0.1).
     """
-    teacher = Ensemble(confident_official, whole=True) if official_p3 else Ensemble(confident)
+    teacher = Ensemble(confident_official, at_once=True) if official_p3 else Ensemble(confident)
     decay = weight_decay if weight_decay is not None else 5e-5 if official_p3 else 0.0
     return Method(
         ServerDistillation(

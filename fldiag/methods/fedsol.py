@@ -96,7 +96,7 @@ class FedSOL(Part):
                 Lambda, layout, self.lambda_norm
             ).items():
                 scale = None if self.lambda_norm == "dim0" else size**0.5
-                step.note("lambda_mean", mean, layer=layer, where=mean > 0, scale=scale)
+                step.note("lambda_mean", mean, layer=layer, mask=mean > 0, scale=scale)
         return Lambda
 
     def span(self, step: Step) -> tuple[int, int]:

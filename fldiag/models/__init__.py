@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from fldiag import registry, user_code
+from fldiag.device import memory
 from fldiag.errors import FldiagError
-from fldiag.models import size
 from fldiag.seeding import seed_for
 
 
@@ -46,10 +46,12 @@ def build(
                     usage=True,
                 )
             options = entry.validate(options)
-            size.check(name, lambda: entry.build(shape, classes, **options), most)
+            check_size(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
-        module = _made(name, user_code.load(name, "model", allow_code), shape, classes, options)
+        module = _call_factory(
+            name, user_code.load(name, "model", allow_code), shape, classes, options
+        )
     if not isinstance(module, nn.Module):
         raise FldiagError(
             f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module"
@@ -57,7 +59,39 @@ def build(
     return module
 
 
-def _made(name: str, factory: Any, shape: Any, classes: int, options: Mapping[str, Any]) -> Any:
+def check_size(name: str, make: Callable[[], nn.Module], most: int | None = None) -> None:
+    """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``, or than fit into memory."""
+    parameters = count_parameters(make)
+    if most is not None and parameters > most:
+        raise FldiagError(
+            f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds {most:,} "
+            "numbers",
+            "the file was edited; use the original",
+        )
+    if 4 * parameters > memory():
+        raise FldiagError(
+            f"model {name!r} with these options has {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and "
+            f"this machine has {memory() / 1e9:,.0f} GB of memory",
+            "choose a smaller model",
+            usage=True,
+        )
+
+
+def count_parameters(make: Callable[[], nn.Module]) -> int:
+    """How many parameters a model has, without allocating them; 0 for one that cannot be built so, and 2**62 for one
+    with a tensor of more numbers than can be counted."""
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in make().parameters())
+    except FldiagError:
+        raise
+    except Exception as error:  # a model of another package may need the values of its tensors; it is then built as it is
+        return 2**62 if "overflow" in str(error).lower() else 0
+
+
+def _call_factory(
+    name: str, factory: Any, shape: Any, classes: int, options: Mapping[str, Any]
+) -> Any:
     """What a user's factory returns, which may take no shape. Raises FldiagError when it fails."""
     try:
         try:

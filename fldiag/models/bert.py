@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.models.lora import Alpha, Head, On, Rank, adapted
+from fldiag.models.lora import Alpha, Head, On, Rank, with_adapters
 
 #: The layers that get adapters.
 ADAPTED = {"attention": ("blocks.*.query", "blocks.*.value"), "all": ("blocks.*",)}
@@ -32,12 +32,15 @@ class Embeddings(nn.Module):
         ends = (x == END).long()
         second = (ends.cumsum(1) - ends).clamp(max=1)  # after the first end
         places = torch.arange(x.shape[1], device=x.device)
-        found: Tensor = self.norm(self.word(x) + self.place(places) + self.kind(second))
-        return found
+        tokens: Tensor = self.norm(self.word(x) + self.place(places) + self.kind(second))
+        return tokens
 
 
-class Block(nn.Module):
-    """Self-attention and two affine layers, each with its sum and its norm after it: [B, T, width] -> [B, T, width]."""
+class TransformerBlock(nn.Module):
+    """Self-attention and two affine layers, each with its sum and its norm after it: [B, T, width] -> [B, T, width].
+
+    ``mask`` [B, T]: which tokens can be attended to.
+    """
 
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
@@ -47,19 +50,19 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.out = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
         # Written out: the fused kernels cannot be differentiated twice.
         scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(
-            ~seen[:, None, None, :], -torch.inf
+            ~mask[:, None, None, :], -torch.inf
         )
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
         x = self.attended(x + self.mixed(mixed))
-        found: Tensor = self.out(x + self.narrow(F.gelu(self.wide(x))))
-        return found
+        out: Tensor = self.out(x + self.narrow(F.gelu(self.wide(x))))
+        return out
 
 
 class Bert(nn.Module):
@@ -80,7 +83,7 @@ class Bert(nn.Module):
     ):
         super().__init__()
         self.embeddings = Embeddings(vocabulary, places, width)
-        self.blocks = nn.ModuleList(Block(width, heads, hidden) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, hidden) for _ in range(layers))
         self.pooler = None if mean else nn.Linear(width, width)
         self.classifier = nn.Linear(width, classes)
         for m in self.modules():  # the encoder's initialisation in the paper
@@ -91,11 +94,11 @@ class Bert(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The pooled tokens [B, width]."""
-        seen, h = x != PAD, self.embeddings(x)
+        mask, h = x != PAD, self.embeddings(x)
         for block in self.blocks:
-            h = block(h, seen)
+            h = block(h, mask)
         if self.pooler is None:
-            return (h * seen.unsqueeze(-1)).sum(1) / seen.sum(1, keepdim=True)
+            return (h * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
         return torch.tanh(self.pooler(h[:, 0]))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,5 +128,7 @@ def bert_tiny(
             "use text data (sst2, snli, agnews, csv:PATH), a shorter data.length or more model.places",
             usage=True,
         )
-    made = Bert(vocabulary, classes, layers=2, width=128, heads=2, hidden=512, places=places)
-    return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else "")
+    model = Bert(vocabulary, classes, layers=2, width=128, heads=2, hidden=512, places=places)
+    return with_adapters(
+        model, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else ""
+    )

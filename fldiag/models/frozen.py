@@ -29,16 +29,16 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def load(module: nn.Module, given: Mapping[str, Tensor]) -> None:
+def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put other frozen weights in. Raises FldiagError for those of another model."""
-    mine = weights(module)
-    if {n: t.shape for n, t in given.items()} != {n: t.shape for n, t in mine.items()}:
+    present = weights(module)
+    if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in present.items()}:
         raise FldiagError(
             "the frozen weights are those of another model",
             "give those with which the others were trained",
         )
-    for name, tensor in mine.items():
-        setattr(*place(module, name), given[name].detach().to(tensor))
+    for name, tensor in present.items():
+        setattr(*place(module, name), tensors[name].detach().to(tensor))
 
 
 def place(module: nn.Module, name: str) -> tuple[nn.Module, str]:

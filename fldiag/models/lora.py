@@ -46,11 +46,11 @@ class Adapter(nn.Module):
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.base(x) + self.scale * ((x @ self.A.T) @ self.B.T)
-        return found
+        out: Tensor = self.base(x) + self.scale * ((x @ self.A.T) @ self.B.T)
+        return out
 
 
-def adapted(
+def with_adapters(
     module: nn.Module, rank: int, alpha: float, patterns: tuple[str, ...], head: str
 ) -> nn.Module:
     """The module with adapters on the affine layers whose names fit the ``patterns``, and all else frozen but the parameters of
@@ -77,7 +77,7 @@ def adapted(
 
 
 @dataclass(frozen=True)
-class Factors:
+class AdapterFactors:
     """Of an adapted layer: the names of its A and B among the parameters, and the scale s of their product."""
 
     a: str
@@ -85,10 +85,10 @@ class Factors:
     scale: float
 
 
-def adapters(module: nn.Module) -> dict[str, Factors]:
+def adapters(module: nn.Module) -> dict[str, AdapterFactors]:
     """Adapted layers by name: those of fldiag, and those of peft (of its first adapter)."""
-    found = {
-        name: Factors(f"{name}.A", f"{name}.B", m.scale)
+    factors = {
+        name: AdapterFactors(f"{name}.A", f"{name}.B", m.scale)
         for name, m in module.named_modules()
         if isinstance(m, Adapter)
     }
@@ -101,21 +101,21 @@ def adapters(module: nn.Module) -> dict[str, Factors]:
             and len(m.lora_A)
         ):
             of = next(iter(m.lora_A))
-            found[name] = Factors(
+            factors[name] = AdapterFactors(
                 f"{name}.lora_A.{of}.weight", f"{name}.lora_B.{of}.weight", float(scaling[of])
             )
-    return found
+    return factors
 
 
-def merged(module: nn.Module) -> nn.Module:
+def merge(module: nn.Module) -> nn.Module:
     """A copy in which each adapted layer is one affine layer of the matrix W + s B A, and these matrices alone are trainable."""
-    made = copy.deepcopy(module).requires_grad_(False)
+    merged_module = copy.deepcopy(module).requires_grad_(False)
     tensors, prefixes = (
-        dict(made.named_parameters()),
+        dict(merged_module.named_parameters()),
         tuple(f"{name}." for name in adapters(module)),
     )
     for name, factors in adapters(module).items():
-        owner, last = frozen.place(made, name)
+        owner, last = frozen.place(merged_module, name)
         layer = getattr(owner, last)
         base = layer.base if isinstance(layer, Adapter) else layer.base_layer
         if not isinstance(base, nn.Linear):
@@ -130,7 +130,7 @@ def merged(module: nn.Module) -> nn.Module:
             None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)
         )  # type: ignore[assignment]
         setattr(owner, last, plain)
-        made.__dict__["frozen_weights"] = tuple(
+        merged_module.__dict__["frozen_weights"] = tuple(
             n for n in frozen.weights(module) if not n.startswith(prefixes)
         )
-    return made
+    return merged_module

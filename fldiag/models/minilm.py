@@ -8,7 +8,7 @@ from fldiag import minilm as package
 from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.models.bert import ADAPTED, Bert
-from fldiag.models.lora import Alpha, Head, On, Rank, adapted
+from fldiag.models.lora import Alpha, Head, On, Rank, with_adapters
 from fldiag.sections import SPECIAL
 
 PLACES = 512
@@ -51,7 +51,7 @@ def minilm(
             "use text data (sst2, snli, agnews, csv:PATH), or a shorter data.length",
             usage=True,
         )
-    made = Bert(
+    model = Bert(
         package.PIECES,
         classes,
         layers=6,
@@ -61,26 +61,28 @@ def minilm(
         places=PLACES,
         mean=True,
     )
-    if not made.classifier.weight.is_meta:
-        _load(made)
-    return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else "")
+    if not model.classifier.weight.is_meta:
+        _load(model)
+    return with_adapters(
+        model, lora_rank, lora_alpha, ADAPTED[lora_on], "classifier" if lora_head else ""
+    )
 
 
-def _load(made: Bert) -> None:
+def _load(model: Bert) -> None:
     from safetensors.torch import load_file
 
-    theirs = load_file(package.file(package.WEIGHTS))
-    places = {f"embeddings.{ours}": f"embeddings.{name}" for ours, name in EMBEDDINGS.items()}
-    places |= {
-        f"blocks.{i}.{ours}": f"encoder.layer.{i}.{name}"
-        for i in range(len(made.blocks))
-        for ours, name in BLOCK.items()
+    pretrained = load_file(package.file(package.WEIGHTS))
+    sources = {f"embeddings.{name}": f"embeddings.{source}" for name, source in EMBEDDINGS.items()}
+    sources |= {
+        f"blocks.{i}.{name}": f"encoder.layer.{i}.{source}"
+        for i in range(len(model.blocks))
+        for name, source in BLOCK.items()
     }
-    state = made.state_dict()
+    state = model.state_dict()
     for name in state:
         module, _, kind = name.rpartition(".")
-        if module in places:
-            state[name] = theirs[f"{places[module]}.{kind}"]
+        if module in sources:
+            state[name] = pretrained[f"{sources[module]}.{kind}"]
     words = "embeddings.word.weight"
     state[words] = state[words][package.pieces(SPECIAL)[1]]
-    made.load_state_dict(state)
+    model.load_state_dict(state)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from fldiag import registry
-from fldiag.models.lora import Alpha, Head, Rank, adapted
+from fldiag.models.lora import Alpha, Head, Rank, with_adapters
 
 
 @registry.model("mlp")
@@ -29,10 +29,10 @@ def mlp(
     layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
     for i, (a, b) in enumerate(pairwise(sizes), start=1):
         layers += [(f"fc{i}", nn.Linear(a, b, bias=bias)), (f"relu{i}", nn.ReLU())]
-    made = nn.Sequential(
+    model = nn.Sequential(
         OrderedDict([*layers, ("classifier", nn.Linear(sizes[-1], classes, bias=bias))])
     )
-    return adapted(made, lora_rank, lora_alpha, ("fc*",), "classifier" if lora_head else "")
+    return with_adapters(model, lora_rank, lora_alpha, ("fc*",), "classifier" if lora_head else "")
 
 
 @registry.model("mlp_iris")

@@ -3,26 +3,37 @@
 A chain of common layers (any ``nn.Sequential``) is evaluated for all rows at once: affine layers as one
 batched product, convolutions as one grouped convolution. Any other module is called functionally, one row
 at a time. Both forms are the same function (a test holds them together), so the choice is one of speed.
+
+So is that between autograd and ``BodyPass`` and ``HeadPass``, which take gradients by hand where all layers are links: the
+numbers agree up to rounding (another test). Autograd is left what a method makes of logits and features.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from fldiag.errors import FldiagError
-from fldiag.models.at_once import at_once
-from fldiag.models.chain import Links, links_of
-from fldiag.models.layers import LAYERS, batch_dependent, kin, rules
-from fldiag.models.layers.links import Weighted
-from fldiag.models.layers.sequence import hooked, leaves, pool_first
+from fldiag.models.layers import (
+    LAYERS,
+    batch_dependent,
+    chain_links,
+    hooked,
+    inherited_rules,
+    leaves,
+    pool_first,
+    rules,
+)
+from fldiag.models.links import Links, Pass, Views, Weighted
 from fldiag.params import Layout
-
-Views = dict[str, Tensor]
 
 
 def chain_of(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
@@ -45,10 +56,10 @@ class _Split(nn.Module):
         super().__init__()
         self.m, self.head = module, head
 
-    def forward(self, what: str, x: Any, **options: Any) -> Any:
-        if what == "all":
+    def forward(self, method: str, x: Any, **options: Any) -> Any:
+        if method == "all":
             return self.m(x)
-        return getattr(self.m, self.head if what == "head" else what)(x, **options)
+        return getattr(self.m, self.head if method == "head" else method)(x, **options)
 
 
 class Network:
@@ -57,7 +68,7 @@ class Network:
     ``has_split``: the model is head(features(x)) with a known head: the last child that has parameters, of
     a chain or of a module with a ``features`` method.
     ``staged``: the module shows the maps after each of its stages (``stages``, ``pooled``; see residual.py).
-    ``pieces``: body and head as links, where gradients can be taken by hand (chain.py).
+    ``pieces``: body and head as links, where gradients can be taken by hand.
     ``batch_dependent``: some layer uses statistics of the batch even in eval mode.
     """
 
@@ -80,15 +91,14 @@ class Network:
             self.stackable
             or (callable(getattr(self.module, "features", None)) and not hooked(self.module))
         )
-        self.pieces = self._by_hand()
+        self.pieces = self._body_and_head_links()
         self.staged = all(
             callable(getattr(self.module, name, None)) for name in ("stages", "pooled")
         )
         self._call = _Split(self.module, head)
         self.batch_dependent = batch_dependent(module)
 
-    def _by_hand(self) -> tuple[Links, Links] | None:
-        """Body and head as links, where gradients can be taken without autograd (see chain.py)."""
+    def _body_and_head_links(self) -> tuple[Links, Links] | None:
         if (
             not self.stackable
             or self.chain is None
@@ -96,7 +106,7 @@ class Network:
         ):
             return None
         body, head = (
-            links_of(part, {}) for part in (self.chain[: self._cut], self.chain[self._cut :])
+            chain_links(part, {}) for part in (self.chain[: self._cut], self.chain[self._cut :])
         )
         if body is None or head is None:
             return None
@@ -135,30 +145,22 @@ class Network:
             return
         tolerance = 1e-2 if self.precision == "bf16" else 1e-9 if w.dtype == torch.float64 else 1e-4
         with torch.random.fork_rng(devices=[]):
-            for train in (
-                False,
-                True,
-            ):  # the same random numbers twice: dropout between features and head shows
-                outputs = []
-                for whole in (True, False):
-                    torch.manual_seed(0)
-                    bound = self.bind(w, {n: b.clone() for n, b in buffers.items()}, train=train)
-                    try:
-                        with self.autocast(x.device):
-                            outputs.append(
-                                bound._functional("all", x)
-                                if whole
-                                else bound.head(bound.features(x))
-                            )
-                    except (RuntimeError, TypeError, ValueError):
-                        if whole:
-                            raise
-                        self.has_split = False
-                        return
-                all_at_once, split = (z.double() for z in outputs)
-                self.has_split = bool(
-                    (all_at_once - split).abs().max() <= tolerance * all_at_once.abs().max()
-                )
+            # the same random numbers twice: dropout between features and head shows
+            for train in (False, True):
+                bound = self.bind(w, {n: b.clone() for n, b in buffers.items()}, train=train)
+                torch.manual_seed(0)
+                with self.autocast(x.device):
+                    expected = bound._functional("all", x).double()
+                bound = self.bind(w, {n: b.clone() for n, b in buffers.items()}, train=train)
+                torch.manual_seed(0)
+                try:
+                    with self.autocast(x.device):
+                        split = bound.head(bound.features(x)).double()
+                except (RuntimeError, TypeError, ValueError):
+                    self.has_split = False
+                    return
+                error = (expected - split).abs().max()
+                self.has_split = bool(error <= tolerance * expected.abs().max())
                 if not self.has_split:
                     return
 
@@ -187,9 +189,8 @@ class Bound:
         """What the head sees."""
         with self.net.autocast(x.device):
             if self.net.stackable:
-                if (
-                    x.dim() == 5 and not self.net.takes_rows
-                ):  # as channels: [K, B, C, H, W] -> [B, K*C, H, W]
+                if x.dim() == 5 and not self.net.takes_rows:
+                    # as channels: [K, B, C, H, W] -> [B, K*C, H, W]
                     x = x.transpose(0, 1).flatten(1, 2).to(memory_format=torch.channels_last)
                 return self._run(slice(0, self.net._cut), x, self.views)
             return self._functional("features", x)
@@ -206,18 +207,18 @@ class Bound:
         views = self.views
         layout = self.net.layout
         if weights is not None:
-            names = [
-                n
-                for n in layout.names
-                if n == layout.head_name or n.startswith(layout.head_name + ".")
-            ]
-            shapes = dict(zip(layout.names, layout.shapes, strict=True))
-            pieces = weights.split([shapes[n].numel() for n in names], dim=-1)
+            prefix = layout.head_name + "."
+            shapes = {
+                n: shape
+                for n, shape in zip(layout.names, layout.shapes, strict=True)
+                if f"{n}.".startswith(prefix)
+            }
+            tensors = weights.split([shape.numel() for shape in shapes.values()], dim=-1)
             views = {
                 **views,
                 **{
-                    n: v.reshape(v.shape[:-1] + shapes[n])
-                    for n, v in zip(names, pieces, strict=True)
+                    n: t.reshape(t.shape[:-1] + shape)
+                    for (n, shape), t in zip(shapes.items(), tensors, strict=True)
                 },
             }
         with self.net.autocast(z.device):
@@ -231,25 +232,132 @@ class Bound:
             x = LAYERS[type(m)].stacked(m, name, views, x, self.rows)  # type: ignore[misc]  # chain_of took no others
         return x
 
-    def _apply(self, what: str, x: Any, views: Views, **options: Any) -> Any:
+    def _apply(self, method: str, x: Any, views: Views, **options: Any) -> Any:
         tensors = {f"m.{n}": v[0] for n, v in (*views.items(), *(self.buffers or {}).items())}
         call = self.net._call
         call.train(self.train)
-        with at_once():
-            return torch.func.functional_call(call, tensors, (what, x), options)
+        with without_checkpointing():
+            return torch.func.functional_call(call, tensors, (method, x), options)
 
-    def _functional(self, what: str, x: Tensor, views: Views | None = None) -> Tensor:
+    def _functional(self, method: str, x: Tensor, views: Views | None = None) -> Tensor:
         x = x[0]
         if x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
-        out = self._apply(what, x, views or self.views)
+        out = self._apply(method, x, views or self.views)
         if not isinstance(out, Tensor):
             raise FldiagError(
                 f"the model returns a {type(out).__name__}, and here one tensor [n, outputs] is needed",
                 "let forward return it; or give the inputs by name, ({'x': x}, y), and the entry 'logits' is taken",
             )
         out = out.unsqueeze(0)
-        return out.float() if self.net.precision == "bf16" and what != "features" else out
+        return out.float() if self.net.precision == "bf16" and method != "features" else out
+
+
+class BodyPass:
+    """The body of a network with ``pieces`` at rows w [k, P] on inputs x [k, B, ...], without autograd; ``output`` adds the head.
+
+    ``alone``: the row has no others beside it, so convolutions are those of one model. ``views_by_rows``: where views of w are
+    kept by k, for rows that change in place and come again.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        w: Tensor,
+        x: Tensor,
+        alone: bool,
+        views_by_rows: dict[int, Views] | None = None,
+    ):
+        assert network.pieces is not None
+        self.network, self.w, self.alone, self.cut = network, w, alone, network.cut
+        self.dtype = torch.bfloat16 if network.precision == "bf16" else w.dtype
+        a = x.flatten(0, 1).to(self.dtype)
+        if views_by_rows is None or self.dtype != w.dtype:
+            views_by_rows = {}
+        with torch.no_grad():
+            if len(w) not in views_by_rows:
+                views_by_rows[len(w)] = network.layout.views(self._rows(w))
+            self.views = views_by_rows[len(w)]
+            self.body = Pass.of(
+                network.pieces[0],
+                self.views,
+                a.to(memory_format=torch.channels_last) if a.dim() == 4 else a,
+            )
+
+    def _rows(self, w: Tensor) -> Tensor:
+        return (w[0] if self.alone else w).to(self.dtype)
+
+    def output(self, head: Tensor | None = None) -> HeadPass:
+        """``head`` [k, H]: in place of the head's own weights."""
+        layout = self.network.layout
+        views = (
+            self.views
+            if head is None
+            else layout.part(self.cut, layout.size).views(self._rows(head))
+        )
+        with torch.no_grad():
+            return HeadPass(self, Pass.of(self.network.pieces[1], views, self.body.out))  # type: ignore[index]
+
+
+class HeadPass:
+    """``features`` and ``logits`` [k, B, ...] and the weights ``leaf`` [k, P], each a leaf: autograd differentiates what is made
+    of them. ``values``: the logits as numbers."""
+
+    def __init__(self, body: BodyPass, head: Pass):
+        self.body, self.head = body, head
+        values = head.out.unflatten(0, (len(body.w), -1))
+        self.values = values.float() if body.dtype == torch.bfloat16 else values
+
+    @cached_property
+    def leaf(self) -> Tensor:
+        return self.body.w.detach().requires_grad_()
+
+    @cached_property
+    def logits(self) -> Tensor:
+        return self.values.detach().requires_grad_()
+
+    @cached_property
+    def features(self) -> Tensor | None:
+        if not self.body.network.has_split:
+            return None
+        return self.body.body.out.unflatten(0, (len(self.body.w), -1)).detach().requires_grad_()
+
+    def gradient(self, values: Tensor) -> Tensor:
+        """The gradient [k, P] of values [k]."""
+        if not values.requires_grad:
+            return torch.zeros_like(self.body.w)
+        leaves = [self.leaf, self.logits]
+        if self.features is not None:
+            leaves.append(self.features)
+        direct, *slopes = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+        g = self.back(*slopes)
+        return g if direct is None else g.add_(direct)
+
+    def back(self, logits: Tensor | None, features: Tensor | None = None) -> Tensor:
+        """The gradient [k, P] from those in logits and features."""
+        body, g = self.body, torch.empty_like(self.body.w)
+        into = body.network.layout.views(g[0] if body.alone else g)
+        with torch.no_grad():
+            slope = self._slope(logits, self.head.out)
+            slope = self.head.gradient(slope, into, through=True)
+            if features is not None:
+                slope = slope + self._slope(features, slope)
+            body.body.gradient(slope, into)
+        return g
+
+    def head_gradient(self, values: Tensor) -> Tensor:
+        """The gradient [k, H] of values [k] in the head's weights, with the features as they are."""
+        body, layout = self.body, self.body.network.layout
+        g = body.w.new_empty(len(body.w), layout.head_size)
+        (slope,) = torch.autograd.grad(values.sum(), self.logits)
+        into = layout.part(body.cut, layout.size).views(g[0] if body.alone else g)
+        with torch.no_grad():
+            self.head.gradient(self._slope(slope, self.head.out), into)
+        return g
+
+    @staticmethod
+    def _slope(g: Tensor | None, like: Tensor) -> Tensor:
+        return torch.zeros_like(like) if g is None else g.flatten(0, 1).to(like.dtype)
 
 
 def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
@@ -258,7 +366,7 @@ def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
 
     def count(m: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         nonlocal total
-        macs = kin(m).macs
+        macs = inherited_rules(m).macs
         total += 0 if macs is None else macs(m, out)
 
     probe = copy.deepcopy(module).cpu().eval()
@@ -270,3 +378,53 @@ def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
             torch.zeros(1, *shape, dtype=torch.int64 if tokens else next(probe.parameters()).dtype)
         )
     return total
+
+
+# Gradient checkpointing drops what a layer computes and evaluates the layer again in the backward pass, with the parameters that
+# the module then has: not those that ``functional_call`` had put in their place. The gradient would silently be that of other
+# weights. So where weights are put in place, what a layer computes is kept, as if the model did not ask for checkpointing.
+
+
+def _run_layer(layer: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    return layer(*args)
+
+
+def _no_context(*args: Any, **options: Any) -> Iterator[None]:
+    yield
+
+
+#: What ``checkpoint`` calls (use_reentrant=False: around a layer that it runs itself, by versions of torch), and what instead.
+CHECKPOINTING: list[tuple[Any, str, Callable[..., Any]]] = [
+    (checkpoint.CheckpointFunction, "apply", _run_layer),
+    *(
+        (checkpoint, name, _no_context)
+        for name in (
+            "_checkpoint_without_reentrant_generator",
+            "_checkpoint_without_reentrant_generator_impl",
+        )
+        if hasattr(checkpoint, name)
+    ),
+]
+_lock, _contexts, _restore = threading.Lock(), 0, contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def without_checkpointing() -> Iterator[None]:
+    """In this context checkpointed layers keep what they compute; also in other threads, for which that changes no value."""
+    global _contexts
+    with _lock:
+        _contexts += 1
+        if _contexts == 1:
+            for owner, name, function in CHECKPOINTING:
+                if name in vars(owner):
+                    _restore.callback(setattr, owner, name, vars(owner)[name])
+                else:  # inherited
+                    _restore.callback(delattr, owner, name)
+                setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts -= 1
+            if not _contexts:
+                _restore.close()

@@ -55,14 +55,15 @@ def build(folder: Path) -> nn.Module:
             "code of a model's folder is never run: give the model yourself: --model pkg.mod:factory",
         ) from None
     config.use_cache = False  # keys and values of former tokens, which nothing here asks for
-    for auto in (getattr(transformers, kind, None) for kind in AUTO):
-        known: Any = {} if auto is None else auto._model_mapping
-        found = known[type(config)] if auto is not None and type(config) in known else ()
-        if auto is not None and name in [
-            c.__name__ for c in (found if isinstance(found, (list, tuple)) else [found])
-        ]:
-            made: nn.Module = auto.from_config(config, trust_remote_code=False)
-            return made
+    for kind in AUTO:
+        auto: Any = getattr(transformers, kind, None)
+        if auto is None or type(config) not in auto._model_mapping:
+            continue
+        classes = auto._model_mapping[type(config)]
+        classes = classes if isinstance(classes, (list, tuple)) else [classes]
+        if name in [c.__name__ for c in classes]:
+            model: nn.Module = auto.from_config(config, trust_remote_code=False)
+            return model
     raise FldiagError(
         f"{folder / CONFIG} names the architecture {name!r}, of which transformers {transformers.__version__} "
         f"has no class for a {type(config).__name__}",
@@ -72,8 +73,8 @@ def build(folder: Path) -> nn.Module:
 
 def _architecture(folder: Path) -> str:
     try:
-        said = json.loads((folder / CONFIG).read_text("utf-8"))
-        return str(said["architectures"][0])
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        return str(config["architectures"][0])
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         raise FldiagError(
             f"{folder / CONFIG} does not name an architecture",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.models.slimmable import layer
+from fldiag.models.layers import apply_slim
 
 Norm = Callable[[int], nn.Module]
 
@@ -33,7 +33,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.C
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """F(x) + I(x), before the ReLU. ``keep`` is the probability of keeping F in training.
 
     I is the identity, or a 1x1 convolution where the shape changes. At a ``width`` the block is the slim form of
@@ -62,7 +62,7 @@ class Block(nn.Module):
     def shortcut(self, x: Tensor, width: float | None = None) -> Tensor:
         """I(x)."""
         for m in self.downsample or ():
-            x = layer(m, x, width)
+            x = apply_slim(m, x, width)
         return x
 
     def forward(self, x: Tensor, width: float | None = None) -> Tensor:
@@ -71,11 +71,11 @@ class Block(nn.Module):
         if not self.training:
             return self.keep * self.branch(x) + self.shortcut(x)
         # drawn on the CPU whatever the device: the same blocks are dropped there, and nothing waits for the device
-        kept = float(torch.rand((), device="cpu")) < self.keep
-        return self.branch(x) + self.shortcut(x) if kept else self.shortcut(x)
+        keeps_branch = float(torch.rand((), device="cpu")) < self.keep
+        return self.branch(x) + self.shortcut(x) if keeps_branch else self.shortcut(x)
 
 
-class BasicBlock(Block):
+class BasicBlock(ResidualBlock):
     """Two 3x3 convolutions."""
 
     def fill(self, inputs: int, planes: int, stride: int, norm: Norm) -> None:
@@ -83,11 +83,11 @@ class BasicBlock(Block):
         self.conv2, self.bn2 = convolution(planes, planes, 3), norm(planes)
 
     def branch(self, x: Tensor, width: float | None = None) -> Tensor:
-        x = F.relu(layer(self.bn1, layer(self.conv1, x, width), width))
-        return layer(self.bn2, layer(self.conv2, x, width), width)
+        x = F.relu(apply_slim(self.bn1, apply_slim(self.conv1, x, width), width))
+        return apply_slim(self.bn2, apply_slim(self.conv2, x, width), width)
 
 
-class Bottleneck(Block):
+class Bottleneck(ResidualBlock):
     """1x1, 3x3 and 1x1 convolutions; four times as many channels leave as pass the 3x3."""
 
     expansion = 4
@@ -98,9 +98,9 @@ class Bottleneck(Block):
         self.conv3, self.bn3 = convolution(planes, planes * 4, 1), norm(planes * 4)
 
     def branch(self, x: Tensor, width: float | None = None) -> Tensor:
-        x = F.relu(layer(self.bn1, layer(self.conv1, x, width), width))
-        x = F.relu(layer(self.bn2, layer(self.conv2, x, width), width))
-        return layer(self.bn3, layer(self.conv3, x, width), width)
+        x = F.relu(apply_slim(self.bn1, apply_slim(self.conv1, x, width), width))
+        x = F.relu(apply_slim(self.bn2, apply_slim(self.conv2, x, width), width))
+        return apply_slim(self.bn3, apply_slim(self.conv3, x, width), width)
 
 
 class ResNet(nn.Module):
@@ -116,7 +116,7 @@ class ResNet(nn.Module):
         self,
         inputs: int,
         classes: int,
-        block: type[Block],
+        block: type[ResidualBlock],
         counts: Sequence[int],
         planes: Sequence[int],
         *,
@@ -148,7 +148,7 @@ class ResNet(nn.Module):
             else nn.Sequential()
         )
         self.fc = nn.Linear(d, classes)
-        blocks = [m for m in self.modules() if isinstance(m, Block)]
+        blocks = [m for m in self.modules() if isinstance(m, ResidualBlock)]
         for b, keep in zip(
             blocks, keep_probabilities(len(blocks), keep_last, keep_rule), strict=True
         ):
@@ -173,7 +173,7 @@ class ResNet(nn.Module):
         return x
 
     def _maps(self, x: Tensor, width: float | None = None) -> list[Tensor]:
-        maps = [layer(self.bn1, layer(self.conv1, x, width), width)]
+        maps = [apply_slim(self.bn1, apply_slim(self.conv1, x, width), width)]
         x = self.maxpool(
             maps[0]
         )  # the maximum commutes with the ReLU that the first stage begins with
@@ -190,7 +190,7 @@ class ResNet(nn.Module):
         """What the classifier sees [B, d]: the last map after ReLU, averaged over positions (and projected)."""
         z = torch.flatten(F.adaptive_avg_pool2d(F.relu(maps[-1]), 1), 1)
         for m in self.projection:
-            z = layer(m, z, width)
+            z = apply_slim(m, z, width)
         return z
 
     def features(self, x: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class ResNet(nn.Module):
         Every layer's first channels with shared weights; the image enters whole and all classes leave. Batch-norm
         uses the statistics of the batch. Raises FldiagError when ``width`` is not in (0, 1].
         """
-        return layer(self.fc, self.pooled(self._maps(x, width), width), 1.0)
+        return apply_slim(self.fc, self.pooled(self._maps(x, width), width), 1.0)
 
     def last_stage(self, f: Tensor, width: float) -> Tensor:
         """The last stage at a fraction of its channels, after the ReLU, all blocks kept.

@@ -16,7 +16,7 @@ from torch import nn
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.models.residual import BasicBlock, Block, Bottleneck, ResNet
+from fldiag.models.residual import BasicBlock, Bottleneck, ResidualBlock, ResNet
 
 Keep = Annotated[float, Field(gt=0, le=1)]
 Rule = Literal["code", "paper"]
@@ -27,7 +27,7 @@ def network(
     name: str,
     shape: tuple[int, ...],
     classes: int,
-    block: type[Block],
+    block: type[ResidualBlock],
     counts: Sequence[int],
     planes: Sequence[int],
     **options: Any,

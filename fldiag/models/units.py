@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
-from fldiag.models.layers import rules
-from fldiag.models.layers.sequence import leaves
-from fldiag.models.residual import Block, ResNet
+from fldiag.models.layers import leaves, rules
+from fldiag.models.links import tensor_name
+from fldiag.models.residual import ResidualBlock, ResNet
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,15 @@ class Units:
     @staticmethod
     def of(module: nn.Module) -> Units:
         """Of a sequential network of known layers, or a residual one. Raises FldiagError naming the layer that is not known."""
-        found = Units()
+        units = Units()
         last = (
-            found._residual(module)
+            units._residual(module)
             if isinstance(module, ResNet)
-            else found._chain(module, "", None)
+            else units._chain(module, "", None)
         )
-        found.axes = [
-            axis for axis in found.axes if axis.group != last
-        ]  # the outputs have their order
-        return found
+        # the outputs have their order
+        units.axes = [axis for axis in units.axes if axis.group != last]
+        return units
 
     def of_tensor(self, name: str) -> list[Axis]:
         return [axis for axis in self.axes if axis.tensor == name]
@@ -84,8 +83,8 @@ class Units:
         self, m: nn.Module, name: str, group: int | None, out: int | None = None
     ) -> int | None:
         """From the group of a layer's input to that of its output; ``out``: its units are added to those of that group."""
-        kind = rules(m).units(m)
-        if kind is None:
+        rule = rules(m).units(m)
+        if rule is None:
             who = f"layer {name!r}" if name else "the model"
             raise FldiagError(
                 f"how {who} ({type(m).__name__}) treats the order of its units is not known, so models "
@@ -93,27 +92,20 @@ class Units:
                 "leave out --align; known are sequential networks and "
                 "fldiag's ResNets, of affine, convolutional and normalising layers",
             )
-        if kind == "new":
+        if rule == "mixes":
             weight = m.get_parameter("weight")
             if group is not None:
-                self.axes.append(
-                    Axis(
-                        f"{name}.weight" if name else "weight",
-                        1,
-                        group,
-                        self._positions(weight, name, group),
-                    )
-                )
+                positions = self._positions(weight, name, group)
+                self.axes.append(Axis(tensor_name(name, "weight"), 1, group, positions))
             if out is None:
                 out = len(self.sizes)
                 self.sizes.append(len(weight))
                 self.names.append(name)
             group = out
-        if kind in ("new", "own") and group is not None:
-            own = (*m.named_parameters(), *m.named_buffers())
+        if rule in ("mixes", "scales") and group is not None:
             self.axes += [
-                Axis(f"{name}.{n}" if name else n, 0, group)
-                for n, t in own
+                Axis(tensor_name(name, n), 0, group)
+                for n, t in (*m.named_parameters(), *m.named_buffers())
                 if t.ndim and len(t) == self.sizes[group]
             ]
         return group
@@ -130,7 +122,7 @@ class Units:
         group = self._layer(net.bn1, "bn1", self._layer(net.conv1, "conv1", None))
         for number, stage in enumerate(net.layers, start=1):
             for place, block in enumerate(stage):
-                assert isinstance(block, Block)
+                assert isinstance(block, ResidualBlock)
                 group = self._block(block, f"layer{number}.{place}", group)
         return self._layer(
             net.fc,
@@ -138,7 +130,7 @@ class Units:
             self._chain(net.projection, "projection", group) if len(net.projection) else group,
         )
 
-    def _block(self, block: Block, name: str, group: int | None) -> int | None:
+    def _block(self, block: ResidualBlock, name: str, group: int | None) -> int | None:
         """What the branch makes is added to what the shortcut makes: one group."""
         out = (
             group

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.models.lora import Alpha, Head, On, Rank, adapted
+from fldiag.models.lora import Alpha, Head, On, Rank, with_adapters
 
 #: The layers that get adapters.
 ADAPTED = {"attention": ("attention.*.qkv",), "all": ("tokens.*", "attention.*", "mlp.*")}
@@ -57,8 +57,8 @@ class LocalityAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) * self.temperature.exp()
-        own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-        weights = scores.masked_fill(own, -torch.inf).softmax(-1)
+        diagonal = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        weights = scores.masked_fill(diagonal, -torch.inf).softmax(-1)
         y: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
         return y
 
@@ -133,5 +133,7 @@ def sl_vit(
             "resize the images, say to 32x32, or use model.name = 'mlp'",
             usage=True,
         )
-    made = SLViT((shape[0], side, side), classes, patch=patch)
-    return adapted(made, lora_rank, lora_alpha, ADAPTED[lora_on], "head" if lora_head else "")
+    model = SLViT((shape[0], side, side), classes, patch=patch)
+    return with_adapters(
+        model, lora_rank, lora_alpha, ADAPTED[lora_on], "head" if lora_head else ""
+    )

@@ -44,13 +44,11 @@ class MixedExamples(Part):
             share[i] = generator.beta(self.g, self.g)
             partner[i, :n] = generator.permutation(n)
         a = torch.from_numpy(share).to(step.x)
-        where = (
-            torch.arange(step.k, device=step.x.device)[:, None],
-            torch.from_numpy(partner).to(step.x.device),
-        )
+        clients = torch.arange(step.k, device=step.x.device)[:, None]
+        partners = clients, torch.from_numpy(partner).to(step.x.device)
         wide = a.view(step.k, 1, *[1] * (step.x.dim() - 2))
-        step.x = wide * step.x + (1 - wide) * step.x[where]
-        step.targets = [(step.y, a), (step.y[where], 1 - a)]
+        step.x = wide * step.x + (1 - wide) * step.x[partners]
+        step.targets = [(step.y, a), (step.y[partners], 1 - a)]
 
 
 class SubNetworks(Part):
@@ -93,9 +91,8 @@ class SubNetworks(Part):
 
     def begin(self, local: Local) -> None:
         if self.mu:
-            [local.memo["gradaug.generator"]] = local.rng(
-                "gradaug"
-            )  # models with sub-networks are not stacked
+            # models with sub-networks are not stacked
+            [local.memo["gradaug.generator"]] = local.rng("gradaug")
 
     def batch(self, step: Step) -> None:
         """Draw once a step: every pass of it then sees the same sub-networks."""
@@ -104,18 +101,15 @@ class SubNetworks(Part):
 
     def draw(self, generator: torch.Generator) -> list[tuple[float, float]]:
         """(width, fraction of the side) of each sub-network."""
-        drawn = []
+        networks = []
         for i in range(self.n):
             u = float(torch.rand((), generator=generator, dtype=torch.float64))
-            width = (
-                self.smallest
-                if i == 0 and self.widths == "code"
-                else self.smallest + u * (1 - self.smallest)
-            )
-            drawn.append(
-                (width, self.sides[int(torch.randint(len(self.sides), (), generator=generator))])
-            )
-        return drawn
+            width = self.smallest + u * (1 - self.smallest)
+            if i == 0 and self.widths == "code":
+                width = self.smallest
+            side = self.sides[int(torch.randint(len(self.sides), (), generator=generator))]
+            networks.append((width, side))
+        return networks
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:

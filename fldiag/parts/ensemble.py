@@ -17,11 +17,11 @@ STACK = 16  # clients a forward, of a network that is stacked
 class Ensemble:
     """Teacher logits [M, C] on ``round.public``, computed once a round; ``combine``: [m, B, C] -> [B, C].
 
-    ``whole``: the combination looks at all M inputs at once (it then holds m M C numbers), not at B of them.
+    ``at_once``: the combination looks at all M inputs at once (it then holds m M C numbers), not at B of them.
     """
 
-    def __init__(self, combine: Callable[[Tensor], Tensor], *, whole: bool = False):
-        self.combine, self.whole = combine, whole
+    def __init__(self, combine: Callable[[Tensor], Tensor], *, at_once: bool = False):
+        self.combine, self.at_once = combine, at_once
 
     def __call__(self, round: Round) -> Tensor:
         if self not in round.memo:
@@ -29,7 +29,7 @@ class Ensemble:
                 blocks = client_logits(round)
                 round.memo[self] = (
                     self.combine(torch.cat(list(blocks), 1))
-                    if self.whole
+                    if self.at_once
                     else torch.cat([self.combine(z) for z in blocks])
                 )
         return round.memo[self]

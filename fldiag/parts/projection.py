@@ -146,15 +146,15 @@ class MemoryProjection(Part):
         if "projection" not in step.local.memo:
             return g
         on, teacher, memory, streams = step.local.memo["projection"]
-        where = torch.stack([next(s) for s in streams[: step.k]])
-        x, z = step.local.public[memory[where].to(g.device)], teacher[where.to(g.device)]  # type: ignore[index]
+        index = torch.stack([next(s) for s in streams[: step.k]])
+        x, z = step.local.public[memory[index].to(g.device)], teacher[index.to(g.device)]  # type: ignore[index]
         if self.truncate:
             x, z = x.trunc(), z.trunc()
 
-        def forgetting(other: Step, out: Output) -> Tensor:
-            return other.mean(divergence(z, out.logits, self.tau, self.direction))
+        def forgetting(on_memory: Step, out: Output) -> Tensor:
+            return on_memory.mean(divergence(z, out.logits, self.tau, self.direction))
 
-        h = step.on(x, where, None, where).gradient(forgetting)[1]
+        h = step.on(x, index, None, index).gradient(forgetting)[1]
         return torch.where(on[: step.k], project(g, h, **self.rule), g)  # type: ignore[arg-type]
 
 

@@ -100,13 +100,10 @@ class NotTrueDistillation(Part):
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
             return None
-        others = not_true(out.logits.shape[-1], step.y)
-        teacher = step.received_logits().gather(-1, others)
-        return (
-            self.mu
-            * self.tau**2
-            * step.mean(losses.kl(teacher, out.logits.gather(-1, others), self.tau))
-        )
+        index = not_true(out.logits.shape[-1], step.y)
+        teacher = step.received_logits().gather(-1, index)
+        student = out.logits.gather(-1, index)
+        return self.mu * self.tau**2 * step.mean(losses.kl(teacher, student, self.tau))
 
 
 def not_true(classes: int, y: Tensor) -> Tensor:

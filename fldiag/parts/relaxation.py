@@ -62,14 +62,16 @@ class RelaxedContrast(Part):
     def term(self, z: Tensor, y: Tensor, real: Tensor) -> Tensor:
         """Loss of each anchor, [k, B], from representations z [k, B, d], labels and which examples are no padding."""
         unit = F.normalize(z, dim=-1)
-        own = torch.eye(y.shape[1], dtype=torch.bool, device=y.device)
-        s = (unit @ unit.transpose(1, 2)).masked_fill(own, 1.0)
-        same, seen = y[:, :, None] == y[:, None, :], real[:, None, :]
+        diagonal = torch.eye(y.shape[1], dtype=torch.bool, device=y.device)
+        s = (unit @ unit.transpose(1, 2)).masked_fill(diagonal, 1.0)
+        same, real = y[:, :, None] == y[:, None, :], real[:, None, :]
         total = torch.zeros_like(s[..., 0])
         if self.attract:
-            positive = s.masked_fill(~(same & seen | own), torch.inf).min(-1, keepdim=True).values
+            positive = (
+                s.masked_fill(~(same & real | diagonal), torch.inf).min(-1, keepdim=True).values
+            )
             negative = (
-                s.masked_fill(same | ~seen, -torch.inf)
+                s.masked_fill(same | ~real, -torch.inf)
                 .topk(min(NEGATIVES, s.shape[-1]), dim=-1)
                 .values
             )
@@ -77,7 +79,7 @@ class RelaxedContrast(Part):
                 (torch.cat([positive, negative], -1) - positive) / self.tau, -1
             )
         if self.penalty:
-            least = s.masked_fill(~(same & seen & ~own), torch.inf).min(-1).values
+            least = s.masked_fill(~(same & real & ~diagonal), torch.inf).min(-1).values
             negative = torch.where(least.isfinite() & (least >= self.threshold), least, -1.0)
             total = total + self.penalty * F.softplus((negative - 1) / self.tau)
         return total

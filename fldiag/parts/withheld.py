@@ -58,9 +58,8 @@ class Withheld(Part):
         """(None, gradient [k, P]) at w: of the part's loss term and the part's correction of a zero gradient."""
         decay = step.decay
         g = self.part.correct(step, torch.zeros_like(step.w))
-        g = g + step.w * (
-            step.decay - decay
-        )  # what a penalty leaves to the weight decay belongs to it
+        # what a penalty leaves to the weight decay belongs to it
+        g = g + step.w * (step.decay - decay)
         step.decay = decay
         if type(self.part).loss is Part.loss:
             return None, g
@@ -82,11 +81,11 @@ def proximal_loss(loss: str, tau: float, tau_moon: float) -> tuple[ProximalLoss,
         return KL(tau), ()
     if loss == "l2":
         return L2(), ()
-    term, *others = {
+    term, *companions = {
         "scaffold": (ControlVariates(server_lr=1.0),),
         "fednova": (MeanGradientCorrection(update=True), NormalisedMean()),
         "feddyn": (DynamicRegulariser(lam=1.0),),
         "moon": (ModelContrast(mu=1.0, tau=tau_moon),),
     }[loss]
     withheld = Withheld(term)
-    return withheld, (withheld, *others)
+    return withheld, (withheld, *companions)

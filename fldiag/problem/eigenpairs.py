@@ -12,8 +12,8 @@ import torch
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, lanczos
 from fldiag.curvature.operator import Operator, OperatorBlock
+from fldiag.device import memory as installed_memory
 from fldiag.errors import FldiagError
-from fldiag.models.size import memory as installed_memory
 from fldiag.problem.exact_curvature import within_a_layer
 from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem

@@ -16,8 +16,7 @@ from fldiag.curvature import exact_diagonal as exact
 from fldiag.curvature.hvp import Hessian, derivative, twice_differentiable
 from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.errors import FldiagError
-from fldiag.models.layers import rules
-from fldiag.models.layers.sequence import hooked
+from fldiag.models.layers import hooked, rules
 from fldiag.problem.problem import Problem
 
 Criterion = Callable[[Tensor, Tensor], Tensor]

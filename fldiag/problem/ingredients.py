@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models import state_dict
-from fldiag.models.at_once import at_once
+from fldiag.models.network import without_checkpointing
 from fldiag.params import Layout
 from fldiag.problem import inputs
 from fldiag.problem.trees import Tree, arguments, cut, join
@@ -372,5 +372,5 @@ class Ingredients:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
         tensors = {**self.frozen, **views, **buffers}
-        with contextlib.nullcontext() if anew else at_once():
+        with contextlib.nullcontext() if anew else without_checkpointing():
             return torch.func.functional_call(module or self.module, tensors, *self.arguments(x))

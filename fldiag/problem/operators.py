@@ -13,7 +13,7 @@ from fldiag.choices import Matrix
 from fldiag.curvature.hvp import DoubleBackward, GaussNewton, Hessian, Weights
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError, nearest
-from fldiag.models.chain import links
+from fldiag.models.layers import network_links
 from fldiag.problem.ingredients import Ingredients
 from fldiag.problem.trees import Tree
 from fldiag.seeding import torch_rng
@@ -36,7 +36,7 @@ def by_hand(
     room: int = 0,
 ) -> ChainOperator | None:
     """Products written by hand, for sequential networks; None where the model is no such network."""
-    chain = None if problem.frozen else links(problem.module, problem.buffers)
+    chain = None if problem.frozen else network_links(problem.module, problem.buffers)
     if chain is None:
         return None
     return ChainOperator(

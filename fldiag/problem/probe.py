@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fldiag.errors import FldiagError
-from fldiag.models.layers import batch_dependent, kin
+from fldiag.models.layers import batch_dependent, inherited_rules
 from fldiag.problem.derivatives import (
     Derivatives,
     compare_derivatives,
@@ -81,7 +81,7 @@ def _culprits(module: nn.Module) -> str:
         for n, m in module.named_modules()
         if m.training
     }
-    dropout = [text for text, m in in_training.items() if kin(m).random]
+    dropout = [text for text, m in in_training.items() if inherited_rules(m).random]
     if dropout:
         return f"dropout is active in {', '.join(dropout)} although the model is in eval mode"
     if in_training:
@@ -343,7 +343,7 @@ def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
     if (
         not isinstance(x, Tensor)
         or x.ndim != 4
-        or not any(kin(m).channels_last for m in problem.module.modules())
+        or not any(inherited_rules(m).channels_last for m in problem.module.modules())
     ):
         return False
     try:

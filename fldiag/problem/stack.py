@@ -16,8 +16,8 @@ from fldiag.choices import Stack
 from fldiag.curvature.lanczos import EigenPairs, Search, batched_lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.models.chain import links
-from fldiag.models.layers.links import Weighted
+from fldiag.models.layers import network_links
+from fldiag.models.links import Weighted
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import NOISE, basis_limit
 from fldiag.problem.operators import AGREEMENT, COMPARED, double_backward
@@ -39,7 +39,7 @@ def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[
 
     Raises FldiagError for ``on`` and a network that cannot be stacked.
     """
-    chain = links(network.module, network.buffers)
+    chain = network_links(network.module, network.buffers)
     is_stackable = (
         chain is not None
         and not network.buffers
@@ -78,7 +78,7 @@ def side_by_side(
     Where examples are fewer, a copy of the first fills up, and counts nothing.
     """
     first, longest = problems[0], max(len(y) for _, y in examples)
-    loss_per_example, chain = first.probe().per_example, links(first.module, first.buffers)
+    loss_per_example, chain = first.probe().per_example, network_links(first.module, first.buffers)
     assert loss_per_example is not None and chain is not None
 
     def filled(t: Tensor) -> Tensor:

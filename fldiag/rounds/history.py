@@ -67,7 +67,7 @@ class History:
         stack: evaluate models side by side: auto, on or off.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: in which everything is evaluated.
-        memory: as for ``Problem``.
+        memory, allow: as for ``Problem``.
         files: name -> sha256 of what the weights are read from, which then tells histories apart.
         notes: what is known to be missing.
         steps: round -> what training recorded of its local steps.

@@ -68,7 +68,7 @@ def open_problem(
         y = examples.batch(0, 1)[1]
         criterion = _criterion(loss, y.is_floating_point() if isinstance(y, Tensor) else None)
     else:
-        deals = slice.startswith("client") or dataset.made
+        deals = slice.startswith("client") or dataset.is_lazy
         parts = load_partition(checkpoint, dataset) if deals else None
         examples = data.take(dataset, slice, parts, samples)
         criterion = _criterion(loss, dataset.regression)
@@ -130,7 +130,7 @@ def _criterion(
 ) -> Callable[..., Any]:
     """``regression`` None: the targets are no single tensor."""
     if loss is None:
-        return losses.own if regression is None else losses.criterion(regression)
+        return losses.model_loss if regression is None else losses.criterion(regression)
     if callable(loss):
         return loss
     if ":" in loss:

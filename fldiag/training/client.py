@@ -17,15 +17,15 @@ from fldiag.method import Method, Part
 from fldiag.seeding import torch_rng
 from fldiag.step import Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
-from fldiag.training.record import Recorder
-from fldiag.training.schedule import Batches
+from fldiag.training.record import StepRecorder
 
+Batches = list[np.ndarray]  # positions within the client's examples, one array a local step
 MOMENTUM = "optimizer.momentum"  # the clients' state of that name, with train.keep_momentum
 
 
 @dataclass(kw_only=True)
-class Trained:
-    """What a cohort brings back; rows in the order of ``ids``."""
+class CohortResult:
+    """What clients bring back from their local training; rows in the order of ``ids``."""
 
     ids: list[int]
     rows: Tensor  # [K, P]
@@ -39,7 +39,9 @@ class Trained:
     notes: pd.DataFrame | None = None  # numbers of the local steps, when they are recorded
 
 
-def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = None) -> Trained:
+def train(
+    local: Local, method: Method, feed: Feed, recorder: StepRecorder | None = None
+) -> CohortResult:
     """Local training of a cohort. ``local`` (its ``w``, state and buffers) is changed in place."""
 
     def losses(step: Step, out: Output) -> Tensor:
@@ -50,14 +52,14 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
                 total = total + term
         return total
 
-    seen = torch.zeros(len(local.ids), dtype=torch.float64, device=local.w.device)
+    loss_sum = torch.zeros(len(local.ids), dtype=torch.float64, device=local.w.device)
     local.notes = recorder
     for part in method:
         part.begin(local)
-    trained = slice(*(local.trained or (None,)))
-    kept = local.state[MOMENTUM][:, trained] if MOMENTUM in local.state else None
+    entries = slice(*(local.trained or (None,)))
+    momentum = local.state[MOMENTUM][:, entries] if MOMENTUM in local.state else None
     optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](
-        local.train, local.w[:, trained], kept
+        local.train, local.w[:, entries], momentum
     )
     maps = any(part.maps for part in method)
     plain = all(type(part).loss is Part.loss for part in method)
@@ -69,23 +71,23 @@ def train(local: Local, method: Method, feed: Feed, recorder: Recorder | None = 
         for part in method:
             e = part.perturb(step) if e is None else e
         loss, g = step.local_gradient(e)
-        before = g.clone() if recorder else None  # corrections may overwrite it
+        g_l = g.clone() if recorder else None  # corrections may overwrite it
         for part in method:
             g = part.correct(step, g)
-        if recorder and before is not None:
-            recorder.step(step, loss, before)
-        optimizer.step(step.w[:, trained], g[:, trained], step.decay, lr=local.lr_at(s, step.k))
+        if recorder and g_l is not None:
+            recorder.step(step, loss, g_l)
+        optimizer.step(step.w[:, entries], g[:, entries], step.decay, lr=local.lr_at(s, step.k))
         if recorder:
             recorder.moved(step)
-        seen[: step.k] += loss
-    result = Trained(
+        loss_sum[: step.k] += loss
+    result = CohortResult(
         ids=local.ids,
         rows=local.w,
         buffers=local.buffers,
         n=local.n,
         steps=local.steps,
         effective=local.effective_steps(),
-        loss=seen / local.steps.clamp(min=1),
+        loss=loss_sum / local.steps.clamp(min=1),
         state=local.state,
         notes=recorder.rows(local.ids) if recorder else None,
     )
@@ -112,14 +114,14 @@ class Feed:
     ):
         self.dataset, self.parts, self.batches = dataset, parts, batches
         self.device, self.dtype, self.augment = device, dtype, augment
-        sizes = [len(p) for p in parts]
+        sizes = [len(part) for part in parts]
         self.offset = torch.tensor(np.concatenate([[0], np.cumsum(sizes)[:-1]]), device=device)
-        everything = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
-        y = dataset.train_y[everything].to(device)
+        index = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
+        y = dataset.train_y[index].to(device)
         self.y = y.to(dtype) if y.is_floating_point() else y
-        self.x = None if augment else ready(dataset.batch(everything, None), device, dtype)
+        self.x = None if augment else ready(dataset.batch(index, None), device, dtype)
         #: images as convolutions take them
-        self._last = (
+        self._channels_last = (
             self.x.permute(0, 2, 3, 1).contiguous()
             if self.x is not None and self.x.dim() == 4
             else None
@@ -127,49 +129,50 @@ class Feed:
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
         """(x [k, B, ...], y [k, B], weight [k, B] or None, positions within the client [k, B]) of each step."""
-        count = max((len(b) for b in self.batches), default=0)
+        count = max((len(batches) for batches in self.batches), default=0)
         sizes = np.zeros((count, len(self.batches)), dtype=np.int64)
-        for i, b in enumerate(self.batches):
-            sizes[: len(b), i] = [len(positions) for positions in b]
+        for i, batches in enumerate(self.batches):
+            sizes[: len(batches), i] = [len(batch) for batch in batches]
         padded = np.zeros((*sizes.shape, sizes.max(initial=0)), dtype=np.int64)
-        for i, b in enumerate(self.batches):
-            for s, positions in enumerate(b):
-                padded[s, i, : len(positions)] = positions
-        indices = torch.from_numpy(padded).to(self.device)
-        everywhere = self.offset[:, None] + indices
-        labels = self.y[everywhere]
-        within = np.arange(padded.shape[-1]) < sizes[..., None]
-        weights = torch.from_numpy(within / np.maximum(sizes, 1)[..., None]).to(
+        for i, batches in enumerate(self.batches):
+            for s, batch in enumerate(batches):
+                padded[s, i, : len(batch)] = batch
+        positions = torch.from_numpy(padded).to(self.device)
+        index = self.offset[:, None] + positions  # among all examples of the cohort
+        labels = self.y[index]
+        is_example = np.arange(padded.shape[-1]) < sizes[..., None]
+        weights = torch.from_numpy(is_example / np.maximum(sizes, 1)[..., None]).to(
             self.device, self.dtype
         )
         widths = sizes.max(1, initial=0)
-        mixed = ((sizes != widths[:, None]) & (sizes > 0)).any(1)
-        for s, (k, width, uneven) in enumerate(
-            zip(np.count_nonzero(sizes, 1).tolist(), widths.tolist(), mixed, strict=True)
+        uneven = ((sizes != widths[:, None]) & (sizes > 0)).any(1)
+        for s, (k, width, is_uneven) in enumerate(
+            zip(np.count_nonzero(sizes, 1).tolist(), widths.tolist(), uneven, strict=True)
         ):
-            here = s, slice(k), slice(width)
+            step = s, slice(k), slice(width)
             yield (
-                self._inputs(s, everywhere[here]),
-                labels[here],
-                weights[here] if uneven else None,
-                indices[here],
+                self._inputs(s, index[step]),
+                labels[step],
+                weights[step] if is_uneven else None,
+                positions[step],
             )
 
-    def _inputs(self, s: int, where: Tensor) -> Tensor:
-        """Those of step s, which lie at ``where`` [k, B]."""
+    def _inputs(self, s: int, index: Tensor) -> Tensor:
+        """x [k, B, ...] of step s, ``index`` [k, B] among all examples of the cohort."""
+        if self._channels_last is not None:
+            return self._channels_last[index].permute(0, 1, 4, 2, 3)
         if self.x is not None:
-            return self.x[where] if self._last is None else self._last[where].permute(0, 1, 4, 2, 3)
-        rows, (k, width) = [], where.shape
+            return self.x[index]
+        rows, (k, width) = [], index.shape
         for part, batches, generator in zip(
             self.parts[:k], self.batches, self.augment or [], strict=False
         ):
-            b = batches[s]
-            x = ready(
-                self.dataset.batch(torch.as_tensor(part[b]), generator), self.device, self.dtype
-            )
-            rows.append(
-                torch.cat([x, x[:1].expand(width - len(b), *x.shape[1:])]) if len(b) < width else x
-            )
+            positions = batches[s]
+            x = self.dataset.batch(torch.as_tensor(part[positions]), generator)
+            x = ready(x, self.device, self.dtype)
+            if len(positions) < width:
+                x = torch.cat([x, x[:1].expand(width - len(positions), *x.shape[1:])])
+            rows.append(x)
         return torch.stack(rows)
 
 

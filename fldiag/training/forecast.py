@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from fldiag.clock import duration
 from fldiag.config import Config, checked
 from fldiag.execution.executor import parse_executor
-from fldiag.training import held
-from fldiag.training.federation import Federation
-from fldiag.training.setup import Setup, Unit
+from fldiag.training.server import Federation
+from fldiag.training.setup import Cohort, Setup
+from fldiag.training.storing import client_bytes, count_checkpoints, describe_clients
 
 #: Public inputs with which a rehearsal makes do: a minibatch of them, for the methods whose clients learn from them.
 PUBLIC = 256
@@ -84,7 +84,7 @@ def forecast(
     rounds = [[step * count for count in steps]] * config.rounds
     at_a_time = spec.workers_here()
     size = setup.model_bytes
-    disk = size * (held.stored_rounds(config) + states) + held.bytes_of_clients(config, size)
+    disk = size * (count_checkpoints(config) + states) + client_bytes(config, size)
     return Forecast(
         seconds=total(rounds, at_a_time),
         serial_seconds=total(rounds, 1),
@@ -94,7 +94,7 @@ def forecast(
         parameters=setup.network.size,
         clients=sum(len(unit.ids) for unit in units),
         stacked=setup.stack,
-        kept=held.described(config, size),
+        kept=describe_clients(config, size),
         remarks=setup.remarks,
     )
 
@@ -136,7 +136,7 @@ def speed_words(at_a_time: int | None, executor: str, serial_seconds: float) -> 
     )
 
 
-def _units(federation: Federation) -> list[Unit]:
+def _units(federation: Federation) -> list[Cohort]:
     """The local work of a round in the middle of the training: some methods begin late, and those that learn from a teacher
     have none before the first round, which is tried with few public inputs."""
     setup = federation.setup
@@ -144,14 +144,14 @@ def _units(federation: Federation) -> list[Unit]:
     if setup.public is not None:
         setup.public = setup.public[:PUBLIC]
         federation.round(lambda units: [setup.train(_shortened(unit, 1)) for unit in units])
-    return federation.units(sorted(setup.schedule.sampled(federation.t)))
+    return federation.cohorts(sorted(setup.schedule.sampled(federation.t)))
 
 
-def _shortened(unit: Unit, steps: int) -> Unit:
+def _shortened(unit: Cohort, steps: int) -> Cohort:
     return replace(unit, batches=[b[:steps] for b in unit.batches])
 
 
-def _time_step(setup: Setup, unit: Unit) -> float:
+def _time_step(setup: Setup, unit: Cohort) -> float:
     """Seconds of a local step when it is warm; a slow one is timed once, cold."""
     for steps in (1, 3):
         trial = _shortened(unit, steps)

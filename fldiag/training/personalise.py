@@ -1,10 +1,12 @@
-"""After the last round: every client makes a model of its own and is tested on its own mixture of classes."""
+"""After the last round: every client trains a model of its own from the final one, by the same local loop, and is tested on its
+own mixture of classes."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,19 +15,23 @@ import torch
 from torch import Tensor
 
 from fldiag.checkpoint.run import Run
+from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
-from fldiag.method import Neighbours, Personal
+from fldiag.execution.pools import open_pool
+from fldiag.local import Local
+from fldiag.method import Method, Neighbours, Part, Personal
 from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
-from fldiag.seeding import numpy_rng
+from fldiag.sections import Train
+from fldiag.seeding import numpy_rng, seed_for
+from fldiag.step import Step
+from fldiag.training.client import Batches
 from fldiag.training.evaluate import BATCH
-from fldiag.training.finetune import Models, tuned
-from fldiag.training.setup import Setup
-from fldiag.training.setup_of_run import weights
+from fldiag.training.setup import Cohort, Seeded, Setup, load_weights
 
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)
@@ -33,6 +39,27 @@ EPOCHS = (0, 1, 5)
 MOST_EPOCHS = 10_000
 #: What tests a client: test examples in the proportions of its training labels, or all of the classes it has.
 TESTS = {"test": slices.personal_test, "own": slices.own_classes}
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """What the clients start from: weights ``w`` [P] and buffers after ``rounds`` rounds, and the states of the clients that
+    have trained, where the plan's method reads them."""
+
+    w: Tensor
+    buffers: dict[str, Tensor]
+    states: Mapping[int, dict[str, Tensor]]
+    rounds: int
+
+
+@dataclass
+class TunedModels:
+    """Models of a cohort's clients after e epochs of fine-tuning."""
+
+    e: int
+    ids: list[int]
+    rows: Tensor  # [K, P]
+    buffers: dict[str, Tensor]  # name -> [K, ...]
 
 
 def of_run(
@@ -47,17 +74,17 @@ def of_run(
     seed: int | None = None,
     executor: Any = "serial",
     progress: Progress | None = None,
-    kept: KeptUnits | None = None,
+    store: KeptUnits | None = None,
 ) -> pd.DataFrame:
     """The table of the diagnostic ``personalise``, of one run and its setup. ``neighbours``: mix the prediction with that of the
-    nearest training examples. ``kept``: what finished clients got right.
+    nearest training examples. ``store``: keeps what finished clients got right.
 
     Raises FldiagError for data without classes, wrong epochs or clients, and neighbours without features.
     """
     plan = setup.method.personal or Personal(EPOCHS)
     plan = replace(
         plan,
-        epochs=_epochs(plan.epochs if epochs is None else epochs),
+        epochs=_check_epochs(plan.epochs if epochs is None else epochs),
         lr=lr or plan.lr,
         neighbours=neighbours or plan.neighbours,
     )
@@ -70,21 +97,18 @@ def of_run(
             "name some of those",
             usage=True,
         )
-    w, buffers = weights(run, setup)
+    w, buffers = load_weights(run, setup)
     states = run.states if plan.method and plan.method.client_init(w) else {}
     rows = measure(
         setup,
         plan,
-        w,
-        buffers,
-        states,
-        run.done,
+        GlobalModel(w, buffers, states, run.done),
         ids=ids,
         test=test,
         seed=seed,
         executor=executor,
         progress=progress,
-        kept=kept,
+        store=store,
         run=run.name,
     )
     return check(table(rows, **run.common))
@@ -118,44 +142,57 @@ def check_plan(setup: Setup, plan: Personal) -> None:
         )
 
 
+def _check_epochs(epochs: Sequence[int]) -> tuple[int, ...]:
+    epochs = tuple(epochs)
+    if not epochs or not all(
+        isinstance(e, int | np.integer) and not isinstance(e, bool) and e >= 0 for e in epochs
+    ):
+        raise FldiagError(
+            f"epochs = {list(epochs)}",
+            "give whole numbers of at least 0, such as 0, 1 and 5",
+            usage=True,
+        )
+    if max(epochs) > MOST_EPOCHS:
+        raise FldiagError(f"epochs = {max(epochs):,}", f"give at most {MOST_EPOCHS:,}", usage=True)
+    return tuple(sorted({int(e) for e in epochs}))
+
+
 def measure(
     setup: Setup,
     plan: Personal,
-    w: Tensor,
-    buffers: dict[str, Tensor],
-    states: Mapping[int, dict[str, Tensor]],
-    rounds: int,
+    model: GlobalModel,
     *,
     ids: Sequence[int] | None = None,
     test: str = "test",
     seed: int | None = None,
     executor: Any = "serial",
     progress: Progress | None = None,
-    kept: KeptUnits | None = None,
+    store: KeptUnits | None = None,
     run: str = "",
 ) -> list[dict[str, Any]]:
-    """Rows of the result table after ``rounds`` rounds of training.
-
-    ``w`` [P], ``buffers``: the global model. ``states``: of the clients that have trained, where the plan's method
-    reads them.
-    """
-    ids = range(len(setup.parts)) if ids is None else ids
+    """Rows of the result table: each client's accuracy after each number of epochs, and their mean and deviation."""
     seed = setup.config.seed if seed is None else seed
     predict = Predictor(setup, plan.neighbours, test, seed)
 
-    def right(models: Models) -> list[tuple[int, int, int, int]]:
+    def count_right(models: TunedModels) -> list[tuple[int, int, int, int]]:
         """(e, client, right, n) of each."""
-        return [
-            (
-                models.e,
-                i,
-                *predict(models.rows[j], {name: b[j] for name, b in models.buffers.items()}, i),
-            )
-            for j, i in enumerate(models.ids)
-        ]
+        counts = []
+        for j, i in enumerate(models.ids):
+            buffers = {name: rows[j] for name, rows in models.buffers.items()}
+            counts.append((models.e, i, *predict(models.rows[j], buffers, i)))
+        return counts
 
-    found = tuned(
-        setup, plan, w, buffers, states, rounds, ids, seed, right, executor, kept, run, progress
+    counts = fine_tune(
+        setup,
+        plan,
+        model,
+        range(len(setup.parts)) if ids is None else ids,
+        seed,
+        count_right,
+        executor=executor,
+        progress=progress,
+        store=store,
+        run=run,
     )
     rows = [
         {
@@ -164,19 +201,18 @@ def measure(
             "slice": f"client:{i}/{test}",
             "metric": PERSONAL,
             "index": e,
-            **_share(correct, n),
+            # Accuracy with its binomial standard error and Wilson's 95 % interval.
+            **(share(right, n) if n else {}),
+            "n_examples": n,
         }
-        for each in found
-        for e, i, correct, n in each
+        for cohort in counts
+        for e, i, right, n in cohort
     ]
     rows.sort(key=lambda row: (row["index"], row["client"]))
-    rows += [
-        row
-        for e in sorted(plan.epochs)
-        for row in _summary([r for r in rows if r["index"] == e], e, test)
-    ]
+    for e in sorted(plan.epochs):
+        rows += _mean_rows([row for row in rows if row["index"] == e], e, test)
     common = {
-        "round": rounds,
+        "round": model.rounds,
         "moment": "trained",
         "estimator": "exact",
         **(
@@ -188,12 +224,8 @@ def measure(
     return [{**common, **row} for row in rows]
 
 
-def _share(correct: int, n: int) -> dict[str, Any]:
-    """Accuracy with its binomial standard error and Wilson's 95 % interval."""
-    return {**share(correct, n), "n_examples": n} if n else {"n_examples": 0}
-
-
-def _summary(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, Any]]:
+def _mean_rows(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, Any]]:
+    """Mean and deviation over the clients that have test examples."""
     values = np.array([row["value"] for row in rows if row["n_examples"]])
     if not len(values):
         return []
@@ -212,6 +244,135 @@ def _summary(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, An
     ]
 
 
+# -- fine-tuning
+
+
+def fine_tune(
+    setup: Setup,
+    plan: Personal,
+    model: GlobalModel,
+    ids: Sequence[int],
+    seed: int,
+    measure_models: Callable[[TunedModels], Any],
+    *,
+    executor: Any = "serial",
+    progress: Progress | None = None,
+    store: KeptUnits | None = None,
+    run: str = "",
+) -> list[Any]:
+    """What ``measure_models`` says of the clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, measured
+    on the way. ``store``: keeps this of finished cohorts; they are told apart by their clients and ``run``."""
+    config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
+    config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
+    # Local decay is a schedule of a round's epochs.
+    config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)
+    schedule = EpochSchedule(config, max(plan.epochs), plan.steps)
+    stops = {
+        e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids}
+        for e in sorted(set(plan.epochs))
+    }
+    method = plan.method or Method()
+    tuning = copy.copy(setup)
+    tuning.config, tuning.schedule = config, schedule  # type: ignore[assignment]  # nobody is sampled
+    tuning.method = Method(*method, Snapshots(stops))
+    initial = method.client_init(setup.initial())
+    states = {
+        i: {name: model.states.get(i, initial)[name] for name in initial} for i in ids if initial
+    }
+    cohorts = tuning.cohorts(model.rounds, list(ids), model.w, model.buffers, {}, states)
+
+    def measure_cohort(cohort: Cohort, uploads: dict[str, Tensor]) -> list[Any]:
+        return [
+            measure_models(
+                TunedModels(
+                    e,
+                    cohort.ids,
+                    uploads[f"{e}"],
+                    {name: uploads[f"{e}/{name}"] for name in model.buffers},
+                )
+            )
+            for e in stops
+        ]
+
+    def store_name(cohort: Cohort) -> str:
+        return f"{run}: clients {', '.join(map(str, cohort.ids))}"
+
+    def report(done: int, total: int, text: str) -> None:
+        if progress:
+            progress(done, total, "groups of clients")
+
+    report(0, len(cohorts), "")
+    with open_pool(executor, _tune, tuning, most=len(cohorts)) as pool:
+        results = (store or KeptUnits(None, str)).results(
+            pool, cohorts, report, measure_cohort, store_name
+        )
+    return [value for cohort in results for value in cohort]
+
+
+def _tune(tuning: Setup, cohort: Cohort) -> dict[str, Tensor]:
+    return tuning.train(cohort).uploads
+
+
+class EpochSchedule:
+    """Minibatches of fine-tuning: an epoch is ``steps(n, train)`` of them, or one pass over the n examples."""
+
+    def __init__(self, config: Config, epochs: int, steps: Callable[[int, Train], int] | None):
+        train = config.train
+        self.config, self.epochs, self.steps = config, epochs, steps
+        self.passes = Seeded(config.seed, 0, 0, 1, train.batch_size, train.drop_last)
+
+    def _pass_steps(self, n: int) -> int:
+        size = self.config.train.batch_size
+        return n // size if self.config.train.drop_last else math.ceil(n / size)
+
+    def count(self, epochs: int, n: int) -> int:
+        """Local steps of so many epochs."""
+        steps = self._pass_steps(n)
+        return epochs * (self.steps(n, self.config.train) if self.steps and steps else steps)
+
+    def batches(self, t: int, client: int, n: int) -> Batches:
+        count = self.count(self.epochs, n)
+        passes = math.ceil(count / max(self._pass_steps(n), 1))
+        return replace(self.passes, epochs=passes).batches(t, client, n)[:count]
+
+
+class Snapshots(Part):
+    """Uploads each client's weights and batch-norm statistics after ``stops[e][client]`` local steps, for every e."""
+
+    def __init__(self, stops: dict[int, dict[int, int]]):
+        self.stops = stops
+
+    def begin(self, local: Local) -> None:
+        self.s = 0
+        self.models = {
+            e: (local.w.clone(), {n: b.clone() for n, b in local.buffers.items()})
+            for e in self.stops
+        }
+
+    def batch(self, step: Step) -> None:
+        self._copy(step.local, [self.s] * step.k)
+        self.s += 1
+
+    def finish(self, local: Local) -> dict[str, Tensor]:
+        self._copy(local, local.steps.tolist())
+        uploads = {}
+        for e, (w, buffers) in self.models.items():
+            uploads[f"{e}"] = w
+            uploads |= {f"{e}/{n}": b for n, b in buffers.items()}
+        return uploads
+
+    def _copy(self, local: Local, done: list[int]) -> None:
+        for e, (w, buffers) in self.models.items():
+            for j, steps in enumerate(done):
+                if steps and self.stops[e][local.ids[j]] == steps:
+                    w[j] = local.w[j]
+                    for name, rows in local.buffers.items():
+                        buffers[name][j] = rows[j]
+
+
+# -- testing
+
+
 class Predictor:
     """Counts what a client's model gets right on its own test examples."""
 
@@ -228,15 +389,10 @@ class Predictor:
             return 0, 0
         scores, features = self.outputs(w, buffers, data.test_x[index])
         if self.neighbours is not None:
-            kept = part[self.store(client, len(part))]
-            labels = data.train_y[kept].to(w.device)
-            scores = mix(
-                scores,
-                features,
-                self.outputs(w, buffers, data.train_x[kept])[1],
-                labels,
-                self.neighbours,
-            )
+            examples = part[self.store(client, len(part))]
+            _, store = self.outputs(w, buffers, data.train_x[examples])
+            labels = data.train_y[examples].to(w.device)
+            scores = mix(scores, features, store, labels, self.neighbours)
         y = data.test_y[index].to(w.device)
         return int(((scores.argmax(-1) == y) & scores.isfinite().all(-1)).sum()), len(index)
 
@@ -268,24 +424,9 @@ class Predictor:
 def mix(logits: Tensor, features: Tensor, store: Tensor, labels: Tensor, n: Neighbours) -> Tensor:
     """weight p_knn + (1 - weight) p_model, [n, C], from features [n, d], stored features [m, d] and labels [m]."""
     d2 = torch.cdist(features, store, compute_mode="donot_use_mm_for_euclid_dist").square()
-    nearest, where = d2.topk(min(n.k, len(store)), largest=False)
+    nearest, index = d2.topk(min(n.k, len(store)), largest=False)
     # s_j / sum s is a softmax, which does not underflow where every neighbour is far
     votes = torch.softmax(-nearest / (features.shape[1] * n.scale), dim=-1)
-    p_knn = torch.zeros_like(logits).scatter_add_(1, labels[where], votes.to(logits.dtype))
+    p_knn = torch.zeros_like(logits).scatter_add_(1, labels[index], votes.to(logits.dtype))
     model = logits if n.logits else torch.softmax(logits, dim=-1)
     return n.weight * p_knn + (1 - n.weight) * model
-
-
-def _epochs(epochs: Sequence[int]) -> tuple[int, ...]:
-    found = tuple(epochs)
-    if not found or not all(
-        isinstance(e, int | np.integer) and not isinstance(e, bool) and e >= 0 for e in found
-    ):
-        raise FldiagError(
-            f"epochs = {list(found)}",
-            "give whole numbers of at least 0, such as 0, 1 and 5",
-            usage=True,
-        )
-    if max(found) > MOST_EPOCHS:
-        raise FldiagError(f"epochs = {max(found):,}", f"give at most {MOST_EPOCHS:,}", usage=True)
-    return tuple(sorted({int(e) for e in found}))

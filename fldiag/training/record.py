@@ -14,37 +14,36 @@ from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.local import Notes, Published
 from fldiag.params import cosine
+from fldiag.results.table import columns
 from fldiag.sections import Metrics
 from fldiag.step import Output, Step
 
 
-class Recorder(Notes):
+class StepRecorder(Notes):
     """The notes of one cohort. It sees steps and changes nothing of them: an extra pass comes last, and has copies
     of the batch-norm statistics and random numbers of its own."""
 
     def __init__(self, metrics: Metrics):
         super().__init__()
-        self.wanted, self.tau = metrics.proximal, metrics.tau
+        self.kind, self.tau = metrics.proximal, metrics.tau
         self.sizes: list[np.ndarray] = []  # examples in the minibatch of every client, step by step
 
-    def step(self, step: Step, loss: Tensor, g_u: Tensor) -> None:
-        """Before the base optimiser: ``loss`` [k] and its gradient ``g_u`` [k, P] as they were before corrections."""
+    def step(self, step: Step, loss: Tensor, g_l: Tensor) -> None:
+        """Before the base optimiser: ``loss`` [k] and its gradient ``g_l`` [k, P] as they were before corrections."""
         self.add("loss", loss)
-        self.add("grad_norm", length(g_u))
-        found = self.proximal(step)
-        if found is not None:
-            if found.value is not None:
-                self.add("proximal_loss", found.value, proximal=found.kind)
-            layout, g_u = step.local.network.layout, g_u if found.g_u is None else found.g_u
-            if found.start == 0:
-                self.cosine(g_u, found.g, None, found.kind)
-            if layout.has_head and found.start <= layout.size - layout.head_size:
-                self.cosine(
-                    g_u[:, -layout.head_size :],
-                    found.g[:, -layout.head_size :],
-                    "part:head",
-                    found.kind,
-                )
+        self.add("grad_norm", length(g_l))
+        proximal = self.proximal(step)
+        if proximal is None:
+            return
+        if proximal.value is not None:
+            self.add("proximal_loss", proximal.value, proximal=proximal.kind)
+        g_u = g_l if proximal.g_u is None else proximal.g_u
+        if proximal.start == 0:
+            self.cosine(g_u, proximal.g, None, proximal.kind)
+        layout = step.local.network.layout
+        if layout.has_head and proximal.start <= layout.size - layout.head_size:
+            head = slice(-layout.head_size, None)
+            self.cosine(g_u[:, head], proximal.g[:, head], "part:head", proximal.kind)
 
     def moved(self, step: Step) -> None:
         """After the base optimiser."""
@@ -57,12 +56,14 @@ class Recorder(Notes):
         self.steps.append({})
 
     def proximal(self, step: Step) -> Published | None:
-        """The loss asked for: as the method published it where it is the same, else computed here."""
-        kind = None if self.wanted == "own" else losses.proximal_name(self.wanted, self.tau)
-        there = step.published
-        g_u = there.g_u if there else None
-        if kind is None or (there is not None and there.kind == kind and there.start == 0):
-            return there
+        """The loss that ``metrics.proximal`` names: as the method published it where it is the same, else computed now."""
+        published = step.published
+        if self.kind == "own":
+            return published
+        kind = losses.proximal_name(self.kind, self.tau)
+        if published is not None and published.kind == kind and published.start == 0:
+            return published
+        g_u = published.g_u if published else None
         if kind == "l2":
             d = step.w - step.local.w_g
             return Published(kind, d, losses.l2(d), 0, g_u)
@@ -72,46 +73,38 @@ class Recorder(Notes):
 
         device = step.w.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            value, g = step.gradient(
-                divergence
-            )  # not the first pass of the step: statistics of batch-norm stay
+            # Not the first pass of the step: the statistics of batch-norm stay.
+            value, g = step.gradient(divergence)
         return Published(kind, g, value, 0, g_u)
 
     def cosine(self, g_u: Tensor, g_p: Tensor, layer: str | None, kind: str) -> None:
         value = cosine(g_u, g_p, losses.noise_floor(g_p.dtype))
-        self.add("cos_gu_gp", value, layer=layer, proximal=kind, where=~value.isnan())
+        self.add("cos_gu_gp", value, layer=layer, proximal=kind, mask=~value.isnan())
 
     def rows(self, ids: list[int]) -> pd.DataFrame:
         """client, index, metric, layer, proximal, value, scaled, n_examples; by client (in the order of ``ids``) and step."""
-        order: dict[Any, int] = {
-            key: j
-            for j, key in enumerate(dict.fromkeys(key for step in self.steps for key in step))
-        }
+        keys: list[Any] = list(dict.fromkeys(key for step in self.steps for key in step))
         pieces = []
-        for key, j in order.items():
+        for j, key in enumerate(keys):
             for s, step in enumerate(self.steps):
                 if key not in step:
                     continue
                 values, mask = step[key]
-                at = np.arange(len(values)) if mask is None else np.flatnonzero(mask.cpu().numpy())
-                pieces.append(
-                    (
-                        at,
-                        np.full(len(at), s),
-                        np.full(len(at), j),
-                        values.cpu().numpy()[at],
-                        self.sizes[s][at],
-                    )
-                )
+                clients = np.arange(len(values))
+                if mask is not None:
+                    clients = np.flatnonzero(mask.cpu().numpy())
+                shape, value = clients.shape, values.cpu().numpy()[clients]
+                size = self.sizes[s][clients]
+                pieces.append((clients, np.full(shape, s), np.full(shape, j), value, size))
         if not pieces:
             return pd.DataFrame()
+        client, index, kind, value, size = map(np.concatenate, zip(*pieces, strict=True))
+        order = np.lexsort((kind, index, client))
         client, index, kind, value, size = (
-            np.concatenate(column) for column in zip(*pieces, strict=True)
+            column[order] for column in (client, index, kind, value, size)
         )
-        by = np.lexsort((kind, index, client))
-        client, index, kind, value, size = client[by], index[by], kind[by], value[by], size[by]
-        names = [np.array([key[i] for key in order], dtype=object)[kind] for i in range(3)]
-        scale = np.array([self.scales.get(key, np.nan) for key in order])[kind]
+        names = [np.array([key[i] for key in keys], dtype=object)[kind] for i in range(3)]
+        scale = np.array([self.scales.get(key, np.nan) for key in keys])[kind]
         return pd.DataFrame(
             {
                 "client": np.asarray(ids)[client],
@@ -124,6 +117,21 @@ class Recorder(Notes):
                 "n_examples": size,
             }
         )
+
+
+def step_rows(t: int, notes: pd.DataFrame, **common: Any) -> pd.DataFrame:
+    """The recorded steps of round t (``StepRecorder.rows``) as a result table."""
+    if notes.empty:
+        return columns({"round": np.empty(0)}, **common)
+    slices = ("client:" + notes["client"].astype(str) + "/train").to_numpy()
+    return columns(
+        {**{name: notes[name].to_numpy() for name in notes}, "slice": slices},
+        round=t,
+        moment="trained",
+        scope="client",
+        estimator="minibatch",
+        **common,
+    )
 
 
 def length(rows: Tensor) -> Tensor:

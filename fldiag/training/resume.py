@@ -16,7 +16,7 @@ from fldiag.results.table import PERSONAL
 from fldiag.training.setup import Setup
 
 
-def same_run(run: Run, config: Config) -> None:
+def check_same_config(run: Run, config: Config) -> None:
     """Raises FldiagError unless ``config`` is what the run was begun with, by the same version of the method. What the
     checkpoints are to hold may differ, and there may be more rounds."""
     if run.origin:
@@ -25,24 +25,24 @@ def same_run(run: Run, config: Config) -> None:
             "train again with another --out; the existing run can still be diagnosed",
             usage=True,
         )
-    stored, version = run.config, run.method_version
+    former, version = run.config, run.method_version
     if run.index["hash"] not in {
-        stored.fingerprint(version=version, checkpoint=with_it) for with_it in (False, True)
+        former.fingerprint(version=version, checkpoint=checkpoint) for checkpoint in (False, True)
     }:
         raise FldiagError(
             f"{run.path / 'run.json'}: its hash is not that of its config",
             "the file was edited; restore it or train again",
         )
-    if not same_but_rounds(stored, config) or config.rounds < stored.rounds:
+    if not same_but_rounds(former, config) or config.rounds < former.rounds:
         raise FldiagError(
-            f"{run.path} was trained with another config", difference(stored, config), usage=True
+            f"{run.path} was trained with another config", difference(former, config), usage=True
         )
     if version != config.method_version:
+        name = config.method.name
         raise FldiagError(
-            f"{run.path} was trained by version {version} of the formulas of {config.method.name}, and this fldiag "
+            f"{run.path} was trained by version {version} of the formulas of {name}, and this fldiag "
             f"has version {config.method_version}: the two parts of the run would follow different formulas "
-            "(fldiag explain "
-            f"{config.method.name} says what changed)",
+            f"(fldiag explain {name} says what changed)",
             "train again with another --out; the existing run can still be diagnosed",
             usage=True,
         )
@@ -55,7 +55,7 @@ def same_but_rounds(a: Config, b: Config) -> bool:
     )
 
 
-def elsewhere(path: Path, config: Config) -> Run | None:
+def find_shorter_run(path: Path, config: Config) -> Run | None:
     """A run of the same config and no more rounds, beside the folder in which this config's would be."""
     for file in sorted(path.parent.glob(f"{path.name.rpartition('-')[0]}-*/run.json")):
         with contextlib.suppress(FldiagError):
@@ -69,7 +69,7 @@ def elsewhere(path: Path, config: Config) -> Run | None:
     return None
 
 
-def with_weights(run: Run) -> None:
+def check_weights(run: Run) -> None:
     """Raises FldiagError for the record of a run."""
     if run.is_record:
         raise FldiagError(
@@ -88,34 +88,35 @@ def extend(run: Run, config: Config) -> None:
 
     Raises FldiagError when the clients' states, with which training would go on, were removed.
     """
-    before = run.config
-    if run.index.get("thinned", {}).get("state"):
+    former, index = run.config, run.index
+    if index.get("thinned", {}).get("state"):
         raise FldiagError(
             f"{run.path} no longer has the clients' states, from which more rounds would start",
             "train again with another --out",
             usage=True,
         )
-    run.index["config"]["rounds"], run.index["hash"], run.index["status"] = (
+    index["config"]["rounds"], index["hash"], index["status"] = (
         config.rounds,
         config.hash,
         "running",
     )
-    if run.done < before.rounds:
+    if run.done < former.rounds:
         return
-    last, stays = before.rounds, list[str]()
+    last, stays = former.rounds, list[str]()
     checkpoint = f"rounds/{last:04d}.pt"
-    if last % config.checkpoint.every and checkpoint in run.index["files"]:
+    if last % config.checkpoint.every and checkpoint in index["files"]:
         stays.append(checkpoint)
-    if before.metrics.of_round(last, last) and not config.metrics.of_round(last, config.rounds):
+    if former.metrics.of_round(last, last) and not config.metrics.of_round(last, config.rounds):
         stays.append(f"steps/{last:04d}.parquet")
-    table, digest = run.index.get("metrics"), run.index["files"].get(run.index.get("metrics"))
+    table = index.get("metrics")
+    digest = index["files"].get(table)
     if run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL)):
-        run.index["files"][table] = digest
+        index["files"][table] = digest
         stays.append(str(table))
-    run.index["extended"] = [*run.index.get("extended", []), {"rounds": last, "stays": stays}]
+    index["extended"] = [*index.get("extended", []), {"rounds": last, "stays": stays}]
 
 
-def same_data(run: Run, setup: Setup) -> None:
+def check_same_data(run: Run, setup: Setup) -> None:
     """Raises FldiagError when data or partition are not those that the run began with."""
     if run.index["provenance"].get("data") != setup.dataset.fingerprint():
         raise FldiagError(
@@ -127,23 +128,23 @@ def same_data(run: Run, setup: Setup) -> None:
             f"the frozen weights are not those beneath the adapters of {run.path}",
             "train again with another --out",
         )
-    stored = partition.load_parts(run.verified("partition.npz"))
-    if not partition.same(stored, setup.parts):
+    parts = partition.load_parts(run.verified("partition.npz"))
+    if not partition.same(parts, setup.parts):
         raise FldiagError(
             f"the partition is not the one {run.path} was trained with so far",
             "use the same partition, or train again with another --out",
         )
 
 
-def difference(old: Config, new: Config) -> str:
+def difference(former: Config, config: Config) -> str:
     """One line naming the first keys that differ, apart from what the checkpoints hold."""
-    before, after = (_flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (old, new))
-    found = [
-        f"{key}: {before.get(key)!r} there, {after.get(key)!r} now"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
+    old, new = (_flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (former, config))
+    lines = [
+        f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
     ]
-    return "; ".join(found[:3]) + "; use another --out, or the same config"
+    return "; ".join(lines[:3]) + "; use another --out, or the same config"
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

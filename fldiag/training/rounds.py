@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +17,87 @@ from fldiag.checkpoint import base, journal, owner
 from fldiag.checkpoint.client_states import HELD
 from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
-from fldiag.config import Config
+from fldiag.config import Config, checked
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pools import Pool, open_pool
 from fldiag.results.table import PERSONAL
-from fldiag.training import held, worker
-from fldiag.training.evaluate import evaluate, sums, units
-from fldiag.training.federation import Federation
-from fldiag.training.personalise import measure, planned
-from fldiag.training.resume import elsewhere, extend, same_data, same_run, with_weights
-from fldiag.training.rows import round_rows, step_rows
-from fldiag.training.setup import Setup, provenance
-from fldiag.training.storing import Segment, partition_bytes, store, unsampled
+from fldiag.training.client import CohortResult
+from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, sums
+from fldiag.training.personalise import GlobalModel, measure, planned
+from fldiag.training.record import step_rows
+from fldiag.training.resume import (
+    check_same_config,
+    check_same_data,
+    check_weights,
+    extend,
+    find_shorter_run,
+)
+from fldiag.training.server import Federation
+from fldiag.training.setup import Cohort, Setup, provenance
+from fldiag.training.storing import (
+    Segment,
+    describe_clients,
+    partition_bytes,
+    round_rows,
+    store,
+    unsampled_clients,
+)
 
 RUNS = Path("checkpoints")
-Event = Callable[[dict[str, Any]], None]
-
-
-def run_path(config: Config) -> Path:
-    """Where a run goes unless told otherwise: named by what it is. A run that is there under the name that fldiag 0.1.0
-    gave it (what the checkpoints hold was part of it) stays there."""
-    stem = f"{config.name}-{config.method.name}-s{config.seed}"
-    path, before = (
-        RUNS / f"{stem}-{digits[:8]}"
-        for digits in (config.hash, config.fingerprint(checkpoint=True))
-    )
-    return before if (before / "run.json").is_file() and not path.exists() else path
+#: A test loss so many times that of guessing is no trained model's, however far its clients overfit.
+FAR = 10.0
+#: So many times suffice when the accuracy is that of guessing, too.
+SOME, CHANCE = 2.0, 1.5
+Listener = Callable[[dict[str, Any]], None]
 
 
 def train(
     config: Config,
     *,
     out: str | Path | None = None,
-    executor: str | Executor = "serial",
-    on_event: Event | None = None,
     resume: bool = False,
+    executor: str | Executor = "serial",
     device: str = "auto",
     download: bool = False,
     setup: Setup | None = None,
+    allow_code: str | Iterable[str] = (),
+    on_event: Listener | None = None,
 ) -> Run:
-    """Train ``config`` and return its run.
+    """Train a config and return its run.
 
-    ``out``: run folder (default ``checkpoints/NAME-METHOD-sSEED-HASH``). ``executor``: ``serial``,
-    ``processes[:N]``, ``dask[:ADDRESS]`` or a ``concurrent.futures.Executor``. ``on_event`` gets a dict after every round.
-    ``resume`` continues a run that was stopped, or that is finished and is to have more rounds; on the same machine the result is
-    bitwise that of a run that was not stopped, or had all the rounds from the start. ``setup`` replaces what the config would
-    build (own data, partition, module or schedule).
+    Args:
+        config: what to train; ``Config.load("digits")`` is a start.
+        out: the run's folder; by default ``checkpoints/NAME-METHOD-sSEED-HASH``.
+        resume: continue a run that was stopped, or that is finished and is to have more rounds; on the same machine its weights
+            are bit-for-bit those of a run that was not stopped, or had all the rounds from the start.
+        executor: ``serial``, ``processes[:N]``, ``dask[:ADDRESS]``, or any executor of ``concurrent.futures``.
+        device: auto (CUDA if it is usable, else the CPU), cpu, cuda, cuda:N or mps.
+        download: fetch a missing public data set.
+        setup: replaces what the config would build (own data, partition, module or schedule).
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although the config comes from a stored run.
+        on_event: gets a dict at the start, after every round, and at the end.
 
-    A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the
-    rounds before it are kept. Raises FldiagError for wrong configs, folders in use and disks that are full.
+    Returns:
+        The run. One whose weights become NaN or infinite has status ``diverged``, and the rounds before are kept.
+
+    Raises:
+        FldiagError: a wrong config, a folder in use, or a full disk.
+
+    >>> import tempfile, fldiag
+    >>> config = fldiag.Config.load("digits", rounds=1, clients__per_round=2, train__epochs=1)
+    >>> run = fldiag.train(config, out=tempfile.mkdtemp() + "/run")
+    >>> run.status, run.done
+    ('finished', 1)
     """
+    config = checked(config).allow(allow_code)
     choice = parse_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
-            raise _there(path)
+            raise _occupied(path)
         run = Run.open(path)
-        same_run(run, config)
+        check_same_config(run, config)
         if run.status == "diverged" or (
             run.status == "finished" and run.config.rounds == config.rounds
         ):
@@ -80,34 +105,31 @@ def train(
                 with owner.hold(path):
                     _end(run)
             return run
-    elif resume and out is None and (other := elsewhere(path, config)) is not None:
+    elif resume and out is None and (shorter := find_shorter_run(path, config)) is not None:
         raise FldiagError(
-            f"{path} does not exist, but {other.path} is the same run with {other.config.rounds} rounds",
-            f"continue that run: --out {other.path}; or leave out --resume to start a new one",
+            f"{path} does not exist, but {shorter.path} is the same run with {shorter.config.rounds} rounds",
+            f"continue that run: --out {shorter.path}; or leave out --resume to start a new one",
             usage=True,
         )
-    given = setup is not None
+    is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
     planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
-    trainer = worker.Trainer(setup, config, device, given)
-    with (
-        owner.hold(path) as mine,
-        open_pool(choice, worker.work, trainer, name=worker.name) as pool,
-    ):
-        run = _opened(path, config, setup, federation, resume)
+    shared = WorkerSetup(setup, config, device, is_custom)
+    with owner.hold(path) as ownership, open_pool(choice, work, shared) as pool:
+        run = _open(path, config, setup, federation, resume)
         emit(
             {
                 "event": "start",
                 "round": run.done,
                 "rounds": config.rounds,
                 "path": str(path),
-                "notes": [*setup.remarks, held.described(config, setup.model_bytes)],
+                "notes": [*setup.remarks, describe_clients(config, setup.model_bytes)],
             }
         )
         try:
-            _loop(config, run, federation, mine, pool, emit)
+            _loop(config, run, federation, ownership, pool, emit)
             if run.status == "running":
                 pool.close()
                 _personalise(run, federation, choice, emit)
@@ -121,7 +143,18 @@ def train(
     return run
 
 
-def _there(path: Path) -> FldiagError:
+def run_path(config: Config) -> Path:
+    """Where a run goes by default: named by what it is. One that exists under the name that fldiag 0.1.0 gave it (what the
+    checkpoints hold was part of it) stays there."""
+    stem = f"{config.name}-{config.method.name}-s{config.seed}"
+    path, former = (
+        RUNS / f"{stem}-{digits[:8]}"
+        for digits in (config.hash, config.fingerprint(checkpoint=True))
+    )
+    return former if (former / "run.json").is_file() and not path.exists() else path
+
+
+def _occupied(path: Path) -> FldiagError:
     return FldiagError(
         f"{path} already holds a run",
         "continue it with --resume, replace it with --overwrite, or choose another "
@@ -130,40 +163,39 @@ def _there(path: Path) -> FldiagError:
     )
 
 
-def _opened(path: Path, config: Config, setup: Setup, federation: Federation, resume: bool) -> Run:
+def _open(path: Path, config: Config, setup: Setup, federation: Federation, resume: bool) -> Run:
     """The run in a folder that this process owns, and the federation as it was left: new, or as far as it got."""
     if not os.path.exists(path / "run.json"):
-        return _new(path, config, setup, federation)
+        return _create(path, config, setup, federation)
     if not resume:
-        raise _there(path)
+        raise _occupied(path)
     run = Run.open(path)  # again: somebody may have trained it meanwhile
-    unfinished = (path / journal.NAME).is_file()
-    with_weights(run)
-    same_run(run, config)
-    same_data(run, setup)
+    is_unfinished = (path / journal.NAME).is_file()
+    check_weights(run)
+    check_same_config(run, config)
+    check_same_data(run, setup)
     run.clean()
-    keep = config.checkpoint.model_dump(mode="json")
-    if (
-        run.index["config"]["checkpoint"] != keep
-    ):  # from here on; ``segments`` tells what the rounds before kept
-        run.index["config"]["checkpoint"], run.index["hash"] = keep, config.hash
+    section = config.checkpoint.model_dump(mode="json")
+    if run.index["config"]["checkpoint"] != section:
+        # From the next round on; ``segments`` tells what the rounds before kept.
+        run.index["config"]["checkpoint"], run.index["hash"] = section, config.hash
     if run.config.rounds != config.rounds:
         extend(run, config)
         run.commit()
     if not run.done:
         federation.clients = run.states
-    elif not federation.restore(run, must=not unfinished):
+    elif not federation.restore(run, must=not is_unfinished):
         warnings.warn(
             f"{path}: the end of its journal is lost, and the state of server and clients after round {run.done} is no "
             f"longer there; training with {config.method.name} needs it, so it starts again from the beginning",
             stacklevel=2,
         )
-        run = _new(path, config, setup, federation)
+        run = _create(path, config, setup, federation)
         run.clean()
     return run
 
 
-def _new(path: Path, config: Config, setup: Setup, federation: Federation) -> Run:
+def _create(path: Path, config: Config, setup: Setup, federation: Federation) -> Run:
     run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
     if (words := setup.dataset.words) is not None:
         run.put("tokenizer.json", lambda file: file.write(words.spec.encode()))
@@ -173,23 +205,24 @@ def _new(path: Path, config: Config, setup: Setup, federation: Federation) -> Ru
 
 
 def _loop(
-    config: Config, run: Run, federation: Federation, mine: Owner, pool: Pool, emit: Event
+    config: Config, run: Run, federation: Federation, ownership: Owner, pool: Pool, emit: Listener
 ) -> None:
-    run.index["status"], plan = "running", planned(federation.setup)
-    segment = Segment(run)
+    run.index["status"] = "running"
+    setup, segment = federation.setup, Segment(run)
+    plan = planned(setup)
     while federation.t < config.rounds:
-        before = federation.w, federation.buffers
-        began, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        stored = (
+        former = federation.w, federation.buffers
+        start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
+        is_stored = (
             config.checkpoint.keep > 0 or t % config.checkpoint.every == 0 or t == config.rounds
         )
-        recorded = (
-            federation.train(ids, pool.map) if stored and (ids := unsampled(federation)) else None
-        )
-        seen, trained = federation.round(pool.map)
-        mine.confirm()
-        if trained.notes is not None:
-            run.put_steps(t, step_rows(t, trained.notes, **run.common))
+        unsampled: list[CohortResult] = []
+        if is_stored and (ids := unsampled_clients(federation)):
+            unsampled.append(federation.train(ids, pool.map))
+        round, result = federation.round(pool.map)
+        ownership.confirm()
+        if result.notes is not None:
+            run.put_steps(t, step_rows(t, result.notes, **run.common))
         if not federation.finite:
             run.add_metrics(
                 [
@@ -204,19 +237,19 @@ def _loop(
             )
             run.index["status"] = "diverged"
             if t > 1 and t - 1 not in run.rounds:  # the last finite state is worth keeping
-                federation.t, federation.w, federation.buffers = t - 1, *before
-                store(run, federation, [replace(trained, ids=[])], received)
+                federation.t, federation.w, federation.buffers = t - 1, *former
+                store(run, federation, [replace(result, ids=[])], received)
                 run.index["done"] = t - 1
             segment.note(federation.t)
             return _end(run)
         run.put_clients(HELD)
-        scores = _tested(federation, pool)
-        run.add_metrics(
-            round_rows(t, scores, seen, trained, isolated=federation.setup.method.isolated)
+        scores = evaluate(
+            setup.network, setup.dataset, federation.w, federation.buffers, t, pool.map
         )
-        if stored:
+        run.add_metrics(round_rows(t, scores, round, result, isolated=setup.method.isolated))
+        if is_stored:
             run.index["done"] = t
-            store(run, federation, [trained, *([recorded] if recorded else [])], received)
+            store(run, federation, [result, *unsampled], received)
             segment.note(t)
             if t == config.rounds and plan is None:
                 run.index["status"] = "finished"
@@ -228,35 +261,22 @@ def _loop(
                 "event": "round",
                 "round": t,
                 "rounds": config.rounds,
-                "seconds": time.perf_counter() - began,
+                "seconds": time.perf_counter() - start,
                 **scores,
             }
         )
 
 
-def _tested(federation: Federation, pool: Pool) -> dict[str, float]:
-    """The global model on the test set, by the workers where it is large enough for several of them."""
-    setup = federation.setup
-    parts = units(federation.t, federation.w, federation.buffers, setup.dataset)
-    if len(parts) > 1:
-        return evaluate(pool.map(parts), setup.dataset)
-    return evaluate(
-        (sums(setup.network, part, setup.dataset, setup.device) for part in parts), setup.dataset
-    )
-
-
-def _personalise(run: Run, federation: Federation, choice: ExecutorSpec, emit: Event) -> None:
-    """What the method does after the last round, which is stored by now: a run stopped here goes on here."""
+def _personalise(run: Run, federation: Federation, choice: ExecutorSpec, emit: Listener) -> None:
+    """What the method does after the last round, which is stored by now: a run stopped meanwhile goes on from it."""
     plan = planned(federation.setup)
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
+        model = GlobalModel(federation.w, federation.buffers, federation.clients, run.done)
         rows = measure(
             federation.setup,
             plan,
-            federation.w,
-            federation.buffers,
-            federation.clients,
-            run.done,
+            model,
             executor=choice,
             progress=lambda done, total, text: emit(
                 {"event": "personalise", "done": done, "total": total}
@@ -271,3 +291,49 @@ def _end(run: Run) -> None:
     """No round is to come: run.json whole, nothing else."""
     run.commit()
     run.clean()
+
+
+def failure(run: Run) -> str | None:
+    """Why a run that ended failed, in a sentence: weights that are not finite, or a test loss far above that of guessing, ln C
+    for C classes, which is about where training starts. None when it did not."""
+    frame = run.metrics
+    last = int(frame["round"].max())
+    if run.status == "diverged":
+        return f"diverged: the global weights are no longer finite after round {last}"
+    test = frame[
+        (frame["slice"] == "test") & (frame["round"] == last) & (frame["scope"] == "global")
+    ]
+    scores = {str(m): float(v) for m, v in zip(test["metric"], test["value"], strict=True)}
+    if "loss" not in scores or "accuracy" not in scores:  # regression, or no common model
+        return None
+    classes = int(run.checkpoint().manifest["classes"])
+    loss, guess = scores["loss"], math.log(max(classes, 2))
+    is_guess = scores["accuracy"] <= CHANCE / classes
+    if loss > FAR * guess or (is_guess and loss > SOME * guess):
+        return f"diverged: the test loss is {loss:.4g} after round {last}, and guessing gives {guess:.2f}"
+    return None
+
+
+# -- what a worker does
+
+
+class WorkerSetup:
+    """A setup for workers: each builds it from the config; a custom one (the caller's data, module) is sent as it is."""
+
+    def __init__(self, setup: Setup, config: Config, device: str, is_custom: bool):
+        self.config, self.device, self.is_custom = config, device, is_custom
+        self.setup = setup
+
+    @cached_property
+    def setup(self) -> Setup:
+        return Setup(self.config, device=self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if self.is_custom or k != "setup"}
+
+
+def work(shared: WorkerSetup, unit: Cohort | EvaluationBlock) -> CohortResult | Sums:
+    setup = shared.setup
+    if isinstance(unit, EvaluationBlock):
+        return sums(setup.network, setup.dataset, unit, setup.device)
+    return setup.train(unit)

@@ -1,12 +1,164 @@
-"""The server's turn: weights of the clients, their mean, and what the method's parts make of it."""
+"""The server: the state of a federation between rounds, and how a round makes the next one of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
 import torch
 from torch import Tensor
 
+from fldiag.checkpoint.client_states import ClientStates, State
+from fldiag.checkpoint.run import Run
 from fldiag.method import Method, Round
 from fldiag.sections import Train
+from fldiag.training.client import MOMENTUM, CohortResult
+from fldiag.training.setup import Cohort, Setup, load_weights
+
+
+class Federation:
+    """The state of a run between rounds: global weights, buffers, server state, client states."""
+
+    def __init__(self, setup: Setup):
+        self.setup, self.t = setup, 0
+        self.w = setup.initial()
+        self.buffers = {n: b.clone() for n, b in setup.network.buffers.items()}
+        self.state = setup.method.server_init(self.w)
+        self._initial_state = setup.method.client_init(self.w)
+        if setup.config.train.keep_momentum:
+            self._initial_state[MOMENTUM] = torch.zeros_like(self.w)
+        #: Only of clients that have trained. In memory, unless a run keeps them on disk.
+        self.clients: dict[int, State] | ClientStates = {}
+
+    def sent(self) -> Tensor:
+        """The vector the clients receive, [P]: w_g, unless a part sends another point."""
+        w = self.w
+        for part in self.setup.method:
+            w = part.send(w, self.state)
+        return w
+
+    def _sent_state(self) -> dict[str, Tensor]:
+        """What they receive besides."""
+        return {name: self.state[name] for name in self.setup.method.sent if name in self.state}
+
+    def cohorts(self, ids: list[int], record: bool = False) -> list[Cohort]:
+        """The local training of these clients from the current state. ``record``: their steps."""
+        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
+        cohorts = self.setup.cohorts(
+            self.t, ids, self.sent(), self.buffers, self._sent_state(), states
+        )
+        return [replace(cohort, record=record) for cohort in cohorts]
+
+    def train(
+        self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
+    ) -> CohortResult:
+        """Local training of these clients from the current state, which stays as it is."""
+        return merge(list(execute(self.cohorts(ids, record))), ids)
+
+    def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, CohortResult]:
+        """Train one round. Returns what the server saw and the merged clients' results."""
+        setup, method = self.setup, self.setup.method
+        config, ids = setup.config, sorted(setup.schedule.sampled(self.t))
+        result = self.train(ids, execute, config.metrics.of_round(self.t + 1, config.rounds))
+        round = Round(
+            t=self.t,
+            lr=config.train.lr * config.train.lr_decay**self.t,
+            w_g=self.w,
+            ids=ids,
+            rows=result.rows,
+            n=result.n,
+            steps=result.steps,
+            effective=result.effective,
+            uploads=result.uploads,
+            buffers=result.buffers,
+            clients=config.clients.total,
+            examples=setup.examples,
+            state=dict(self.state),
+            sent=self._sent_state(),
+            network=setup.network,
+            seed=config.seed,
+            public=setup.public,
+        )
+        w = aggregate(round, method, config.train)
+        round.mean_buffers = mean_buffers(result.buffers, round.p)
+        with setup.seeded("server", self.t):
+            for part in method:
+                w = part.refine(round, w)
+        self.w, self.buffers, self.state = w, round.mean_buffers, round.state
+        if result.state and self.finite:
+            self.clients.update(
+                {
+                    i: {name: rows[j].clone() for name, rows in result.state.items()}
+                    for j, i in enumerate(ids)
+                }
+            )
+        self.t += 1
+        return round, result
+
+    def _client_state(self, client: int) -> State:
+        state = self.clients.get(client)
+        if state is None:
+            return self._initial_state
+        return {name: value.to(self.w.device) for name, value in state.items()}
+
+    @property
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.w).all())
+
+    @property
+    def stateless(self) -> bool:
+        """Whether the next round needs nothing but the weights."""
+        return not self.state and not self._initial_state
+
+    def restore(self, run: Run, must: bool = True) -> bool:
+        """Go on from the last stored round: from the stored state or, where the method has none, from the checkpoint.
+
+        Returns whether that was possible; if not, nothing changed. Raises FldiagError for a file that is not the one that the
+        run wrote and, with ``must``, where it was not possible.
+        """
+        if must or all((run.path / name).is_file() for name in run.index["state"].values()):
+            server = run.server_state
+            self.w = server["w"].to(self.w.device)
+            self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
+            self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
+        elif self.stateless and (run.path / f"rounds/{run.done:04d}.pt").is_file():
+            self.w, self.buffers = load_weights(run, self.setup, run.done)
+        else:
+            return False
+        self.t, self.clients = run.done, run.states
+        return True
+
+
+def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
+    """The results of several cohorts as one, rows in the order of ``ids``."""
+    position = {i: j for j, i in enumerate(i for result in results for i in result.ids)}
+    order = [position[i] for i in ids]
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        rows = [row for tensor in tensors for row in tensor.split(1)]
+        return torch.cat([rows[j] for j in order])  # put in order before the copy, not after it
+
+    def join_each(name: str) -> dict[str, Tensor]:
+        names = getattr(results[0], name)
+        return {key: join([getattr(result, name)[key] for result in results]) for key in names}
+
+    notes = [result.notes for result in results if result.notes is not None]
+    return CohortResult(
+        ids=ids,
+        rows=join([result.rows for result in results]),
+        n=join([result.n for result in results]),
+        steps=join([result.steps for result in results]),
+        effective=join([result.effective for result in results]),
+        loss=join([result.loss for result in results]),
+        buffers=join_each("buffers"),
+        state=join_each("state"),
+        uploads=join_each("uploads"),
+        notes=pd.concat(notes).sort_values("client", kind="stable", ignore_index=True)
+        if notes
+        else None,
+    )
 
 
 def aggregate(round: Round, method: Method, train: Train) -> Tensor:
@@ -18,12 +170,9 @@ def aggregate(round: Round, method: Method, train: Train) -> Tensor:
     """
     p = torch.full((round.m,), 1 / round.m, dtype=torch.float64)
     counts = {"n": round.n, "batches": round.n // train.batch_size}.get(train.aggregate)
-    if counts is not None and int(
-        counts.sum()
-    ):  # when no client fills a minibatch, nobody trained: all equal
-        p = (
-            counts.double() / counts.double().sum()
-        ).cpu()  # where it is when uniform, whatever the device
+    if counts is not None and int(counts.sum()):  # no client fills a minibatch: all equal
+        # On the CPU whatever the device, as when it is uniform.
+        p = (counts.double() / counts.double().sum()).cpu()
     round.p = p
     w = round.mean(round.rows, p)
     for part in method:

@@ -1,4 +1,4 @@
-"""Everything a run derives from its config, built the same way in the main process and in every worker."""
+"""What a run trains with, built from its config: the same in the main process and in every worker."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag import data, models, registry, sections, user_code
+from fldiag import data, models, registry, user_code
 from fldiag.checkpoint import base
+from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.data.arrays import ready
@@ -25,12 +27,12 @@ from fldiag.local import Local
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
 from fldiag.results import provenance as origin
-from fldiag.seeding import seed_for
+from fldiag.sections import Normalise
+from fldiag.seeding import numpy_rng, seed_for
 from fldiag.training import client
-from fldiag.training.client import Feed, Trained
-from fldiag.training.record import Recorder
+from fldiag.training.client import Batches, CohortResult, Feed
+from fldiag.training.record import StepRecorder
 from fldiag.training.record import check as check_metrics
-from fldiag.training.schedule import Batches, Schedule, Seeded
 
 #: Clients in one stack, at the most: bounds memory and leaves work for several processes.
 STACK = 16
@@ -38,9 +40,53 @@ STACK = 16
 STACK_BELOW = 100_000_000
 
 
+class Schedule(Protocol):
+    """Who trains in a round (from 0), on which minibatches. Another one than ``Seeded`` replays somebody's run."""
+
+    def sampled(self, t: int) -> list[int]: ...
+
+    def batches(self, t: int, client: int, n: int) -> Batches: ...
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """Clients without replacement; each epoch a new permutation cut into minibatches (the last may be short)."""
+
+    seed: int
+    total: int
+    per_round: int
+    epochs: int
+    batch_size: int
+    drop_last: bool = False
+    sampling: Literal["fixed", "by_round", "independent"] = "fixed"  # as config.clients.sampling
+
+    def sampled(self, t: int) -> list[int]:
+        """Ids of round t's clients. The same for every method: only the seed and the round enter, or the round alone."""
+        if self.sampling == "by_round":
+            return sorted(
+                np.random.RandomState(t).choice(self.total, self.per_round, replace=False).tolist()
+            )
+        rng = numpy_rng(self.seed, "clients", t)
+        while self.sampling == "independent":  # drawn again when nobody joins
+            joined = np.flatnonzero(rng.random(self.total) < self.per_round / self.total)
+            if len(joined):
+                return joined.tolist()
+        return sorted(rng.choice(self.total, self.per_round, replace=False).tolist())
+
+    def batches(self, t: int, client: int, n: int) -> Batches:
+        rng = numpy_rng(self.seed, "batches", t, client)
+        orders = (rng.permutation(n) for _ in range(self.epochs))
+        end = n - n % self.batch_size if self.drop_last else n
+        return [
+            order[i : i + self.batch_size]
+            for order in orders
+            for i in range(0, end, self.batch_size)
+        ]
+
+
 @dataclass(kw_only=True)
-class Unit:
-    """The work of one cohort in one round: all an executor has to send to a worker."""
+class Cohort:
+    """Clients that train together in one round, and all that a worker needs to do it."""
 
     t: int
     lr: float
@@ -52,9 +98,13 @@ class Unit:
     state: dict[str, Tensor]  # name -> [K, ...]
     record: bool = False  # the local steps
 
+    def __str__(self) -> str:
+        clients = ", ".join(map(str, self.ids[:5])) + (", …" if len(self.ids) > 5 else "")
+        return f"round {self.t + 1}, clients {clients}"
+
 
 class Setup:
-    """Data, partition, network and method of a run."""
+    """Data and partition, model and weights, method and clients of a run."""
 
     def __init__(
         self,
@@ -69,76 +119,65 @@ class Setup:
         public: Tensor | None = None,
         rehearsal: bool = False,
     ):
-        """``rehearsal``: nothing will be learnt, only counted and timed, so blank pictures may stand for data that are not
-        there; ``remarks`` says so."""
+        """``rehearsal``: nothing is learnt, only counted and timed, so blank pictures may stand for data that are missing.
+
+        ``remarks``: what a user should know before training."""
         user_code.check(config.model_dump(), config.allowed_code, f"the config {config.name!r}")
-        self.config, self.rehearsal = config, rehearsal
-        self._told: list[str] = []
-        named = config.data
-        self.dataset = (
-            dataset
-            if dataset is not None
-            else self._found(
-                named.name, named.root, download, named.variant, normalise=named.normalise
+        self.config, self.rehearsal, self.remarks = config, rehearsal, list[str]()
+        self.precision = config.train.precision
+        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self._load_data(dataset, parts, public, device, download)
+        self._build_model(module)
+        self._build_method(schedule)
+
+    def _load_data(
+        self,
+        dataset: data.Dataset | None,
+        parts: Sequence[np.ndarray] | None,
+        public: Tensor | None,
+        device: str,
+        download: bool,
+    ) -> None:
+        """``dataset``, ``public`` (inputs [M, ...] without labels, or None) and ``parts`` of the clients."""
+        config, section = self.config, self.config.data
+        if dataset is None:
+            dataset = self._load_dataset(
+                section.name, section.root, download, section.variant, section.normalise
             )
-        )
-        if not self.dataset.tested:
+        if not dataset.tested:
             raise FldiagError(
-                f"data set {self.dataset.name!r} has no test examples, by which training judges the global model",
+                f"data set {dataset.name!r} has no test examples, by which training judges the global model",
                 "give data with a test split",
                 usage=True,
             )
-        self.precision = config.train.precision
-        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self.dataset = dataset
         self.device = torch.device(device_of(device, self.dtype))
         keep_memory()
-        self.public = self._public(public, download)
-        self.parts = (
-            parts
-            if parts is not None
-            else deal(self.dataset, config.partition, config.clients.total, config.data.public)
-        )
-        self.sizes = partition.sizes(self.parts)
-        self.examples = int(self.sizes.sum())
-        self.module = (
-            module
-            if module is not None
-            else models.build(
-                config.model.name,
-                self.dataset.shape,
-                self.dataset.classes,
-                config.model.options,
-                seed=config.seed,
-                allow_code=config.allowed_code,
+        if public is None and section.public is not None:
+            public, _ = load_public(
+                section.public,
+                dataset,
+                section.root,
+                download,
+                section.public_size,
+                config.partition.seed,
+                section.normalise,
+                self._load_dataset,
             )
-        )
-        self.module = copy.deepcopy(self.module).to(self.device, self.dtype)
-        self.network = Network(self.module, precision=self.precision)
-        self._warm()  # before the method looks: a split that is none is given up there
-        self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
-        self.method.check(self.network, self.dataset, config)
-        check_metrics(config.metrics, self.dataset)
-        if any(part.public for part in self.method):
-            self._check_public()
-        self.schedule = schedule or Seeded(
-            config.seed,
-            config.clients.total,
-            config.clients.per_round,
-            config.train.epochs,
-            config.train.batch_size,
-            config.train.drop_last,
-            config.clients.sampling,
-        )
-        self.stack = self._stack()
-        self._check_batches()
+        self.public = None if public is None else ready(public, self.device, self.dtype)
+        self.remarks += data.remarks(dataset)
+        if parts is None:
+            parts = deal(dataset, config.partition, config.clients.total, section.public)
+        self.parts, self.sizes = parts, partition.sizes(parts)
+        self.examples = int(self.sizes.sum())
 
-    def _found(
+    def _load_dataset(
         self,
         name: str,
         root: str | None,
         download: bool,
         variant: str | None = None,
-        normalise: sections.Normalise | None = None,
+        normalise: Normalise | None = None,
     ) -> data.Dataset:
         try:
             return data.load(
@@ -151,30 +190,73 @@ class Setup:
                 allow_code=self.config.allowed_code,
             )
         except FldiagError as error:
-            made = data.blank(name, variant) if self.rehearsal else None
-            if made is None:
+            blank = data.blank(name, variant) if self.rehearsal else None
+            if blank is None:
                 raise
-            self._told.append(
-                f"{error.what}: this is the forecast for {len(made.train_y):,} blank pictures of its shape, "
-                f"their {made.classes} classes evenly spread"
+            self.remarks.append(
+                f"{error.what}: this is the forecast for {len(blank.train_y):,} blank pictures of its shape, "
+                f"their {blank.classes} classes evenly spread"
             )
-            return made
+            return blank
 
-    def _public(self, x: Tensor | None, download: bool) -> Tensor | None:
-        """Unlabelled inputs [M, ...] for distillation, if the config names any."""
-        config = self.config.data
-        if x is None and config.public is not None:
-            x, _ = load_public(
-                config.public,
-                self.dataset,
-                config.root,
-                download,
-                config.public_size,
-                self.config.partition.seed,
-                config.normalise,
-                self._found,
+    def _build_model(self, module: nn.Module | None) -> None:
+        """``module`` (a copy) and the ``network`` of its rows."""
+        config = self.config
+        if module is None:
+            module = models.build(
+                config.model.name,
+                self.dataset.shape,
+                self.dataset.classes,
+                config.model.options,
+                seed=config.seed,
+                allow_code=config.allowed_code,
             )
-        return None if x is None else ready(x, self.device, self.dtype)
+        self.module = copy.deepcopy(module).to(self.device, self.dtype)
+        self.network = Network(self.module, precision=self.precision)
+        self._try_forward()  # before the method looks: a split that is none is given up there
+
+    def _try_forward(self) -> None:
+        """A model that does not fit the data is refused here, with the shapes."""
+        # Two for batch-norm; more because a ReLU that no example switches off would hide what a split leaves out.
+        index = torch.arange(16) % len(self.dataset.train_y)
+        x = ready(self.dataset.batch(index, None), self.device, self.dtype)
+        try:
+            with torch.no_grad():
+                w, buffers = self._first_rows()
+                self.network.confirm_split(w, buffers, x.unsqueeze(0))
+                out = self.network.bind(w, buffers)(x.unsqueeze(0))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise FldiagError(
+                f"model {self.config.model.name!r} does not take inputs of shape {self.dataset.shape}: "
+                f"{first_line(error)}",
+                "choose a model that fits the data",
+            ) from None
+        if out.shape[1:] != (len(x), self.dataset.classes):
+            raise FldiagError(
+                f"model {self.config.model.name!r} returns {tuple(out.shape[2:])} numbers an example, the data has "
+                f"{self.dataset.classes} classes",
+                "give the model as many outputs as there are classes",
+            )
+
+    def _build_method(self, schedule: Schedule | None) -> None:
+        """``method``, ``schedule`` of its clients, and whether they ``stack``."""
+        config, clients, train = self.config, self.config.clients, self.config.train
+        self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
+        self.method.check(self.network, self.dataset, config)
+        check_metrics(config.metrics, self.dataset)
+        if any(part.public for part in self.method):
+            self._check_public()
+        self.schedule = schedule or Seeded(
+            config.seed,
+            clients.total,
+            clients.per_round,
+            train.epochs,
+            train.batch_size,
+            train.drop_last,
+            clients.sampling,
+        )
+        self.stack = self._is_stacked()
+        self._check_batches()
 
     def _check_public(self) -> None:
         if self.public is None:
@@ -191,35 +273,44 @@ class Setup:
                 usage=True,
             )
 
-    def _check_batches(self) -> None:
-        """Batch-norm on a map of one position cannot train on one example: tried with the smallest minibatch there is.
-        Without its last minibatch some client must have one."""
-        largest = int(self.sizes.max())
-        if self.config.train.drop_last and largest < self.config.train.batch_size:
+    def _is_stacked(self) -> bool:
+        train = self.config.train
+        if train.stack == "on" and not self.network.stackable:
             raise FldiagError(
-                f"train.drop_last leaves out every minibatch: train.batch_size = {self.config.train.batch_size}, "
+                "train.stack = 'on', but this model cannot be stacked (it is not a plain sequence of affine, "
+                "convolution, activation and pooling layers)",
+                "use train.stack = 'auto' or 'off'",
+                usage=True,
+            )
+        if train.stack == "auto" and self.network.stackable:
+            macs = forward_macs(self.module, self.dataset.shape) * train.batch_size
+            return macs < STACK_BELOW
+        return train.stack == "on"
+
+    def _check_batches(self) -> None:
+        """Some client has a minibatch; and batch-norm on a map of one position cannot train on one example: that is tried with
+        the smallest minibatch there is."""
+        train, largest = self.config.train, int(self.sizes.max())
+        if train.drop_last and largest < train.batch_size:
+            raise FldiagError(
+                f"train.drop_last leaves out every minibatch: train.batch_size = {train.batch_size}, "
                 f"and the largest client has {largest} examples",
                 "lower train.batch_size, or set train.drop_last = false",
                 usage=True,
             )
-        train, cuts = self.config.train, max((part.cuts for part in self.method), default=1)
+        cuts = max((part.cuts for part in self.method), default=1)
         short = self.sizes % train.batch_size
         last = np.where(short > 0, short, np.minimum(self.sizes, train.batch_size))
         client = int(last.argmin())
         smallest = int(last[client])
-        if (
-            train.drop_last
-            or (not self.network.buffers and not self.network.batch_dependent)
-            or smallest // cuts > 1
-        ):
+        has_statistics = self.network.buffers or self.network.batch_dependent
+        if train.drop_last or not has_statistics or smallest // cuts > 1:
             return
-        x = ready(
-            self.dataset.batch(torch.zeros(1, dtype=torch.long), None), self.device, self.dtype
-        )
-        buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
+        x = self.dataset.batch(torch.zeros(1, dtype=torch.long), None)
+        x = ready(x, self.device, self.dtype)
         try:
             with torch.no_grad(), self.seeded("trial"):
-                self.network.bind(self.initial().unsqueeze(0), buffers, train=True)(x.unsqueeze(0))
+                self.network.bind(*self._first_rows(), train=True)(x.unsqueeze(0))
         except ValueError as error:
             raise FldiagError(
                 f"client {client} has a minibatch of {smallest} example{'s' * (smallest > 1)}"
@@ -230,72 +321,32 @@ class Setup:
                 usage=True,
             ) from None
 
-    def _stack(self) -> bool:
-        wish, able = self.config.train.stack, self.network.stackable
-        if wish == "on" and not able:
-            raise FldiagError(
-                "train.stack = 'on', but this model cannot be stacked (it is not a plain sequence of affine, "
-                "convolution, activation and pooling layers)",
-                "use train.stack = 'auto' or 'off'",
-                usage=True,
-            )
-        if wish == "auto" and able:
-            return (
-                forward_macs(self.module, self.dataset.shape) * self.config.train.batch_size
-                < STACK_BELOW
-            )
-        return wish == "on"
+    def initial(self) -> Tensor:
+        """w_g of round 0, [P]."""
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
 
-    def _warm(self) -> None:
-        """One forward: a model that does not fit the data is refused here, with the shapes."""
-        # Two for batch-norm; more because a ReLU that no example switches off would hide what a split leaves out.
-        few = torch.arange(16) % len(self.dataset.train_y)
-        x = ready(self.dataset.batch(few, None), self.device, self.dtype)
-        try:
-            with torch.no_grad():
-                buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
-                self.network.confirm_split(self.initial().unsqueeze(0), buffers, x.unsqueeze(0))
-                out = self.network.bind(self.initial().unsqueeze(0), buffers)(x.unsqueeze(0))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise FldiagError(
-                f"model {self.config.model.name!r} does not take inputs of shape {self.dataset.shape}: "
-                f"{first_line(error)}",
-                "choose a model that fits the data",
-            ) from None
-        if out.shape[1:] != (len(x), self.dataset.classes):
-            raise FldiagError(
-                f"model {self.config.model.name!r} returns {tuple(out.shape[2:])} numbers an example, the data has "
-                f"{self.dataset.classes} classes",
-                "give the model as many outputs as there are classes",
-            )
+    def _first_rows(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights [1, P] and buffers [1, ...] of round 0."""
+        buffers = {n: b.clone().unsqueeze(0) for n, b in self.network.buffers.items()}
+        return self.initial().unsqueeze(0), buffers
+
+    @property
+    def model_bytes(self) -> int:
+        """What one model's weights take, without buffers."""
+        return self.network.size * self.dtype.itemsize
 
     @contextlib.contextmanager
     def seeded(self, purpose: str, *indices: int) -> Iterator[None]:
         """torch's own generator, seeded for layers that draw from it, and put back afterwards."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed = seed_for(self.config.seed, purpose, *indices)
-            torch.default_generator.manual_seed(
-                seed
-            )  # torch.manual_seed also writes down the call stack, for CUDA: 2 ms
+            # torch.manual_seed also writes down the call stack, for CUDA: 2 ms.
+            torch.default_generator.manual_seed(seed)
             if self.device.type != "cpu":
                 torch.manual_seed(seed)
             yield
 
-    @property
-    def model_bytes(self) -> int:
-        """What one model's weights take, without buffers."""
-        return self.network.size * torch.empty((), dtype=self.dtype).element_size()
-
-    @property
-    def remarks(self) -> list[str]:
-        """What a user should know before training."""
-        return [*self._told, *data.remarks(self.dataset)]
-
-    def initial(self) -> Tensor:
-        """w_g of round 0, [P]."""
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
-
-    def units(
+    def cohorts(
         self,
         t: int,
         ids: list[int],
@@ -303,18 +354,18 @@ class Setup:
         buffers: dict[str, Tensor],
         sent: dict[str, Tensor],
         state: dict[int, dict[str, Tensor]],
-    ) -> list[Unit]:
-        """The round's cohorts: clients of similar length together; depends on the config only, not on the executor."""
+    ) -> list[Cohort]:
+        """The round's clients, those of similar length together; depends on the config only, not on the executor."""
         train = self.config.train
-        plan = {i: self.schedule.batches(t, i, int(self.sizes[i])) for i in ids}
-        order = sorted(ids, key=lambda i: (-len(plan[i]), i))
+        batches = {i: self.schedule.batches(t, i, int(self.sizes[i])) for i in ids}
+        order = sorted(ids, key=lambda i: (-len(batches[i]), i))
         size = STACK if self.stack else 1
         return [
-            Unit(
+            Cohort(
                 t=t,
                 lr=train.lr * train.lr_decay**t,
                 ids=cohort,
-                batches=[plan[i] for i in cohort],
+                batches=[batches[i] for i in cohort],
                 w_g=w_g,
                 buffers=buffers,
                 sent=sent,
@@ -326,43 +377,41 @@ class Setup:
             for cohort in (order[j : j + size] for j in range(0, len(order), size))
         ]
 
-    def train(self, unit: Unit) -> Trained:
+    def train(self, cohort: Cohort) -> CohortResult:
         """Local training of one cohort."""
-        config, k = self.config, len(unit.ids)
-        parts = [self.parts[i] for i in unit.ids]
+        config, k, device = self.config, len(cohort.ids), self.device
+        parts = [self.parts[i] for i in cohort.ids]
         augment = (
-            client.augmenters(config.seed, unit.t, unit.ids)
+            client.augmenters(config.seed, cohort.t, cohort.ids)
             if config.data.augment and self.dataset.augment
             else None
         )
-        feed = Feed(self.dataset, parts, unit.batches, self.device, self.dtype, augment)
-        w = unit.w_g.to(self.device)
+        feed = Feed(self.dataset, parts, cohort.batches, device, self.dtype, augment)
+        w = cohort.w_g.to(device)
         local = Local(
             network=self.network,
             train=config.train,
             seed=config.seed,
-            t=unit.t,
-            lr=unit.lr,
-            ids=unit.ids,
+            t=cohort.t,
+            lr=cohort.lr,
+            ids=cohort.ids,
             w_g=w,
             w=w.expand(k, -1).clone(),
-            n=torch.tensor([len(p) for p in parts], device=self.device),
-            steps=torch.tensor([len(b) for b in unit.batches], device=self.device),
-            state={name: s.to(self.device) for name, s in unit.state.items()},
-            sent={name: s.to(self.device) for name, s in unit.sent.items()},
+            n=torch.tensor([len(part) for part in parts], device=device),
+            steps=torch.tensor([len(batches) for batches in cohort.batches], device=device),
+            state={name: s.to(device) for name, s in cohort.state.items()},
+            sent={name: s.to(device) for name, s in cohort.sent.items()},
             buffers={
-                name: b.to(self.device).expand(k, *b.shape).clone()
-                for name, b in unit.buffers.items()
+                name: b.to(device).expand(k, *b.shape).clone() for name, b in cohort.buffers.items()
             },
             x=feed.x,
             offset=feed.offset,
             public=self.public,
             mean_size=self.examples / len(self.parts),
         )
-        with self.seeded("model", unit.t, unit.ids[0]):  # dropout; such models are not stacked
-            return client.train(
-                local, self.method, feed, Recorder(config.metrics) if unit.record else None
-            )
+        recorder = StepRecorder(config.metrics) if cohort.record else None
+        with self.seeded("model", cohort.t, cohort.ids[0]):  # dropout; such models are not stacked
+            return client.train(local, self.method, feed, recorder)
 
 
 def provenance(setup: Setup) -> dict[str, Any]:
@@ -377,3 +426,74 @@ def provenance(setup: Setup) -> dict[str, Any]:
         method_version=setup.config.method_version,
         **base.provenance(setup.module),
     )
+
+
+def setup_of(
+    run: Run,
+    *,
+    device: str = "auto",
+    root: str | None = None,
+    download: bool = False,
+    model: str | None = None,
+    data: str | None = None,
+) -> Setup:
+    """The data, partition, network and method of a finished run, for diagnostics that train on from it. ``model``, ``data``:
+    the names that the run has, as a consent to import them; ``Run.allow_code`` is the other.
+
+    Raises FldiagError for a run that is not finished or of another program, user code without consent, and data other than
+    the run's.
+    """
+    if run.origin:
+        raise FldiagError(
+            f"{run.path} was trained by another program, and training again needs its config",
+            "give a run that fldiag trained",
+        )
+    if run.status != "finished":
+        remedy = (
+            "choose another run"
+            if run.status == "diverged"
+            else "finish it: fldiag train with the same config, --out and --resume"
+        )
+        raise FldiagError(
+            f"run {run.path} is {run.status} after {run.done} of {run.config.rounds} rounds, and clients start "
+            "from the final model",
+            remedy,
+        )
+    config = run.config
+    for section, name, consent in (
+        ("model", config.model.name, model),
+        ("data", config.data.name, data),
+    ):
+        if consent is not None and consent != name:
+            raise FldiagError(
+                f"{run.path} was trained with {section} {name!r}, not {consent!r}",
+                f"leave out --{section}",
+                usage=True,
+            )
+    config = config.allow(
+        [name for name in (model, data) if name is not None and user_code.is_code(name)]
+    )
+    user_code.check(config.model_dump(), config.allowed_code, run.path)
+    if root is None and config.data.root is not None and Path(config.data.root).is_dir():
+        root = config.data.root
+    setup = Setup(
+        config.replace(data__root=root),
+        device=device,
+        download=download,
+        parts=partition.load_parts(run.verified("partition.npz")),
+    )
+    if run.index["provenance"].get("data") != setup.dataset.fingerprint():
+        raise FldiagError(
+            f"the data set {setup.dataset.name!r} found here is not the one {run.path} was trained on",
+            "point to the same data with --root",
+        )
+    return setup
+
+
+def load_weights(
+    run: Run, setup: Setup, round: int | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The global weights [P] and buffers that a run stored after a round, by default the last."""
+    state, network = run.checkpoint(round).state, setup.network
+    buffers = {name: state[name].to(setup.device) for name in network.buffers}
+    return network.layout.row(state).to(setup.device, setup.dtype), buffers

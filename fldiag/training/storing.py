@@ -1,10 +1,10 @@
-"""What a round leaves on disk: its checkpoint, the state to go on from, and what trained it."""
+"""What a round leaves in the run: its numbers, its checkpoint, the state to go on from, and what trained it."""
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,20 +15,137 @@ from torch import Tensor
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
+from fldiag.method import Round
 from fldiag.results.machine import capability, commit, machine
-from fldiag.training import held
-from fldiag.training.client import Trained
-from fldiag.training.federation import Federation, merge
+from fldiag.results.table import Row
+from fldiag.training.client import CohortResult
+from fldiag.training.server import Federation, merge
+
+#: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
+SMALL = 100_000_000
+
+
+def round_rows(
+    t: int, scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
+) -> list[Row]:
+    """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives (none when isolated)."""
+    size = round.w_g.numel() * round.w_g.element_size()
+    size += sum(b[0].numel() * b.element_size() for b in result.buffers.values())
+    up = size + sum(u[0].numel() * u.element_size() for u in round.uploads.values())
+    down = size + sum(s.numel() * s.element_size() for s in round.sent.values())
+    rows: list[Row] = [
+        {
+            "round": t,
+            "moment": "aggregated",
+            "scope": "global",
+            "slice": "test",
+            "metric": metric,
+            "value": scores[metric],
+            "n_examples": int(scores["n"]),
+            "estimator": "exact",
+        }
+        for metric in ("accuracy", "loss")
+        if metric in scores
+    ]
+    rows.append(
+        {
+            "round": t,
+            "moment": "trained",
+            "scope": "global",
+            "slice": "train",
+            "metric": "minibatch_loss",
+            "value": float(result.loss @ round.p.to(result.loss.device)),
+            "n_examples": int(round.n.sum()),
+        }
+    )
+    rows += [
+        {
+            "round": t,
+            "moment": "trained",
+            "scope": "client",
+            "metric": metric,
+            "value": float(0 if isolated else value),
+            "unit": "bytes",
+        }
+        for metric, value in (("uplink", up), ("downlink", down))
+    ]
+    return rows
+
+
+# -- whose trained weights a checkpoint holds besides the global ones
+
+
+def count_checkpoints(config: Config) -> int:
+    """How many rounds stay stored: every ``checkpoint.every``-th and the last, or the last few."""
+    return min(config.rounds, -(-config.rounds // config.checkpoint.every) + config.checkpoint.keep)
+
+
+def every_round_holds_clients(config: Config, model_bytes: int) -> bool:
+    """Whether all stored rounds hold clients' weights, rather than the last alone or none."""
+    if config.checkpoint.clients != "auto":
+        return config.checkpoint.clients != "none"
+    return count_checkpoints(config) * config.clients.per_round * model_bytes <= SMALL
+
+
+def clients_to_store(config: Config, model_bytes: int, t: int, sampled: Iterable[int]) -> list[int]:
+    """The clients whose trained weights the checkpoint of round t (from 1) holds, where ``sampled`` train in it."""
+    clients = config.checkpoint.clients
+    is_last = t == config.rounds
+    if clients == "none" or (
+        clients == "auto" and not is_last and not every_round_holds_clients(config, model_bytes)
+    ):
+        return []
+    if clients == "all":
+        return list(range(config.clients.total))
+    return sorted(clients) if isinstance(clients, tuple) else sorted(sampled)
+
+
+def client_bytes(config: Config, model_bytes: int) -> int:
+    """What the clients' weights take on disk in the whole run; a file that holds any holds what they received, too."""
+    clients = clients_to_store(config, model_bytes, config.rounds, range(config.clients.per_round))
+    if not clients:
+        return 0
+    is_every = every_round_holds_clients(config, model_bytes)
+    return (count_checkpoints(config) if is_every else 1) * (len(clients) + 1) * model_bytes
+
+
+def describe_clients(config: Config, model_bytes: int) -> str:
+    """For the forecast and the start of a run: which rounds hold whose weights, and why."""
+    clients, size = config.checkpoint.clients, client_bytes(config, model_bytes) / 1e6
+    if clients == "none":
+        return "checkpoints hold no client's weights (checkpoint.clients = none)"
+    whose = {"all": "all clients'"}.get(str(clients), "the sampled clients'")
+    if isinstance(clients, tuple):
+        whose = f"{len(clients)} clients'"
+    if every_round_holds_clients(config, model_bytes):
+        return (
+            f"every stored round holds {whose} weights: {size:,.0f} MB in all (checkpoint.clients)"
+        )
+    return (
+        f"the last round holds {whose} weights: {size:,.0f} MB; in every stored round they would take "
+        f"{size * count_checkpoints(config):,.0f} MB (checkpoint.clients = sampled)"
+    )
+
+
+def unsampled_clients(federation: Federation) -> list[int]:
+    """Clients whose trained weights the checkpoint is to hold though they are not sampled in the coming round."""
+    setup, t = federation.setup, federation.t
+    sampled = setup.schedule.sampled(t)
+    clients = clients_to_store(setup.config, setup.model_bytes, t + 1, sampled)
+    return sorted(set(clients) - set(sampled))
+
+
+# -- files
 
 
 class Segment:
     """A stretch of rounds trained without a pause, in ``segments`` of run.json: with which code, on what machine, how long.
 
-    On another processor a resumed run differs in the last bits from one that was not interrupted: here it shows."""
+    On another processor a resumed run differs in the last bits from one that was not interrupted: it shows in this list."""
 
     def __init__(self, run: Run):
         self.wall, self.cpu = time.perf_counter(), time.process_time()
-        self.about: dict[str, Any] = {
+        self.entry: dict[str, Any] = {
             "commit": commit(),
             "torch": torch.__version__,
             "machine": machine(),
@@ -37,34 +154,27 @@ class Segment:
             "checkpoint": run.index["config"]["checkpoint"],
             "first_round": run.done + 1,
         }
-        run.index.setdefault("segments", []).append(self.about)
+        run.index.setdefault("segments", []).append(self.entry)
 
     def note(self, done: int) -> None:
         """Round ``done`` is about to be stored. ``cpu_seconds``: of this process, without its workers."""
-        self.about |= {
+        self.entry |= {
             "last_round": done,
             "seconds": round(time.perf_counter() - self.wall, 3),
             "cpu_seconds": round(time.process_time() - self.cpu, 3),
         }
 
 
-def unsampled(federation: Federation) -> list[int]:
-    """Clients whose trained weights the checkpoint is to hold though they are not sampled in the coming round."""
-    setup, sampled = federation.setup, federation.setup.schedule.sampled(federation.t)
-    return sorted(
-        set(held.clients(setup.config, setup.model_bytes, federation.t + 1, sampled)) - set(sampled)
-    )
-
-
-def store(run: Run, federation: Federation, cohorts: list[Trained], received: Tensor) -> None:
+def store(run: Run, federation: Federation, results: list[CohortResult], received: Tensor) -> None:
+    """Write the checkpoint and the state after a round, of whose clients ``results`` are."""
     setup, t = federation.setup, federation.t
     config = setup.config
-    trained = merge(
-        [replace(c, state={}, uploads={}, notes=None) for c in cohorts],
-        sorted(i for c in cohorts for i in c.ids),
+    result = merge(
+        [replace(result, state={}, uploads={}, notes=None) for result in results],
+        sorted(i for result in results for i in result.ids),
     )
-    wanted = held.clients(config, setup.model_bytes, t, trained.ids)
-    chosen = [j for j, i in enumerate(trained.ids) if i in wanted]
+    clients = clients_to_store(config, setup.model_bytes, t, result.ids)
+    rows = [j for j, i in enumerate(result.ids) if i in clients]
     spec = config.model_dump(mode="json")
     manifest = {
         "round": t,
@@ -73,24 +183,24 @@ def store(run: Run, federation: Federation, cohorts: list[Trained], received: Te
         **{k: spec[k] for k in ("method", "model", "data", "partition")},
         "shape": list(setup.dataset.shape),
         "classes": setup.dataset.classes,
-        "clients": [trained.ids[j] for j in chosen],
+        "clients": [result.ids[j] for j in rows],
         "provenance": run.index["provenance"],
         "run": run.path.name,
     }
     views = {n: v.clone() for n, v in setup.network.layout.views(federation.w).items()}
     extra: dict[str, Any] = {}
-    if chosen:
+    if rows:
         extra = {
             "received": received.cpu(),
-            "clients": trained.rows[chosen].cpu(),
-            "buffers": {n: b[chosen].cpu() for n, b in trained.buffers.items()},
+            "clients": result.rows[rows].cpu(),
+            "buffers": {n: b[rows].cpu() for n, b in result.buffers.items()},
         }
     run.put_checkpoint(t, manifest, {**views, **federation.buffers}, **extra)
-    run.forget(passed(run, config, t))
+    run.forget(outdated_rounds(run, config, t))
     run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state})
 
 
-def passed(run: Run, config: Config, t: int) -> list[int]:
+def outdated_rounds(run: Run, config: Config, t: int) -> list[int]:
     """Rounds that were stored because they were among the last, and in round t are no more."""
     if not config.checkpoint.keep:
         return []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,56 @@ from fldiag.execution.executor import Shard, parse_executor
 from fldiag.execution.pools import open_pool
 from fldiag.seeding import numpy_rng
 from fldiag.training import rounds
-from fldiag.training.outcome import failure
+from fldiag.training.rounds import Listener, failure
 from fldiag.training.setup import Setup
 
 #: Share of the training examples that judge the candidates of ``tune``; no run trains on them while it is judged.
 HELD_OUT = 0.1
 Values = Mapping[str, Sequence[Any]]
-Event = Callable[[dict[str, Any]], None]
 
 
-@dataclass
-class Tuned:
-    """What ``tune`` found for one setting: the values chosen, and the score (accuracy on held-out training examples, or None
-    for a run that failed) of every candidate tried."""
+def sweep(
+    config: Config | str | Path,
+    over: Values,
+    *,
+    out: str | Path | None = None,
+    executor: str | Executor = "serial",
+    shard: str | None = None,
+    device: str = "auto",
+    download: bool = False,
+    allow_code: str | Iterable[str] = (),
+    on_event: Listener | None = None,
+) -> list[Run]:
+    """Train every combination of the given values. Runs that an earlier call finished are read; unfinished ones are continued.
 
-    chosen: dict[str, Any]
-    tried: list[tuple[dict[str, Any], float | None]] = field(default_factory=list)
+    Args:
+        config: a config, or a preset's name or TOML file, whose settings for single methods apply to the runs of these methods.
+        over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
+        out: folder of the runs; by default ``checkpoints``.
+        executor: where the runs are trained (of a single one the clients of a round), see ``train``. A run that is trained
+            elsewhere than in this process tells its end only.
+        shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
+        device: see ``train``.
+        download: fetch a missing public data set.
+        allow_code: see ``train``.
+        on_event: gets the events of every run, see ``train``.
+
+    Returns:
+        The runs in the order of the combinations, the last key changing fastest. One that diverged is among them.
+
+    Raises:
+        FldiagError: a config that is refused, before anything is trained.
+
+    >>> import tempfile, fldiag
+    >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
+    >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
+    [3, 4]
+    """
+    part = Shard.parse(shard)
+    plan = configs(config.allow(allow_code) if isinstance(config, Config) else config, over)
+    plan = part.part(plan) if part is not None else plan
+    outs = [None if out is None else Path(out) / rounds.run_path(c).name for c in plan]
+    return _train_all(plan, outs, executor, RunTrainer(device, download), on_event)
 
 
 def combinations(over: Values) -> list[dict[str, Any]]:
@@ -45,69 +80,24 @@ def combinations(over: Values) -> list[dict[str, Any]]:
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def configs(
-    source: Config | str | Path, over: Values, fixed: Mapping[str, Any] | None = None
-) -> list[Config]:
+def configs(source: Config | str | Path, over: Values) -> list[Config]:
     """The configs of a sweep, all different. Of a preset or file each gets what that says of its method.
 
     Raises FldiagError for what a config refuses, and for combinations that mean the same run."""
-    found = [_config(source, {**(fixed or {}), **keys}) for keys in combinations(over)]
-    if len({c.hash for c in found}) < len(found):
+    plan = [_config(source, keys) for keys in combinations(over)]
+    if len({config.hash for config in plan}) < len(plan):
         raise FldiagError(
             "two combinations of the sweep are the same run", "give every value once", usage=True
         )
-    return found
+    return plan
 
 
 def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
     return source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
 
 
-def sweep(
-    source: Config | str | Path,
-    over: Values,
-    *,
-    fixed: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    executor: Any = "serial",
-    shard: Shard | None = None,
-    device: str = "auto",
-    download: bool = False,
-    on_event: Event | None = None,
-) -> list[Run]:
-    """Train every combination; what a former call finished is read, and what it began goes on.
-
-    Args:
-        source: a config, or a preset's name or TOML file.
-        over: key -> its values, such as {"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}.
-        fixed: keys that are the same in all runs.
-        out: folder of the runs; by default ``checkpoints``.
-        executor: where the runs are trained (of a single one the clients of a round), see ``train``. Elsewhere than in this
-            process a run tells its end only.
-        shard: only these of the runs; they are what is returned.
-        device: see ``train``.
-        download: fetch a missing public data set.
-        on_event: gets the events of every run, see ``train``.
-
-    Returns:
-        The runs, in the order of the combinations. A run that diverged is one of them.
-
-    Raises:
-        FldiagError: a config that is refused; before anything is trained.
-    """
-    wanted = configs(source, over, fixed)
-    wanted = shard.part(wanted) if shard is not None else wanted
-    return _all(
-        wanted,
-        [_folder(config, out) for config in wanted],
-        executor,
-        Bench(device, download),
-        on_event,
-    )
-
-
 @dataclass(frozen=True)
-class Bench:
+class RunTrainer:
     """What all runs share; ``dataset``: in the place of what their configs name."""
 
     device: str
@@ -118,14 +108,12 @@ class Bench:
         self,
         config: Config,
         out: Path | None,
-        executor: Any = "serial",
-        on_event: Event | None = None,
+        executor: str | Executor = "serial",
+        on_event: Listener | None = None,
     ) -> Run:
-        setup = (
-            None
-            if self.dataset is None
-            else Setup(config, device=self.device, download=self.download, dataset=self.dataset)
-        )
+        setup = None
+        if self.dataset is not None:
+            setup = Setup(config, device=self.device, download=self.download, dataset=self.dataset)
         return rounds.train(
             config,
             out=out,
@@ -138,52 +126,58 @@ class Bench:
         )
 
 
-def _all(
-    wanted: Sequence[Config],
+def _train_all(
+    plan: Sequence[Config],
     outs: Sequence[Path | None],
-    executor: Any,
-    bench: Bench,
-    on_event: Event | None,
+    executor: str | Executor,
+    trainer: RunTrainer,
+    on_event: Listener | None,
 ) -> list[Run]:
-    if parse_executor(executor).kind == "serial" or len(wanted) <= 1:  # of one run the clients
+    if parse_executor(executor).kind == "serial" or len(plan) <= 1:  # of one run the clients
         return [
-            bench.train(config, out, executor, on_event)
-            for config, out in zip(wanted, outs, strict=True)
+            trainer.train(config, out, executor, on_event)
+            for config, out in zip(plan, outs, strict=True)
         ]
     folders = [
-        (out or rounds.run_path(config)).absolute()
-        for config, out in zip(wanted, outs, strict=True)
+        (out or rounds.run_path(config)).absolute() for config, out in zip(plan, outs, strict=True)
     ]
-    if bench.download and bench.dataset is None:  # once, rather than by every worker
-        for config in {config.data: config for config in wanted}.values():
+    if trainer.download and trainer.dataset is None:  # once, rather than by every worker
+        for config in {config.data: config for config in plan}.values():
             data.of(config.data, True, config.allowed_code)
-    with open_pool(
-        executor, _trained, replace(bench, download=False), name=_name, most=len(wanted)
-    ) as pool:
-        for i, status in pool.completed(list(zip(wanted, folders, strict=True))):
+    shared = replace(trainer, download=False)
+    with open_pool(executor, _train_one, shared, name=_run_name, most=len(plan)) as pool:
+        for i, status in pool.completed(list(zip(plan, folders, strict=True))):
             if on_event is not None:
                 on_event(
                     {
                         "event": "end",
                         "status": status,
-                        "round": wanted[i].rounds,
+                        "round": plan[i].rounds,
                         "path": str(folders[i]),
                     }
                 )
     return [Run.open(folder) for folder in folders]
 
 
-def _trained(bench: Bench, unit: tuple[Config, Path]) -> str:
-    """A run trained where this is called. Returns its status."""
-    return str(bench.train(*unit).status)
+def _train_one(trainer: RunTrainer, unit: tuple[Config, Path]) -> str:
+    """Train a run in a worker. Returns its status."""
+    return str(trainer.train(*unit).status)
 
 
-def _name(unit: tuple[Config, Path]) -> str:
+def _run_name(unit: tuple[Config, Path]) -> str:
     return unit[1].name
 
 
-def _folder(config: Config, out: Path | None) -> Path | None:
-    return None if out is None else out / rounds.run_path(config).name
+# -- hyper-parameters
+
+
+@dataclass
+class Tuning:
+    """What ``tune`` did for one setting: the ``best`` values, and the score (accuracy on held-out training examples, or None
+    for a run that failed) of every candidate."""
+
+    best: dict[str, Any]
+    scores: list[tuple[dict[str, Any], float | None]]
 
 
 def tune(
@@ -193,11 +187,11 @@ def tune(
     *,
     fixed: Mapping[str, Any] | None = None,
     out: Path | None = None,
-    executor: Any = "serial",
+    executor: str | Executor = "serial",
     device: str = "auto",
     download: bool = False,
-    on_event: Event | None = None,
-) -> Tuned:
+    on_event: Listener | None = None,
+) -> Tuning:
     """Choose hyper-parameters of one setting on held-out training examples.
 
     Every tenth training example of each class (``HELD_OUT``) is taken out before the data are dealt to clients; the final
@@ -223,31 +217,23 @@ def tune(
     if budget < 1:
         raise FldiagError(f"a budget of {budget} candidates", "try at least one", usage=True)
     if budget < len(candidates):
-        drawn = numpy_rng(0, "tune").permutation(len(candidates))[:budget]
-        candidates = [candidates[i] for i in sorted(drawn)]
-    made = [_config(source, {**(fixed or {}), **keys}) for keys in candidates]
-    bench = Bench(
-        device, download, _held_out(data.of(made[0].data, download, made[0].allowed_code))
-    )
-    outs = [(out or rounds.RUNS) / "tuning" / rounds.run_path(config).name for config in made]
-    runs = _all(made, outs, executor, bench, on_event)
-    found = Tuned(
-        {},
-        [
-            (keys, None if failure(run) else _score(run))
-            for keys, run in zip(candidates, runs, strict=True)
-        ],
-    )
-    scored = [(score, keys) for keys, score in found.tried if score is not None]
+        sample = numpy_rng(0, "tune").permutation(len(candidates))[:budget]
+        candidates = [candidates[i] for i in sorted(sample)]
+    plan = [_config(source, {**(fixed or {}), **keys}) for keys in candidates]
+    dataset = _hold_out(data.of(plan[0].data, download, plan[0].allowed_code))
+    outs = [(out or rounds.RUNS) / "tuning" / rounds.run_path(config).name for config in plan]
+    runs = _train_all(plan, outs, executor, RunTrainer(device, download, dataset), on_event)
+    scores = [None if failure(run) else _score(run) for run in runs]
+    scored = [(s, values) for s, values in zip(scores, candidates, strict=True) if s is not None]
     if not scored:
         raise FldiagError("every candidate failed", "give smaller learning rates", usage=True)
-    found.chosen = max(scored, key=lambda pair: pair[0])[1]  # of equal ones the first
-    return found
+    _, best = max(scored, key=lambda pair: pair[0])  # of equal ones the first
+    return Tuning(best, list(zip(candidates, scores, strict=True)))
 
 
-def _held_out(dataset: data.Dataset) -> data.Dataset:
+def _hold_out(dataset: data.Dataset) -> data.Dataset:
     """The training split without every tenth example of each class, and these in place of the test split."""
-    if dataset.made:
+    if dataset.is_lazy:
         raise FldiagError(
             f"tuning holds out examples of the training split, and those of {dataset.name!r} are made client by "
             "client",

@@ -12,7 +12,7 @@ from fldiag.checkpoint.index import unverified
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.options import rounds as choice
-from fldiag.errors import FldiagError, counted, shown
+from fldiag.errors import FldiagError, counted, short_path
 
 COLUMNS = {name: name for name in ("run", "method", "seed", "rounds", "status", "MB", "changed")}
 
@@ -21,7 +21,7 @@ def runs(console: Console, folder: Path) -> None:
     """A row a run under the folder."""
     if not os.path.isdir(folder):
         raise FldiagError(
-            f"{shown(folder)} is not a folder",
+            f"{short_path(folder)} is not a folder",
             "give the folder that holds runs (default: checkpoints)",
             usage=True,
         )

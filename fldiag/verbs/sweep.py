@@ -19,7 +19,7 @@ from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.training import forecast as forecasts
 from fldiag.training import sweep as sweeps
-from fldiag.training.outcome import failure
+from fldiag.training.rounds import failure
 from fldiag.user_code import importable
 from fldiag.verbs import report
 
@@ -61,6 +61,11 @@ class Plan:
     def settings(self) -> list[dict[str, Any]]:
         """The combinations without their seeds."""
         return sweeps.combinations({k: v for k, v in self.over.items() if k != "seed"})
+
+    @property
+    def all_keys(self) -> dict[str, list[Any]]:
+        """``over`` and what all runs have, as one value each."""
+        return {k: [v] for k, v in self.fixed.items()} | self.over
 
 
 def plan(
@@ -104,7 +109,7 @@ def sweep(
             usage=True,
         )
     asked = plan(source, over, overrides, tune, budget)
-    wanted = sweeps.configs(source, asked.over, asked.fixed)
+    wanted = sweeps.configs(source, asked.all_keys)
     before = (
         f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings"
         if asked.grid
@@ -123,7 +128,7 @@ def sweep(
             )
     try:
         with importable():
-            runs, tuned = trained(console, asked, out, executor, part, download, device)
+            runs, tuned = trained(console, asked, out, executor, shard, download, device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "stopped; everything up to the last checkpoint is kept",
@@ -144,7 +149,7 @@ def sweep(
         "fixed": asked.fixed,
         "runs": names,
         "tuned": {
-            k: {"chosen": t.chosen, "tried": [{"values": v, "score": s} for v, s in t.tried]}
+            k: {"chosen": t.best, "tried": [{"values": v, "score": s} for v, s in t.scores]}
             for k, t in tuned.items()
         },
         **provenance(),
@@ -161,7 +166,7 @@ def sweep(
         places=[],
         compute=False,
         where={},
-        chosen=[_choice(setting, best) for setting, best in tuned.items()],
+        chosen=[_choice(setting, tuning) for setting, tuning in tuned.items()],
     )
 
 
@@ -207,10 +212,10 @@ def forecast(
     console.done()
 
 
-def _choice(setting: str, best: sweeps.Tuned) -> str:
+def _choice(setting: str, tuning: sweeps.Tuning) -> str:
     """What a reader of the report must know of a tuned setting: how many tries it had, and on what it was judged."""
     return (
-        f"{words.label(setting.removeprefix('name '))}: {_label(best.chosen)}, the best of {len(best.tried)} candidates on "
+        f"{words.label(setting.removeprefix('name '))}: {_label(tuning.best)}, the best of {len(tuning.scores)} candidates on "
         "training examples that were held out; no test example was looked at."
     )
 
@@ -220,14 +225,15 @@ def trained(
     asked: Plan,
     out: Path | None,
     executor: str,
-    shard: Shard | None,
+    shard: str | None,
     download: bool,
     device: str,
-) -> tuple[list[Run], dict[str, sweeps.Tuned]]:
+) -> tuple[list[Run], dict[str, sweeps.Tuning]]:
     """The runs in the order of the combinations, and what was tuned for each setting."""
     with console.progress("sweep") as progress:
         planned = sweeps.combinations(asked.over)
-        total = len(shard.part(planned) if shard else planned) + asked.tries * len(
+        part = Shard.parse(shard)
+        total = len(part.part(planned) if part else planned) + asked.tries * len(
             asked.settings
         ) * bool(asked.grid)
         finished = 0
@@ -240,12 +246,12 @@ def trained(
                 progress(finished, total, Path(event["path"]).name)
 
         runs: list[Run] = []
-        tuned: dict[str, sweeps.Tuned] = {}
+        tuned: dict[str, sweeps.Tuning] = {}
         for setting in asked.settings if asked.grid else [None]:
             over, fixed = asked.over, asked.fixed
             if setting is not None:
                 first = {"seed": over["seed"][0]} if "seed" in over else {}
-                best = sweeps.tune(
+                tuning = sweeps.tune(
                     asked.source,
                     asked.grid,
                     asked.tries,
@@ -256,13 +262,12 @@ def trained(
                     download=download,
                     on_event=on_event,
                 )
-                tuned[_label(setting)] = best
+                tuned[_label(setting)] = tuning
                 over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
-                fixed = {**fixed, **best.chosen}
+                fixed = {**fixed, **tuning.best}
             runs += sweeps.sweep(
                 asked.source,
-                over,
-                fixed=fixed,
+                {k: [v] for k, v in fixed.items()} | over,
                 out=out,
                 executor=executor,
                 shard=shard,
@@ -297,7 +302,7 @@ def _label(keys: dict[str, Any]) -> str:
 
 
 def table(
-    runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuned]
+    runs: list[Run], values: dict[str, list[Any]], tuned: dict[str, sweeps.Tuning]
 ) -> pd.DataFrame:
     """A row a setting: mean and deviation over the seeds of the last round's numbers, and what was tuned with which budget."""
     rows = []
@@ -332,7 +337,7 @@ def table(
         if part["failed"].any():
             line["diverged"] = int(part["failed"].sum())
         if tuned:
-            best = tuned[
+            tuning = tuned[
                 _label(
                     {
                         k: v
@@ -340,6 +345,6 @@ def table(
                     }
                 )
             ]
-            line |= {"tuned": _label(best.chosen), "tries": len(best.tried)}
+            line |= {"tuned": _label(tuning.best), "tries": len(tuning.scores)}
         found.append(line)
     return pd.DataFrame(found)

@@ -21,7 +21,7 @@ from fldiag.results.summary import Small
 from fldiag.training import forecast as forecasts
 from fldiag.training import rounds
 from fldiag.training.diagnostics import personalise as personal
-from fldiag.training.outcome import failure
+from fldiag.training.rounds import failure
 from fldiag.user_code import importable
 
 #: Exit code of a training that diverged.

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fldiag.cli import app
 from fldiag.results import machine
-from fldiag.verbs.figures import not_forecast
+from fldiag_papers.figures import not_forecast
 
 runner = CliRunner()
 

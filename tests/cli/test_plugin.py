@@ -224,7 +224,7 @@ def test_it_is_a_question_of_a_figure(place):
     script = """
 import fldiag
 from fldiag.checkpoint.run import Run
-from fldiag.figures import questions
+from fldiag_papers import questions
 run = Run.open("run")
 subject = questions.Subject(run.config, run, tuple(run.rounds))
 print(questions.answer(subject, "wobble", {"scale": 3.0})["metric"].tolist(), questions.answer(subject, "roughness", {})["metric"].tolist())

@@ -9,7 +9,7 @@ from commands import last, runner
 
 from fldiag.cli import app
 from fldiag.plotting import style
-from fldiag.toys import iris, iris_reported
+from fldiag_papers.toys import iris, iris_reported
 
 SMALL = ("--rounds", 1, "--seeds", 2, "--full-batch")
 

@@ -7,7 +7,7 @@ import pytest
 
 from fldiag import registry
 from fldiag.config import Config
-from fldiag.training import outcome, rounds
+from fldiag.training import rounds
 
 TABLE = pd.read_csv(Path(__file__).parents[2] / "figures" / "methods" / "digits.csv").set_index(
     "method"
@@ -37,7 +37,7 @@ def test_learns_with_the_default_preset(name, tmp_path):
         )
         assert config.rounds == row["rounds"]
         run = rounds.train(config, out=tmp_path / str(seed))
-        assert outcome.failure(run) is None
+        assert rounds.failure(run) is None
         frame = run.metrics
         rows = frame[
             (frame["metric"] == metric)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.local import Local
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 BATCH, BATCHES = 16, 2

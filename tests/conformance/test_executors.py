@@ -8,7 +8,7 @@ import pytest
 import fldiag
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.toys import iris
+from fldiag_papers.toys import iris
 
 ON = {
     kind: [

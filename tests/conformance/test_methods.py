@@ -2,15 +2,26 @@
 
 import pytest
 import torch
-from helpers import config, federation, final, images, label, needs, play, stacks, variants, world
+from helpers import (
+    Recorded,
+    config,
+    federation,
+    final,
+    images,
+    label,
+    needs,
+    play,
+    stacks,
+    variants,
+    world,
+)
 
 from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.execution.pools import open_pool
 from fldiag.training import rounds
-from fldiag.training.federation import Federation
-from fldiag.training.schedule import Given, Seeded
-from fldiag.training.setup import Setup
+from fldiag.training.server import Federation
+from fldiag.training.setup import Seeded, Setup
 
 VARIANTS = variants()
 NAMES = registry.method.names()
@@ -104,7 +115,7 @@ def test_the_order_of_the_sampled_clients_does_not_show(name):
         for t in range(2)
     ]
     ends = [
-        final(chosen, (data, parts), schedule=Given(order, positions))
+        final(chosen, (data, parts), schedule=Recorded(order, positions))
         for order in (ids, [i[::-1] for i in ids])
     ]
     assert torch.equal(ends[0], ends[1])

@@ -14,7 +14,7 @@ from torch import nn
 import fldiag
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.models.lora import adapted
+from fldiag.models.lora import with_adapters
 from fldiag.params import flatten
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
@@ -24,7 +24,7 @@ NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on
 
 def fitted(name, net):
     """The net, with adapters for the diagnostic of adapters."""
-    return adapted(net, 2, 4.0, ("*",), "") if name == "lora" else net
+    return with_adapters(net, 2, 4.0, ("*",), "") if name == "lora" else net
 
 
 def federation(name="", net=None, **options):

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import StartAt, config, federation, play, split, trace
+from helpers import Recorded, StartAt, config, federation, play, split, trace
 
 from fldiag.data import Dataset
 from fldiag.method import Method
-from fldiag.training.schedule import Given
 
 HERE = Path(__file__).parent
 FIXED = {"rho": 1.0, "part": "full", "strength": "fixed", "tau": 3.0}
@@ -68,7 +67,7 @@ def replay(name, method, options, stack):
     made = federation(
         golden_config(method, options, hyper, rounds=rounds, stack=stack),
         (data, split(z["n_k"])),
-        schedule=Given(z["sampled"].tolist(), positions),
+        schedule=Recorded(z["sampled"].tolist(), positions),
         start=torch.from_numpy(z["w0"]),
     )
     return z, made
@@ -141,7 +140,7 @@ def test_steps_of_the_released_code_away_from_the_received_weights():
     made = federation(
         golden_config("fedsol", FIXED, hyper, total=1),
         (data, [np.arange(24)]),
-        schedule=Given([[0]], [{0: z["batches"].tolist()}]),
+        schedule=Recorded([[0]], [{0: z["batches"].tolist()}]),
         start=torch.from_numpy(z["w_global"]),
     )
     made.setup.method = Method(StartAt(torch.from_numpy(z["w_start"])), *made.setup.method.parts)

@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import config, federation, play, split
+from helpers import Recorded, config, federation, play, split
 from test_golden import far, recorded
-
-from fldiag.training.schedule import Given
 
 HERE = Path(__file__).parent
 CASES = [
@@ -52,7 +50,7 @@ def test_rounds_of_the_released_code(method, options, stack):
     made = federation(
         chosen,
         (data, split(z["n_k"])),
-        schedule=Given(z["sampled"].tolist(), positions),
+        schedule=Recorded(z["sampled"].tolist(), positions),
         start=torch.from_numpy(z["w0"]),
     )
     for t, order in enumerate(z["sampled"]):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fldiag
-from fldiag.models.lora import adapters, merged
+from fldiag.models.lora import adapters, merge
 
 peft = pytest.importorskip("peft")
 
@@ -69,6 +69,6 @@ def test_the_adapters_of_peft_are_recorded_and_diagnosed(tmp_path):
         "lanczos",
         "lanczos-matrices",
     }
-    together = merged(net)
+    together = merge(net)
     torch.testing.assert_close(together(x), net.merge_and_unload()(x))
     assert [n for n, p in together.named_parameters() if p.requires_grad] == [f"{layer}.weight"]

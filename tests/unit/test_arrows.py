@@ -37,7 +37,7 @@ MIDDLE = GROUND | {
     "plotting",
     "diagnosis",
 }
-FIGURES = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
+TOP = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(),
@@ -49,13 +49,14 @@ MAY = {
     "minilm": {"errors"},
     "choices": set(),
     "losses": {"errors", "seeding", "params", "choices"},
-    "registry": {"errors"},
+    "plugins": {"errors"},
+    "registry": {"errors", "plugins"},
     "execution": {"clock", "errors", "version"},
     "identity": {"registry"},
     "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
     "sections": {"errors"},
     "user_code": {"errors", "sections"},
-    "console": {"errors", "version"},
+    "console": {"errors", "plugins", "version"},
     "data": GROUND,
     "models": GROUND,
     "results": GROUND,
@@ -101,15 +102,13 @@ MAY = {
     | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
     "comparison": MIDDLE | {"diagnostics"},
     "presets": set(),
-    "known": {"errors", "registry", "config"},
-    "write_catalogue": {"known", "registry", "config", "figures"},
+    "known": {"errors", "plugins", "registry", "config"},
+    "write_catalogue": {"known", "registry", "config"},
     "api": MIDDLE | {"known", "training", "comparison"},
     "report": MIDDLE | {"api", "known"},
-    "toys": MIDDLE | {"api", "method", "local", "step", "training"},
     "export": MIDDLE | {"api", "training"},
-    "figures": FIGURES | {"toys", "parts"},
-    "verbs": FIGURES | {"comparison", "console", "figures", "toys", "report", "export"},
-    "cli": FIGURES | {"comparison", "console", "figures", "toys", "report", "export", "verbs"},
+    "verbs": TOP | {"comparison", "console", "report", "export"},
+    "cli": TOP | {"comparison", "console", "report", "export", "verbs", "plugins"},
     "": {
         "errors",
         "config",
@@ -162,6 +161,14 @@ def test_arrows_go_one_way(file):
 
 def test_the_table_names_packages_that_exist():
     assert {package(f) for f in FILES} == MAY.keys()
+
+
+PAPERS = sorted((ROOT.parent / "analyses" / "fldiag_papers").rglob("*.py"))
+
+
+def test_fldiag_does_not_know_the_papers_package():
+    """Nothing names it, not even as text: its verbs and its list come through entry points, as any package's do."""
+    assert PAPERS and not [file.name for file in FILES if "fldiag_papers" in file.read_text()]
 
 
 def test_type_hints_are_the_only_way_up():
@@ -278,7 +285,6 @@ def test_no_two_files_of_one_name_among_what_shows_results():
     names = [
         f.name
         for f in FILES
-        if f.parent.name in {"report", "figures", "toys", "export", "plotting"}
-        and f.name != "__init__.py"
+        if f.parent.name in {"report", "export", "plotting"} and f.name != "__init__.py"
     ]
     assert len(names) == len(set(names))

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fldiag import losses
-from fldiag.models.by_hand import ByHand
-from fldiag.models.layers import linear, patches, rules
-from fldiag.models.network import Network
+from fldiag.models import kernels
+from fldiag.models.layers import rules
+from fldiag.models.network import BodyPass, Network
 from fldiag.params import flatten
 
 EPS = torch.finfo(torch.float64).eps
@@ -102,15 +102,15 @@ def near(found, expected, terms):
     assert (found - expected).abs().max() <= 10 * terms * EPS * expected.abs().max()
 
 
-@pytest.mark.parametrize("most", [patches.MOST, 0], ids=["patches", "one by one"])
+@pytest.mark.parametrize("most", [kernels.LARGEST_PATCHES, 0], ids=["patches", "one by one"])
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("build", [mlp, convolutions, as_large, unusual, affine])
 def test_gradients(monkeypatch, build, rows, most):
-    monkeypatch.setattr(patches, "MOST", most)
+    monkeypatch.setattr(kernels, "LARGEST_PATCHES", most)
     net, w, x, y = case(build, rows)
     values, g = by_autograd(net, w, x, y)
     for alone in {rows == 1, False}:
-        out = ByHand(net, w, x, alone).output()
+        out = BodyPass(net, w, x, alone).output()
         found = term(out.logits, out.features, y)
         near(found.detach(), values, 1000)
         near(out.gradient(found), g, 1000)
@@ -121,7 +121,7 @@ def test_another_head_on_the_same_features(rows):
     net, w, x, y = case(convolutions, rows)
     moved = w.clone()
     moved[:, -net.layout.head_size :] *= 1.5
-    run = ByHand(net, w, x, rows == 1)
+    run = BodyPass(net, w, x, rows == 1)
     for head, at in ((moved[:, -net.layout.head_size :], moved), (None, w)):  # in any order
         _, g = by_autograd(net, at, x, y)
         out = run.output(head)
@@ -132,7 +132,7 @@ def test_another_head_on_the_same_features(rows):
 
 def test_values_that_depend_on_no_output_have_no_slope():
     net, w, x, _ = case(mlp, 2)
-    out = ByHand(net, w, x, False).output()
+    out = BodyPass(net, w, x, False).output()
     assert not out.gradient(torch.zeros(2)).any()
     near(out.gradient(0.5 * out.leaf.square().sum(1)), w, 10)  # of the weights themselves
 
@@ -166,7 +166,7 @@ def test_large_linear_products_are_those_of_float64():
     generator = torch.Generator().manual_seed(0)
     a, weight = (torch.randn(n, 700, generator=generator) for n in (50, 300))
     bias, g = torch.randn(300, generator=generator), torch.randn(50, 300, generator=generator)
-    assert min(len(a) * weight.numel(), len(g) * weight.numel()) >= linear.LARGE
+    assert min(len(a) * weight.numel(), len(g) * weight.numel()) >= kernels.LARGE_PRODUCT
     with torch.no_grad():
         sparse = bias.repeat_interleave(2)[::2]
         for left, right, added in (
@@ -175,7 +175,7 @@ def test_large_linear_products_are_those_of_float64():
             (g, weight.T, None),
             (g.T, a.T, None),
         ):
-            found = linear.product(left, right, added)
+            found = kernels.product(left, right, added)
             exact = left.double() @ right.double().T + (0 if added is None else added.double())
             bound = (
                 torch.finfo(torch.float32).eps
@@ -187,11 +187,11 @@ def test_large_linear_products_are_those_of_float64():
                 None if t is None else torch.stack([t, 2 * t, -t]) for t in (left, right, added)
             ]
             for one, scale in zip(
-                linear.products(*apart), (1, 2, -1), strict=True
+                kernels.products(*apart), (1, 2, -1), strict=True
             ):  # of several models
                 assert torch.equal(
                     one,
-                    linear.product(
+                    kernels.product(
                         *(None if t is None else scale * t for t in (left, right, added))
                     ),
                 )
@@ -199,7 +199,7 @@ def test_large_linear_products_are_those_of_float64():
 
 def test_a_product_with_a_graph_is_differentiated():
     a, weight = torch.randn(50, 700), torch.randn(300, 700, requires_grad=True)
-    linear.product(a, weight).sum().backward()
+    kernels.product(a, weight).sum().backward()
     assert torch.allclose(weight.grad, a.sum(0).expand(300, -1), rtol=1e-3, atol=1e-3)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fldiag import data
-from fldiag.data import medmnist
+from fldiag.data.images import MEDMNIST
 from fldiag.data.preprocessing import PREPROCESSING
 from fldiag.errors import FldiagError
 
@@ -28,10 +28,10 @@ def write(path, shape, classes, counts=(9, 6, 5), column=True, **change):
     return arrays
 
 
-@pytest.mark.parametrize("name", medmnist.SETS)
+@pytest.mark.parametrize("name", MEDMNIST)
 def test_the_training_split_is_train_then_validation(tmp_path, name):
     gray = PREPROCESSING[name]["fedsol"].repeat == 3
-    classes = medmnist.SETS[name][1]
+    classes = MEDMNIST[name][1]
     arrays = write(tmp_path / f"{name}.npz", (28, 28) if gray else (28, 28, 3), classes)
     loaded = data.load(name, root=tmp_path)
     assert (loaded.shape, loaded.classes, loaded.augment, len(loaded.train_y)) == (

@@ -42,7 +42,7 @@ def films(tmp_path):
 
 
 def test_words_are_those_of_the_vocabulary_and_others_are_spelled():
-    words = Words.learnt([("the film the film the", "A film")], pieces=40, length=12)
+    words = Words.learn([("the film the film the", "A film")], pieces=40, length=12)
     numbers = words.numbers([("The film!",), ("film the", "a mile")])
     assert numbers.dtype == torch.int32 and numbers.shape == (2, 12)
     assert (
@@ -56,12 +56,12 @@ def test_words_are_those_of_the_vocabulary_and_others_are_spelled():
 
 def test_the_same_texts_give_the_same_tokens_whatever_their_order():
     texts = [(text,) for _, text in rows(60)]
-    first, second = (Words.learnt(some, 60, 8) for some in (texts, texts[::-1]))
+    first, second = (Words.learn(some, 60, 8) for some in (texts, texts[::-1]))
     assert first.spec == second.spec
     with pytest.raises(
         FldiagError, match=r"data.vocabulary = 20, and the characters of the texts alone need \d+"
     ):
-        Words.learnt(texts, 20, 8)
+        Words.learn(texts, 20, 8)
 
 
 def test_a_table_becomes_a_data_set(films):

@@ -15,9 +15,9 @@ from fldiag.curvature.lanczos import krylov
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
+from fldiag.models import kernels
 from fldiag.models.bert import Bert
-from fldiag.models.layers import LAYERS, per_example_squares
-from fldiag.models.layers.linear import LINEAR
+from fldiag.models.layers import LAYERS, LINEAR
 from fldiag.problem import diagonal as module
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
@@ -164,17 +164,17 @@ def test_every_way_of_summing_squares_over_positions_is_the_same_sum(shape, tota
     )
     expected = torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1))
     expected = expected.sum() if total else expected
-    assert torch.allclose(per_example_squares.positions(g, u, total), expected)
+    assert torch.allclose(kernels.position_squares(g, u, total), expected)
     assert torch.allclose(
-        per_example_squares._paired(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1))
+        kernels._paired_squares(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1))
     )
     assert torch.allclose(
-        per_example_squares._gram(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum()
+        kernels._gram_squares(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum()
     )
-    monkeypatch.setattr(per_example_squares, "PIECE", 1)  # one example at a time
-    assert torch.allclose(per_example_squares.positions(g, u, total), expected)
+    monkeypatch.setattr(kernels, "PIECE", 1)  # one example at a time
+    assert torch.allclose(kernels.position_squares(g, u, total), expected)
     assert torch.allclose(
-        per_example_squares._paired(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1))
+        kernels._paired_squares(g, u), torch.einsum("nrol,nkl->nrok", g, u).square().sum((0, 1))
     )
 
 

@@ -30,8 +30,8 @@ import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution import dask_cluster, pools
 from fldiag.execution.pools import open_pool
-from fldiag.figures import make, reported
-from fldiag.figures.scales import scale
+from fldiag_papers import make, reported
+from fldiag_papers.scales import scale
 
 KILLS = int(os.environ.get("FLDIAG_KILLS", "3"))
 WHERE = ["processes:2", "dask"]
@@ -52,7 +52,7 @@ def at_work():
     took = []
     for _ in range(2):
         before = os.times()
-        subprocess.run([sys.executable, "-c", "import torch, fldiag.figures.workers"], check=True)
+        subprocess.run([sys.executable, "-c", "import torch, fldiag_papers.workers"], check=True)
         after = os.times()
         took.append(
             after.children_user

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fldiag.figures import forecast, make, plan
-from fldiag.figures.scales import scale
-from fldiag.figures.study import Study, Trial, final
 from fldiag.training.setup import Setup
+from fldiag_papers import forecast, make, plan
+from fldiag_papers.scales import scale
+from fldiag_papers.study import Study, Trial, final
 
 SMOKE = scale("smoke")
 

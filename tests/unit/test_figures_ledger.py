@@ -12,10 +12,10 @@ import pytest
 
 from fldiag import config as configs
 from fldiag.errors import FldiagError
-from fldiag.figures import agreement, arithmetic, claims, ledger, ledger_picture, make, reported
-from fldiag.figures.claims import Claim, Verdict, everywhere, lowest, ordered, per_seed
-from fldiag.figures.paper_tables import markdown
-from fldiag.figures.scales import SCALES
+from fldiag_papers import agreement, arithmetic, claims, ledger, ledger_picture, make, reported
+from fldiag_papers.claims import Claim, Verdict, everywhere, lowest, ordered, per_seed
+from fldiag_papers.paper_tables import markdown
+from fldiag_papers.scales import SCALES
 
 SETTING = "partition=lda;alpha=0.1"
 

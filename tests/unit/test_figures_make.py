@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from fldiag.checkpoint.run import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.figures import (
+from fldiag.rounds.history import History
+from fldiag_papers import (
     gather,
     ledger,
     make,
@@ -25,11 +26,10 @@ from fldiag.figures import (
     reported,
     workers,
 )
-from fldiag.figures.caption import public
-from fldiag.figures.lines import lines, means
-from fldiag.figures.scales import scale
-from fldiag.figures.study import Study, Trial, curve, diagnostic, seconds
-from fldiag.rounds.history import History
+from fldiag_papers.caption import public
+from fldiag_papers.lines import lines, means
+from fldiag_papers.scales import scale
+from fldiag_papers.study import Study, Trial, curve, diagnostic, seconds
 
 SMOKE = scale("smoke")
 ENDS = (".json", ".csv", ".pdf", ".png")

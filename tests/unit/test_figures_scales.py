@@ -1,15 +1,13 @@
 """What a scale makes of a paper's protocol, and what it says about it."""
 
-import tomllib
-
 import pytest
 
 from fldiag.errors import FldiagError
-from fldiag.figures import reported, scales
-from fldiag.figures.paper_tables import trials
-from fldiag.figures.reported import FEDERATION, MARKS, rows
-from fldiag.figures.scales import LeftOut, questions, reduction, scale
-from fldiag.figures.study import Trial, diagnostic, final
+from fldiag_papers import reported, scales
+from fldiag_papers.paper_tables import trials
+from fldiag_papers.reported import FEDERATION, MARKS, rows
+from fldiag_papers.scales import LeftOut, questions, reduction, scale
+from fldiag_papers.study import Trial, diagnostic, final
 
 FEDSOL = Trial("fedsol-cifar10-lda0.1", "fedsol", {"method.rho": 2.0})
 
@@ -198,8 +196,7 @@ def test_the_keys_of_settings_are_those_of_the_reported_numbers():
 
 
 def test_figures_are_called_by_their_names(monkeypatch):
-    from fldiag.figures import reported
-    from fldiag.figures.study import Study
+    from fldiag_papers.study import Study
 
     known = {
         n: Study("T", "S", "C", None, paper=n.split("/")[0], id=n.split("/")[1])
@@ -223,19 +220,6 @@ def test_figures_are_called_by_their_names(monkeypatch):
         with pytest.raises(FldiagError, match=says) as error:
             names(id)
         assert error.value.usage
-
-
-def test_an_installation_has_the_studies_of_every_paper():
-    """What the wheel takes from analyses/ is what ``folder`` finds in it."""
-    root = reported.folder().parent
-    taken = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
-        "targets"
-    ]["wheel"]["force-include"]
-    assert set(taken) == {
-        "analyses/arithmetic.csv",
-        *(f"analyses/{paper}" for paper in reported.papers()),
-    }
-    assert all(to == f"fldiag/_{path}" and (root / path).exists() for path, to in taken.items())
 
 
 def test_a_caption_says_what_was_asked_with_which_options():

@@ -4,7 +4,7 @@ import pytest
 from helpers import config
 
 import fldiag
-from fldiag.training import held, rounds
+from fldiag.training import rounds, storing
 
 
 def of(every=1, clients="auto", count=10):
@@ -14,44 +14,48 @@ def of(every=1, clients="auto", count=10):
 
 
 def test_small_models_are_kept_in_every_stored_round():
-    assert held.every_round(of(), 1000) and not held.every_round(of(), held.SMALL)
-    assert held.every_round(of(), held.SMALL // 20) and not held.every_round(
-        of(), held.SMALL // 20 + 1
-    )  # 10 rounds of 2
-    assert held.every_round(of(every=4), held.SMALL // 6)  # rounds 4, 8 and 10
+    assert storing.every_round_holds_clients(of(), 1000) and not storing.every_round_holds_clients(
+        of(), storing.SMALL
+    )
+    assert storing.every_round_holds_clients(
+        of(), storing.SMALL // 20
+    ) and not storing.every_round_holds_clients(of(), storing.SMALL // 20 + 1)  # 10 rounds of 2
+    assert storing.every_round_holds_clients(of(every=4), storing.SMALL // 6)  # rounds 4, 8 and 10
 
 
 @pytest.mark.parametrize(
     "clients, size, whose",
     [
         ("auto", 1000, [[1, 3], [1, 3]]),
-        ("auto", held.SMALL, [[], [1, 3]]),
+        ("auto", storing.SMALL, [[], [1, 3]]),
         ("none", 1, [[], []]),
-        ("sampled", held.SMALL, [[1, 3], [1, 3]]),
-        ("all", held.SMALL, [[0, 1, 2, 3, 4]] * 2),
-        ([4], held.SMALL, [[4], [4]]),
+        ("sampled", storing.SMALL, [[1, 3], [1, 3]]),
+        ("all", storing.SMALL, [[0, 1, 2, 3, 4]] * 2),
+        ([4], storing.SMALL, [[4], [4]]),
     ],
 )
 def test_whose_in_an_early_round_and_in_the_last(clients, size, whose):
-    assert [held.clients(of(clients=clients), size, t, [3, 1]) for t in (1, 10)] == whose
+    assert [
+        storing.clients_to_store(of(clients=clients), size, t, [3, 1]) for t in (1, 10)
+    ] == whose
 
 
 @pytest.mark.parametrize(
     "clients, size, total",
     [
         ("auto", 1000, 10 * 3 * 1000),
-        ("auto", held.SMALL, 3 * held.SMALL),
+        ("auto", storing.SMALL, 3 * storing.SMALL),
         ("none", 1000, 0),
         ("all", 1000, 10 * 6 * 1000),
     ],
 )
 def test_bytes(clients, size, total):
     """A file with clients holds theirs and what they received."""
-    assert held.bytes_of_clients(of(clients=clients), size) == total
+    assert storing.client_bytes(of(clients=clients), size) == total
 
 
 def test_a_large_run_is_still_diagnosable(tmp_path, monkeypatch):
-    monkeypatch.setattr(held, "SMALL", 0)
+    monkeypatch.setattr(storing, "SMALL", 0)
     run = rounds.train(config(rounds=2, total=4, per_round=2), out=tmp_path)
     assert run.checkpoint(1).clients is None and len(run.checkpoint().client_ids) == 2
     for name in ("forgetting", "matching"):

@@ -16,12 +16,12 @@ import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
 from fldiag.method import Personal
-from fldiag.models.lora import adapted
+from fldiag.models.lora import with_adapters
 from fldiag.results import array_checkpoint
 from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.kept_units import KeptUnits
 from fldiag.rounds.round_weights import Stored
-from fldiag.training.personalise import measure
+from fldiag.training.personalise import GlobalModel, measure
 
 
 class Counting(ArrayStore):
@@ -104,7 +104,9 @@ def lora(store):
     """In the second round one client's weights are broken, and its spectrum is asked at the last one."""
     torch.manual_seed(0)
     data, parts = helpers.classification((20, 13, 9))
-    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    net = with_adapters(
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2"
+    )
     w, clients = moved(net)
     broken = [*clients[:2], torch.full_like(w, torch.nan)]
     rounds = [
@@ -121,7 +123,9 @@ def personalise(store):
     kept = KeptUnits(store, str)
     return pd.concat(
         [
-            pd.DataFrame(measure(made.setup, plan, made.w, {}, {}, 2, kept=kept, run=run))
+            pd.DataFrame(
+                measure(made.setup, plan, GlobalModel(made.w, {}, {}, 2), store=kept, run=run)
+            )
             for run in "ab"
         ]
     )

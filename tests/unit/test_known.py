@@ -10,7 +10,7 @@ import pytest
 import fldiag
 from fldiag import known, registry, write_catalogue
 from fldiag.errors import FldiagError
-from fldiag.figures import study
+from fldiag_papers import study
 
 SCRIPT = """
 import json, sys

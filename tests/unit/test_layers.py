@@ -10,12 +10,18 @@ from torch.nn.functional import cross_entropy
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
 from fldiag.landscape.evaluator import Evaluator
-from fldiag.models.layers import LAYERS, Layer, kin, rules
-from fldiag.models.layers.entry import as_it_is, no_obstacle
-from fldiag.models.layers.links import Link, Weighted
-from fldiag.models.layers.sequence import pool_first
+from fldiag.models.layers import (
+    LAYERS,
+    Layer,
+    apply_layer,
+    apply_slim,
+    inherited_rules,
+    no_obstacle,
+    pool_first,
+    rules,
+)
+from fldiag.models.links import Link, Weighted
 from fldiag.models.network import Network, chain_of, forward_macs
-from fldiag.models.slimmable import layer
 from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.exact_curvature import inexact
@@ -74,7 +80,7 @@ GAIN = Layer(
     obstacle=no_obstacle,
     macs=lambda m, out: out.numel(),
 )
-FOLDED = Layer(stacked=as_it_is, links=lambda m, name, buffers: [Sign()], obstacle=no_obstacle)
+FOLDED = Layer(stacked=apply_layer, links=lambda m, name, buffers: [Sign()], obstacle=no_obstacle)
 
 
 @pytest.fixture
@@ -151,11 +157,11 @@ def test_surfaces_are_evaluated_by_the_entry(known):
 def test_a_sub_network_is_cut_by_the_entry(known, monkeypatch):
     m, x = Gain(5), torch.ones(2, 3)
     with pytest.raises(FldiagError, match="Gain has no slim form"):
-        layer(m, x, 0.5)
+        apply_slim(m, x, 0.5)
     monkeypatch.setitem(
         LAYERS, Gain, dataclasses.replace(GAIN, slim=lambda m, x, width: x * m.weight[: x.shape[1]])
     )
-    assert torch.equal(layer(m, x, 0.5), m.weight[:3].expand(2, 3))
+    assert torch.equal(apply_slim(m, x, 0.5), m.weight[:3].expand(2, 3))
 
 
 def test_the_entry_says_what_the_layer_does_to_a_batch(known, monkeypatch):
@@ -212,7 +218,7 @@ def test_a_subclass_has_no_rules_but_counts_as_its_parent():
         def forward(self, x):
             return 3 * super().forward(x)
 
-    assert rules(Scaled(2, 2)) == Layer() and kin(Scaled(2, 2)) is LAYERS[nn.Linear]
+    assert rules(Scaled(2, 2)) == Layer() and inherited_rules(Scaled(2, 2)) is LAYERS[nn.Linear]
     assert forward_macs(nn.Sequential(Scaled(4, 2)), (4,)) == 8
 
 

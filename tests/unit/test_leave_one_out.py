@@ -14,7 +14,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.table import table
 from fldiag.training.diagnostics.leave_one_out.measure import of_run, rank_correlations
 from fldiag.training.diagnostics.leave_one_out.picture import draw
-from fldiag.training.setup_of_run import setup_of
+from fldiag.training.setup import setup_of
 
 SIZES, ROUNDS, LR = (12, 9, 15), 4, 0.1
 

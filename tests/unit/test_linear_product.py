@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fldiag.models.layers.linear import by_onednn, product
+from fldiag.models.kernels import by_onednn, product
 
 
 @pytest.mark.parametrize("bias", [True, False])

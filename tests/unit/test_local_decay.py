@@ -10,8 +10,8 @@ from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.method import Personal
 from fldiag.training import rounds
-from fldiag.training.finetune import tuned
 from fldiag.training.optim import OPTIMIZERS
+from fldiag.training.personalise import GlobalModel, fine_tune
 
 DATA = classification((20, 13, 7))  # 3, 2 and 1 steps an epoch in minibatches of 8
 STACKS = pytest.mark.parametrize("stack", ["off", "on"])
@@ -215,13 +215,10 @@ def test_fine_tuning_after_the_last_round_does_not_slow_down():
         made = setup(config(epochs=4, local_decay=decay), DATA)
         ends.append(
             torch.cat(
-                tuned(
+                fine_tune(
                     made,
                     Personal((3,)),
-                    made.initial(),
-                    {},
-                    {},
-                    2,
+                    GlobalModel(made.initial(), {}, {}, 2),
                     [0, 1, 2],
                     0,
                     lambda models: models.rows,

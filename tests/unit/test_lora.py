@@ -16,7 +16,7 @@ from fldiag import models
 from fldiag.diagnostics.lora.measure import effective_rank, of_layer, procrustes, row_space
 from fldiag.errors import FldiagError
 from fldiag.models import frozen
-from fldiag.models.lora import adapted, adapters, merged
+from fldiag.models.lora import adapters, merge, with_adapters
 
 EYE = torch.eye(6, dtype=torch.float64)
 HALF = torch.tensor([0.5, 0.5])
@@ -176,7 +176,7 @@ def test_an_adapted_model_begins_as_its_base_and_holds_the_adapters_alone(name, 
         assert {f.scale for f in adapters(made).values()} == {3.0}
         double = made.double()
         x = x if x.dtype == torch.int64 else x.double()
-        together = merged(double)
+        together = merge(double)
         torch.testing.assert_close(together(x), double(x))
         assert [n for n, p in together.named_parameters() if p.requires_grad] == [
             f"{layer}.weight" for layer in adapters(double)
@@ -286,7 +286,9 @@ def test_the_diagnostic_of_a_run_and_its_picture(run):
 
 def test_a_client_that_diverged_is_left_out_and_said():
     data, parts = helpers.classification((20, 13, 9))
-    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    net = with_adapters(
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2"
+    )
     w, clients = moved(net)
     lost = [*clients[:2], clients[2] * math.nan]
     three, two = (
@@ -301,14 +303,16 @@ def test_a_client_that_diverged_is_left_out_and_said():
 def test_both_spectra_are_those_of_dense_hessians():
     data, parts = helpers.classification((20, 13))
     torch.manual_seed(0)
-    net = adapted(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2")
+    net = with_adapters(
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2"
+    )
     w, clients = moved(net)
     made = history(net, data, parts, stored(w, clients[:2], clients[0]), dtype=torch.float64)
     table = fldiag.diagnose(made, "lora", k=2, tol=1e-8, max_products=200)
     net = net.double()
     nn.utils.vector_to_parameters(clients[0].double(), net.parameters())
     x, y = data.train_x.double(), data.train_y
-    plain = merged(net)
+    plain = merge(net)
     for module, names, estimator in (
         (net, ["0.A", "0.B"], "lanczos"),
         (plain, ["0.weight"], "lanczos-matrices"),

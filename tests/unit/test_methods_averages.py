@@ -20,7 +20,7 @@ from helpers import (
 )
 from torch.nn import functional as F
 
-from fldiag.training.schedule import Seeded
+from fldiag.training.setup import Seeded
 
 UNEQUAL = (20, 13, 7)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
+    Recorded,
     classification,
     close,
     config,
@@ -16,8 +17,6 @@ from helpers import (
     trace,
     whole,
 )
-
-from fldiag.training.schedule import Given
 
 UNEQUAL = (20, 13, 7)
 
@@ -147,7 +146,7 @@ def test_T_DYN_2_the_gradient_form_of_the_paper_gives_the_same_vectors():
     made = federation(
         q.config("feddyn", {"lam": lam}, lr=lr, per_round=2, rounds=rounds),
         q.data,
-        schedule=Given(who, [full] * rounds),
+        schedule=Recorded(who, [full] * rounds),
     )
     w, h, ghat = (
         made.w.clone(),
@@ -191,7 +190,9 @@ def test_T_DYN_4_the_first_step_of_the_first_participation_is_fedavgs():
     data, parts = classification(UNEQUAL)
     steps = {k: [list(range(len(parts[k])))] * 2 for k in range(3)}
     made = federation(
-        config("feddyn", per_round=1), (data, parts), schedule=Given([[0], [1], [1]], [steps] * 3)
+        config("feddyn", per_round=1),
+        (data, parts),
+        schedule=Recorded([[0], [1], [1]], [steps] * 3),
     )
     play(made)
     raw, corrected = trace(made, raw=True), trace(made)
@@ -235,7 +236,7 @@ def test_a_client_that_takes_no_step_has_no_news():
         {k: [list(range(len(parts[k])))] * n for k, n in enumerate(plan)}
         for plan in ([2, 2, 2], [0, 2, 2])
     ]
-    made = federation(config("scaffold"), (data, parts), schedule=Given([[0, 1, 2]] * 2, steps))
+    made = federation(config("scaffold"), (data, parts), schedule=Recorded([[0, 1, 2]] * 2, steps))
     play(made)
     before = {k: s["c_k"].clone() for k, s in made.clients.items()}
     [(seen, _)] = play(made)
@@ -252,7 +253,7 @@ def test_memories_follow_the_client_not_its_place(method):
     made = federation(
         config(method, total=4, per_round=2),
         (data, parts),
-        schedule=Given([[1, 3], [0, 2]], [steps] * 2),
+        schedule=Recorded([[1, 3], [0, 2]], [steps] * 2),
     )
     play(made)
     before = {k: {n: v.clone() for n, v in s.items()} for k, s in made.clients.items()}

@@ -12,7 +12,7 @@ from fldiag.errors import FldiagError
 from fldiag.parts import ensemble
 from fldiag.parts.ensemble import confidence, confident, confident_official, divergence, mean
 from fldiag.seeding import torch_rng
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 UNEQUAL = (20, 13, 7)

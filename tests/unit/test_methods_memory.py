@@ -6,7 +6,7 @@ from helpers import classification, config, federation, play, trace
 from test_methods_momentum import without_server_term
 from test_methods_server import DATA, PLAIN, run, same
 
-from fldiag.training.schedule import Seeded
+from fldiag.training.setup import Seeded
 
 
 def test_T_DC_1_without_gradient_states_it_is_feddyn():

@@ -5,7 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import PLAIN, classification, config, federation, final, play, quadratics, setup
+from helpers import (
+    PLAIN,
+    Recorded,
+    classification,
+    config,
+    federation,
+    final,
+    play,
+    quadratics,
+    setup,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,7 +23,7 @@ from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.training import rounds
-from fldiag.training.schedule import Given, Seeded
+from fldiag.training.setup import Seeded
 
 UNEQUAL = (20, 13, 7)
 
@@ -54,7 +64,7 @@ def alone(client, rounds, module=None, **train):
         config("fedavg", total=1, **train),
         (data, [parts[client]]),
         module=module,
-        schedule=Given([[0]] * rounds, positions),
+        schedule=Recorded([[0]] * rounds, positions),
     )
     play(made, rounds)
     return made
@@ -85,7 +95,9 @@ def test_local_only_keeps_batch_norm_statistics_with_the_client():
             config("fedavg", total=1, batch_size=5),
             (data, [parts[i]]),
             module=module,
-            schedule=Given([[0]] * 2, [{0: seeded.batches(t, i, len(parts[i]))} for t in range(2)]),
+            schedule=Recorded(
+                [[0]] * 2, [{0: seeded.batches(t, i, len(parts[i]))} for t in range(2)]
+            ),
         )
         play(one, 2)
         assert torch.equal(made.clients[i]["own"], one.w)
@@ -143,7 +155,7 @@ def test_fedbabu_unfrozen_is_fedavg():
 
 def test_the_first_body_step_of_fedbabu_is_that_of_fedavg():
     data = classification((20,))
-    schedule = Given([[0]], [{0: [list(range(20))]}])
+    schedule = Recorded([[0]], [{0: [list(range(20))]}])
     ends = [final(config(m, total=1), data, 1, schedule=schedule) for m in ("fedbabu", "fedavg")]
     head = setup(config("fedavg", total=1), data).network.layout.head_size
     assert torch.equal(ends[0][:-head], ends[1][:-head])
@@ -172,10 +184,10 @@ def test_perfedavg_with_inner_lr_0_is_sgd_on_the_second_halves(stack):
     meta = final(
         config("perfedavg", {"inner_lr": 0.0, "beta_outer": 0.07}, stack=stack, lr_decay=0.5),
         (data, parts),
-        schedule=Given(ids, whole),
+        schedule=Recorded(ids, whole),
     )
     plain = final(
-        config("fedavg", lr=0.07, lr_decay=1.0), (data, parts), schedule=Given(ids, second)
+        config("fedavg", lr=0.07, lr_decay=1.0), (data, parts), schedule=Recorded(ids, second)
     )
     torch.testing.assert_close(meta, plain, rtol=1e-10, atol=1e-12)
 
@@ -185,7 +197,7 @@ def test_perfedavg_on_a_quadratic(wd):
     """T-PER-2: with both halves the client's whole data, the outer gradient is A (w - eta (A w - b)) - b; in round 1
     the inner lr has decayed. Weight decay: in the inner step, and in the outer one at the restored w."""
     q, eta, beta, decay = quadratics((12,)), 0.2, 0.05, 0.6
-    twice = Given([[0]] * 2, [{0: [[*range(12), *range(12)]]}] * 2)
+    twice = Recorded([[0]] * 2, [{0: [[*range(12), *range(12)]]}] * 2)
     made = federation(
         q.config("perfedavg", {"beta_outer": beta}, lr=eta, lr_decay=decay, weight_decay=wd),
         q.data,
@@ -213,7 +225,7 @@ def test_perfedavg_against_torch_sgd(official):
         momentum=0.9,
         weight_decay=1e-2,
     )
-    made = federation(chosen, (data, parts), schedule=Given([[0]], [{0: plan}]))
+    made = federation(chosen, (data, parts), schedule=Recorded([[0]], [{0: plan}]))
     net = made.setup.module
     outer = torch.optim.SGD(net.parameters(), lr=beta, momentum=0.9, weight_decay=1e-2)
     inner = outer if official else torch.optim.SGD(net.parameters(), lr=eta, weight_decay=1e-2)
@@ -243,7 +255,7 @@ def test_perfedavg_learns_to_adapt():
     a point of a quadratic lowers both losses, and the meta objective is what falls."""
     q = quadratics((12, 12))
     eta = 0.3
-    schedule = Given([[0, 1]] * 60, [{k: [[*range(12), *range(12)]] for k in range(2)}] * 60)
+    schedule = Recorded([[0, 1]] * 60, [{k: [[*range(12), *range(12)]] for k in range(2)}] * 60)
     made = federation(q.config("perfedavg", {"beta_outer": 0.1}, lr=eta), q.data, schedule=schedule)
 
     def meta(w):

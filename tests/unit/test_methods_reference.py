@@ -6,10 +6,8 @@ learning rate that decays: a term with the wrong sign, state, weight or divisor 
 
 import pytest
 import torch
-from helpers import federation, play, quadratics
+from helpers import Recorded, federation, play, quadratics
 from torch import zeros_like
-
-from fldiag.training.schedule import Given
 
 SIZES, STEPS = (12, 8, 15, 10), (4, 2, 5, 3)
 WHO = [[0, 2], [1, 2, 3], [0, 3], [0, 1, 2], [2, 3]]
@@ -369,7 +367,7 @@ def test_rounds_are_those_of_the_algorithm(method, options, algorithm, stack):
     made = federation(
         Q.config(method, options, lr=LR, lr_decay=DECAY, rounds=len(WHO), per_round=2, stack=stack),
         Q.data,
-        schedule=Given(WHO, [full] * len(WHO)),
+        schedule=Recorded(WHO, [full] * len(WHO)),
     )
     start = made.w.clone()
     for w in algorithm(start):

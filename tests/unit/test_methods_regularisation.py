@@ -156,7 +156,7 @@ def test_the_order_of_the_data_does_not_depend_on_mixing():
     for method in ("fedavg", "mixup"):
         made = federation(config(method, rounds=1, per_round=1), classification(UNEQUAL))
         made.setup.method.parts = (*made.setup.method.parts, Watch())
-        made.setup.train(made.setup.units(0, [0], made.w, {}, {}, {})[0])
+        made.setup.train(made.setup.cohorts(0, [0], made.w, {}, {}, {})[0])
     half = len(seen) // 2
     assert half == 6
     assert all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))

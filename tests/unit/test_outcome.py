@@ -3,12 +3,12 @@
 import pytest
 from helpers import config
 
-from fldiag.training import outcome, rounds
+from fldiag.training import rounds
 
 
 @pytest.mark.parametrize("lr, failed", [(0.1, False), (1e20, True)])
 def test_of_real_runs(lr, failed, tmp_path):
-    why = outcome.failure(rounds.train(config(lr=lr), out=tmp_path))
+    why = rounds.failure(rounds.train(config(lr=lr), out=tmp_path))
     assert (why is not None) == failed and (not failed or "no longer finite" in why)
 
 
@@ -29,7 +29,7 @@ def test_by_loss_and_accuracy(loss, accuracy, failed, tmp_path, monkeypatch):
     for name, value in (("loss", loss), ("accuracy", accuracy)):
         frame.loc[(frame["metric"] == name) & (frame["slice"] == "test"), "value"] = value
     monkeypatch.setattr(type(run), "metrics", property(lambda self: frame))
-    why = outcome.failure(run)
+    why = rounds.failure(run)
     assert (why is not None) == failed
     if why:
         assert f"{loss:.4g}" in why and "1.10" in why

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.data import numpy_lda, partition
+from fldiag.data import partition
 from fldiag.errors import FldiagError
 
 BALANCED = np.tile(np.arange(10), 100)
@@ -200,7 +200,7 @@ def test_fedsol_s_clients_are_those_of_its_released_code():
     """The numbers that FedSOL's own functions gave for CIFAR-10's 50,000 training labels with the code's seed. Only the classes'
     sizes decide how many a client gets, so the labels may stand in any order."""
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
-    parts = partition.make("lda_fedsol", labels, 100, numpy_lda.FEDSOL_SEED, alpha=0.1)
+    parts = partition.make("lda_fedsol", labels, 100, partition.FEDSOL_SEED, alpha=0.1)
     assert_cover(parts, 50_000)
     sizes = [len(part) for part in parts]
     assert sizes[:12] == [2670, 305, 157, 161, 807, 571, 185, 917, 457, 533, 70, 65]
@@ -266,7 +266,7 @@ def test_fedsol_s_lda_follows_the_same_law_as_lda(alpha):
     ],
 )
 def test_fedsol_s_lda_says_what_it_cannot_draw(monkeypatch, seed, alpha, message):
-    monkeypatch.setattr(numpy_lda, "MAX_TRIES", 50)
+    monkeypatch.setattr(partition, "FEDSOL_MAX_TRIES", 50)
     with pytest.raises(FldiagError, match=message):
         partition.make("lda_fedsol", BALANCED, 50, seed, alpha=alpha, min_size=15)
 

@@ -30,10 +30,15 @@ from fldiag.method import Neighbours, Personal
 from fldiag.seeding import seed_for
 from fldiag.training import personalise as library
 from fldiag.training import rounds
-from fldiag.training.finetune import Epochs, tuned
-from fldiag.training.personalise import Predictor, measure, mix
-from fldiag.training.setup import Setup
-from fldiag.training.setup_of_run import setup_of
+from fldiag.training.personalise import (
+    EpochSchedule,
+    GlobalModel,
+    Predictor,
+    fine_tune,
+    measure,
+    mix,
+)
+from fldiag.training.setup import Setup, setup_of
 
 UNEQUAL = (20, 13, 7)
 #: Class counts of three clients and of the test set; class 2 is rare there, class 3 absent.
@@ -56,13 +61,10 @@ def labelled(held=HELD, tested=TESTED, features=6, seed=0):
 
 def models(made: Setup, plan: Personal, w, *, buffers=None, seed=0, t=2, states=None, ids=None):
     """{(e, client): weights} and {(e, client): buffers}."""
-    found = tuned(
+    found = fine_tune(
         made,
         plan,
-        w,
-        buffers or {},
-        states or {},
-        t,
+        GlobalModel(w, buffers or {}, states or {}, t),
         ids or range(len(made.parts)),
         seed,
         lambda models: models,
@@ -86,11 +88,11 @@ def trained(name="fedavg_ft", options=None, data=None, **train):
 
 @pytest.mark.parametrize(("lr", "power"), [("decayed", 2), ("initial", 0)])
 def test_fine_tuning_is_torch_sgd_from_the_global_model(lr, power):
-    """Fresh momentum, weight decay, lr * lr_decay ** rounds; e epochs of the minibatches that ``Epochs`` gives."""
+    """Fresh momentum, weight decay, lr * lr_decay ** rounds; e epochs of the minibatches that ``EpochSchedule`` gives."""
     made = trained(lr_decay=0.5, momentum=0.9)
     rows, _ = models(made.setup, Personal((0, 1, 3), lr=lr), made.w)
     data = made.setup.dataset
-    tuning = Epochs(made.setup.config.replace(seed=library_seed(0)), 3, None)
+    tuning = EpochSchedule(made.setup.config.replace(seed=library_seed(0)), 3, None)
     for i, part in enumerate(made.setup.parts):
         net, start = (
             made.setup.module,
@@ -153,7 +155,7 @@ def test_minibatches_depend_on_the_seed_alone_and_are_not_those_of_training():
     state = torch.random.get_rng_state()
     assert torch.equal(models(made.setup, plan, made.w)[0][1, 0], first)
     assert torch.equal(torch.random.get_rng_state(), state)
-    mine = Epochs(made.setup.config.replace(seed=library_seed(0)), 1, None).batches(2, 0, 20)
+    mine = EpochSchedule(made.setup.config.replace(seed=library_seed(0)), 1, None).batches(2, 0, 20)
     assert not all(map(np.array_equal, mine, made.setup.schedule.batches(2, 0, 20)))
 
 
@@ -190,7 +192,7 @@ def test_perfedavg_tunes_by_its_own_steps():
 def test_perfedavg_makes_so_many_steps():
     made = trained("perfedavg", {"tune_split": 3})  # halves of 4: L = 5, 4, 2
     plan = made.setup.method.personal
-    tuning = Epochs(made.setup.config, 5, plan.steps)
+    tuning = EpochSchedule(made.setup.config, 5, plan.steps)
     assert [len(tuning.batches(0, i, n)) for i, n in enumerate(UNEQUAL)] == [5 * 2, 5 * 2, 5 * 1]
     one_pass = tuning.batches(0, 0, 20)[:3]
     assert sorted(np.concatenate(one_pass)) == list(
@@ -240,7 +242,9 @@ def test_matched_test_sets_by_hand():
     made = federation(config("fedavg_ft"), labelled())
     sizes = [{0: 700, 1: 250}, {0: 250, 1: 250, 2: 4}, {2: 4}]
     for favourite in range(3):
-        rows = measure(made.setup, Personal((0,)), constant(made, favourite), {}, {}, 1)
+        rows = measure(
+            made.setup, Personal((0,)), GlobalModel(constant(made, favourite), {}, {}, 1)
+        )
         for row, size in zip(rows[:3], sizes, strict=True):
             n = sum(size.values())
             assert row["n_examples"] == n and row["value"] == size.get(favourite, 0) / n
@@ -249,7 +253,9 @@ def test_matched_test_sets_by_hand():
 
 def test_all_test_examples_of_the_clients_own_classes():
     made = federation(config("fedavg_ft"), labelled())
-    rows = measure(made.setup, Personal((0,)), constant(made, 0), {}, {}, 1, test="own")
+    rows = measure(
+        made.setup, Personal((0,)), GlobalModel(constant(made, 0), {}, {}, 1), test="own"
+    )
     assert [(row["n_examples"], row["value"]) for row in rows[:3]] == [
         (1000, 0.7),
         (1004, 700 / 1004),
@@ -259,7 +265,7 @@ def test_all_test_examples_of_the_clients_own_classes():
 
 def test_mean_deviation_and_intervals_by_hand():
     made = federation(config("fedavg_ft"), labelled())
-    rows = measure(made.setup, Personal((0,)), constant(made, 0), {}, {}, 1)
+    rows = measure(made.setup, Personal((0,)), GlobalModel(constant(made, 0), {}, {}, 1))
     p = np.array([700 / 950, 250 / 504, 0.0])
     mean, std = rows[3:]
     assert mean["metric"] == "personal_accuracy" and mean["n_examples"] == 950 + 504 + 4
@@ -283,7 +289,7 @@ def test_clients_without_test_examples_do_not_enter_the_mean():
     made = federation(
         config("fedavg_ft"), labelled(held=((4, 4, 0, 0), (0, 0, 0, 6), (4, 0, 0, 0)))
     )
-    rows = measure(made.setup, Personal((0,)), constant(made, 0), {}, {}, 1)
+    rows = measure(made.setup, Personal((0,)), GlobalModel(constant(made, 0), {}, {}, 1))
     assert rows[1]["n_examples"] == 0 and "value" not in rows[1]
     assert rows[3]["value"] == pytest.approx(
         (500 / 800 + 1) / 2
@@ -292,7 +298,9 @@ def test_clients_without_test_examples_do_not_enter_the_mean():
 
 def test_a_model_that_is_not_finite_is_right_nowhere():
     made = federation(config("fedavg_ft"), labelled())
-    rows = measure(made.setup, Personal((0,)), torch.full_like(made.w, torch.nan), {}, {}, 1)
+    rows = measure(
+        made.setup, Personal((0,)), GlobalModel(torch.full_like(made.w, torch.nan), {}, {}, 1)
+    )
     assert [row["value"] for row in rows[:3]] == [0.0, 0.0, 0.0]
 
 
@@ -346,12 +354,16 @@ def test_the_mixture_by_hand():
 def test_weight_0_is_the_fine_tuned_model(e):
     """T-KNN-1."""
     made = trained("knnper", data=labelled())
-    alone = measure(made.setup, Personal((e,)), made.w, {}, {}, 2)
+    alone = measure(made.setup, Personal((e,)), GlobalModel(made.w, {}, {}, 2))
     mixed = measure(
-        made.setup, Personal((e,), neighbours=Neighbours(weight=0.0)), made.w, {}, {}, 2
+        made.setup,
+        Personal((e,), neighbours=Neighbours(weight=0.0)),
+        GlobalModel(made.w, {}, {}, 2),
     )
     votes = measure(
-        made.setup, Personal((e,), neighbours=Neighbours(weight=1.0)), made.w, {}, {}, 2
+        made.setup,
+        Personal((e,), neighbours=Neighbours(weight=1.0)),
+        GlobalModel(made.w, {}, {}, 2),
     )
     assert [row["value"] for row in alone] == [row["value"] for row in mixed]
     assert [row["value"] for row in alone] != [row["value"] for row in votes]
@@ -365,10 +377,14 @@ def test_one_neighbour_gives_training_points_their_own_label(data):
     dataset = replace(dataset, test_x=dataset.train_x, test_y=dataset.train_y)
     model = {"model": "small_cnn", "model_options": {}} if dataset.train_x.ndim == 4 else {}
     made = federation(config("knnper", **model), (dataset, [np.arange(len(dataset.train_y))]))
-    rows = measure(made.setup, Personal((0,), neighbours=Neighbours(1.0, 1)), made.w, {}, {}, 0)
+    rows = measure(
+        made.setup, Personal((0,), neighbours=Neighbours(1.0, 1)), GlobalModel(made.w, {}, {}, 0)
+    )
     assert rows[0]["n_examples"] >= 20 and rows[0]["value"] == 1.0
     few = measure(
-        made.setup, Personal((0,), neighbours=Neighbours(1.0, 1, capacity=2)), made.w, {}, {}, 0
+        made.setup,
+        Personal((0,), neighbours=Neighbours(1.0, 1, capacity=2)),
+        GlobalModel(made.w, {}, {}, 0),
     )
     assert few[0]["value"] < 1.0
 
@@ -562,7 +578,7 @@ def test_a_diverged_run_has_no_final_model(tmp_path):
 
 
 def test_no_examples_no_steps():
-    tuning = Epochs(
+    tuning = EpochSchedule(
         SimpleNamespace(seed=0, train=SimpleNamespace(batch_size=8, drop_last=True)),
         3,
         lambda n, train: 2,

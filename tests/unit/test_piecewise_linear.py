@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.diagnostics.spectrum import spectrum
-from fldiag.models.layers import LAYERS
-from fldiag.models.layers.linear import LINEAR
+from fldiag.models.layers import LAYERS, LINEAR
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact_curvature import inexact, within_a_layer

@@ -14,7 +14,7 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
 from fldiag.plotting import curves, partition, style
 from fldiag.results.table import table
-from fldiag.toys import plane_picture
+from fldiag_papers.toys import plane_picture
 
 
 # --- partition -------------------------------------------------------------------------------------------------

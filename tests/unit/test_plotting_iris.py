@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.results.table import table
-from fldiag.toys import iris_picture
+from fldiag_papers.toys import iris_picture
 
 METHODS = ("fedavg", "fedproj")
 GLOBAL = ["3a1c", "3a1c", "2a2c"]

@@ -15,11 +15,11 @@ from matplotlib.container import BarContainer
 from matplotlib.text import Text
 
 from fldiag.diagnostics.landscape import picture as landscape
-from fldiag.figures import make, pictures, reported
-from fldiag.figures.lines import lines
 from fldiag.plotting import sheet, style
 from fldiag.results import files
 from fldiag.results.table import table
+from fldiag_papers import make, pictures, reported
+from fldiag_papers.lines import lines
 
 #: Pictures whose names stand on the line that they name, on purpose.
 ON_WHAT_IT_NAMES = ("plane",)

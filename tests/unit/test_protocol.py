@@ -8,7 +8,7 @@ from helpers import PLAIN, classification, config, federation, final, play, quad
 from fldiag.config import build
 from fldiag.errors import FldiagError
 from fldiag.method import Method
-from fldiag.training.schedule import Seeded
+from fldiag.training.setup import Seeded
 
 
 def test_independent_clients_join_with_the_given_probability():

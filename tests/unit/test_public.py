@@ -5,6 +5,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,28 @@ def test_docstrings_say_what_goes_in_and_out(name):
     assert all(part in text for part in ("Args:", "Raises:")) and "Returns:" in text
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_docstrings_have_one_line_that_sums_up_and_name_every_parameter(name):
+    public = getattr(fldiag, name)
+    text = inspect.getdoc(public)
+    summary, *rest = text.splitlines()
+    assert summary.endswith(".") and not any(rest[:1])
+    if name == "Config":  # its sections are those of a file
+        return
+    args = text.partition("Args:\n")[2].partition("\n\n")[0]
+    heads = re.findall(r"^    (\S[^:\n]*):", args, re.MULTILINE)
+    documented = {part.lstrip("*") for head in heads for part in head.split(", ")}
+    parameters = set(inspect.signature(public).parameters)
+    assert parameters <= documented or "__init__" not in vars(public)
+
+
+@pytest.mark.parametrize("kind", ["method", "model", "dataset", "diagnostic"])
+def test_what_is_registered_has_one_line_that_sums_up(kind):
+    for entry in (getattr(registry, kind).get(n) for n in getattr(registry, kind).names()):
+        summary, *rest = entry.doc.splitlines()
+        assert summary.endswith(".") and not any(rest[:1]), entry.name
+
+
 def of_the_class(cls):
     """Name -> function of the public methods and properties, also the inherited ones."""
     found = {}
@@ -126,6 +149,8 @@ def test_docstrings_of_classes_and_their_methods(name):
         "method",
         "problem.problem",
         "training.forecast",
+        "training.rounds",
+        "training.sweep",
         "export.convert",
     ],
 )

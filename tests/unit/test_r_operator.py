@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.models.chain import links
-from fldiag.models.layers.linear import LinearLink
+from fldiag.models.layers import LinearLink, network_links
 from fldiag.problem import operators
 from fldiag.problem.problem import Problem
 
@@ -237,7 +236,7 @@ def test_memory_decides_how_many_batches_stay_prepared():
 
     def operator(room):
         return ChainOperator(
-            links(p.module, p.buffers),
+            network_links(p.module, p.buffers),
             p.criterion,
             [batch(0, 4), batch(4, 8), batch(8, 9)],
             [4 / 9, 4 / 9, 1 / 9],

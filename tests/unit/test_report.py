@@ -20,13 +20,13 @@ from fldiag.diagnostics.matching.section import _range, square
 from fldiag.diagnostics.matching.section import section as matching
 from fldiag.diagnostics.spectrum.section import section as spectrum
 from fldiag.errors import FldiagError
-from fldiag.figures.records import keep
 from fldiag.plotting.sections import percent, plus_minus, series, short
 from fldiag.report import performance, steps, summary
 from fldiag.report.collect import collect
 from fldiag.report.performance import _one_source
 from fldiag.results.numbers import numbers
 from fldiag.training.diagnostics.personalise.section import section as personal
+from fldiag_papers.records import keep
 
 
 @pytest.fixture(autouse=True)

@@ -342,11 +342,11 @@ def asked(tmp_path_factory):
         ("drift", {"propositions": False}),
         ("matching", {"k": 1, **small}),
     ):
-        answer(name, [run], options, bar=quiet, tell=lambda text: None)
+        answer(name, [run], options, bar=SilentBar, tell=lambda text: None)
     return path
 
 
-class quiet:
+class SilentBar:
     """Shows no progress."""
 
     def __init__(self, title):

@@ -1,4 +1,4 @@
-"""The papers' own numbers in analyses/*/reported.csv: well formed, in our names, and true to the papers."""
+"""The papers' own numbers in fldiag_papers/*/reported.csv: well formed, in our names, and true to the papers."""
 
 import csv
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from fldiag import config, models, registry
 
-ROOT = Path(__file__).parents[2] / "analyses"
+ROOT = Path(__file__).parents[2] / "analyses" / "fldiag_papers"
 COLUMNS = ["id", "source", "setting", "method", "model", "data", "metric", "value", "std", "note"]
 #: paper -> rows of each of its tables and figures.
 ROWS = {

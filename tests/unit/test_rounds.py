@@ -47,13 +47,13 @@ def test_a_large_test_set_is_parted_among_the_workers_and_the_numbers_are_those_
     (small, parts), chosen = classification(), config(rounds=2)
     whole = replace(small, test_x=small.train_x.repeat(130, 1), test_y=small.train_y.repeat(130))
     count = len(whole.test_y)
-    assert count % evaluate.BATCH and count > 2 * evaluate.BATCH * evaluate.UNIT, (
+    assert count % evaluate.BATCH and count > 2 * evaluate.BATCH * evaluate.BLOCK, (
         "several units, the last batch is not full"
     )
     own = Setup(chosen, dataset=whole, parts=parts)
     with monkeypatch.context() as here:
         if executor != "serial":
-            here.setattr(rounds, "sums", lambda *a: pytest.fail("done in the main process"))
+            here.setattr(evaluate, "sums", lambda *a: pytest.fail("done in the main process"))
         run = rounds.train(chosen, out=tmp_path, setup=own, executor=executor)
     found = run.metrics.query("scope == 'global' and slice == 'test' and round == 2").set_index(
         "metric"
@@ -66,7 +66,7 @@ def test_a_large_test_set_is_parted_among_the_workers_and_the_numbers_are_those_
         float(F.cross_entropy(outputs, whole.test_y)), rel=1e-12
     )
     assert set(found["n_examples"]) == {count}
-    first, last = (str(unit) for unit in (evaluate.units(2, w, {}, whole)[i] for i in (0, -1)))
+    first, last = (str(unit) for unit in (evaluate.blocks(2, w, {}, count)[i] for i in (0, -1)))
     assert (
         first == "round 2, test examples 0 to 2499"
         and last == f"round 2, test examples 5000 to {count - 1}"
@@ -74,7 +74,7 @@ def test_a_large_test_set_is_parted_among_the_workers_and_the_numbers_are_those_
     monkeypatch.setattr(
         evaluate, "BATCH", 2
     )  # every unit carries the weights, so they do not become more with the data
-    many = evaluate.units(2, w, {}, whole)
+    many = evaluate.blocks(2, w, {}, count)
     assert len(many) <= 16 and [b for unit in many for b in unit.batches] == [
         *range(-(-count // 2))
     ]

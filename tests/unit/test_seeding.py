@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fldiag.seeding import numpy_rng, seed_for, torch_rng
-from fldiag.training.schedule import Seeded
+from fldiag.training.setup import Seeded
 
 
 def test_a_seed_is_fixed_by_its_purpose_and_indices():

@@ -9,8 +9,7 @@ from torch import nn
 
 from fldiag import models
 from fldiag.errors import FldiagError
-from fldiag.models.layers.width import channels, divisible
-from fldiag.models.slimmable import layer
+from fldiag.models.layers import apply_slim, channels, divisible
 
 
 def randn(*shape, seed=0):
@@ -65,15 +64,15 @@ def test_a_slim_convolution_is_the_full_one_on_absent_channels(bias):
     m = nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=bias).double()
     x = randn(2, 16, 9, 9)
     absent = torch.cat([x[:, :8], torch.zeros_like(x[:, 8:])], dim=1)
-    torch.testing.assert_close(layer(m, x[:, :8], 0.6), m(absent)[:, :16])
-    torch.testing.assert_close(layer(m, x, 1), m(x))
+    torch.testing.assert_close(apply_slim(m, x[:, :8], 0.6), m(absent)[:, :16])
+    torch.testing.assert_close(apply_slim(m, x, 1), m(x))
 
 
 def test_a_slim_linear_layer_is_the_full_one_on_absent_features():
     m, x = nn.Linear(16, 24).double(), randn(3, 16)
     absent = torch.cat([x[:, :5], torch.zeros_like(x[:, 5:])], dim=1)
-    torch.testing.assert_close(layer(m, x[:, :5], 1), m(absent))
-    torch.testing.assert_close(layer(m, x[:, :5], 0.6), m(absent)[:, :16])
+    torch.testing.assert_close(apply_slim(m, x[:, :5], 1), m(absent))
+    torch.testing.assert_close(apply_slim(m, x[:, :5], 0.6), m(absent)[:, :16])
 
 
 def test_slim_batch_norm_takes_the_batch_and_leaves_the_running_statistics():
@@ -87,7 +86,7 @@ def test_slim_batch_norm_takes_the_batch_and_leaves_the_running_statistics():
         -1, 1, 1
     )
     for mode in (True, False):
-        torch.testing.assert_close(layer(m.train(mode), x, 1), expected)
+        torch.testing.assert_close(apply_slim(m.train(mode), x, 1), expected)
     assert all(torch.equal(b, before[n]) for n, b in m.named_buffers())
 
 
@@ -98,22 +97,22 @@ def test_slim_group_norm_keeps_the_number_of_groups():
     small = nn.GroupNorm(2, 8).double()
     small.load_state_dict({n: p[:8] for n, p in m.state_dict().items()})
     x = randn(4, 8, 3, 3)
-    torch.testing.assert_close(layer(m, x, 1), small(x))
+    torch.testing.assert_close(apply_slim(m, x, 1), small(x))
     with pytest.raises(FldiagError, match="9 channels do not split into the 2 groups"):
-        layer(m, randn(4, 9, 3, 3), 1)
+        apply_slim(m, randn(4, 9, 3, 3), 1)
 
 
 def test_a_layer_without_a_slim_form_is_named():
     with pytest.raises(FldiagError, match="InstanceNorm2d has no slim form"):
-        layer(nn.InstanceNorm2d(8, affine=True), torch.zeros(2, 8, 3, 3), 0.5)
-    assert layer(nn.ReLU(), torch.tensor([-1.0, 2]), 0.5).tolist() == [0, 2]
+        apply_slim(nn.InstanceNorm2d(8, affine=True), torch.zeros(2, 8, 3, 3), 0.5)
+    assert apply_slim(nn.ReLU(), torch.tensor([-1.0, 2]), 0.5).tolist() == [0, 2]
 
 
 def test_multiply_adds_count_the_batch_and_both_operands():
     m = nn.Conv2d(3, 16, 3, padding=1)
     x = torch.zeros(2, 3, 8, 8)
     assert multiply_adds(m, x) == 2 * 64 * 16 * 27
-    assert multiply_adds(layer, m, x[:, :1], 0.5) == 2 * 64 * 8 * 9
+    assert multiply_adds(apply_slim, m, x[:, :1], 0.5) == 2 * 64 * 8 * 9
     assert multiply_adds(torch.matmul, torch.zeros(5, 2, 3), torch.zeros(5, 3, 4)) == 5 * 2 * 3 * 4
 
 

@@ -16,7 +16,7 @@ import fldiag
 from fldiag.curvature.lanczos import Search, batched_lanczos, lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.models.layers.linear import LinearLink
+from fldiag.models.layers import LinearLink
 from fldiag.models.network import Network
 from fldiag.problem import stack
 from fldiag.problem.eigenpairs import strict_pairs

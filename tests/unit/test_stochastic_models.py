@@ -9,7 +9,7 @@ from torch import nn
 
 from fldiag import FldiagError
 from fldiag.models.network import Network, forward_macs
-from fldiag.training.federation import Federation
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from fldiag import config as configs
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, gather, make, plan, questions, reported
-from fldiag.figures.scales import SCALES, scale
 from fldiag.results import files
 from fldiag.results.select import only
 from fldiag.results.table import table
+from fldiag_papers import claims, gather, make, plan, questions, reported
+from fldiag_papers.scales import SCALES, scale
 
 STUDIES = {name: study for name, study in reported.studies().items() if name.startswith("fedsol/")}
 TRAINED = [name for name, study in STUDIES.items() if any(t.train for t in study.trials)]

@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from fldiag import config as configs
 from fldiag import models
 from fldiag.errors import FldiagError
-from fldiag.figures import claims, costs, gather, plan, reported
-from fldiag.figures.paper_tables import VALUES, first_rounds
-from fldiag.figures.questions import finite
-from fldiag.figures.scales import SCALES, scale
-from fldiag.figures.study import PROFILED, Trial
-from fldiag.models.layers.width import channels
+from fldiag.models.layers import channels
 from fldiag.parts.augmentation import resized
 from fldiag.results import files
 from fldiag.results.table import table
+from fldiag_papers import claims, costs, gather, plan, reported
+from fldiag_papers.paper_tables import VALUES, first_rounds
+from fldiag_papers.questions import finite
+from fldiag_papers.scales import SCALES, scale
+from fldiag_papers.study import PROFILED, Trial
 
 OTHERS = {name: study for name, study in reported.studies().items() if study.paper != "fedsol"}
 ROUNDS = 4
@@ -265,7 +265,7 @@ def test_rounds_to_the_best_of_a_method():
 
 
 def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
-    module = reported.module(reported.folder() / "fedtoga" / "table3.py")
+    module = reported.module("fedtoga", "table3")
     rows = pd.DataFrame(
         [
             {"metric": "rounds_to_80", "method": m, "seed": s, "value": v, "index": 800}

@@ -7,7 +7,6 @@ from helpers import config
 import fldiag
 from fldiag import data
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import Shard
 from fldiag.training import rounds, sweep
 
 SHORT = {
@@ -68,7 +67,7 @@ def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
 
 def test_tuning_sees_training_examples_only(tmp_path, monkeypatch):
     whole = data.load("digits")
-    held = sweep._held_out(whole)
+    held = sweep._hold_out(whole)
     n = len(whole.train_y)
     assert len(held.train_y) + len(held.test_y) == n and abs(len(held.test_y) - n / 10) <= 1
     seen = {row.numpy().tobytes() for row in torch.cat([held.train_x, held.test_x])}
@@ -79,9 +78,9 @@ def test_tuning_sees_training_examples_only(tmp_path, monkeypatch):
     found = sweep.tune(
         "digits", {"train.lr": [1e-6, 0.1, 1e20]}, 3, fixed=SHORT | {"rounds": 3}, out=tmp_path
     )
-    assert found.chosen == {"train.lr": 0.1} and len(found.tried) == 3
+    assert found.best == {"train.lr": 0.1} and len(found.scores) == 3
     assert (
-        dict((keys["train.lr"], score) for keys, score in found.tried)[1e20] is None
+        dict((keys["train.lr"], score) for keys, score in found.scores)[1e20] is None
     )  # it diverged
 
 
@@ -91,8 +90,8 @@ def test_all_settings_have_the_same_budget_and_the_same_candidates(tmp_path):
         sweep.tune("digits", grid, 2, fixed=SHORT | {"method.name": name}, out=tmp_path)
         for name in ("fedavg", "fedprox")
     )
-    assert [keys for keys, _ in one.tried] == [keys for keys, _ in other.tried] and len(
-        one.tried
+    assert [keys for keys, _ in one.scores] == [keys for keys, _ in other.scores] and len(
+        one.scores
     ) == 2
     with pytest.raises(FldiagError, match="at least one"):
         sweep.tune("digits", grid, 0, fixed=SHORT)
@@ -117,7 +116,7 @@ def test_where_the_runs_are_trained_does_not_show(executor, tmp_path):
 
 def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
     start, over = config(rounds=1), {"method.name": ["fedavg", "fedprox"], "seed": [0, 1]}
-    parts = [sweep.sweep(start, over, out=tmp_path, shard=Shard(i, 3)) for i in (1, 2, 3)]
+    parts = [sweep.sweep(start, over, out=tmp_path, shard=f"{i}/3") for i in (1, 2, 3)]
     assert sorted(run.path for part in parts for run in part) == sorted(tmp_path.iterdir()) and [
         len(p) for p in parts
     ] == [2, 1, 1]

@@ -3,13 +3,12 @@
 import math
 
 import torch
-from helpers import config, play
+from helpers import Recorded, config, play
 from torch.nn import functional as F
 
 from fldiag import models
 from fldiag.data import Dataset
-from fldiag.training.federation import Federation
-from fldiag.training.schedule import Given
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
 LR, TAU, EPS, EPOCHS, CLASSES = 1e-3, 3.0, 1e-8, 2, 3
@@ -88,7 +87,7 @@ def test_the_text_client_steps_as_the_specification_says():
             chosen,
             dataset=data,
             parts=parts,
-            schedule=Given([[0, 1]] * 2, positions),
+            schedule=Recorded([[0, 1]] * 2, positions),
             public=PUBLIC,
         )
     )

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from fldiag import models
 from fldiag.errors import FldiagError
 from fldiag.results.table import check, table
-from fldiag.toys import iris, iris_measures, iris_reported
-from fldiag.toys.iris_picture import classes
-from fldiag.training.schedule import Seeded
+from fldiag.training.setup import Seeded
+from fldiag_papers.toys import iris, iris_measures, iris_reported
+from fldiag_papers.toys.iris_picture import classes
 
 LABELS = load_iris().target
 SHORT = iris.Protocol(rounds=2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fldiag.errors import FldiagError
 from fldiag.results.table import check
-from fldiag.toys import plane, plane_picture
+from fldiag_papers.toys import plane, plane_picture
 
 W_G, W_L = (0.5, -0.4), (3.0, 2.0)
 D = math.hypot(2.5, 2.4)

@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
-from fldiag.models.at_once import INSTEAD
-from fldiag.models.network import Network
+from fldiag.models.network import CHECKPOINTING, Network
 from fldiag.problem.problem import Problem
 
 N, T, V, D = 6, 5, 7, 4
@@ -220,7 +219,7 @@ def test_products_through_checkpointing_are_those_without_it(reentrant, first):
 
 
 def checkpoint_parts():
-    return [getattr(place, name) for place, name, _ in INSTEAD]
+    return [getattr(place, name) for place, name, _ in CHECKPOINTING]
 
 
 class Checkpointed(nn.Module):

@@ -44,7 +44,7 @@ class Leak(Check):
 
     def end(self) -> Iterator[Said]:
         history = self.case.opened()
-        if history.dataset.made:
+        if history.dataset.is_lazy:
             yield Skip("the training examples are generated on demand")
             return
         from scipy.stats import binom
@@ -146,7 +146,7 @@ class Parts(Check):
 
     def _missing(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         data = history.dataset
-        if data.regression or data.made:
+        if data.regression or data.is_lazy:
             return
         held = np.unique(
             np.asarray(data.train_y.cpu())[np.concatenate([p for p in parts if len(p)])]

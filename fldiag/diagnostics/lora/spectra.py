@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fldiag import losses
-from fldiag.models.lora import adapters, merged
+from fldiag.models.lora import adapters, merge
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
@@ -32,7 +32,7 @@ def rows(
     nn.utils.vector_to_parameters(stored.aggregated, module.parameters())
     examples = history.pool.take(history.pool.clients, "train")
     matrices = Problem(
-        merged(module),
+        merge(module),
         losses.criterion(history.dataset.regression),
         examples,
         buffers=stored.buffers,

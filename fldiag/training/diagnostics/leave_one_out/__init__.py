@@ -152,7 +152,7 @@ def leave_one_out(
     Raises FldiagError when a run cannot be trained again, or does not aggregate.
     """
     from fldiag.training.diagnostics.leave_one_out import measure
-    from fldiag.training.setup_of_run import setup_of
+    from fldiag.training.setup import setup_of
 
     kept = KeptUnits(
         store,

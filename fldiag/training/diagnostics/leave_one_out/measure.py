@@ -25,10 +25,8 @@ from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.pool import Weights
 from fldiag.seeding import numpy_rng
-from fldiag.training.federation import Federation
-from fldiag.training.schedule import Batches, Schedule
-from fldiag.training.setup import Setup
-from fldiag.training.setup_of_run import weights
+from fldiag.training.server import Federation
+from fldiag.training.setup import Batches, Schedule, Setup, load_weights
 
 #: Resamples of the bootstrap, and its level.
 RESAMPLES, LEVEL = 2000, 0.95
@@ -67,7 +65,7 @@ def without(starts: Mapping[int, Federation], unit: Unit) -> Weights:
     """The final weights; a round in which nobody else is sampled changes nothing."""
     made = copied(starts[unit.last])
     made.setup = copy.copy(made.setup)
-    made.setup.schedule = Without(made.setup.schedule, unit.client)  # type: ignore[assignment]
+    made.setup.schedule = Without(made.setup.schedule, unit.client)
     for _ in range(unit.last):
         if made.setup.schedule.sampled(made.t):
             made.round(partial(map, made.setup.train))
@@ -97,7 +95,7 @@ def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
     """From the stored weights where nothing else is needed to go on, else from the start."""
     made, done, first = Federation(setup), run.done, run.done - max(last)
     if made.stateless and first in run.rounds:
-        made.t, (made.w, made.buffers) = first, weights(run, setup, first)
+        made.t, (made.w, made.buffers) = first, load_weights(run, setup, first)
     found = Replay({}, [], (made.w, made.buffers))
     while made.t < done:
         if done - made.t in last:
@@ -132,7 +130,7 @@ def of_run(
     if progress:
         progress(0, 1, "training again with all clients")
     replay = replayed(run, setup, last)
-    there, _ = weights(run, setup)
+    there, _ = load_weights(run, setup)
     away = float((there - replay.final[0]).norm() / there.norm())
     if not away <= SAME:
         rows.append(

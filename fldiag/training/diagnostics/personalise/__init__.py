@@ -128,7 +128,7 @@ def personalise(
     """
     from fldiag.method import Neighbours
     from fldiag.training.personalise import of_run
-    from fldiag.training.setup_of_run import setup_of
+    from fldiag.training.setup import setup_of
 
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
     kept = KeptUnits(
@@ -160,7 +160,7 @@ def personalise(
                 seed=seed,
                 executor=executor,
                 progress=progress,
-                kept=kept,
+                store=kept,
             )
             for run in runs
         ],

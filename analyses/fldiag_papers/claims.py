@@ -1,0 +1,240 @@
+"""Statements of the papers as checks of measured tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fldiag.errors import FldiagError
+from fldiag.results.select import only
+from fldiag_papers import evidence, reported
+from fldiag_papers.evidence import Outcome
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``votes``: for each seed, whether it shows what is claimed; ``numbers``: what was compared, in words.
+
+    ``outcome`` asks more than the votes: whether the difference is beyond the noise. ``why``: what stands against a decision.
+    ``labels``: those whose difference decides, which the ledger checks for models that are not trained yet."""
+
+    votes: tuple[bool, ...]
+    numbers: str
+    outcome: Outcome = "undecided"
+    why: str = ""
+    labels: tuple[Any, ...] = ()
+    what: str = "seeds"
+
+    @property
+    def text(self) -> str:
+        counted = f"{sum(self.votes)} of {len(self.votes)} {self.what}"
+        return f"{self.outcome} ({'; '.join(filter(None, (counted, self.why)))})"
+
+    def undecided(self, why: str) -> Verdict:
+        """The same without a decision."""
+        return replace(self, outcome="undecided", why=why)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """``check`` gets the csv of the study; it raises FldiagError where that lacks what is needed."""
+
+    id: str
+    text: str
+    source: str
+    study: str
+    check: Callable[[pd.DataFrame], Verdict]
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """Those of every paper, from its ``claims.py``."""
+    modules = [reported.module(paper, reported.CLAIMS) for paper in reported.papers()]
+    return tuple(claim for module in modules for claim in module.CLAIMS)
+
+
+def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFrame:
+    """Mean value of the rows chosen: a row for each seed, a column for each ``by``. None as a value: missing entries.
+
+    Its ``attrs`` say what :mod:`fldiag_papers.evidence` needs to know of accuracies.
+    Raises FldiagError when nothing is left."""
+    wanted = {"origin": "measured", **where}
+    absent = [
+        column
+        for column, value in wanted.items()
+        if column not in table.columns and value is not None
+    ]
+    if absent:
+        raise FldiagError(f"the table has no column {absent[0]!r}", "make the figure again")
+    rows = only(table, **wanted)
+    numbers = rows.assign(value=pd.to_numeric(rows["value"]))
+    found = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
+    if found.empty:
+        raise FldiagError("the table has no rows for this claim", "make the figure again")
+    found.attrs = evidence.known(table, rows, by, where)
+    return found
+
+
+def ordered(
+    values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = (), digits: int = 3
+) -> Verdict:
+    """Whether labels[0] < labels[1] < ...; ``equal[i]``: also equal (up to 1e-9) at that place.
+
+    Raises FldiagError when a label is not among the columns."""
+    absent = [str(n) for n in labels if n not in values.columns]
+    if absent:
+        raise FldiagError(
+            f"nothing was measured of {', '.join(absent)}", "see why in the figure's json"
+        )
+    rows = values[list(labels)].dropna().to_numpy(float)
+    if not len(rows):
+        raise FldiagError("no seed has all that is compared", "see why in the figure's json")
+    soft = np.array([*equal, *[False] * (len(labels) - 1 - len(equal))])
+    steps = np.diff(rows, axis=1)
+    votes = np.where(soft, steps >= -1e-9, steps > 0).all(1)
+    means, stds = (
+        rows.mean(0),
+        rows.std(0, ddof=1) if len(rows) > 1 else np.full(len(labels), np.nan),
+    )
+    text = ", ".join(
+        f"{n} {m:.{digits}g}" + ("" if np.isnan(s) else f" ± {s:.2g}")
+        for n, m, s in zip(labels, means, stds, strict=True)
+    )
+    text += f"; {lost} seeds without a number" if (lost := len(values) - len(rows)) else ""
+    each = [
+        evidence.step(
+            rows[:, i], rows[:, i + 1], labels[i : i + 2], values.attrs, equal=bool(soft[i])
+        )
+        for i in range(len(labels) - 1)
+    ]
+    outcome, why = _all([decided for decided, _ in each], [said for _, said in each])
+    return Verdict(tuple(bool(v) for v in votes), text, outcome, why, tuple(labels))
+
+
+def lowest(
+    values: pd.DataFrame,
+    label: Any,
+    among: Sequence[Any],
+    *,
+    highest: bool = False,
+    digits: int = 3,
+) -> Verdict:
+    """Whether ``label`` is below (``highest``: above) all others of ``among``, over the seeds that have them all.
+
+    What decides is its difference from each of the others: one that is clearly better refutes it.
+    Raises FldiagError when one of them is missing everywhere, or no seed has all."""
+    absent = [str(n) for n in among if n not in values.columns]
+    if absent:
+        raise FldiagError(
+            f"nothing was measured of {', '.join(absent)}", "see why in the figure's json"
+        )
+    whole = values[list(among)].dropna()
+    if whole.empty:
+        raise FldiagError("no seed has all that is compared", "see why in the figure's json")
+    sign = -1 if highest else 1
+    others = whole.drop(columns=label)
+    votes = sign * whole[label] < (sign * others).min(axis=1)
+    best = (sign * others.mean()).idxmin()
+    means = f"{label} {whole[label].mean():.{digits}g}, best of the others {best} {others[best].mean():.{digits}g}"
+    each = [
+        evidence.step(
+            sign * whole[label].to_numpy(float),
+            sign * others[other].to_numpy(float),
+            (label, other),
+            values.attrs,
+            ceiling=other == best,
+        )
+        for other in others
+    ]
+    outcome, why = _all([decided for decided, _ in each], [said for _, said in each])
+    return Verdict(tuple(map(bool, votes)), means, outcome, why, (label, best))
+
+
+def everywhere(parts: Mapping[str, Verdict], what: str = "settings") -> Verdict:
+    """One statement on several settings: holds where every one holds, does not hold where one clearly does not.
+
+    The votes are those of the settings. Raises FldiagError when there is none."""
+    if not parts:
+        raise FldiagError("no setting has all that is compared", "see why in the figure's json")
+    outcome, why = _all(
+        [part.outcome for part in parts.values()], [part.why for part in parts.values()]
+    )
+    numbers = "; ".join(f"{name}: {part.numbers} ({part.outcome})" for name, part in parts.items())
+    labels = tuple(dict.fromkeys(label for part in parts.values() for label in part.labels))
+    return Verdict(
+        tuple(all(part.votes) for part in parts.values()), numbers, outcome, why, labels, what
+    )
+
+
+def settings(
+    table: pd.DataFrame,
+    check: Callable[[pd.DataFrame], Verdict],
+    by: Sequence[str] = ("setting", "model", "data"),
+) -> Verdict:
+    """The check in every setting that has all it compares. Raises FldiagError where none has."""
+    rows = table[table["origin"] == "measured"]
+    keys = [k for k in by if k in rows]
+    found = {}
+    for key, _ in rows.groupby(keys, dropna=False, sort=False):
+        own = table
+        for column, wanted in zip(keys, key, strict=True):
+            own = own[own[column].eq(wanted) | (own[column].isna() if wanted != wanted else False)]
+        try:
+            found[", ".join(str(k) for k in key if k == k)] = check(own)
+        except FldiagError:
+            continue
+    return everywhere(found)
+
+
+def top(table: pd.DataFrame, method: str, metric: str = "accuracy") -> Verdict:
+    """Everywhere: ``method`` above all others that were measured there. Raises FldiagError where nothing was."""
+
+    def check(own: pd.DataFrame) -> Verdict:
+        values = per_seed(own, "method", metric=metric)
+        if method not in values or len(values.columns) < 2:
+            raise FldiagError(
+                f"nothing beside {method} was measured", "see why in the figure's json"
+            )
+        return lowest(values, method, list(values.columns), highest=True)
+
+    return settings(table, check)
+
+
+def of_gains(columns: Mapping[str, pd.Series], about: Mapping[str, Any]) -> pd.DataFrame:
+    """Values that are differences of two accuracies: each has the noise of both, and is no accuracy itself."""
+    values = pd.DataFrame(columns)
+    tests = 2 * 2500 / about["examples"] if about.get("examples") else 0.0
+    values.attrs = (
+        {
+            **about,
+            "floor": None,
+            "examples": None,
+            "stds": dict.fromkeys(columns, (2 * about["repeat"] ** 2 + tests) ** 0.5),
+        }
+        if about
+        else {}
+    )
+    return values
+
+
+def trained(values: pd.DataFrame, names: Sequence[Any]) -> None:
+    """Raises FldiagError where one of them is near chance: a gain over it says nothing."""
+    limit = values.attrs.get("floor")
+    if limit is not None and (values[list(names)].mean() <= limit).any():
+        raise FldiagError(
+            "models that are not trained far enough", "train longer, or on easier data"
+        )
+
+
+def _all(outcomes: Sequence[Outcome], reasons: Sequence[str]) -> tuple[Outcome, str]:
+    """The outcome of a statement all of whose parts must hold; the reasons of the undecided ones, each once."""
+    if "does not hold" in outcomes:
+        return "does not hold", ""
+    if "undecided" not in outcomes:
+        return "holds", ""
+    return "undecided", "; ".join(dict.fromkeys(filter(None, reasons)))

@@ -1,0 +1,1 @@
+"""The studies of the FedAlign paper, its printed numbers and its statements."""

@@ -1,0 +1,272 @@
+"""The ledger for reading (what was made at which scale, what holds, and the numbers) and the gallery of its pictures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.plotting import words
+from fldiag_papers import agreement, pictures, reported
+from fldiag_papers.caption import unfinished
+from fldiag_papers.scales import SCALES
+
+NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
+
+
+def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+    """Markdown: claims, then every paper's figures with captions and its numbers."""
+    parts = [
+        "# Reported and measured",
+        "",
+        "![Reported and measured numbers](ledger.png)",
+        "",
+        *_intro(found, made),
+        "## Measured under the paper's conditions",
+        "",
+        *_like(found),
+        *_hours(made),
+    ]
+    parts += ["## Statements", "", *_claims(found[found["kind"] == "claim"])]
+    for paper in sorted(reported.papers(), key=lambda p: ([*NAMES, p].index(p), p)):
+        parts += [f"## {NAMES.get(paper, paper)}", ""]
+        mine = found[(found["paper"] == paper) & (found["kind"] != "claim")]
+        for id, part in mine.groupby("id", sort=False):
+            parts += [f"### {part['source'].iloc[0]}", ""]
+            for file, about in made:
+                if (about["paper"], about["id"]) == (paper, id):
+                    shown = file.with_suffix(".png").relative_to(out).as_posix()
+                    parts += [
+                        f"[{about['title']}, scale {about['scale']}]({shown}): {about['caption']}",
+                        "",
+                    ]
+            parts += _numbers(part)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+    """Markdown: every picture with its caption and the command that makes it."""
+    parts = [
+        "# Gallery",
+        "",
+        "Made by `fldiag figures --ledger` from the pictures in this folder. The numbers are compared "
+        "with the papers' in the [ledger](ledger.md).",
+        "",
+    ]
+    for paper, name in NAMES.items():
+        mine = sorted(
+            (pair for pair in made if pair[1]["paper"] == paper),
+            key=lambda pair: ("varies" in pair[1], _natural(pair[1]["id"])),
+        )
+        parts += [f"## {name}", ""] if mine else []
+        for file, about in mine:
+            shown = file.with_suffix(".png").relative_to(out).as_posix()
+            several = sum(other["id"] == about["id"] for _, other in mine) > 1
+            parts += [
+                f"### {about['source']}: {about['title']}"
+                + (f" (scale {about['scale']})" if several else ""),
+                "",
+                f"![{about['title']}]({shown})",
+                "",
+                about["caption"],
+                "",
+                "```sh",
+                about["command"],
+                "```",
+                "",
+            ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    whole = agreement.counts(found).attrs
+    scales = []
+    for scale in reversed(SCALES):
+        if mine := [unfinished(about) for _, about in made if about["scale"] == scale]:
+            scales.append(
+                f"{len(mine)} at scale {scale}"
+                + (f" ({sum(mine)} of them unfinished)" if any(mine) else "")
+            )
+    return [
+        "Made by `fldiag figures --ledger`; `ledger.csv` holds the same. Measured: mean ± one standard deviation over seeds. "
+        "What the column *agrees* says:",
+        "",
+        "- yes, no: whether 0 lies in the 95 % t-interval of the difference (Welch's; a paper's number counts as the mean of "
+        "three runs). Counts agree if they are equal to the last printed digit, and numbers worked out from others if the "
+        "rounding of those may explain the difference.",
+        "- one spread: only one standard deviation is known and is used for both; the difference is within its interval. Of "
+        "an accuracy of one run it is the deviation over that run's last 20 rounds, if that is larger than the paper's.",
+        "- no spread: no standard deviation is known.",
+        "- other data (also public data), other model, other machine: not those of the paper.",
+        "- protocol unknown: the paper's text does not say what the number depends on.",
+        "- reduced: fewer rounds, clients or examples than in the paper, or bf16, as the caption says.",
+        "- bound: the paper's number is a bound.",
+        "",
+        "A statement holds, or does not hold, where the difference is larger than the noise. With three seeds or more, this "
+        "is a paired t-test over the seeds (95 %). With fewer seeds, and for accuracies only, the noise is twice the root of "
+        "the summed variances of the test set and of two repetitions (the paper's deviation, 1.5 points where it prints "
+        "none, or the deviation over a long run's last 20 rounds where that is larger). Models whose accuracy is within 3 "
+        "points of chance, or of what two classes alone give, are undecided too.",
+        "",
+        f"Figures and tables made: {', '.join(scales) or 'none'}. "
+        f"Of {whole['printed']} reported numbers, {whole['like']} were measured under the paper's conditions (by kind: see "
+        f"below), {whole['otherwise']} only under a reduced or unknown protocol or with other data or models. These do not "
+        "show whether the paper's number is right. With one seed, they compare methods only where the difference is far "
+        "larger than the changes from round to round.",
+        "",
+    ]
+
+
+def _like(found: pd.DataFrame) -> list[str]:
+    """How many agree, by what they rest on, and those that do not, each with what is known of the cause."""
+    lines = [
+        "| numbers of the papers | measured | agree | agree as profilers count | do not agree | undecided |",
+        "|---" * 6 + "|",
+    ]
+    for basis, row in agreement.counts(found).iterrows():
+        lines.append(f"| {agreement.BASES[str(basis)]} | " + " | ".join(str(n) for n in row) + " |")
+    lines += [
+        "",
+        "Layer profilers count the pooling before the classifier, and no parameters of batch-norm. Numbers that do "
+        "not agree:",
+        "",
+        "| source | method | model, data | metric | reported | measured | note |",
+        "|---" * 7 + "|",
+    ]
+    for r in found[
+        found["basis"].notna() & (found["agrees"] == "no") & found["measured"].notna()
+    ].to_dict("records"):
+        own = "; ".join(
+            part
+            for part in _text(r["setting"]).split(";")
+            if part.split("=")[0] not in reported.FEDERATION
+        )
+        named = words.method(_text(r["method"])) + (f" ({own})" if own else "")
+        where = ", ".join(filter(None, (_text(r["model"]), words.data(_text(r["data"])))))
+        cells = [
+            r["source"],
+            named,
+            where,
+            pictures.words(r["metric"]),
+            _pair(r["reported"], r["reported_std"]),
+            _pair(r["measured"], r["measured_std"]),
+            _text(r["note"]),
+        ]
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+    return [*lines, ""]
+
+
+def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """What the runs of the papers' whole protocols took, each once, by machine and code: a part may have been trained
+    elsewhere."""
+    runs = {
+        name: run
+        for _, about in made
+        if SCALES[about["scale"]].whole
+        for name, run in about["runs"].items()
+        if run.get("segments")
+    }
+    if not runs:
+        return []
+    lines = [
+        "## Hours of the runs under the papers' whole protocols",
+        "",
+        "| run | rounds | machine | processor | precision | "
+        "threads | main process [h] | clock [h] | code | PyTorch |",
+        "|---" * 10 + "|",
+    ]
+    for name, run in sorted(runs.items()):
+        keys = ("machine", "capability", "threads", "commit", "torch")
+        precision = run.get("config", {}).get("train", {}).get("precision", "")
+        segments = pd.DataFrame(run["segments"]).reindex(
+            columns=[*keys, "first_round", "last_round", "cpu_seconds", "seconds"]
+        )
+        for key, part in segments.groupby(list(keys), dropna=False, sort=False):
+            machine, capability, threads, commit, torch = map(_cell, key)
+            rounds = int((part["last_round"] - part["first_round"] + 1).sum())
+            spent = [f"{part[c].sum() / 3600:.2f}" for c in ("cpu_seconds", "seconds")]
+            cells = [
+                name,
+                str(rounds),
+                machine,
+                capability,
+                precision,
+                threads,
+                *spent,
+                commit[:7],
+                torch,
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _claims(found: pd.DataFrame) -> list[str]:
+    lines = ["| statement | source | scale | outcome | numbers |", "|---|---|---|---|---|"]
+    for r in found.to_dict("records"):
+        lines.append(
+            "| "
+            + " | ".join(_cell(r[k]) for k in ("metric", "source", "scale", "status", "note"))
+            + " |"
+        )
+    return [*lines, ""]
+
+
+def _numbers(part: pd.DataFrame) -> list[str]:
+    if set(part["kind"]) == {"figure"}:
+        return [
+            *(
+                f"{_text(r['scale']) or '–'}: {r['status']} ({r['note']})"
+                for r in part.to_dict("records")
+            ),
+            "",
+        ]
+    if part["measured"].isna().all():
+        counts = part["status"].value_counts(sort=False)
+        return [
+            "; ".join(f"{n} number{'s' * (n > 1)}: {status}" for status, n in counts.items())
+            + " (see `ledger.csv`).",
+            "",
+        ]
+    lines = [
+        "| setting | method | model | data | metric | reported | scale | measured | seeds | trained | difference | agrees | "
+        "status |",
+        "|---" * 13 + "|",
+    ]
+    for r in part[part["kind"] == "number"].to_dict("records"):
+        cells = [
+            _cell(r[k]).replace(";", "; ") for k in ("setting", "method", "model", "data", "metric")
+        ]
+        trained = " on ".join(t for t in map(_cell, (r["trained_model"], r["trained_on"])) if t)
+        cells += [
+            _pair(r["reported"], r["reported_std"]),
+            _text(r["scale"]),
+            _pair(r["measured"], r["measured_std"]),
+            "" if pd.isna(r["seeds"]) else f"{int(r['seeds'])}",
+            trained,
+            _pair(r["difference"], None),
+            _cell(r["agrees"]),
+            "" if r["status"] == "measured" else _cell(r["status"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _natural(id: str) -> list[tuple[int, str]]:
+    """fig2 before fig10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", id)]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None or pd.isna(value) else str(value)
+
+
+def _cell(value: Any) -> str:
+    return " ".join(_text(value).replace("|", "\\|").split())
+
+
+def _pair(value: Any, std: Any) -> str:
+    if value is None or pd.isna(value):
+        return ""
+    return f"{value:.5g}" + ("" if std is None or pd.isna(std) else f" ± {std:.2g}")

@@ -1,0 +1,93 @@
+"""Finished runs without their weights: what they were, their metrics and their answers, in a few kilobytes each.
+
+A run of a paper's protocol has gigabytes that a lost machine takes with it. Its record can be kept with the figures and be drawn
+from later, beside runs that are trained elsewhere. A record is a run folder whose run.json says so (``record``); it has no
+checkpoint, so what looks at weights is asked before. It keeps the checksums of the checkpoints that it no longer has
+(``gone``), by which a report knows the tables that were made from them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from fldiag.checkpoint import owner
+from fldiag.checkpoint.index import write_index
+from fldiag.checkpoint.prune import remove
+from fldiag.checkpoint.run import Run
+from fldiag.errors import FldiagError
+from fldiag.results.files import write_bytes
+from fldiag_papers.plan import Plan, finished
+from fldiag_papers.questions import CLOCK
+
+ANSWERS = "answers"
+
+
+def keep_ended(plan: Plan, paths: Iterable[Path]) -> None:
+    """``keep`` those of the runs that ended, where the plan has a folder for records. One that cannot be kept is told, and
+    ends nothing."""
+    for path in paths if plan.records is not None else ():
+        try:
+            if finished(path):
+                keep(Run.open(path), plan.records)  # type: ignore[arg-type]
+        except FldiagError as error:
+            warnings.warn(f"no record of {path} is kept: {error.what}", stacklevel=2)
+
+
+def keep(run: Run, folder: Path) -> Path:
+    """Write the record of a finished run, or add to it what was answered since.
+
+    Args:
+        run: finished or diverged.
+        folder: where records lie.
+
+    Returns:
+        ``folder / run.name``. A record of that name of another training (other metrics) is replaced.
+
+    Raises:
+        FldiagError: the run is not finished, its metrics were changed, or the folder cannot be written.
+    """
+    if run.status not in ("finished", "diverged"):
+        raise FldiagError(
+            f"{run.path} is {run.status}",
+            "finish it first: the same command with --resume",
+            usage=True,
+        )
+    there = folder / run.name
+    if there.resolve() == run.path.resolve():
+        return there
+    owner.refuse_links(there)
+    if not (finished(there) and Run.open(there).metrics_digest == run.metrics_digest):
+        shutil.rmtree(
+            there / ANSWERS, ignore_errors=True
+        )  # first: without run.json nobody would know whose they are
+        if finished(there):
+            remove(there)
+    metrics = run.index.get("metrics")
+    if metrics is not None:
+        write_bytes(there / metrics, run.verified(metrics).read_bytes())
+    if (run.path / CLOCK).is_file():
+        write_bytes(there / CLOCK, (run.path / CLOCK).read_bytes())
+    given = run.path / ANSWERS
+    for file in sorted(given.glob("*.parquet")) + sorted(
+        given.glob("*.json")
+    ):  # a json vouches for what is there before it
+        write_bytes(there / ANSWERS / file.name, file.read_bytes())
+    index = {
+        **run.index,
+        "record": True,
+        "state": {},
+        "thinned": {"rounds": [], "state": True},
+        "files": {name: digest for name, digest in run.index["files"].items() if name == metrics},
+        "gone": {
+            name: digest
+            for name, digest in run.index["files"].items()
+            if name.startswith("rounds/")
+        },
+    }
+    data = {**index["config"]["data"], "root": None}  # where data lay is nobody's business
+    index["config"] = {**index["config"], "data": data}
+    write_index(there, index)
+    return there

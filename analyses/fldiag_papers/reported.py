@@ -1,0 +1,160 @@
+"""The papers' own numbers, ``<paper>/reported.csv``, and the studies beside them."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from fldiag.errors import FldiagError, nearest
+from fldiag_papers.study import Study
+
+#: Keys of a setting that describe the federation; those that only tell rows apart; all others are options of the method.
+FEDERATION = (
+    "partition",
+    "alpha",
+    "shards",
+    "classes",
+    "clients",
+    "ratio",
+    "rounds",
+    "epochs",
+    "lr",
+    "public",
+)
+MARKS = ("over", "printed", "column", "survivor", "group")
+#: The module of a paper's folder that is no study: what the paper says in words.
+CLAIMS = "claims"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A row of reported.csv; ``value`` is None where the number is lost or none was printed."""
+
+    paper: str
+    id: str
+    source: str
+    setting: str
+    method: str
+    model: str
+    data: str
+    metric: str
+    value: float | None
+    std: float | None
+    note: str
+    rounding: float = 0.0  # half of the last digit printed
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(pair.split("=", 1) for pair in self.setting.split(";")) if self.setting else {}
+
+    @property
+    def plain(self) -> str:
+        """The setting without the marks: what can be run."""
+        return ";".join(f"{k}={v}" for k, v in self.settings.items() if k not in MARKS)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the row says that an id shows no number."""
+        return not self.metric
+
+
+#: Where the papers' folders lie.
+FOLDER = Path(__file__).parent
+
+
+def papers() -> list[str]:
+    return sorted(path.parent.name for path in FOLDER.glob("*/reported.csv"))
+
+
+@cache
+def rows(paper: str) -> tuple[Reported, ...]:
+    """Everything a paper reports. Raises FldiagError for an unknown paper."""
+    if paper not in papers():
+        raise FldiagError(f"unknown paper {paper!r}", nearest(paper, papers()), usage=True)
+    with open(FOLDER / paper / "reported.csv", newline="", encoding="utf-8") as file:
+        return tuple(
+            Reported(
+                paper,
+                **{k: v for k, v in row.items() if k not in ("value", "std")},
+                value=float(row["value"]) if row["value"] else None,
+                rounding=_rounding(row["value"]),
+                std=float(row["std"]) if row["std"] else None,
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+def _rounding(printed: str) -> float:
+    return 0.5 * 10.0 ** -len(printed.partition(".")[2]) if printed else 0.0
+
+
+def module(paper: str, name: str) -> ModuleType:
+    """A module of a paper's folder. Raises FldiagError naming the file when it cannot be imported."""
+    try:
+        return importlib.import_module(f"fldiag_papers.{paper}.{name}")
+    except FldiagError:
+        raise
+    except Exception as error:
+        raise FldiagError(
+            f"{paper}/{name}.py: {type(error).__name__}: {error}", "correct the file"
+        ) from error
+
+
+@cache
+def studies() -> dict[str, Study]:
+    """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
+    found = {}
+    for paper in papers():
+        paths = [p for p in (FOLDER / paper).glob("*.py") if p.stem not in ("__init__", CLAIMS)]
+        for path in sorted(paths, key=_order):
+            study = getattr(module(paper, path.stem), "STUDY", None)
+            if not isinstance(study, Study):
+                raise FldiagError(
+                    f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
+                )
+            found[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
+    return found
+
+
+def _order(path: Path) -> tuple[str, int, str]:
+    word = path.stem.rstrip("0123456789")
+    digits = path.stem[len(word) :]
+    return (
+        "zyx"[["table", "fig"].index(word)] if word in ("table", "fig") else "x",
+        int(digits or 0),
+        path.stem,
+    )
+
+
+def chosen(ids: list[str]) -> list[Study]:
+    """The studies called for: ``fedsol/fig6``, ``fedsol`` (all of a paper), ``fig6`` where only one paper has it; none: all.
+
+    Raises FldiagError for anything else."""
+    known = studies()
+    if not ids:
+        return list(known.values())
+    found: dict[str, Study] = {}
+    for id in ids:
+        hits = [n for n in known if n == id or n.split("/")[0] == id] or [
+            n for n in known if n.split("/")[1] == id
+        ]
+        if len(hits) > 1 and id not in papers():
+            raise FldiagError(
+                f"{id!r} is in several papers", f"say which: {', '.join(hits)}", usage=True
+            )
+        if not hits:
+            raise FldiagError(
+                f"unknown figure {id!r}", nearest(id, [*known, *papers()]) + _silent(id), usage=True
+            )
+        found |= {n: known[n] for n in hits}
+    return list(found.values())
+
+
+def _silent(id: str) -> str:
+    paper, _, short = id.partition("/")
+    notes = [r.note for r in rows(paper) if r.id == short] if short and paper in papers() else []
+    return f"; of {id} the paper's text says: {notes[0]}" if notes and notes[0] else ""

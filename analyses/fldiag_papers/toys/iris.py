@@ -1,0 +1,372 @@
+"""Decision regions on Iris in the plane: the example of FedProj (Chunduru et al., figure 1).
+
+Iris, reduced to two principal components, is dealt to three clients by class; an MLP (2-64-64-3) is trained by
+FedAvg, FedDF and FedProj. Before and after local training one sees what the clients forget. The paper gives 20 rounds
+of 5 local epochs, SGD with lr 1e-3 and momentum 0.9; scaling, exact split, minibatches, public data and seeds are not
+given, and are chosen here (``Protocol``). Trained by the training core, measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from fldiag import registry
+from fldiag.config import Config, build
+from fldiag.data import Dataset
+from fldiag.errors import FldiagError, unknown
+from fldiag.execution.pools import open_pool
+from fldiag.execution.worker import threads
+from fldiag.registry import Progress
+from fldiag.results.cache import Cache, Tell
+from fldiag.results.provenance import digest, provenance
+from fldiag.results.table import COLUMNS, Row, table
+from fldiag.seeding import numpy_rng, seed_for
+from fldiag.training.server import Federation
+from fldiag.training.setup import Setup
+from fldiag_papers.toys.iris_measures import (
+    CLASSES,
+    accuracies,
+    differences,
+    lines,
+    points,
+    predict,
+)
+
+METHODS = ("fedavg", "feddf", "fedproj")
+CLIENTS, EPOCHS = 3, 5
+PUBLIC, DISTILLED = 300, 5  # public points; epochs of distillation on the server
+GRID, MARGIN = (
+    200,
+    0.05,
+)  # points a side of the grid; the plane reaches so far beyond the data, as a share of its width
+#: Share of each class (column) that a client (row) gets.
+SPLITS: dict[str, list[list[float]]] = {
+    "one": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "two": [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]],
+    "mixed": [[0.45, 0.45, 0.1], [0.1, 0.45, 0.45], [0.45, 0.1, 0.45]],
+    "dominant": [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]],
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the paper leaves open. Raises FldiagError for values that make no protocol.
+
+    ``split``: one class a client, two, two dominant ones with a tenth of the third (mixed), or one dominant class.
+    ``batch_size`` None: the whole client is one minibatch. ``raw``: features are not standardised before the PCA.
+    ``train_test``: 80/20, stratified, a new split for each seed; else all 150 flowers are trained and tested on.
+    """
+
+    split: str = "one"
+    lr: float = 1e-2
+    batch_size: int | None = 5
+    raw: bool = False
+    train_test: bool = False
+    rounds: int = 20
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise unknown("split", self.split, SPLITS)
+        if not isinstance(self.lr, (int, float)) or not 0 < self.lr < math.inf:
+            raise FldiagError(
+                f"lr = {self.lr!r} is not a learning rate", "give a number above 0", usage=True
+            )
+        for name, value in (("batch_size", self.batch_size), ("rounds", self.rounds)):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise FldiagError(
+                    f"{name} = {value!r} is not valid",
+                    "give a whole number of at least 1",
+                    usage=True,
+                )
+
+    @property
+    def name(self) -> str:
+        """A label that differs whenever the protocol does, apart from the number of rounds."""
+        batch = "full-batch" if self.batch_size is None else f"batch{self.batch_size}"
+        scale = "raw" if self.raw else "standardised"
+        return f"{self.split}-{scale}-lr{self.lr:g}-{batch}{'-80-20' if self.train_test else ''}"
+
+
+def variants(**common: Any) -> tuple[Protocol, ...]:
+    """The protocol chosen, one change at a time, and the paper's learning rate, also with whole clients as minibatches.
+    ``common``: other fields of all of them, such as rounds."""
+    slow = [Protocol(split, 1e-3, None, **common) for split in ("one", "two", "dominant")]
+    return (
+        Protocol(**common),
+        Protocol(raw=True, **common),
+        Protocol(lr=1e-3, **common),
+        *(Protocol(split, **common) for split in ("two", "mixed", "dominant")),
+        *slow,
+    )
+
+
+@dataclass(frozen=True)
+class World:
+    """The data set [n, 2], the clients' examples, the public points [300, 2], and the corners of the plane, [2] each."""
+
+    dataset: Dataset
+    parts: list[np.ndarray]
+    public: Tensor
+    low: np.ndarray
+    high: np.ndarray
+
+    @cached_property
+    def axes(self) -> tuple[np.ndarray, np.ndarray]:
+        """x and y of the grid's columns and rows, [200] each."""
+        x, y = (np.linspace(a, b, GRID) for a, b in zip(self.low, self.high, strict=True))
+        return x, y
+
+    @cached_property
+    def grid(self) -> Tensor:
+        """[200 * 200, 2], row after row."""
+        x, y = np.meshgrid(*self.axes)
+        return torch.from_numpy(np.stack([x.ravel(), y.ravel()], 1)).float()
+
+
+def world(protocol: Protocol, seed: int) -> World:
+    """The data of a seed. Scaling and PCA are fitted to the training examples; the public points are uniform in their
+    bounding box, and have no labels."""
+    bunch = load_iris()
+    train = test = np.arange(len(bunch.target))
+    if protocol.train_test:
+        state = seed_for(seed, "iris test") % 2**32
+        train, test = train_test_split(
+            train, test_size=0.2, stratify=bunch.target, random_state=state
+        )
+    steps = [] if protocol.raw else [StandardScaler()]
+    plane = make_pipeline(*steps, PCA(2, svd_solver="full")).fit(bunch.data[train])
+    z = plane.transform(bunch.data).astype(np.float32)
+    x, y = torch.from_numpy(z), torch.from_numpy(bunch.target).long()
+    low, high = z[train].min(0), z[train].max(0)
+    public = numpy_rng(seed, "iris public").uniform(low, high, (PUBLIC, 2))
+    room = MARGIN * (z.max(0) - z.min(0))
+    dataset = Dataset("iris in the plane", x[train], y[train], x[test], y[test], CLASSES)
+    return World(
+        dataset,
+        deal(y[train].numpy(), protocol.split, seed),
+        torch.from_numpy(public).float(),
+        z.min(0) - room,
+        z.max(0) + room,
+    )
+
+
+def deal(labels: np.ndarray, split: str, seed: int) -> list[np.ndarray]:
+    """Indices of each client: every class, shuffled by seed, cut by the clients' shares."""
+    pieces: list[list[np.ndarray]] = [[] for _ in range(CLIENTS)]
+    for c in range(CLASSES):
+        members = np.flatnonzero(labels == c)
+        members = members[numpy_rng(seed, "iris split", c).permutation(len(members))]
+        cuts = np.rint(np.cumsum([shares[c] for shares in SPLITS[split]]) * len(members)).astype(
+            int
+        )
+        for k, piece in enumerate(np.split(members, cuts[:-1])):
+            pieces[k].append(piece)
+    return [np.sort(np.concatenate(p)) for p in pieces]
+
+
+def config(protocol: Protocol, method: str, seed: int, largest: int) -> Config:
+    """The run's config; ``largest`` client. Methods that distil do so for 5 epochs of SGD at temperature 3 with the
+    clients' learning rate; FedProj without its penalty on weights, so that it is FedDF plus projection."""
+    options: dict[str, Any] = {"name": method}
+    known = registry.method.get(method).options.model_fields
+    if {"epochs", "tau", "lr", "optimizer"} <= known.keys():
+        options |= {"epochs": DISTILLED, "tau": 3.0, "lr": protocol.lr, "optimizer": "sgd"}
+    if "gamma_wd" in known:
+        options["gamma_wd"] = 0.0
+    return build(
+        {
+            "name": "iris",
+            "seed": seed,
+            "rounds": protocol.rounds,
+            "method": options,
+            "model": {"name": "mlp_iris"},
+            "data": {"name": "iris"},
+            "partition": {"kind": "iid"},
+            "clients": {"total": CLIENTS, "per_round": CLIENTS},
+            "train": {
+                "epochs": EPOCHS,
+                "batch_size": protocol.batch_size or largest,
+                "lr": protocol.lr,
+                "lr_decay": 1.0,
+                "momentum": 0.9,
+                "weight_decay": 0.0,
+            },
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training; ``shown``: its points and regions join the rows."""
+
+    protocol: Protocol
+    method: str
+    seed: int
+    shown: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.protocol.name}-{self.method}-s{self.seed}"
+
+    @property
+    def key(self) -> str:
+        """Changes with whatever decides the numbers."""
+        return digest(
+            {key: value for key, value in provenance().items() if key not in ("seed", "threads")},
+            asdict(self),
+        )
+
+    def as_table(self, rows: list[Row]) -> pd.DataFrame:
+        """The rows of the training, with what they are of."""
+        made = table(
+            rows,
+            run=self.protocol.name,
+            method=self.method,
+            seed=self.seed,
+            estimator="exact",
+            slice="test" if self.protocol.train_test else "all",
+        )
+        return made.astype({column: "string" for column in ("reference", "line") if column in made})
+
+
+def trained(_: None, job: Job) -> list[Row]:
+    """The rows of one training, without run, method and seed. Raises FldiagError when it diverges."""
+    with threads(
+        1
+    ):  # steps this small only wait for each other on several, most of all on a busy machine
+        return _one_thread(job)
+
+
+def _one_thread(job: Job) -> list[Row]:
+    made = world(job.protocol, job.seed)
+    settings = config(job.protocol, job.method, job.seed, max(map(len, made.parts)))
+    setup = Setup(settings, dataset=made.dataset, parts=made.parts, public=made.public)
+    federation = Federation(setup)
+    execute = partial(map, setup.train)
+    rows: list[Row] = []
+    for t in range(1, job.protocol.rounds + 1):
+        received = federation.sent()
+        _, trained = federation.round(execute)
+        models = torch.stack([received, *trained.rows, federation.w])
+        if not bool(torch.isfinite(models).all()):
+            raise FldiagError(
+                f"{job.method} diverged in round {t} with lr = {job.protocol.lr:g} (seed {job.seed})",
+                "lower --lr",
+                usage=True,
+            )
+        predicted = predict(setup.network, models, made.dataset.test_x)
+        rows += [{"round": t, **row} for row in accuracies(predicted, made.dataset.test_y)]
+    regions = predict(setup.network, models, made.grid)
+    rows += [{"round": t, **row} for row in differences(regions)]
+    if job.shown:
+        rows += points(made.dataset, made.parts) + [
+            {"round": t, **row} for row in lines(regions, *made.axes)
+        ]
+    return rows
+
+
+def run(
+    protocols: Sequence[Protocol] = (Protocol(),),
+    methods: Sequence[str] = METHODS,
+    seeds: Iterable[int] = range(5),
+    *,
+    shown: int | None = None,
+    keep: Path | None = None,
+    executor: str | Executor = "serial",
+    on_damage: Tell | None = None,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """The toy as a table: every protocol (``run``), seed and method. Slice: all 150 flowers, or the 30 of the test.
+
+    Rows of every round, in shares of [0, 1] (``n_examples`` flowers): ``accuracy`` and ``class_accuracy`` (index =
+    class) of the model received, of each client's after training, of the aggregated one; and of each client ``drop`` =
+    accuracy of the received minus the trained model, ``forgetting`` = the same of the class that loses most; with moment
+    trained and scope global, their means over the clients. Of the last round ``disagreement`` with the global model on a
+    200 x 200 grid, and for seed ``shown`` these grids, ``region``, and the flowers, ``point`` (unless given: of a single
+    protocol those of the first seed, of several none).
+
+    ``keep``: a folder in which finished trainings are kept and found again; ``on_damage`` is told of those that were damaged
+    and are trained again. ``executor`` as in training; the result is the same.
+
+    Raises FldiagError for unknown methods, seeds that are no seeds, and trainings that diverge.
+    """
+    seeds = list(seeds)
+    _check(protocols, methods, seeds)
+    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
+    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
+    return _stacked(
+        [*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)]
+    )
+
+
+def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raises FldiagError for what cannot be trained, before anything is."""
+    if not protocols or not methods or not seeds:
+        raise FldiagError(
+            "nothing to train", "give at least one protocol, method and seed", usage=True
+        )
+    for name, values in (("seeds", seeds), ("methods", methods), ("protocols", protocols)):
+        if len(set(values)) != len(values):
+            raise FldiagError(
+                f"{name} = {list(values)} has one twice", "give each once", usage=True
+            )
+    if not all(
+        isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds
+    ):
+        raise FldiagError(
+            f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True
+        )
+    for method in methods:
+        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
+
+
+def _trainings(
+    jobs: Sequence[Job],
+    kept: Cache | None,
+    executor: str | Executor,
+    progress: Progress | None,
+    on_damage: Tell | None,
+) -> Iterator[pd.DataFrame]:
+    """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
+    found = [None if kept is None else kept.get(job.name, job.key, on_damage) for job in jobs]
+    missing = [job for job, frame in zip(jobs, found, strict=True) if frame is None]
+    with open_pool(executor, trained, None, threads=1, name=_name, most=len(missing)) as pool:
+        fresh = pool.map(missing)
+        for done, (job, frame) in enumerate(zip(jobs, found, strict=True)):
+            if progress:
+                progress(done, len(jobs), _name(job))
+            if frame is None:
+                frame = job.as_table(next(fresh))
+                if kept is not None:
+                    kept.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
+            yield frame
+        if progress:
+            progress(len(jobs), len(jobs), "done")
+
+
+def _name(job: Job) -> str:
+    return f"{job.protocol.name}, {job.method}, seed {job.seed}"
+
+
+def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables below each other, with the columns of the schema first."""
+    whole = pd.concat(frames, ignore_index=True)
+    return whole[[*COLUMNS, *sorted(set(whole.columns) - set(COLUMNS))]]

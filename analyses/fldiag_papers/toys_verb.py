@@ -1,0 +1,183 @@
+"""``fldiag toy``: pictures one can check by hand."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fldiag.clock import LONG as ANNOUNCE
+from fldiag.clock import duration
+from fldiag.console import Console
+from fldiag.diagnosis import places
+from fldiag.errors import FldiagError
+from fldiag.plotting import style
+from fldiag.results import files
+from fldiag.results.provenance import digest, provenance
+from fldiag.results.select import number
+from fldiag_papers.toys import iris as iris_toy
+from fldiag_papers.toys import iris_picture, iris_reported, plane_picture
+from fldiag_papers.toys import plane as toy
+
+#: Significant digits of the tables: enough to check a closed form by hand.
+DIGITS = 12
+
+
+def plane(
+    console: Console, rho: float, beta: float, a: tuple[float, ...] | None, out: Path | None
+) -> None:
+    options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
+    geometry = toy.geometry(**options)
+    frame = toy.run(**options)
+    path = places.prepare(out or places.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
+    written = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
+    pictures = style.write(plane_picture.draw(frame, geometry), path)
+    rows = []
+    for (method, client), part in frame[frame["client"].notna()].groupby(
+        ["method", "client"], sort=True
+    ):
+        row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
+        for metric in ("end_point", "closed_form"):
+            at = [number(part, metric, column=axis) for axis in ("x", "y")]
+            if None not in at:
+                row[metric] = f"({at[0]:.6f}, {at[1]:.6f})"
+        row |= {m: found for m in ("distance", "angle") if (found := number(part, m)) is not None}
+        rows.append(row)
+    console.table(
+        rows,
+        {
+            "method": "method",
+            "a": "a",
+            "end_point": "end point",
+            "closed_form": "closed form",
+            "distance": "distance",
+            "angle": "angle to w_g–w_l* (°)",
+        },
+    )
+    if geometry["equilibrium"] is None:
+        console.note(
+            f"rho = {rho:g} is not below |w_l* - w_g| = {geometry['distance']:.4g}: FedSOL has no equilibrium "
+            "and hovers around w_g"
+        )
+    console.done(*written, *pictures)
+
+
+def iris(
+    console: Console,
+    protocol: iris_toy.Protocol | None,
+    methods: Sequence[str],
+    seeds: int,
+    first: int,
+    rounds: int,
+    train_test: bool,
+    executor: str,
+    out: Path | None,
+) -> None:
+    """One protocol, or all variants when it is None (then ``rounds`` and ``train_test`` apply to each)."""
+    if seeds < 1:
+        raise FldiagError(
+            f"seeds = {seeds} leaves nothing to train", "give --seeds 1 or more", usage=True
+        )
+    protocols = (
+        iris_toy.variants(rounds=rounds, train_test=train_test) if protocol is None else (protocol,)
+    )
+    chosen = range(first, first + seeds)
+    what = "variants" if protocol is None else protocol.name
+    about = {
+        "protocols": [asdict(p) | {"name": p.name} for p in protocols],
+        "methods": list(methods),
+        "seeds": list(chosen),
+    }
+    path = places.prepare(out or places.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
+    keep = path.with_name(f".{path.name}.parts")
+    with console.progress("iris") as bar:
+        frame = iris_toy.run(
+            protocols,
+            methods,
+            chosen,
+            keep=keep,
+            executor=executor,
+            progress=_forecast(console, bar),
+            on_damage=console.note,
+        )
+    found = iris_reported.summary(frame)
+    said = iris_reported.statements(frame)
+    about = {
+        **provenance(seed=first),
+        **about,
+        "reported": iris_reported.REPORTED,
+        "statements": said,
+    }
+    whole, table = files.write_table(frame, path, about, DIGITS)
+    summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found, DIGITS))
+    seed_rows = iris_reported.per_seed(frame)
+    if protocol is None:
+        pictures = style.write(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path)
+    else:
+        pictures = style.write(
+            iris_picture.measures(seed_rows, frame, iris_reported.REPORTED),
+            path.with_name(f"{path.name}-measures"),
+        )
+        pictures += style.write(iris_picture.regions(frame), path)
+    shutil.rmtree(keep, ignore_errors=True)
+    _shown(console, found, several=len(protocols) > 1)
+    for sentence in said:
+        console.say(sentence)
+    console.result["statements"] = said
+    if protocol is not None and protocol.lr != iris_reported.REPORTED_LR:
+        console.note(
+            f"the paper's learning rate is {iris_reported.REPORTED_LR:g}: --lr {iris_reported.REPORTED_LR:g}, or "
+            "--variants for other protocols beside this one"
+        )
+    console.done(whole, summary, table, *pictures)
+
+
+def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:
+    if console.machine:
+        console.result["rows"] = found.astype(object).where(found.notna(), None).to_dict("records")
+        return
+    columns = {
+        "accuracy": "global (%)",
+        "paper": "paper (%)",
+        "late": "last 5 rounds",
+        "local": "clients (%)",
+        "drop": "drop",
+        "forgetting": "worst class",
+        "disagreement": "differs (%)",
+    }
+    rows = []
+    for _, row in found.iterrows():
+        shown = {
+            "run": row["run"],
+            "method": row["method"],
+            "paper": "–" if pd.isna(row["reported"]) else f"{100 * row['reported']:.2f}",
+        }
+        for m in iris_reported.MEASURES:
+            spread = "" if pd.isna(row[f"{m}_std"]) else f" ± {100 * row[f'{m}_std']:.1f}"
+            shown[m] = f"{100 * row[m]:.1f}{spread}"
+        rows.append(shown)
+    console.table(rows, {**({"run": "protocol"} if several else {}), "method": "method", **columns})
+
+
+def _forecast(
+    console: Console, bar: Callable[[int, int, str], None]
+) -> Callable[[int, int, str], None]:
+    """The bar, and one remark when what is left takes longer than a minute."""
+    began, told = time.perf_counter(), False
+
+    def progress(done: int, total: int, text: str) -> None:
+        nonlocal told
+        elapsed = time.perf_counter() - began
+        # Methods differ in cost: after three trainings each of the default ones has been timed.
+        if not told and done >= 3 and elapsed > 1:
+            told, rest = True, elapsed / done * (total - done)
+            if rest > ANNOUNCE:
+                console.note(f"about {duration(rest)} to go: {total - done} of {total} trainings")
+        bar(done, total, text)
+
+    return progress

@@ -1,0 +1,64 @@
+"""What other packages bring, by their entry points: listed without an import, and imported one by one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
+from typing import Any
+
+from fldiag.errors import FldiagError, error_text
+
+#: The packages from which something was loaded.
+loaded: set[str] = set()
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """The entry points of a group, by name.
+
+    Packages that merely lie in the current folder have none (unless PYTHONPATH names it): whoever unpacks an archive there
+    has installed nothing.
+    """
+    current = Path.cwd().resolve()
+    searched = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    folders = list(sys.path)
+    if current not in (Path(folder).resolve() for folder in searched):
+        folders = [folder for folder in folders if Path(folder).resolve() != current]
+    return list(_entry_points(group, tuple(folders)))
+
+
+@cache
+def _entry_points(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
+    """Cached, because it reads every installed package, and each config's hash asks."""
+    points: dict[str, list[EntryPoint]] = {}
+    for distribution in distributions(path=list(folders)):
+        if selected := distribution.entry_points.select(group=group):
+            points.setdefault(
+                distribution.name, list(selected)
+            )  # the first of a name shadows others
+    return sorted((p for selected in points.values() for p in selected), key=lambda p: p.name)
+
+
+def package(point: EntryPoint) -> str:
+    """The name of the package that brings it."""
+    return point.dist.name if point.dist else point.value
+
+
+def load(point: EntryPoint, kind: str) -> Any:
+    """What an entry point names. Raises FldiagError, whatever its import raised."""
+    loaded.add(point.module.partition(".")[0])
+    try:
+        return point.load()
+    except Exception as cause:  # somebody else's module can raise anything
+        raise unusable(point, kind, cause) from cause
+
+
+def unusable(point: EntryPoint, kind: str, cause: Exception) -> FldiagError:
+    """The message about what another package brings and cannot be used."""
+    why = str(cause) if isinstance(cause, FldiagError) else error_text(cause)
+    return FldiagError(
+        f"the {kind} {point.name!r} of the package {package(point)} cannot be used ({why})",
+        "fix or remove that package",
+    )

@@ -1,0 +1,100 @@
+"""Every diagnostic, method and model on a pretended accelerator: tensors of host and device never meet."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from accelerator import DEVICE, Accelerated, accelerator
+from helpers import config, needs, play, stacks, world
+from test_diagnostics import examples, network
+from test_run_diagnostics import federation
+from torch.nn.functional import cross_entropy
+
+import fldiag
+from fldiag import registry
+from fldiag.problem.problem import Problem
+from fldiag.training.federation import Federation
+from fldiag.training.setup import Setup
+
+
+def diagnostics(on):
+    return [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == on]
+
+
+#: A stack of clients, or one after the other where a method's model cannot be stacked.
+TRAINED = [
+    (n, s) for n in registry.method.names() for s in ("off", "on") if s == "off" or stacks(n)
+]
+SMALL = {"points": 3, "k": 3, "draws": 2}
+
+
+def test_host_and_device_tensors_do_not_meet(monkeypatch):
+    with accelerator(monkeypatch):
+        x = torch.ones(3, device=DEVICE)
+        assert isinstance(x, Accelerated) and isinstance((x * 2.0).sum(), Accelerated)
+        assert not isinstance(x.cpu(), Accelerated)
+        for mistake in (
+            lambda: x + torch.ones(3),
+            lambda: torch.stack([x, torch.ones(3)]),
+            lambda: torch.rand(3, device=DEVICE, generator=torch.Generator()),
+            lambda: x.numpy(),
+        ):
+            with pytest.raises((RuntimeError, TypeError)):
+                mistake()
+
+
+def close(a, b):
+    """Same rows; the same numbers but for the order of sums."""
+    numbers = [c for c in a.columns if a[c].dtype.kind == "f" and c != "residual"]
+    plain = [c for c in a.columns if c not in (*numbers, "residual", "device")]
+    pd.testing.assert_frame_equal(a[plain], b[plain])
+    for column in numbers:
+        np.testing.assert_allclose(a[column], b[column], rtol=1e-7, atol=1e-9, err_msg=column)
+
+
+def problem(device, seed=0):
+    module = network()
+    with torch.no_grad():
+        for weights in module.parameters():
+            weights += 0.1 * torch.randn(
+                weights.shape, generator=torch.Generator().manual_seed(seed)
+            )
+    return Problem(module, cross_entropy, examples(), device=device, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", [*diagnostics("problem"), *diagnostics("checkpoints")])
+def test_diagnostics_of_weights(name, monkeypatch):
+    entry = registry.diagnostic.get(name)
+    options = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
+
+    def table(device):
+        several = [problem(device, 0), problem(device, 1)]
+        return fldiag.diagnose(several[0] if entry.on == "problem" else several, name, **options)
+
+    expected = table("cpu")
+    with accelerator(monkeypatch):
+        close(table("lazy"), expected)
+
+
+@pytest.mark.parametrize("name", diagnostics("run"))
+@pytest.mark.slow
+def test_diagnostics_of_a_run(name, monkeypatch):
+    expected = fldiag.diagnose(federation(name), name)
+    with accelerator(monkeypatch):
+        close(fldiag.diagnose(federation(name, device="lazy"), name), expected)
+
+
+@pytest.mark.parametrize(("name", "stack"), TRAINED)
+@pytest.mark.slow
+def test_training(name, stack, monkeypatch):
+    settings = config(name, stack=stack, precision="fp64", **needs(name))
+
+    def weights(device):
+        dataset, parts = world(name)
+        trained = Federation(Setup(settings, dataset=dataset, parts=parts, device=device))
+        play(trained, 2)
+        return trained.w.cpu()
+
+    expected = weights("cpu")
+    with accelerator(monkeypatch):
+        torch.testing.assert_close(weights("lazy"), expected, rtol=1e-9, atol=1e-11)
