@@ -8,7 +8,7 @@ import numpy as np
 from scipy.interpolate import RectBivariateSpline
 
 from fldiag.landscape import grid
-from fldiag.landscape.grid import Ask, Filled, Heights, Values, nested
+from fldiag.landscape.grid import Ask, FilledGrid, GridValues, Heights, nested
 from fldiag.seeding import numpy_rng
 
 #: Check points a level: this many where the error is expected, and as many at random.
@@ -49,26 +49,26 @@ def _sound(points: int, rows: list[int], columns: list[int], finite: np.ndarray)
 
 class Refinement(grid.Refinement):
     """The steps from the coarsest knots to a grid whose error is below ``rtol``; every decision follows from
-    the values asked for so far, so a replay over kept values takes the same steps."""
+    the values requested for so far, so a replay over kept values takes the same steps."""
 
-    def __init__(self, axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int):
+    def __init__(self, axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int):
         super().__init__(axis, values, ask, rtol, seed)
         self.axis, self.seed = axis, seed
         self.rows = self.columns = nested(len(axis))
 
     def knots(self) -> np.ndarray:
-        mask = np.zeros_like(self.asked)
+        mask = np.zeros_like(self.requested)
         mask[np.ix_(self.rows, self.columns)] = True
         return mask
 
-    def run(self) -> Filled:
+    def run(self) -> FilledGrid:
         if len(self.axis) <= WHOLE:
-            return self.whole()
+            return self.evaluate_all()
         for level in itertools.count():
             stage = f"{len(self.columns)} x {len(self.rows)} points"
             self.ask(self.knots(), stage)
             losses = self.values.value[np.ix_(self.rows, self.columns)]
-            if not np.isfinite(losses).any() or self.asked.all():
+            if not np.isfinite(losses).any() or self.requested.all():
                 break
             heights = Heights.of(losses)
             up = heights.up(losses)
@@ -77,13 +77,13 @@ class Refinement(grid.Refinement):
             doubts = [np.abs(height - self._coarser(up, axis)) for axis in (0, 1)]
             self.ask(self._choose(doubts[0] + doubts[1], sound, level), f"{stage}, check points")
             value = heights.down(height)
-            checked = self.asked & ~self.knots() & sound
+            checked = self.requested & ~self.knots() & sound
             with np.errstate(invalid="ignore"):
                 error = value - self.values.value
             share = np.where(checked, heights.share(error, self.values.value), 0.0)
             share[~np.isfinite(share)] = np.inf
-            worst = float(share.max()) * _beyond(int((~self.asked).sum()), int(checked.sum()))
-            wild = ~sound & ~self.asked
+            worst = float(share.max()) * _beyond(int((~self.requested).sum()), int(checked.sum()))
+            wild = ~sound & ~self.requested
             blame = [doubt >= BLAME * (doubts[0] + doubts[1]) for doubt in doubts]
             finer = [
                 self._finer(np.where(blame[axis], share, 0.0), knots, axis)
@@ -101,7 +101,7 @@ class Refinement(grid.Refinement):
                     halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)
                 ]
             self.rows, self.columns = finer
-        return self.whole()
+        return self.evaluate_all()
 
     def _coarser(self, heights: np.ndarray, axis: int) -> np.ndarray:
         """The spline through every second knot of one axis: where it differs from that through all, errors are
@@ -113,7 +113,7 @@ class Refinement(grid.Refinement):
 
     def _choose(self, doubt: np.ndarray, sound: np.ndarray, level: int) -> np.ndarray:
         """New check points: the most doubtful ones of the cells with the most doubt, and some at random."""
-        free = sound & ~self.asked
+        free = sound & ~self.requested
         chosen = np.zeros_like(free)
         places = []
         for top, bottom in zip(self.rows, self.rows[1:], strict=False):
@@ -141,18 +141,18 @@ class Refinement(grid.Refinement):
         }
         return halved(knots, gaps)
 
-    def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> Filled:
-        v, asked = self.values, self.asked
+    def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> FilledGrid:
+        v, requested = self.values, self.requested
         spread = v.stderr[np.ix_(self.rows, self.columns)]
-        stderr = np.full(asked.shape, np.nan)
+        stderr = np.full(requested.shape, np.nan)
         if np.isfinite(spread).all():
             stderr = np.maximum(_spline(self.axis, self.rows, self.columns, spread), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
-        return Filled(
-            asked,
-            np.where(asked, v.value, value),
-            np.where(asked, v.stderr, stderr),
-            np.where(asked, np.nan, residual),
+        return FilledGrid(
+            requested,
+            np.where(requested, v.value, value),
+            np.where(requested, v.stderr, stderr),
+            np.where(requested, np.nan, residual),
             worst,
             checks,
         )
@@ -170,12 +170,12 @@ def _beyond(unseen: int, seen: int) -> float:
 
 def fill(
     axis: np.ndarray,
-    values: Values,
+    values: GridValues,
     ask: Ask,
     rtol: float,
     seed: int,
     first: np.ndarray | None = None,
-) -> Filled:
+) -> FilledGrid:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
     ``ask`` evaluates points and writes them into ``values``; those of the mask ``first`` in any case.
@@ -183,4 +183,4 @@ def fill(
     refinement = Refinement(axis, values, ask, rtol, seed)
     if first is not None:
         refinement.ask(first, "check points")
-    return refinement.whole() if rtol <= 0 else refinement.run()
+    return refinement.evaluate_all() if rtol <= 0 else refinement.run()

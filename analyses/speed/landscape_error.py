@@ -52,7 +52,7 @@ def smooth(surface: Known) -> bool:
 
 def filled(surface: Known, rule: Callable[..., Any]) -> tuple[int, float, float, float]:
     """Points evaluated, the error reported and the true one as shares of the range, seconds of the rule itself."""
-    values = grid.Values(*(np.full(surface.losses.shape, v) for v in (False, np.nan, np.nan)))
+    values = grid.GridValues(*(np.full(surface.losses.shape, v) for v in (False, np.nan, np.nan)))
 
     def ask(new: np.ndarray, planned: int, stage: str) -> None:
         for array, known in (

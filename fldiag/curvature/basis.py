@@ -52,12 +52,12 @@ class Basis:
         ]
         return float(torch.linalg.vector_norm(torch.stack(changed)))
 
-    def _parts(self, v: Tensor) -> Tensor:
+    def _coefficients(self, v: Tensor) -> Tensor:
         """The coefficients [count] of v."""
-        found = v.new_zeros(self.count)
+        coefficients = v.new_zeros(self.count)
         for piece in self._pieces:
-            found += torch.cat([b[:, piece].double() @ v[piece] for b in self._filled()])
-        return found
+            coefficients += torch.cat([b[:, piece].double() @ v[piece] for b in self._filled()])
+        return coefficients
 
     def _subtract(self, v: Tensor, coefficients: Tensor) -> None:
         """v less the rows times the coefficients, in place."""
@@ -70,13 +70,13 @@ class Basis:
         """Subtracts from v its part in the basis (in the rows where ``only`` is 1), in place; the coefficients."""
         if not self.count:
             return v.new_zeros(0)
-        coefficients = self._parts(v) if only is None else self._parts(v) * only
+        coefficients = self._coefficients(v) if only is None else self._coefficients(v) * only
         self._subtract(v, coefficients)
         return coefficients
 
     def without(self, v: Tensor, coefficients: Tensor) -> Tensor:
         """v less its part in the space of the orthonormal combinations [count, k]: none of them is formed."""
-        inside = coefficients @ (coefficients.T @ self._parts(v))
+        inside = coefficients @ (coefficients.T @ self._coefficients(v))
         v = v.clone()
         self._subtract(v, inside)
         return v
@@ -105,7 +105,7 @@ class Basis:
 class Krylov:
     """What Lanczos has measured of an operator A: its products with orthonormal vectors Q.
 
-    A = P A P + (Q Q^T A + A Q Q^T - Q Q^T A Q Q^T) with P = I - Q Q^T; the second part is known.
+    A = P A P + (Q Q^T A + A Q Q^T - Q Q^T A Q Q^T) with P = I - Q Q^T; the second part is measured.
     """
 
     def __init__(self, basis: Basis, processed: list[int], rows: np.ndarray):
@@ -115,7 +115,7 @@ class Krylov:
         e = np.zeros((len(basis), len(processed)))
         e[processed, np.arange(len(processed))] = 1.0
         square = rows[processed]
-        self._known = rows @ e.T + e @ rows.T - e @ ((square + square.T) / 2) @ e.T
+        self._measured = rows @ e.T + e @ rows.T - e @ ((square + square.T) / 2) @ e.T
         self.dimension = len(processed)
 
     def project(self, v: Tensor) -> Tensor:
@@ -126,5 +126,5 @@ class Krylov:
         return v
 
     def diagonal(self) -> Tensor:
-        """The diagonal [P] of the known part."""
-        return self._basis.quadratic(self._known)
+        """The diagonal [P] of the measured part."""
+        return self._basis.quadratic(self._measured)

@@ -25,23 +25,23 @@ MANY = 512
 
 @dataclass(frozen=True)
 class _Targets:
-    """q = label * onehot(y) + kept * spread, row by row: ``y``, ``label`` and ``kept`` [...], ``spread`` [V] (None: 0)."""
+    """q = label * onehot(y) + mask * spread, row by row: ``y``, ``label`` and ``mask`` [...], ``spread`` [V] (None: 0)."""
 
     y: Tensor
     label: Tensor
-    kept: Tensor
+    mask: Tensor
     spread: Tensor | None
 
     @property
     def total(self) -> Tensor:
         """Q [...]."""
-        return self.label if self.spread is None else self.label + self.kept * self.spread.sum()
+        return self.label if self.spread is None else self.label + self.mask * self.spread.sum()
 
     def add_to(self, rows: Tensor, factor: Tensor) -> Tensor:
         """rows [..., V] plus factor [...] times q, in place: q itself would be as large as the outputs."""
         rows.scatter_add_(-1, self.y.unsqueeze(-1), (factor * self.label).unsqueeze(-1))
         if self.spread is not None:
-            rows.addcmul_((factor * self.kept).unsqueeze(-1), self.spread)
+            rows.addcmul_((factor * self.mask).unsqueeze(-1), self.spread)
         return rows
 
 
@@ -54,7 +54,7 @@ class _Losses(torch.autograd.Function):
         ctx.targets = targets
         logs = F.log_softmax(z, -1)
         losses = -targets.label * logs.gather(-1, targets.y.unsqueeze(-1)).squeeze(-1)
-        return losses if targets.spread is None else losses - targets.kept * (logs @ targets.spread)
+        return losses if targets.spread is None else losses - targets.mask * (logs @ targets.spread)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
@@ -99,13 +99,13 @@ class ClosedForm(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.cross_entropy:
-            found = _closed(*args, **kwargs)
-            if found is not None:
-                return found
+            loss = _closed_form(*args, **kwargs)
+            if loss is not None:
+                return loss
         return func(*args, **kwargs)
 
 
-def _closed(
+def _closed_form(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -126,19 +126,15 @@ def _closed(
         or torch._C._functorch.is_functorch_wrapped_tensor(input)
     ):
         return None
-    kept = target != ignore_index
-    y = target.masked_fill(~kept, 0)
-    counted = kept.to(input.dtype) if weight is None else weight[y] * kept
+    mask = target != ignore_index
+    y = target.masked_fill(~mask, 0)
+    counts = mask.to(input.dtype) if weight is None else weight[y] * mask
     spread = None
     if label_smoothing:
         each = label_smoothing / input.shape[1]
         spread = input.new_full(input.shape[1:2], each) if weight is None else weight * each
-    targets = _Targets(y, counted * (1 - label_smoothing), kept.to(input.dtype), spread)
+    targets = _Targets(y, counts * (1 - label_smoothing), mask.to(input.dtype), spread)
     losses: Tensor = _Losses.apply(input.movedim(1, -1), targets)
-    return (
-        losses
-        if reduction == "none"
-        else losses.sum()
-        if reduction == "sum"
-        else losses.sum() / counted.sum()
-    )
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / counts.sum()

@@ -33,31 +33,32 @@ def factors(
     if size > OUTPUTS:
         raise ValueError(f"{size} outputs")
     try:  # softmax of confident outputs cancels: 1 - p has no digits left in single precision
-        h, mixed, own = _curvature(criterion, z.detach().double(), y)
+        h, *products = _curvature(criterion, z.detach().double(), y)
     except RuntimeError as error:
         if not any(word in str(error) for word in ("dtype", "Double", "double")):
             raise
         # the loss holds single precision tensors of its own
-        h, mixed, own = _curvature(criterion, z.detach(), y)
-    if not _agree(mixed, own):
+        h, *products = _curvature(criterion, z.detach(), y)
+    if not _agree(*products):
         # Where every example is fitted, both are rounding; whether a loss couples examples shows at mild outputs.
         mild = z.detach() / max(1.0, float(z.detach().abs().max()))
         if not _agree(*_curvature(criterion, mild.to(h.dtype), y)[1:]):
             raise ValueError("the loss couples the examples of a batch")
     values, vectors = torch.linalg.eigh((h + h.transpose(1, 2)) / 2)
-    found = []
+    pairs = []
     for sign in (1.0, -1.0):
         part = (sign * values).clamp_min(0)
         part = part * (part > 1e-12 * values.abs().amax(1, keepdim=True))
-        used = (part > 0).any(0)
-        if bool(used.any()):
-            s = (vectors * part.sqrt().unsqueeze(1))[:, :, used].transpose(1, 2)
-            found.append((sign, s.reshape(b, -1, *z.shape[1:]).to(z)))
-    return found
+        columns = (part > 0).any(0)
+        if bool(columns.any()):
+            s = (vectors * part.sqrt().unsqueeze(1))[:, :, columns].transpose(1, 2)
+            pairs.append((sign, s.reshape(b, -1, *z.shape[1:]).to(z)))
+    return pairs
 
 
-def _agree(mixed: Tensor, own: Tensor) -> bool:
-    return torch.allclose(mixed, own, rtol=1e-4, atol=1e-4 * float(own.abs().max()))
+def _agree(of_batch: Tensor, of_examples: Tensor) -> bool:
+    tolerance = 1e-4 * float(of_examples.abs().max())
+    return torch.allclose(of_batch, of_examples, rtol=1e-4, atol=tolerance)
 
 
 def _curvature(
@@ -79,13 +80,12 @@ def _curvature(
 
     eye = torch.eye(size, dtype=z.dtype, device=z.device)
     h = torch.stack([column(e.expand(b, -1)) for e in eye], 2).double()
-    v = (
-        torch.cos(torch.arange(b * size, device=z.device)).reshape(b, size).to(z)
-    )  # any vector would do
+    # any vector would do
+    v = torch.cos(torch.arange(b * size, device=z.device)).reshape(b, size).to(z)
     return h, column(v).double(), (h @ v.double().unsqueeze(2)).squeeze(2)
 
 
-class _Seen:
+class _LayerRecord:
     """Inputs and outputs of the affine layers in one evaluation."""
 
     def __init__(self) -> None:
@@ -93,16 +93,14 @@ class _Seen:
         self.versions: list[int] = []
 
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        def record(m: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        def add(m: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
             a = rules(m).squares_input(m, inputs[0].detach())
             out = out if out.requires_grad else out.detach().requires_grad_()
             self.layers.append((name, m, a, out))
             self.versions.append(a._version)
-            return (
-                out.clone()
-            )  # an operation in place after the layer must not change what was recorded
+            return out.clone()  # an operation in place after the layer must not change the record
 
-        return record
+        return add
 
     def changed(self) -> bool:
         return any(
@@ -111,17 +109,17 @@ class _Seen:
 
 
 @contextlib.contextmanager
-def _watched(module: nn.Module, only: Collection[str] | None) -> Iterator[_Seen]:
-    seen = _Seen()
+def _watched(module: nn.Module, only: Collection[str] | None) -> Iterator[_LayerRecord]:
+    record = _LayerRecord()
     handles = [
-        m.register_forward_hook(seen.hook(name))
+        m.register_forward_hook(record.hook(name))
         for name, m in module.named_modules()
         if rules(m).squares is not None
         and any(True for _ in m.parameters())
         and (only is None or name in only)
     ]
     try:
-        yield seen
+        yield record
     finally:
         for handle in handles:
             handle.remove()
@@ -140,33 +138,33 @@ def batch(
     """Per weight tensor the diagonal (or, with ``total``, the trace) of the Gauss-Newton matrix of the mean loss
     of one batch, in float64.
 
-    ``call`` evaluates ``module`` on x with the wanted weights, none of which may require a gradient. ``only``: names of the
-    affine layers that are meant (default: all).
+    ``call`` evaluates ``module`` on x with weights of which none may require a gradient. ``only``: names of affine layers
+    (default: all).
     Raises ValueError for a loss that couples examples, or a model that changes the input of a layer in place.
     """
-    with torch.enable_grad(), _watched(module, only) as seen:
+    with torch.enable_grad(), _watched(module, only) as record:
         z = call(x)
         if not isinstance(z, Tensor):
             raise ValueError(f"the model returns a {type(z).__name__}")
         parts = factors(criterion, z, y)
-    if seen.changed():
+    if record.changed():
         raise ValueError("the model changes the input of a layer in place")
-    if len({name for name, _, _, _ in seen.layers}) < len(seen.layers):
+    if len({name for name, _, _, _ in record.layers}) < len(record.layers):
         raise ValueError("a layer is used twice")
-    outs = [out for _, _, _, out in seen.layers]
-    found: dict[str, Tensor] = {}
+    outs = [out for _, _, _, out in record.layers]
+    sums: dict[str, Tensor] = {}
     for sign, s in parts:
         # one pass per column; the cotangents of all of them side by side, [b, r, ...] a layer
         passes = [
             torch.autograd.grad(z, outs, s[:, c], retain_graph=True, allow_unused=True)
             for c in range(s.shape[1])
         ]
-        for i, (name, m, a, _) in enumerate(seen.layers):
+        for i, (name, m, a, _) in enumerate(record.layers):
             rows = [p[i] for p in passes]
             if rows[0] is None:
                 continue
             g = torch.stack(rows, 1)
             for tensor, value in rules(m).squares(m, a, g, total).items():  # type: ignore[misc]  # watched for having one
                 key = f"{name}.{tensor}" if name else tensor
-                found[key] = found.get(key, 0.0) + sign * value.double()
-    return found
+                sums[key] = sums.get(key, 0.0) + sign * value.double()
+    return sums

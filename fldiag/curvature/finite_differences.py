@@ -20,7 +20,7 @@ TRIED, FACTOR = 9, 4.0
 
 
 @dataclass(frozen=True)
-class Step:
+class DifferenceStep:
     """``length`` of the step to both sides, and the relative ``error`` of a product."""
 
     length: float
@@ -56,7 +56,7 @@ def difference(gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor, t: fl
     return (gradient(at[0]) - gradient(at[1])) / length
 
 
-def best_step(gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor) -> Step:
+def best_step(gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor) -> DifferenceStep:
     """The step at which products agree best with those of its neighbours; 2 ``TRIED`` gradients.
 
     The direction is H v, in which the large eigenvalues weigh more than in v.
@@ -72,4 +72,4 @@ def best_step(gradient: Callable[[Tensor], Tensor], w: Tensor, v: Tensor) -> Ste
     errors = {i: max(apart[i - 1], apart[i]) for i in range(1, TRIED - 1)}
     best = min(errors, key=lambda i: errors[i])
     size = float(products[best].norm())
-    return Step(lengths[best], errors[best] / size if size else 0.0)
+    return DifferenceStep(lengths[best], errors[best] / size if size else 0.0)

@@ -1,4 +1,4 @@
-"""Trace and diagonal of an operator from products with random signs, after its known part was taken out.
+"""Trace and diagonal of an operator from products with random signs, beside a part that is computed exactly.
 
 E[z^T A z] = tr A and E[z * A z] = diag A for random signs z (Hutchinson 1990; Bekas, Kokiopoulou and Saad 2007).
 The variance comes from what is off the diagonal, so the part of A that a few Lanczos steps have measured is
@@ -53,9 +53,9 @@ def hutchinson(
     diagonal's standard errors at most ``rtol`` times its norm), at least ``LEAST``, at most ``most`` times.
     """
     zero = torch.zeros(size, dtype=torch.float64, device=device)
-    known = zero if krylov is None else krylov.diagonal()
-    sums = _Sums(known, groups)
-    vectors = _Sums(known, None) if diagonal else None
+    exact = zero if krylov is None else krylov.diagonal()
+    sums = _Sums(exact, groups)
+    vectors = _Sums(exact, None) if diagonal else None
     count = 0
     while count < (0 if krylov is not None and krylov.dimension >= size else max(most, 2)):
         rng = torch_rng(seed, "hutchinson probe", count)
@@ -72,24 +72,24 @@ def hutchinson(
             progress(count)
         if count >= LEAST and (vectors or sums).error() <= rtol:
             break
-    target = (vectors or sums).error() <= rtol
+    converged = (vectors or sums).error() <= rtol
     return Sampled(
         sums.mean(),
         sums.stderr(),
         None if vectors is None else vectors.mean(),
         None if vectors is None else vectors.stderr(),
         count,
-        target,
+        converged,
     )
 
 
 class _Sums:
     """Running mean and scatter of samples, as they are or summed over groups and over all."""
 
-    def __init__(self, known: Tensor, groups: Sequence[Tensor] | None):
+    def __init__(self, exact: Tensor, groups: Sequence[Tensor] | None):
         self._groups, self.count = groups, 0
-        self._known = self._reduce(known)
-        self._mean, self._scatter = torch.zeros_like(self._known), torch.zeros_like(self._known)
+        self._exact = self._reduce(exact)
+        self._mean, self._scatter = torch.zeros_like(self._exact), torch.zeros_like(self._exact)
 
     def _reduce(self, v: Tensor) -> Tensor:
         if self._groups is None:
@@ -105,7 +105,7 @@ class _Sums:
         self._scatter = self._scatter + step * (value - self._mean)
 
     def mean(self) -> Tensor:
-        return self._known + self._mean
+        return self._exact + self._mean
 
     def stderr(self) -> Tensor:
         return (self._scatter / max(1, self.count - 1) / max(1, self.count)).sqrt()

@@ -50,31 +50,31 @@ def derivative(
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        what = str(error).partition(" Hint:")[0].rstrip(".")
+        reason = str(error).partition(" Hint:")[0].rstrip(".")
         raise FldiagError(
-            f"the model cannot be differentiated: {what}",
+            f"the model cannot be differentiated: {reason}",
             "use inplace=False where another layer still needs the values",
         ) from error
 
 
 def _refuse_dead_ends(gradients: Parts) -> None:
     """A function marked once_differentiable leaves a node that autograd passes over in silence."""
-    seen: set[Any] = set()
-    todo: list[Any] = [g.grad_fn for g in gradients if g is not None]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
+    visited: set[Any] = set()
+    stack: list[Any] = [g.grad_fn for g in gradients if g is not None]
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
         if node.name().endswith("::Error"):
             raise FldiagError(
                 "the model cannot be differentiated twice: it uses a once_differentiable function",
                 "give that function a differentiable backward, or use differences = True",
             )
-        seen.add(node)
-        todo += [following for following, _ in node.next_functions]
+        visited.add(node)
+        stack += [following for following, _ in node.next_functions]
 
 
-def _again(
+def _second_derivative(
     outputs: Sequence[Tensor], at: Sequence[Tensor], v: Sequence[Tensor], retain: bool
 ) -> Parts:
     try:
@@ -95,8 +95,8 @@ class DoubleBackward(Operator):
 
     form = "double backward"
 
-    def __init__(self, w: Tensor, weights: Sequence[float], keep: int, layout: Layout | None):
-        super().__init__(w, weights, keep)
+    def __init__(self, w: Tensor, shares: Sequence[float], keep: int, layout: Layout | None):
+        super().__init__(w, shares, keep)
         self._at: Weights = self._w.requires_grad_()
         self._leaves = [self._w]
         if layout is not None:
@@ -116,14 +116,14 @@ class DoubleBackward(Operator):
             for piece, leaf in zip(v.split(self._sizes), self._leaves, strict=True)
         ]
 
-    def _add(self, total: Tensor, part: Parts, weight: float) -> None:
+    def _add(self, total: Tensor, part: Parts, share: float) -> None:
         for place, piece in zip(total.split(self._sizes), part, strict=True):
             if piece is not None:
-                add(place, piece.reshape(-1), weight)
+                add(place, piece.reshape(-1), share)
 
 
 class Hessian(DoubleBackward):
-    """The Hessian of ``sum_i weights[i] * losses[i](w)`` at ``w`` as an operator ``H(v) -> Hv``.
+    """The Hessian of ``sum_i shares[i] * losses[i](w)`` at ``w`` as an operator ``H(v) -> Hv``.
 
     ``losses[i]`` takes the weights, which require a gradient, as a vector [P] (with a ``layout``: by name) and returns the
     scalar loss of batch i. The graphs of the gradients of the first ``keep`` batches stay alive from one product to the
@@ -133,12 +133,12 @@ class Hessian(DoubleBackward):
     def __init__(
         self,
         losses: Sequence[Callable[[Weights], Tensor]],
-        weights: Sequence[float],
+        shares: Sequence[float],
         w: Tensor,
         keep: int = 0,
         layout: Layout | None = None,
     ):
-        super().__init__(w, weights, keep, layout)
+        super().__init__(w, shares, keep, layout)
         self._losses = list(losses)
 
     def _prepare(self, i: int) -> tuple[Parts, bool]:
@@ -157,11 +157,13 @@ class Hessian(DoubleBackward):
         ]
         if not pairs:  # linear in w: no curvature
             return None
-        return _again([g for g, _ in pairs], self._leaves, [piece for _, piece in pairs], retain)
+        return _second_derivative(
+            [g for g, _ in pairs], self._leaves, [piece for _, piece in pairs], retain
+        )
 
 
 class GaussNewton(DoubleBackward):
-    """The generalised Gauss-Newton matrix ``sum_i weights[i] J_i^T H_i J_i``: J_i the derivative of batch i's
+    """The generalised Gauss-Newton matrix ``sum_i shares[i] J_i^T H_i J_i``: J_i the derivative of batch i's
     outputs, H_i the Hessian of its loss in the outputs.
 
     ``batches[i]`` takes the weights as above and returns the outputs (a tensor) and the loss as a function of them.
@@ -170,12 +172,12 @@ class GaussNewton(DoubleBackward):
     def __init__(
         self,
         batches: Sequence[OutputsAndLoss],
-        weights: Sequence[float],
+        shares: Sequence[float],
         w: Tensor,
         keep: int = 0,
         layout: Layout | None = None,
     ):
-        super().__init__(w, weights, keep, layout)
+        super().__init__(w, shares, keep, layout)
         self._batches = list(batches)
 
     def _prepare(self, i: int) -> tuple[Any, ...] | None:
@@ -201,8 +203,8 @@ class GaussNewton(DoubleBackward):
         if prepared is None:
             return None
         z, at, slope, u, back, linear = prepared
-        forward = _again(
+        forward = _second_derivative(
             list(compress(back, linear)), [u], list(compress(self._pieces(v), linear)), True
         )
-        curved = _again([slope], [at], [f for f in forward if f is not None], True)
-        return _again([z], self._leaves, [c for c in curved if c is not None], True)
+        curved = _second_derivative([slope], [at], [f for f in forward if f is not None], True)
+        return _second_derivative([z], self._leaves, [c for c in curved if c is not None], True)

@@ -31,11 +31,10 @@ class Ritz:
 
 
 class Iteration:
-    """The basis, the products so far, the next steps that are open (``operator`` None: products are handed in)."""
+    """The basis, the products of its vectors so far, and which of them are to be multiplied next."""
 
     def __init__(
         self,
-        operator: Callable[[Tensor], Tensor] | None,
         size: int,
         which: Which,
         noise: float,
@@ -43,27 +42,19 @@ class Iteration:
         device: torch.device,
         dtype: torch.dtype = torch.float64,
     ):
-        self.operator, self.which, self.noise, self.seed, self.device = (
-            operator,
-            which,
-            noise,
-            seed,
-            device,
-        )
+        self.which, self.noise, self.seed, self.device = which, noise, seed, device
         self.basis = Basis(size, device, dtype)
-        self.processed: list[int] = []
-        self.columns: list[
-            np.ndarray
-        ] = []  # column j: coefficients of H v_processed[j] on the basis
-        self.lost: list[float] = []  # norm of what was cut off from that product
-        self.waiting: list[int] = []
+        self.processed: list[int] = []  # basis vectors, by their places, whose products are known
+        self.waiting: list[int] = []  # and those that are to be multiplied next
+        self.columns: list[np.ndarray] = []  # coefficients on the basis of H v_j, j in processed
+        self.lost: list[float] = []  # norm of what rounding and cutting took from that product
         self.scale, self.starts = 0.0, 0
 
     @property
     def full(self) -> bool:
         return len(self.basis) == self.basis.size
 
-    def fresh(self, outside: Callable[[Tensor], Tensor] | None = None) -> int:
+    def append_random(self, outside: Callable[[Tensor], Tensor] | None = None) -> int:
         """A random unit vector orthogonal to the basis (``outside``: and projected by this), appended; drawn on the CPU,
         alike on every device."""
         while True:
@@ -81,7 +72,7 @@ class Iteration:
                 self.basis.append(v)
                 return len(self.basis) - 1
 
-    def add(self, v: Tensor) -> None:
+    def process_next(self, v: Tensor) -> None:
         """Make what is new in the unit vector v the next to be processed."""
         for _ in range(2):
             self.basis.remove_from(v)
@@ -92,32 +83,29 @@ class Iteration:
             self.basis.append(v / torch.linalg.vector_norm(v))
             self.waiting[:0] = [len(self.basis) - 1]
 
-    def step(self, j: int) -> int | None:
-        """One product; the basis grows by its new direction, whose index is returned (None: no new one)."""
-        assert self.operator is not None
-        return self.take(j, self.operator(self.basis[j]))
+    def append_product(self, j: int, product: Tensor, *, copy: bool = True) -> int | None:
+        """Add the product of basis vector j (overwritten without ``copy``).
 
-    def take(self, j: int, product: Tensor, *, copy: bool = True) -> int | None:
-        """``step`` with the product of basis vector j at hand, which is overwritten without ``copy``."""
+        The basis grows by its new direction, whose place is returned; None where there is none.
+        """
         u = product.detach().to(self.device, torch.float64, copy=copy)
         size = float(torch.linalg.vector_norm(u))
         if not np.isfinite(size):
             raise not_finite()
         self.scale = max(self.scale, size)
-        coefficients = self.basis.remove_from(u)
-        coefficients += self.basis.remove_from(
-            u
-        )  # once leaves what cancellation hid; twice is enough
-        norm = float(torch.linalg.vector_norm(u))
-        column, new, lost = coefficients.cpu().numpy(), None, norm
-        if not self.full and norm > self.noise * self.scale:
-            u /= norm
-            if norm < 1e-3 * self.scale:
+        # once leaves what cancellation hid; twice is enough
+        alphas = self.basis.remove_from(u)
+        alphas += self.basis.remove_from(u)
+        beta = float(torch.linalg.vector_norm(u))
+        column, new, lost = alphas.cpu().numpy(), None, beta
+        if not self.full and beta > self.noise * self.scale:
+            u /= beta
+            if beta < 1e-3 * self.scale:
                 self.basis.remove_from(u)
                 u /= torch.linalg.vector_norm(u)
-            lost = norm * self.basis.append(u)
+            lost = beta * self.basis.append(u)
             new = len(self.basis) - 1
-            column = np.append(column, norm)
+            column = np.append(column, beta)
         self.processed.append(j)
         self.columns.append(column)
         self.lost.append(lost)
@@ -156,17 +144,16 @@ class Iteration:
 
     def on_basis(self, r: Ritz, k: int) -> np.ndarray:
         """The first k Ritz vectors as coefficients [basis, k]."""
-        chosen = r.coefficients[:, :k]
-        coefficients = np.zeros((len(self.basis), chosen.shape[1]))
-        coefficients[self.processed] = chosen
+        y = r.coefficients[:, :k]
+        coefficients = np.zeros((len(self.basis), y.shape[1]))
+        coefficients[self.processed] = y
         return coefficients
 
     def vectors(self, r: Ritz, k: int) -> Tensor:
         """The first k Ritz vectors [k, P], unit norm, largest entry positive."""
         rows = self.basis.combine(self.on_basis(r, k))
-        for (
-            row
-        ) in rows:  # one after the other: a copy of all is as large as a dozen rows of the basis
+        # one after the other: a copy of all is as large as a dozen rows of the basis
+        for row in rows:
             row /= torch.linalg.vector_norm(row)
             row *= -1.0 if row[row.abs().argmax()] < 0 else 1.0
         return rows
@@ -181,12 +168,12 @@ class Iteration:
         lost = np.hypot(
             np.linalg.norm(rest[self.processed], axis=0), np.asarray(self.lost) @ np.abs(y)
         )
-        chosen = self.on_basis(r, keep)
+        vectors = self.on_basis(r, keep)
         outside = [*self.waiting, extra]
         old, self.basis = self.basis, Basis(self.basis.size, self.device, self.basis.dtype)
         size = y.shape[1]
-        for i in range(size):  # H x = theta x + rest becomes that of the x that is kept
-            lost[i] += 2 * self.scale * self.basis.append(old.combine(chosen[:, i : i + 1])[0])
+        for i in range(size):  # H x = theta x + rest, of x as it is rounded in the basis
+            lost[i] += 2 * self.scale * self.basis.append(old.combine(vectors[:, i : i + 1])[0])
         for i in outside:
             self.basis.append(old[i])
         self.columns = [

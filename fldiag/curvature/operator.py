@@ -14,17 +14,17 @@ from fldiag.errors import FldiagError
 PIECE = 1 << 17
 
 
-def add(total: Tensor, part: Tensor, weight: float) -> None:
-    """``total += weight * part``, total (contiguous) in float64. On the CPU in pieces that stay in the cache: a float64 copy of
+def add(total: Tensor, part: Tensor, share: float) -> None:
+    """``total += share * part``, total (contiguous) in float64. On the CPU in pieces that stay in the cache: a float64 copy of
     all of a large ``part`` is fresh memory every time, which takes longer than the sum."""
     if total.device.type != "cpu" or part.dtype == total.dtype:
-        total.add_(part, alpha=weight)
+        total.add_(part, alpha=share)
         return
     wide = torch.empty(min(PIECE, part.numel()), dtype=total.dtype, device=total.device)
     for place, piece in zip(
         total.view(-1).split(PIECE), part.reshape(-1).split(PIECE), strict=True
     ):
-        place.add_(wide[: len(piece)].copy_(piece), alpha=weight)
+        place.add_(wide[: len(piece)].copy_(piece), alpha=share)
 
 
 def not_finite() -> FldiagError:
@@ -45,7 +45,7 @@ def finite(product: Tensor) -> Tensor:
 
 
 class Operator:
-    """``sum_i weights[i] * M_i + shift * I`` with M_i the [P, P] curvature of batch i, as ``v [P] -> Mv [P]`` in float64.
+    """``sum_i shares[i] * M_i + shift * I`` with M_i the [P, P] curvature of batch i, as ``v [P] -> Mv [P]`` in float64.
 
     A form of the product says how batch i is prepared (what does not depend on v: a graph, activations) and
     how the prepared batch multiplies. What was prepared for a batch stays for the next product while the
@@ -56,12 +56,11 @@ class Operator:
     form = ""
     shift = 0.0
 
-    def __init__(self, w: Tensor, weights: Sequence[float], keep: int = 0):
-        self._w = (
-            w.clone() if w.is_inference() else w.detach()
-        )  # made under inference_mode, it could not be differentiated at
-        self._weights, self._keep = list(weights), keep
-        self._kept: dict[int, Any] = {}
+    def __init__(self, w: Tensor, shares: Sequence[float], keep: int = 0):
+        # under inference_mode it could not be differentiated at
+        self._w = w.clone() if w.is_inference() else w.detach()
+        self._shares, self._keep = list(shares), keep
+        self._prepared: dict[int, Any] = {}
         self._buffer: Tensor | None = None
         self.products = 0
 
@@ -96,13 +95,13 @@ class Operator:
         )
         v = self._narrow(v.detach())
         with torch.autocast(self._w.device.type, enabled=False):
-            for i, weight in enumerate(self._weights):
-                prepared = self._kept[i] if i in self._kept else self._prepare(i)
-                if i not in self._kept and self._worth_keeping(i, prepared):
-                    self._kept[i] = prepared
+            for i, share in enumerate(self._shares):
+                prepared = self._prepared[i] if i in self._prepared else self._prepare(i)
+                if i not in self._prepared and self._worth_keeping(i, prepared):
+                    self._prepared[i] = prepared
                 part = self._product(prepared, v)
                 if part is not None:
-                    self._add(total, part, weight)
+                    self._add(total, part, share)
         self.products += 1
         return total
 
@@ -114,16 +113,16 @@ class Operator:
             self._buffer = torch.empty_like(self._w)
         return self._buffer.copy_(v)
 
-    def _add(self, total: Tensor, part: Any, weight: float) -> None:
-        add(total, part, weight)
+    def _add(self, total: Tensor, part: Any, share: float) -> None:
+        add(total, part, share)
 
     def release(self) -> None:
         """Frees what was kept; the operator still works."""
-        self._kept.clear()
+        self._prepared.clear()
         self._buffer = None
 
 
-class Block:
+class OperatorBlock:
     """The rows and columns ``index`` [p] of an operator: its diagonal block on some of the weights."""
 
     def __init__(self, operator: Operator, index: Tensor):
@@ -139,6 +138,6 @@ class Block:
 
     def __call__(self, v: Tensor) -> Tensor:
         """[p] -> [p] in float64."""
-        whole = torch.zeros(self._operator.size, dtype=torch.float64, device=v.device)
-        whole[self._index] = v.double()
-        return self._operator(whole)[self._index]
+        padded = torch.zeros(self._operator.size, dtype=torch.float64, device=v.device)
+        padded[self._index] = v.double()
+        return self._operator(padded)[self._index]

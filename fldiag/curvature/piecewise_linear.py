@@ -155,7 +155,7 @@ def obstacle(module: nn.Module) -> str | None:
 
 def _walk(graph: fx.Graph, modules: dict[str, nn.Module]) -> str | None:
     depends: set[fx.Node] = set()  # values that depend on weights
-    used: set[str] = set()
+    visited: set[str] = set()  # layers
     for node in graph.nodes:
         heavy = [a for a in node.all_input_nodes if a in depends]
         if node.op == "call_module":
@@ -163,9 +163,9 @@ def _walk(graph: fx.Graph, modules: dict[str, nn.Module]) -> str | None:
             if len(node.all_input_nodes) != 1:
                 return f"{target} takes several inputs"
             weighted = any(True for _ in m.parameters())
-            if weighted and target in used:
+            if weighted and target in visited:
                 return f"{target} is used twice"
-            used.add(target)
+            visited.add(target)
             if (heavy or weighted) and (why := _layer(target, m)):
                 return why
             if heavy or weighted:
@@ -201,8 +201,8 @@ def _operation(node: fx.Node, heavy: list[fx.Node], depends: set[fx.Node]) -> st
         active = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
         return "active dropout" if active else None
     in_place = name.endswith("_") or name in ("iadd", "isub", "imul", "itruediv")
-    written = node.kwargs.get("out", node.args[0] if in_place else None)
-    if written is not None and written not in depends:
+    overwritten = node.kwargs.get("out", node.args[0] if in_place else None)
+    if overwritten is not None and overwritten not in depends:
         return f"an operation in place on what does not depend on weights ({name})"
     if node.target in _SUMS:
         return None
@@ -217,11 +217,11 @@ def _operation(node: fx.Node, heavy: list[fx.Node], depends: set[fx.Node]) -> st
     return None
 
 
-def _count(node: fx.Node, which: fx.Node) -> int:
+def _count(node: fx.Node, argument: fx.Node) -> int:
     """How often an argument occurs (x * x names it once among the input nodes)."""
-    seen: list[Any] = []
-    fx.map_arg((node.args, node.kwargs), lambda n: seen.append(n) if n is which else None)
-    return len(seen)
+    places: list[Any] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: places.append(n) if n is argument else None)
+    return len(places)
 
 
 def _layer(name: str, m: nn.Module) -> str | None:

@@ -34,13 +34,13 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        held = {
+        sizes = {
             t.data_ptr(): t.untyped_storage().nbytes()
             for item in [*self.saved, *self.deltas, self.outputs, self.slope]
             for t in (item if isinstance(item, tuple) else (item,))
             if isinstance(t, Tensor)
         }
-        return sum(held.values())
+        return sum(sizes.values())
 
 
 class ChainOperator(Operator):
@@ -57,27 +57,27 @@ class ChainOperator(Operator):
         links: Sequence[Link | Weighted],
         criterion: Callable[[Tensor, Tensor], Tensor],
         batches: Sequence[Callable[[], tuple[Tensor, Tensor]]],
-        weights: Sequence[float],
+        shares: Sequence[float],
         w: Tensor,
         layout: Layout,
         *,
         matrix: Matrix = "hessian",
         room: int = 0,
     ):
-        super().__init__(w, weights)
+        super().__init__(w, shares)
         self._links, self._criterion, self._batches = list(links), criterion, list(batches)
         self._layout, self._matrix, self._room = layout, matrix, room
         self._views = layout.views(self._w)
-        self._held = 0
+        self._bytes = 0
 
     def release(self) -> None:
         super().release()
-        self._held = 0
+        self._bytes = 0
 
     def _worth_keeping(self, i: int, prepared: Prepared) -> bool:
-        if self._held + prepared.nbytes > self._room:
+        if self._bytes + prepared.nbytes > self._room:
             return False
-        self._held += prepared.nbytes
+        self._bytes += prepared.nbytes
         return True
 
     def _prepare(self, i: int) -> Prepared:

@@ -47,13 +47,13 @@ def quadrature(
 
     from fldiag.curvature.iteration import Iteration
 
-    it = Iteration(operator, start.numel(), "largest", noise, 0, start.device)
+    it = Iteration(start.numel(), "largest", noise, 0, start.device)
     it.basis.append(start / torch.linalg.vector_norm(start))
     j: int | None = 0
     for _ in range(steps):
         if j is None:
             break
-        j = it.step(j)
+        j = it.append_product(j, operator(it.basis[j]))
     square = it.rows()[it.processed]
     nodes, vectors = np.linalg.eigh((square + square.T) / 2)
     return nodes, vectors[0] ** 2

@@ -11,7 +11,7 @@ from fldiag.errors import FldiagError, error_text
 from fldiag.models.network import Network
 from fldiag.models.state_dict import State
 from fldiag.results.table import Row
-from fldiag.rounds.in_memory import as_logits, reading
+from fldiag.rounds.in_memory import as_logits, with_packed_inputs
 from fldiag.training.evaluate import evaluate_state
 
 
@@ -32,7 +32,7 @@ class Evaluation:
         self.network: Network | None = None
         self.reasons: set[str] = set()
         try:
-            model, text = as_logits(reading(module, dataset), dataset)
+            model, text = as_logits(with_packed_inputs(module, dataset), dataset)
             self.network = Network(model)
         except Exception as error:  # the user's model may raise anything
             self._fail(error)

@@ -35,7 +35,7 @@ from fldiag.export.given import (
 from fldiag.export.weights import named
 from fldiag.models import frozen, state_dict
 from fldiag.models.state_dict import State
-from fldiag.problem.ingredients import unwrapped
+from fldiag.problem.ingredients import unwrap_model
 from fldiag.results.table import Row
 from fldiag.rounds.in_memory import UNTESTED
 
@@ -111,7 +111,7 @@ class Recorder:
             classes = 0 if self.dataset is None else self.dataset.classes
             module, name = models.build(model, shape, classes, allow_code={model}), model
         else:
-            module, name = unwrapped(model)[0], None
+            module, name = unwrap_model(model)[0], None
         if trainable:
             module = copy.deepcopy(module)
             frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
-from fldiag.problem.ingredients import unwrapped
+from fldiag.problem.ingredients import unwrap_model
 
 
 def named(weights: Any, module: nn.Module, layout: Layout) -> dict[str, Tensor]:
@@ -21,7 +21,7 @@ def named(weights: Any, module: nn.Module, layout: Layout) -> dict[str, Tensor]:
     Raises FldiagError when it is none of these, or of another length.
     """
     if isinstance(weights, nn.Module):
-        return dict(unwrapped(weights)[0].state_dict())
+        return dict(unwrap_model(weights)[0].state_dict())
     if isinstance(weights, Mapping):
         return {str(k): _tensor(v) for k, v in weights.items()}
     flat = _tensor(weights) if isinstance(weights, (Tensor, np.ndarray)) else None

@@ -37,12 +37,11 @@ def match(units: Units, to: Tensors, of: Tensors) -> list[Tensor]:
 
     same_order = [torch.arange(size) for size in units.sizes]
     first = list(same_order)
-    known: set[int] = set()
+    matched: set[int] = set()
     for group in sorted({axis.group for axis in units.axes}):
-        known.add(group)
-        first[group] = _assign(_products(units, to, of, first, group, known))
-    found = [_improved(units, to, of, start) for start in (first, same_order)]
-    return max(found, key=product)
+        matched.add(group)
+        first[group] = _assign(_products(units, to, of, first, group, matched))
+    return max((_improved(units, to, of, start) for start in (first, same_order)), key=product)
 
 
 def _improved(units: Units, to: Tensors, of: Tensors, orders: Sequence[Tensor]) -> list[Tensor]:
@@ -65,20 +64,16 @@ def _improved(units: Units, to: Tensors, of: Tensors, orders: Sequence[Tensor]) 
 
 
 def _products(
-    units: Units, to: Tensors, of: Tensors, orders: Sequence[Tensor], group: int, known: set[int]
+    units: Units, to: Tensors, of: Tensors, orders: Sequence[Tensor], group: int, matched: set[int]
 ) -> Tensor:
-    """The sum of products when unit j of ``of`` comes to place i [n, n], over tensors whose other groups are ``known``."""
+    """The sum of products when unit j of ``of`` comes to place i [n, n], over tensors whose other groups are ``matched``."""
     total = torch.zeros(units.sizes[group], units.sizes[group], dtype=torch.float64)
     for axis in units.axes:
-        others = {a.group for a in units.of_tensor(axis.tensor) if a != axis}
-        if axis.group == group and axis.tensor in of and others <= known:
-            ours = _by_unit(to[axis.tensor], axis, len(total))
-            total += (
-                ours
-                @ _by_unit(
-                    units.reorder(of[axis.tensor], axis.tensor, orders, but=axis), axis, len(total)
-                ).T
-            )
+        other_groups = {a.group for a in units.of_tensor(axis.tensor) if a != axis}
+        if axis.group == group and axis.tensor in of and other_groups <= matched:
+            reordered = units.reorder(of[axis.tensor], axis.tensor, orders, but=axis)
+            size = len(total)
+            total += _by_unit(to[axis.tensor], axis, size) @ _by_unit(reordered, axis, size).T
     return total
 
 
@@ -98,7 +93,7 @@ def _assign(gain: Tensor) -> Tensor:
     )
 
 
-def aligned(problem: Problem, models: Sequence[Model]) -> tuple[list[Model], list[dict[str, int]]]:
+def align(problem: Problem, models: Sequence[Model]) -> tuple[list[Model], list[dict[str, int]]]:
     """The models after the first with their units in the order of the first's; and of each, how many units of which layer moved.
 
     The outputs of every model are compared before and after. Raises FldiagError naming a layer whose units have no known order,
@@ -112,24 +107,24 @@ def aligned(problem: Problem, models: Sequence[Model]) -> tuple[list[Model], lis
         )
     units, layout = Units.of(problem.module), problem.layout
     first = {n: t.double().cpu() for n, t in layout.views(models[0][0]).items()}
-    found, moved = [models[0]], []
+    result, moved = [models[0]], []
     x, _ = problem.sample(32)
     for w, buffers in models[1:]:
         views = layout.views(w)
         orders = match(units, first, {n: t.double().cpu() for n, t in views.items()})
-        new = torch.cat([units.reorder(views[n], n, orders).reshape(-1) for n in layout.names])
-        own = {n: units.reorder(b, n, orders) for n, b in buffers.items()}
+        new_w = torch.cat([units.reorder(views[n], n, orders).reshape(-1) for n in layout.names])
+        new_buffers = {n: units.reorder(b, n, orders) for n, b in buffers.items()}
         with problem.guarded(), torch.no_grad():
             before, after = (
-                problem.call(v.to(problem.dtype), x, {n: b.clone() for n, b in held.items()})
-                for v, held in ((w, buffers), (new, own))
+                problem.call(v.to(problem.dtype), x, {n: b.clone() for n, b in bufs.items()})
+                for v, bufs in ((w, buffers), (new_w, new_buffers))
             )
         if not same(before, after, 1e-3 if problem.dtype == torch.float32 else 1e-9):
             raise FldiagError(
                 "with its units in another order the model has other outputs, so it does more than its layers say",
                 "leave out --align",
             )
-        found.append((new, own))
+        result.append((new_w, new_buffers))
         moved.append(
             {
                 units.names[g]: int((order != torch.arange(len(order))).sum())
@@ -137,4 +132,4 @@ def aligned(problem: Problem, models: Sequence[Model]) -> tuple[list[Model], lis
                 if any(a.group == g for a in units.axes)
             }
         )
-    return found, moved
+    return result, moved

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.landscape.interpolation import Path
+from fldiag.landscape.interpolation import StraightPath
 from fldiag.problem import inputs
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, noise_of
 from fldiag.problem.problem import Problem
@@ -108,8 +108,8 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
             usage=True,
         )
     ends = [
-        inputs.weights(problem.module, problem.layout, given, problem.dtype, problem.device)
-        for given in through
+        inputs.weights(problem.module, problem.layout, end, problem.dtype, problem.device)
+        for end in through
     ]
     a, b = (end.double() - problem.w.double() for end in ends)
     size_a, size_b = float(a.norm()), float(b.norm())
@@ -129,7 +129,7 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     for index, (w, x, y) in enumerate(
         ((problem.w, 0.0, 0.0), (ends[0], size_a, 0.0), (ends[1], x_b, y_b))
     ):
-        path = Path.to(problem, through[index - 1]) if running and index else None
+        path = StraightPath.to(problem, through[index - 1]) if running and index else None
         value, stderr = (
             path.evaluate(1.0) if path and path.buffers == "interpolated" else problem.loss(w)
         )
@@ -151,28 +151,28 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     return Directions(d1, rest / y_b, rows, reach=max(size_a, abs(x_b), y_b))
 
 
-def labelled(through: Any, what: str, at_least: int) -> dict[Any, Any]:
+def label_weights(through: Any, requirement: str, at_least: int) -> dict[Any, Any]:
     """Weight sets by label: of a mapping in the order of its labels, else numbered from 0.
 
-    Raises FldiagError for anything but a mapping or a list with enough weight sets.
+    Raises FldiagError for anything but a mapping or a list with enough weight sets; its text begins with ``requirement``.
     """
     if isinstance(through, Mapping):
         try:
-            found = dict(sorted(through.items()))
+            weights = dict(sorted(through.items()))
         except TypeError:  # labels of several kinds
-            found = dict(sorted(through.items(), key=lambda item: str(item[0])))
+            weights = dict(sorted(through.items(), key=lambda item: str(item[0])))
     elif isinstance(through, Sequence) and not isinstance(through, (str, bytes)):
-        found = dict(enumerate(through))
+        weights = dict(enumerate(through))
     else:
-        found = {}
-    if len(found) < at_least:
+        weights = {}
+    if len(weights) < at_least:
         raise FldiagError(
-            f"{what} at least {at_least} weight set{'s' if at_least > 1 else ''} besides the problem's "
-            f"own, {len(found)} given",
+            f"{requirement} at least {at_least} weight set{'s' if at_least > 1 else ''} besides the problem's "
+            f"own, {len(weights)} given",
             "give through = [weights, ...] or {label: weights}",
             usage=True,
         )
-    return found
+    return weights
 
 
 def principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,11 +211,13 @@ def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Dir
     projection), ``projection_error`` (distance from the plane); ``explained_variance`` (index 1, 2: the axis's
     share of the variance). Losses use the problem's buffers. Raises FldiagError for a trajectory on one line.
     """
-    given = labelled(through, "a trajectory needs", 2)
+    trajectory = label_weights(through, "a trajectory needs", 2)
     offsets = torch.zeros(
-        len(given) + 1, problem.layout.size, dtype=torch.float64, device=problem.device
+        len(trajectory) + 1, problem.layout.size, dtype=torch.float64, device=problem.device
     )
-    for row, w in zip(offsets, given.values(), strict=False):  # the last row is the problem itself
+    for row, w in zip(
+        offsets, trajectory.values(), strict=False
+    ):  # the last row is the problem itself
         row += inputs.weights(problem.module, problem.layout, w, problem.dtype, problem.device)
         row -= problem.w
     axes, shares = principal(offsets)
@@ -229,7 +231,7 @@ def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Dir
         for i in range(2)
     ]
     reach = 0.0
-    for index, (label, offset) in enumerate(zip([*given, None], offsets, strict=True)):
+    for index, (label, offset) in enumerate(zip([*trajectory, None], offsets, strict=True)):
         x, y = (float(c) for c in axes @ offset)
         value, stderr = problem.loss(problem.w.double() + offset)
         when = {"round": label} if isinstance(through, Mapping) and isinstance(label, int) else {}

@@ -38,7 +38,7 @@ Ask = Callable[[np.ndarray, int, str], None]
 
 
 @dataclass
-class Values:
+class GridValues:
     """Losses over a grid [rows, columns], NaN where not asked for."""
 
     done: np.ndarray
@@ -47,7 +47,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledGrid:
     """The whole grid: what was evaluated, and what the spline says elsewhere.
 
     ``error``: an estimate from above of the largest error, as a share of the loss range (None when every point was
@@ -114,69 +114,69 @@ class Refinement:
     """The steps from the coarsest points to a grid whose error is below ``rtol``; every decision follows from
     the values asked for so far, so a replay over kept values takes the same steps."""
 
-    def __init__(self, axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int):
+    def __init__(self, axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int):
         self.values, self.rtol = values, rtol
         self._evaluate = ask
-        self.asked = np.zeros_like(values.done)
+        self.requested = np.zeros_like(values.done)
         self.points = len(axis)
         steps = np.linspace(-1.0, 1.0, self.points)
-        self.where = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-        self.order = numpy_rng(seed, "landscape points").permutation(
-            len(self.where)
-        )  # between equals
+        self.places = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+        # which comes first of equal points
+        self.order = numpy_rng(seed, "landscape points").permutation(len(self.places))
         self.surpluses: list[tuple[int, float]] = []
         self.checks = 0
 
     def ask(self, mask: np.ndarray, stage: str) -> None:
-        new = np.argwhere(mask & ~self.asked)
+        new = np.argwhere(mask & ~self.requested)
         if len(new):
-            self._evaluate(new, int(self.asked.sum()) + len(new), stage)
-            self.asked |= mask
+            self._evaluate(new, int(self.requested.sum()) + len(new), stage)
+            self.requested |= mask
 
-    def whole(self) -> Filled:
-        self.ask(np.ones_like(self.asked), "points")
-        v, none = self.values, np.full(self.asked.shape, np.nan)
-        return Filled(self.asked, v.value.copy(), v.stderr.copy(), none, None, 0)
+    def evaluate_all(self) -> FilledGrid:
+        self.ask(np.ones_like(self.requested), "points")
+        v, none = self.values, np.full(self.requested.shape, np.nan)
+        return FilledGrid(self.requested, v.value.copy(), v.stderr.copy(), none, None, 0)
 
     def start(self) -> np.ndarray:
         """The coarsest points and the middles between them."""
-        mask, knots = np.zeros_like(self.asked), nested(self.points)
+        mask, knots = np.zeros_like(self.requested), nested(self.points)
         mask[np.ix_(knots, knots)] = True
         middles = [(a + b) // 2 for a, b in itertools.pairwise(knots)]
         mask[np.ix_(middles, middles)] = True
         return mask
 
-    def run(self) -> Filled:
+    def run(self) -> FilledGrid:
         if self.points <= WHOLE:
-            return self.whole()
+            return self.evaluate_all()
         self.ask(self.start(), "first points")
         guess: np.ndarray | None = None
-        while self.asked.sum() <= MOST * self.asked.size:
-            found = np.isfinite(self.values.value) & self.asked
-            if found.sum() < LEAST // 4:
+        while self.requested.sum() <= MOST * self.requested.size:
+            finite = np.isfinite(self.values.value) & self.requested
+            if finite.sum() < LEAST // 4:
                 break
             # the quartiles of the surface, not of its points, which crowd where it is rough
-            heights = Heights.of(self.values.value[self.asked] if guess is None else guess)
-            up = heights.up(self.values.value[found])
+            heights = Heights.of(self.values.value[self.requested] if guess is None else guess)
+            up = heights.up(self.values.value[finite])
             # from the first point's height, so that a flat surface stays flat to the bit
-            model = scattered.best(self.where, self.where[found.ravel()], up - up[0])
+            model = scattered.best(self.places, self.places[finite.ravel()], up - up[0])
             height, expected = (
-                a.reshape(self.asked.shape) for a in (up[0] + model.height, MARGIN * model.expected)
+                a.reshape(self.requested.shape)
+                for a in (up[0] + model.height, MARGIN * model.expected)
             )
-            guess = np.where(self.asked, self.values.value, heights.down(height))
+            guess = np.where(self.requested, self.values.value, heights.down(height))
             share = self._share(heights, height, expected)
             wild = self._beside_overflow()
             worst = float(share[~wild].max(initial=0.0))
-            if worst <= self.rtol and self.asked.sum() >= LEAST:
+            if worst <= self.rtol and self.requested.sum() >= LEAST:
                 if not wild.any():
-                    return self._filled(guess, heights, worst, model, found)
+                    return self._filled(guess, heights, worst, model, finite)
                 self.ask(wild, "next to an overflow")
                 continue
             if self._hopeless(share):
                 break
-            if not self._add(share, ~self.asked & ~wild, height, heights):
+            if not self._add(share, ~self.requested & ~wild, height, heights):
                 self.ask(wild, "next to an overflow")
-        return self.whole()
+        return self.evaluate_all()
 
     def _share(self, heights: Heights, height: np.ndarray, expected: np.ndarray) -> np.ndarray:
         """The error expected as a share of the range, 0 where evaluated."""
@@ -188,25 +188,25 @@ class Refinement:
                 else expected / heights.size
             )
         share = np.where(np.isfinite(share), share, 1e6)  # beyond any share that could be allowed
-        return np.where(self.asked, 0.0, share)
+        return np.where(self.requested, 0.0, share)
 
     def _beside_overflow(self) -> np.ndarray:
         """Points not evaluated, one of whose nearest evaluated points is infinite or not a number."""
-        lost = (self.asked & ~np.isfinite(self.values.value)).ravel()
+        lost = (self.requested & ~np.isfinite(self.values.value)).ravel()
         if not lost.any():
-            return np.zeros_like(self.asked)
-        seen = np.flatnonzero(self.asked)
-        gaps = self.where[:, None] - self.where[None, seen]
+            return np.zeros_like(self.requested)
+        evaluated = np.flatnonzero(self.requested)
+        gaps = self.places[:, None] - self.places[None, evaluated]
         nearest = np.argpartition((gaps**2).sum(-1), BESIDE, axis=1)[:, :BESIDE]
-        return lost[seen[nearest]].any(axis=1).reshape(self.asked.shape) & ~self.asked
+        return lost[evaluated[nearest]].any(axis=1).reshape(self.requested.shape) & ~self.requested
 
     def _hopeless(self, share: np.ndarray) -> bool:
         """Whether most of what is left is in doubt, and three times the points have not halved what new points bring."""
-        doubtful = (share > self.rtol).sum() > (~self.asked).sum() / 2
+        doubtful = (share > self.rtol).sum() > (~self.requested).sum() / 2
         before = [
             surplus
             for count, surplus in self.surpluses
-            if 3 * count <= self.asked.sum() and count >= LEAST
+            if 3 * count <= self.requested.sum() and count >= LEAST
         ]
         return bool(doubtful and before and self.surpluses[-1][1] > before[-1] / 2)
 
@@ -214,29 +214,29 @@ class Refinement:
         self, share: np.ndarray, free: np.ndarray, height: np.ndarray, heights: Heights
     ) -> int:
         """New points where most is hidden, none nearer to another new one than to the points before; how many."""
-        count = max(16, round(GROWTH * self.asked.sum()))
-        gap = scattered.gaps(self.where, self.where[self.asked.ravel()])
+        count = max(16, round(GROWTH * self.requested.sum()))
+        gap = scattered.gaps(self.places, self.places[self.requested.ravel()])
         flat = np.where(free, share, -1.0).ravel()
         ranks = np.lexsort((self.order, -np.round(flat / max(float(flat.max()), 1e-300), 6)))
-        chosen: list[int] = []
+        new: list[int] = []
         for place in ranks[: int(free.sum())]:
-            if len(chosen) == count or (len(chosen) >= 16 and flat[place] < WORTH * self.rtol):
+            if len(new) == count or (len(new) >= 16 and flat[place] < WORTH * self.rtol):
                 break
-            if np.all(np.hypot(*(self.where[chosen] - self.where[place]).T) >= gap[place]):
-                chosen.append(int(place))
-        if not chosen:
+            if np.all(np.hypot(*(self.places[new] - self.places[place]).T) >= gap[place]):
+                new.append(int(place))
+        if not new:
             return 0
-        mask = np.zeros_like(self.asked)
-        mask.flat[chosen] = True
-        self.ask(mask, f"{int(self.asked.sum()) + len(chosen)} points")
-        self.checks += len(chosen)
+        mask = np.zeros_like(self.requested)
+        mask.flat[new] = True
+        self.ask(mask, f"{int(self.requested.sum()) + len(new)} points")
+        self.checks += len(new)
         surplus = (
             heights.up(self.values.value[mask]) - height[mask]
             if np.isfinite(self.values.value[mask]).any()
             else np.inf
         )
-        self.surpluses.append((int(self.asked.sum()), float(np.sqrt(np.mean(surplus**2)))))
-        return len(chosen)
+        self.surpluses.append((int(self.requested.sum()), float(np.sqrt(np.mean(surplus**2)))))
+        return len(new)
 
     def _filled(
         self,
@@ -244,27 +244,27 @@ class Refinement:
         heights: Heights,
         worst: float,
         model: scattered.Guess,
-        found: np.ndarray,
-    ) -> Filled:
-        v, asked = self.values, self.asked
-        stderr = np.full(asked.shape, np.nan)
-        if np.isfinite(v.stderr[found]).all():
-            stderr = np.maximum(model.through(v.stderr[found]).reshape(asked.shape), 0.0)
+        finite: np.ndarray,
+    ) -> FilledGrid:
+        v, evaluated = self.values, self.requested
+        stderr = np.full(evaluated.shape, np.nan)
+        if np.isfinite(v.stderr[finite]).all():
+            stderr = np.maximum(model.through(v.stderr[finite]).reshape(evaluated.shape), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
-        return Filled(
-            asked,
+        return FilledGrid(
+            evaluated,
             value,
-            np.where(asked, v.stderr, stderr),
-            np.where(asked, np.nan, residual),
+            np.where(evaluated, v.stderr, stderr),
+            np.where(evaluated, np.nan, residual),
             worst,
             self.checks,
         )
 
 
-def fill(axis: np.ndarray, values: Values, ask: Ask, rtol: float, seed: int) -> Filled:
+def fill(axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int) -> FilledGrid:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
     ``ask`` evaluates points and writes them into ``values``.
     """
     refinement = Refinement(axis, values, ask, rtol, seed)
-    return refinement.whole() if rtol <= 0 else refinement.run()
+    return refinement.evaluate_all() if rtol <= 0 else refinement.run()

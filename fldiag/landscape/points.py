@@ -1,4 +1,4 @@
-"""Losses at many points, one after another, kept on disk while they are found."""
+"""Losses at many points, one after another, stored on the way."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BLOCKS = 16
 class Points:
     """Values over an array of places, NaN where not done: ``value`` and ``stderr``.
 
-    With a ``store`` (path or ArrayStore) what was found before under the ``key`` is taken up: ``held`` are the
-    arrays and plain values that ``keep`` put beside them, None at the first time.
+    With a ``store`` (path or ArrayStore) a call that was interrupted goes on from its values under the ``key``: ``before`` are
+    the arrays and plain values that ``keep`` put beside them, None at the first time.
     """
 
     def __init__(self, shape: tuple[int, ...], store: Any = None, key: Callable[[], str] = str):
@@ -32,21 +32,20 @@ class Points:
         self._key = key() if self.store is not None else ""
         self._fixed: dict[str, np.ndarray] = {}
         self._extra: Any = None
-        self.held: tuple[dict[str, np.ndarray], Any] | None = None
-        self.held = None if self.store is None else self.store.load(self._key)
-        if self.held is not None:
-            for name in self._own():
-                setattr(self, name, self.held[0][name])
-
-    def _own(self) -> tuple[str, ...]:
-        return "done", "value", "stderr"
+        self.before: tuple[dict[str, np.ndarray], Any] | None = None
+        if self.store is not None:
+            self.before = self.store.load(self._key)
+        if self.before is not None:
+            self.done, self.value, self.stderr = (
+                self.before[0][name] for name in ("done", "value", "stderr")
+            )
 
     def keep(self, fixed: dict[str, np.ndarray], extra: Any) -> None:
-        """What is to be kept beside the values."""
+        """Arrays and plain values to store beside the values."""
         self._fixed, self._extra = fixed, extra
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return {**self._fixed, **{name: getattr(self, name) for name in self._own()}}
+        return {**self._fixed, "done": self.done, "value": self.value, "stderr": self.stderr}
 
     def save(self) -> None:
         if self.store is not None:
@@ -68,11 +67,11 @@ class Points:
         """
         left = [tuple(int(i) for i in place) for place in places]
         left = [place for place in left if not self.done[place]]
-        found: Iterator[tuple[Place, Value]] = ((place, evaluate(*place)) for place in left)
+        results: Iterator[tuple[Place, Value]] = ((place, evaluate(*place)) for place in left)
         if pool is not None and len(left) > 1:
             size = -(-len(left) // BLOCKS)
             blocks = [left[i : i + size] for i in range(0, len(left), size)]
-            found = (
+            results = (
                 (place, value)
                 for number, values in pool.completed(blocks)
                 for place, value in zip(blocks[number], values, strict=True)
@@ -85,7 +84,7 @@ class Points:
 
         if left:
             show()
-        for place, (value, stderr) in found:
+        for place, (value, stderr) in results:
             self.value[place] = value
             self.stderr[place] = np.nan if stderr is None else stderr
             self.done[place] = True

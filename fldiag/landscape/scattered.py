@@ -28,9 +28,9 @@ class Guess:
 
 
 def interpolate(
-    where: np.ndarray, places: np.ndarray, heights: np.ndarray, power: int
+    points: np.ndarray, places: np.ndarray, heights: np.ndarray, power: int
 ) -> tuple[Guess, float]:
-    """The polyharmonic spline |r|^power through ``heights`` at ``places`` [m, 2], at all of ``where`` [n, 2]; polynomials
+    """The polyharmonic spline |r|^power through ``heights`` at ``places`` [m, 2], at all of ``points`` [n, 2]; polynomials
     up to the degree (power + 1) / 2 are exact. Also the root mean square of its leave-one-out errors.
 
     The error of leaving a point out follows from the inverse matrix (Rippa, "An algorithm for selecting a good value for
@@ -46,8 +46,8 @@ def interpolate(
     coefficients = inverse[:, :count] @ heights
     diagonal = np.maximum(np.abs(np.diag(inverse)[:count]), 1e-300)
     roughness = np.abs(coefficients[:count]) / np.sqrt(diagonal)
-    distances = _distances(where, places)
-    basis = np.concatenate([distances**power, _polynomials(where, (power + 1) // 2)], axis=1)
+    distances = _distances(points, places)
+    basis = np.concatenate([distances**power, _polynomials(points, (power + 1) // 2)], axis=1)
     reach = np.sqrt(np.abs(np.einsum("ij,ij->i", basis @ inverse, basis)))
     nearest = np.argpartition(distances, NEAR, axis=1)[:, :NEAR]
     local = np.sqrt((roughness[nearest] ** 2).mean(1) + (SHARE * _rms(roughness)) ** 2)
@@ -56,16 +56,17 @@ def interpolate(
     )
 
 
-def best(where: np.ndarray, places: np.ndarray, heights: np.ndarray) -> Guess:
+def best(points: np.ndarray, places: np.ndarray, heights: np.ndarray) -> Guess:
     """The surface whose leave-one-out errors are smallest: smooth surfaces and kinked ones want different powers."""
     return min(
-        (interpolate(where, places, heights, power) for power in POWERS), key=lambda found: found[1]
+        (interpolate(points, places, heights, power) for power in POWERS),
+        key=lambda guess_and_error: guess_and_error[1],
     )[0]
 
 
-def gaps(where: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """The distance of each of ``where`` to the nearest of ``places``."""
-    return np.asarray(_distances(where, places).min(axis=1))
+def gaps(points: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The distance of each of ``points`` to the nearest of ``places``."""
+    return np.asarray(_distances(points, places).min(axis=1))
 
 
 def _rms(values: np.ndarray) -> float:

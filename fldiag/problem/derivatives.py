@@ -27,13 +27,12 @@ from fldiag.problem.ingredients import STOP_GRADIENT, Criterion, Ingredients
 from fldiag.problem.trees import Tree, clone, count, cut, same
 from fldiag.seeding import torch_rng
 
-#: Examples of a comparison, directions of the gradient's, and in how many of them it must disagree to be wrong.
-EXAMPLES, DIRECTIONS, MOST = 8, 4, 3
-#: Steps, relative to the weights, are this power of the precision (in double precision, and not). A longer one, this many times
-#: as long, must agree.
-STEP, FACTOR = {True: 0.5, False: 0.4}, 4.0
-#: Relative error from which on a derivative is wrong, in double and in single precision.
-WRONG = {torch.float64: 1e-3, torch.float32: 1e-2}
+#: Examples of a comparison, and directions in which slopes are compared, of which so many must disagree.
+EXAMPLES, DIRECTIONS, DISAGREEING = 8, 4, 3
+#: Steps, relative to the weights, are this power of the precision (in double precision, and not), and a derivative is wrong from
+#: this relative error on. A longer step, this many times as long, must agree.
+STEP, WRONG = {True: 0.5, False: 0.4}, {True: 1e-3, False: 1e-2}
+FACTOR = 4.0
 #: How the remark on what could not be compared begins.
 UNCHECKED = "whether the gradient is the derivative of the loss was not checked: "
 #: Vectors as long as the weights that the comparisons in double precision hold at a time.
@@ -56,110 +55,91 @@ def compare_derivatives(
     problem: Ingredients, criterion: Criterion, x: Tree, y: Tree
 ) -> Derivatives:
     """The comparisons on up to ``EXAMPLES`` of these examples. What keeps them from being made is a remark."""
-    index = torch.arange(0, count(x), max(1, count(x) // EXAMPLES), device=problem.device)[
-        :EXAMPLES
-    ]
-    examples = clone(cut(x, index))
-    batch = examples, examples if y is x else clone(cut(y, index))
-    fits = VECTORS * 8 * problem.layout.size <= problem.memory
+    step = max(1, count(x) // EXAMPLES)
+    index = torch.arange(0, count(x), step, device=problem.device)[:EXAMPLES]
+    x_few = clone(cut(x, index))
+    y_few = x_few if y is x else clone(cut(y, index))
+    attempts = [(problem, x_few, y_few)]
+    if VECTORS * 8 * problem.layout.size <= problem.memory:
+        attempts.insert(0, _double(problem, x_few, y_few))
     reason = ""
-    for twin, (inputs, targets) in [
-        *([_double(problem, *batch)] if fits else []),
-        (problem, batch),
-    ]:
+    for attempt in attempts:
         try:
-            return _Comparison(twin, criterion, inputs, targets).result()
+            return _Comparison(criterion, *attempt).result()
         except Exception as error:  # the user's model or loss may raise anything, such as an assertion of single precision
             reason = first_line(error)
     return Derivatives(remark=UNCHECKED + reason)
 
 
-def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, tuple[Tree, Tree]]:
+def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, Tree, Tree]:
+    """The problem and examples in double precision."""
+
     def wide(t: Tensor) -> Tensor:
         return t.double() if t.is_floating_point() else t
 
     twin = copy.copy(problem)
     twin.dtype, twin.w = torch.float64, problem.w.double()
-    twin.frozen, twin.buffers = (
-        {n: wide(t) for n, t in tensors.items()} for tensors in (problem.frozen, problem.buffers)
-    )
+    twin.frozen = {n: wide(t) for n, t in problem.frozen.items()}
+    twin.buffers = {n: wide(t) for n, t in problem.buffers.items()}
     inputs = tree_map(wide, x)
-    return twin, (inputs, inputs if y is x else tree_map(wide, y))
+    return twin, inputs, inputs if y is x else tree_map(wide, y)
 
 
-def remarks(problem: Ingredients, checked: Derivatives) -> tuple[str, ...]:
+def remarks_on(problem: Ingredients, derivatives: Derivatives) -> tuple[str, ...]:
     """What the comparisons say about every result of the problem.
 
     Raises FldiagError where the gradient is not the derivative of the loss, and nobody allowed it.
     """
-    if checked.slopes is not None:
-        loss, gradient = checked.slopes
+    if derivatives.slopes is not None:
+        loss, gradient = derivatives.slopes
         text = (
             f"the gradient is not the derivative of the loss: along a random direction the loss changes by {loss:.3g}, by "
             f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
             "another backward of one's own)"
         )
         if problem.allow != STOP_GRADIENT:
-            has_constants = any(not p.requires_grad for p in problem.module.parameters())
-            raise FldiagError(
-                text,
-                f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"'
-                + (
-                    "; trainable = True leaves parameters that are frozen on purpose out"
-                    if has_constants and not problem.frozen
-                    else ""
-                ),
-            )
+            remedy = f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"'
+            if not problem.frozen and any(not p.requires_grad for p in problem.module.parameters()):
+                remedy += "; trainable = True leaves parameters that are frozen on purpose out"
+            raise FldiagError(text, remedy)
         return (f"{text}: gradient and curvature are those of this gradient",)
-    if checked.wrong_products:
+    if derivatives.wrong_products:
         return (
             "double backward of this model is not the derivative of its gradient: Hessian-vector products are taken by "
             "differences of gradients",
         )
-    return (checked.remark,) if checked.remark else ()
+    return (derivatives.remark,) if derivatives.remark else ()
 
 
 class _Comparison:
     """The loss of a few examples as a function of the weights, with its derivatives beside differences."""
 
-    def __init__(self, problem: Ingredients, criterion: Criterion, x: Tree, y: Tree):
+    def __init__(self, criterion: Criterion, problem: Ingredients, x: Tree, y: Tree):
         self.problem, self.criterion, self.x, self.y = problem, criterion, x, y
         w = problem.w.clone()
         precision = _Precision(w.dtype)
         with torch.no_grad(), precision, problem.guarded():
             outputs = problem.call(w, clone(x))
             value = criterion(outputs, y)
-        if precision.eps > torch.finfo(torch.float32).eps:
-            raise FldiagError(f"the model computes in a precision of {precision.eps:.0e}")
-        self.double = precision.eps == torch.finfo(torch.float64).eps
-        self.wrong, self.step = (
-            WRONG[torch.float64 if self.double else torch.float32],
-            precision.eps ** STEP[self.double],
-        )
         self.eps = precision.eps
+        if self.eps > torch.finfo(torch.float32).eps:
+            raise FldiagError(f"the model computes in a precision of {self.eps:.0e}")
+        self.is_double = self.eps == torch.finfo(torch.float64).eps
+        self.step, self.wrong = self.eps ** STEP[self.is_double], WRONG[self.is_double]
         self.size = float(w.double().norm()) / math.sqrt(len(w)) or 0.1  # of a weight
-        #: Of the loss: the largest number that may cancel in it.
-        self.rounding = self.eps * max(
-            [
-                abs(float(value)),
-                *(float(t.abs().max()) for t in tree_leaves(outputs) if _eps(t) and t.numel()),
-            ]
-        )
+        # of the loss: the largest number that may cancel in it
+        leaves = [t for t in tree_leaves(outputs) if _eps(t) and t.numel()]
+        largest = max([abs(float(value)), *(float(t.abs().max()) for t in leaves)])
+        self.rounding = self.eps * largest
         self.saturated = isinstance(outputs, Tensor) and _saturated(outputs)
         self.w = (w.double() + math.sqrt(self.step) * self.vector("weights beside")).to(w)
 
     def vector(self, purpose: str, number: int = 0) -> Tensor:
         """A random direction [P] in which weights change by about their size. Rows of padding, to which torch gives no gradient,
         stay as they are."""
-        generator, layout, module = (
-            torch_rng(0, f"derivatives: {purpose}", number),
-            self.problem.layout,
-            self.problem.module,
-        )
-        v = (
-            torch.randn(layout.size, generator=generator).to(self.problem.device).double()
-            * self.size
-        )
+        layout, module = self.problem.layout, self.problem.module
+        rng = torch_rng(0, f"derivatives: {purpose}", number)
+        v = torch.randn(layout.size, generator=rng).to(self.problem.device).double() * self.size
         views, names = layout.views(v), {id(p): name for name, p in module.named_parameters()}
         for m in module.modules():
             if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.padding_idx is not None:
@@ -191,11 +171,10 @@ class _Comparison:
             return Derivatives(not_finite="gradient")
         slopes = self.wrong_slopes(value, gradient)
         if slopes is not None and self.saturated:
-            reason = (
-                "some outputs are probabilities of 0 or 1, where torch cuts off the gradient of nn.BCELoss "
+            return Derivatives(
+                remark=f"{UNCHECKED}some outputs are probabilities of 0 or 1, where torch cuts off the gradient of nn.BCELoss "
                 "(BCEWithLogitsLoss of logits has it)"
             )
-            return Derivatives(remark=UNCHECKED + reason)
         if slopes is not None or self.problem.differences:
             return Derivatives(slopes)
         # of a product in which all that matters cancels
@@ -204,7 +183,7 @@ class _Comparison:
         )
         try:
             return self.products(rounding)
-        except FldiagError:  # not differentiable twice, which whoever asks for a product is told
+        except FldiagError:  # not differentiable twice, which the first product says
             return Derivatives()
 
     def wrong_slopes(self, value: float, gradient: Tensor) -> tuple[float, float] | None:
@@ -219,13 +198,13 @@ class _Comparison:
             error = abs(slope - expected)
             # slopes to both sides differ by a multiple of the step, and over a kink by its jump whatever the step
             kink = (near[0] - near[1]) - (far[0] - far[1]) / FACTOR
-            apart = max(abs(slope - sum(far) / 2), abs(kink))
+            disagreement_of_steps = max(abs(slope - sum(far) / 2), abs(kink))
             if (
-                apart <= error / 10
+                disagreement_of_steps <= error / 10
                 and error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step
             ):
                 wrong.append((slope, expected))
-        return wrong[0] if len(wrong) >= MOST else None
+        return wrong[0] if len(wrong) >= DISAGREEING else None
 
     def slopes(self, v: Tensor, step: float, value: float) -> tuple[float, float]:
         """Of the loss, which is ``value`` at the weights, ahead and behind."""
@@ -246,7 +225,7 @@ class _Comparison:
         asymmetry = abs(float(u @ hv) - float(v @ hu))
         wrong = asymmetry > self.size * (self.wrong * float(hv.norm() + hu.norm()) + rounding)
         # in single precision steps are so long that they cross kinks, and what those add to a difference is no error
-        if self.double and not wrong:
+        if self.is_double and not wrong:
             near, far = (
                 float(v.norm()) * difference(self.gradient, self.w, v, step)
                 for step in (self.step, FACTOR * self.step)
@@ -314,24 +293,20 @@ def refuse_weights_in_loss(
 def _reads_weights(
     problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float
 ) -> bool:
-    parameters = [
-        *problem.module.parameters(),
-        *(p for ref in problem.originals if (p := ref()) is not None),
-    ]
+    originals = (p for ref in problem.originals if (p := ref()) is not None)
+    parameters = [*problem.module.parameters(), *originals]
     value = criterion(z, y)
     with _Moved(parameters):
         moved = criterion(z, y)
     if not same(value, moved, tolerance):
         return True
     with torch.enable_grad():
-        parts = derivative(
-            criterion(z, y), [p for p in parameters if p.requires_grad], twice=True
-        )  # the user's graph stays
+        leaves = [p for p in parameters if p.requires_grad]
+        parts = derivative(criterion(z, y), leaves, twice=True)  # the user's graph stays
     if any(part is not None for part in parts):
         return True
-    problem.call(
-        1.5 * problem.w + 0.1, clone(x)
-    )  # what the model leaves behind for the loss, such as in a forward hook
+    # what the model leaves behind for the loss, such as in a forward hook
+    problem.call(1.5 * problem.w + 0.1, clone(x))
     after = criterion(z, y)
     problem.call(problem.w, clone(x))
     return not same(after, criterion(z, y), tolerance)

@@ -12,10 +12,10 @@ from torch import Tensor
 from fldiag.choices import Estimate, Per
 from fldiag.curvature.hutchinson import Sampled, hutchinson
 from fldiag.curvature.lanczos import krylov
-from fldiag.curvature.operator import Block, Operator
+from fldiag.curvature.operator import Operator, OperatorBlock
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import finite_scores, noise_of
-from fldiag.problem.exact_curvature import at_once, exact_tensors, inexact, piece
+from fldiag.problem.exact_curvature import exact_tensors, examples_at_once, inexact, piece
 from fldiag.problem.operators import block_index
 from fldiag.problem.problem import Problem
 from fldiag.problem.trees import count, cut
@@ -49,10 +49,10 @@ class Diagonal:
         return "exact" if set(names) <= set(self.exact) else self.estimator
 
 
-def _exactly(
+def _exact_sums(
     problem: Problem, names: Collection[str], total: bool, progress: Progress | None
 ) -> dict[str, Tensor]:
-    found = {
+    sums = {
         n: torch.full(
             () if total else shape,
             problem.weight_decay * (shape.numel() if total else 1),
@@ -62,25 +62,24 @@ def _exactly(
         for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True)
         if n in names
     }
-    only = {n.rpartition(".")[0] for n in found}
-    step = at_once(problem)
+    only = {n.rpartition(".")[0] for n in sums}
+    step = examples_at_once(problem)
     for i, (start, stop) in enumerate(problem.bounds):
         x, y = problem.batch(i)
         for at in range(0, stop - start, step):
-            some = slice(at, at + step)
-            xs, ys = cut(x, some), cut(y, some)
+            xs, ys = cut(x, slice(at, at + step)), cut(y, slice(at, at + step))
             for name, value in piece(problem, xs, ys, total, only=only).items():
-                if name in found:
-                    found[name].add_(value, alpha=count(xs) / problem.n)
+                if name in sums:
+                    sums[name].add_(value, alpha=count(xs) / problem.n)
         if progress:
             progress(stop, problem.n, "exact trace" if total else "exact diagonal")
-    odd = next((n for n, v in found.items() if not bool(torch.isfinite(v).all())), None)
+    odd = next((n for n, v in sums.items() if not bool(torch.isfinite(v).all())), None)
     if odd:
         raise FldiagError(
             f"the curvature of {odd} on slice {problem.slice_name!r} is not finite",
             "use dtype float64, or weights from before the training diverged",
         )
-    return found
+    return sums
 
 
 def diagonal_of(
@@ -117,10 +116,10 @@ def diagonal_of(
         )
     names = problem.layout.names
     exact = () if estimate == "hutchinson" else exact_tensors(problem)
-    found = _exactly(problem, exact, not entries, progress) if exact else {}
-    traces = {n: float(found[n].sum()) for n in exact}
+    sums = _exact_sums(problem, exact, not entries, progress) if exact else {}
+    traces = {n: float(sums[n].sum()) for n in exact}
     if len(exact) == len(names):
-        values = torch.cat([found[n].reshape(-1) for n in names]) if entries else None
+        values = torch.cat([sums[n].reshape(-1) for n in names]) if entries else None
         return Diagonal(
             values,
             None,
@@ -134,23 +133,23 @@ def diagonal_of(
             exact=exact,
         )
     rest = [n for n in names if n not in traces]
-    whole = problem.hessian()
-    h = Block(whole, block_index(problem, rest)) if exact else whole
+    hessian = problem.hessian()
+    h = OperatorBlock(hessian, block_index(problem, rest)) if exact else hessian
     s, how = _sampled(problem, h, rest, entries, rtol, max_products, deflate, seed, progress)
     errors = dict(zip(rest, s.stderrs.tolist()[:-1], strict=True))
     traces |= dict(zip(rest, s.traces.tolist()[:-1], strict=True))
     trace, error = math.fsum(traces[n] for n in exact) + float(s.traces[-1]), float(s.stderrs[-1])
     reached = error <= rtol * abs(trace)
     return Diagonal(
-        _placed(problem, rest, s.diagonal, found),
-        _placed(problem, rest, s.diagonal_stderr, {}),
+        _assemble(problem, rest, s.diagonal, sums),
+        _assemble(problem, rest, s.diagonal_stderr, {}),
         traces,
         dict.fromkeys(names) | errors,
         trace,
         error,
         how,
         s.converged if entries else reached,
-        whole.products,
+        hessian.products,
         reached,
         why,
         exact,
@@ -159,7 +158,7 @@ def diagonal_of(
 
 def _sampled(
     problem: Problem,
-    h: Operator | Block,
+    h: Operator | OperatorBlock,
     names: Sequence[str],
     entries: bool,
     rtol: float,
@@ -177,9 +176,9 @@ def _sampled(
             lambda done: progress(min(before + done, max_products), max_products, "trace by probes")
         )
 
-    known = None
+    space = None
     if count:
-        known = krylov(
+        space = krylov(
             h,
             size,
             count,
@@ -192,11 +191,11 @@ def _sampled(
     groups = torch.arange(size, device=problem.device).split(
         [slices[n].stop - slices[n].start for n in names]
     )
-    found = hutchinson(
+    sampled = hutchinson(
         h,
         size,
         groups,
-        krylov=known,
+        krylov=space,
         rtol=rtol,
         most=max_products - h.products,
         diagonal=entries,
@@ -204,21 +203,21 @@ def _sampled(
         device=problem.device,
         progress=tell(h.products),
     )
-    return found, problem.said("hutchinson-deflated" if known else "hutchinson")
+    return sampled, problem.estimator_name("hutchinson-deflated" if space else "hutchinson")
 
 
-def _placed(
-    problem: Problem, names: Sequence[str], sampled: Tensor | None, others: Mapping[str, Tensor]
+def _assemble(
+    problem: Problem, names: Sequence[str], sampled: Tensor | None, exact: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """The vector [P] of what was sampled on these tensors, and of the others (default: 0)."""
+    """The vector [P] of the entries sampled on the tensors ``names``, and of the exact ones (default: 0)."""
     if sampled is None:
         return None
-    whole = sampled.new_zeros(problem.layout.size)
+    vector = sampled.new_zeros(problem.layout.size)
     slices = problem.layout.slices()
-    whole[block_index(problem, names)] = sampled
-    for name, value in others.items():
-        whole[slices[name]] = value.reshape(-1)
-    return whole
+    vector[block_index(problem, names)] = sampled
+    for name, value in exact.items():
+        vector[slices[name]] = value.reshape(-1)
+    return vector
 
 
 def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, lanczos
-from fldiag.curvature.operator import Block, Operator
-from fldiag.device import memory
+from fldiag.curvature.operator import Operator, OperatorBlock
+from fldiag.device import memory as installed_memory
 from fldiag.errors import FldiagError
 from fldiag.problem.exact_curvature import within_a_layer
 from fldiag.problem.operators import block_index, block_names
@@ -60,16 +61,15 @@ def eigenpairs(
 
     ``params``: only the block of the tensors whose names match a pattern such as ``features.*`` or are listed;
     the vectors have one entry per weight of the block, in order. ``operator``: reuse this one; else the block of a
-    single layer is multiplied in the form of ``in_form``.
+    single layer is multiplied in the form of ``choose_matrix``.
 
     Raises FldiagError when the probe finds a culprit, a product is not finite or no tensor matches.
     """
-    whole = (
-        problem.hessian(matrix=in_form(problem, matrix, params)) if operator is None else operator
-    )
-    product: Operator | Block = (
-        whole if params is None else Block(whole, block_index(problem, params))
-    )
+    if operator is None:
+        operator = problem.hessian(matrix=choose_matrix(problem, matrix, params))
+    product: Operator | OperatorBlock = operator
+    if params is not None:
+        product = OperatorBlock(operator, block_index(problem, params))
     limit = basis_limit(problem, k, product.size)
     return lanczos(
         product,
@@ -98,11 +98,11 @@ def check_count(k: int, size: int) -> None:
             usage=True,
         )
     k = min(k, size)
-    needed, there = 8 * size * (k + 8), memory()
-    if needed > there:
+    nbytes, memory = 8 * size * (k + 8), installed_memory()
+    if nbytes > memory:
         raise FldiagError(
-            f"k = {k:,} eigenvectors of {size:,} weights take {needed / 1e9:,.0f} GB, and this machine has "
-            f"{there / 1e9:,.0f} GB of memory",
+            f"k = {k:,} eigenvectors of {size:,} weights take {nbytes / 1e9:,.0f} GB, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory",
             "ask for fewer eigenvalues",
             usage=True,
         )
@@ -114,7 +114,7 @@ def basis_limit(problem: Problem, k: int, size: int) -> int:
     return min(max(100, 3 * k + 20), max(k + 8, problem.memory // 4 // (8 * size)))
 
 
-def in_form(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
+def choose_matrix(problem: Problem, matrix: Matrix, params: str | Sequence[str] | None) -> Matrix:
     """``ggn`` where the Hessian's block of these tensors is that of the Gauss-Newton matrix: of one layer in a network that
     is piecewise linear in each layer's weights. The products then have no negative curvature but rounding."""
     if params is None or problem.by_differences:
@@ -131,24 +131,22 @@ def strict_pairs(
     matrix: Matrix = "hessian",
     max_products: int,
     seed: int = 0,
-    operator: Operator | None = None,
-    progress: Progress | None = None,
+    **others: Any,
 ) -> EigenPairs:
-    """``eigenpairs`` of the whole matrix with residuals within ``tol``, found once per problem."""
+    """``eigenpairs`` of the whole matrix with residuals within ``tol``, computed once per problem.
+
+    ``others``: operator and progress, which decide nothing.
+    """
+    options: dict[str, Any] = {
+        "which": which,
+        "tol": tol,
+        "matrix": matrix,
+        "max_products": max_products,
+        "seed": seed,
+    }
     return problem.recall(
-        ("eigenpairs", k, which, tol, matrix, max_products, seed),
-        lambda: eigenpairs(
-            problem,
-            k,
-            which=which,
-            tol=tol,
-            matrix=matrix,
-            max_products=max_products,
-            seed=seed,
-            operator=operator,
-            strict=True,
-            progress=progress,
-        ),
+        ("eigenpairs", k, *options.values()),
+        lambda: eigenpairs(problem, k, **options, strict=True, **others),
     )
 
 

@@ -47,26 +47,21 @@ def _inexact(problem: Problem) -> str | None:
     why = obstacle(problem.module)
     if why:
         return why
-    x, y = problem.sample(max(4, min(16, at_once(problem))))
+    x, y = problem.sample(max(4, min(16, examples_at_once(problem))))
     try:
         piece(problem, x, y, total=True)
         # the loss is out of the comparison: where examples are fitted, curvature and products are rounding alone
-        found = piece(problem, x, y, total=False, criterion=_unit)
+        diagonal = piece(problem, x, y, total=False, criterion=_unit)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return str(error)
-    places = [n for n in problem.layout.names if n in found]
-    odd = _disagreeing(
-        problem,
-        x,
-        y,
-        found,
-        sorted({places[0], places[len(places) // 2], places[-1]} if places else ()),
-    )
+    names = [n for n in problem.layout.names if n in diagonal]
+    sample = sorted({names[0], names[len(names) // 2], names[-1]} if names else ())
+    odd = _disagreeing(problem, x, y, diagonal, sample)
     return f"the entry of {odd} disagrees with a Hessian-vector product" if odd else None
 
 
 def _disagreeing(
-    problem: Problem, x: Tensor, y: Tensor, found: Mapping[str, Tensor], names: Sequence[str]
+    problem: Problem, x: Tensor, y: Tensor, diagonal: Mapping[str, Tensor], names: Sequence[str]
 ) -> str | None:
     """The first of these tensors whose largest entry is not that of the Hessian of ``_unit``."""
 
@@ -77,12 +72,14 @@ def _disagreeing(
     h = Hessian([loss], [1.0], problem.w)
     slices = problem.layout.slices()
     for name in names:
-        flat = found[name].reshape(-1)
+        flat = diagonal[name].reshape(-1)
         at = int(flat.abs().argmax())
         e = torch.zeros_like(problem.w)
         e[slices[name].start + at] = 1.0
-        entry, ours = float(h(e)[slices[name].start + at]), float(flat[at])
-        if not abs(entry - ours) <= AGREEMENT[problem.dtype] * max(abs(entry), abs(ours)):
+        entry, exact_entry = float(h(e)[slices[name].start + at]), float(flat[at])
+        if not abs(entry - exact_entry) <= AGREEMENT[problem.dtype] * max(
+            abs(entry), abs(exact_entry)
+        ):
             return name
     return None
 
@@ -126,10 +123,12 @@ def _affine(problem: Problem) -> tuple[str, ...]:
     for owner in dict.fromkeys(owners[n] for n in names):
         try:
             piece(problem, x, y, total=True, only={owner})  # whether the loss allows it
-            found = piece(problem, x, y, total=False, criterion=_unit, only={owner})
+            diagonal = piece(problem, x, y, total=False, criterion=_unit, only={owner})
         except (ValueError, RuntimeError, NotImplementedError):
             continue
-        sure += [n for n in names if n in found and not _disagreeing(problem, x, y, found, [n])]
+        sure += [
+            n for n in names if n in diagonal and not _disagreeing(problem, x, y, diagonal, [n])
+        ]
     return tuple(sure)
 
 
@@ -153,7 +152,7 @@ def within_a_layer(problem: Problem, names: Sequence[str]) -> bool:
     )
 
 
-def at_once(problem: Problem) -> int:
+def examples_at_once(problem: Problem) -> int:
     """Examples of one piece of the exact computation."""
     # the cotangents of all outputs lie side by side (a graph holds about four tensors to one of them), and the loss's
     # Hessian in the outputs, its eigenvectors and what becomes of them are matrices in double precision
@@ -179,9 +178,9 @@ def piece(
         with problem.guarded():
             return problem.call(problem.w, x)
 
-    def own(z: Tensor, y: Tensor) -> Tensor:
+    def mean_loss(z: Tensor, y: Tensor) -> Tensor:
         with problem.guarded():
             return problem.criterion(z, y).reshape(())
 
-    found = exact.batch(problem.module, call, criterion or own, x, y, total=total, only=only)
-    return {name: value for name, value in found.items() if name not in problem.frozen}
+    parts = exact.batch(problem.module, call, criterion or mean_loss, x, y, total=total, only=only)
+    return {name: value for name, value in parts.items() if name not in problem.frozen}

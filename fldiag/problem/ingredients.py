@@ -52,24 +52,26 @@ def code_of(function: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def unwrapped(model: nn.Module) -> tuple[nn.Module, list[str]]:
+def unwrap_model(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """The module inside torch.compile, DataParallel and the like, and what was taken off, in words."""
-    told: list[str] = []
+    remarks: list[str] = []
     while True:
         parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
         inner = getattr(model, "module" if parallel else "_orig_mod", None)
         if not isinstance(inner, nn.Module):
-            return model, told
-        told.append(f"the model is taken out of the {type(model).__name__} that wraps it")
+            return model, remarks
+        remarks.append(f"the model is taken out of the {type(model).__name__} that wraps it")
         model = inner
 
 
 def forward_of(model: Any) -> inspect.Signature | None:
     """The arguments of a module's forward; None for what is no module."""
-    return inspect.signature(unwrapped(model)[0].forward) if isinstance(model, nn.Module) else None
+    return (
+        inspect.signature(unwrap_model(model)[0].forward) if isinstance(model, nn.Module) else None
+    )
 
 
-def spread(n: int, count: int = 32) -> list[range]:
+def spread_examples(n: int, count: int = 32) -> list[range]:
     """Up to ``count`` examples in four runs spread over n (a slice is often sorted by class)."""
     return (
         [range(i * n // 4, i * n // 4 + count // 4) for i in range(4)] if n > count else [range(n)]
@@ -115,7 +117,7 @@ class Ingredients:
             raise FldiagError(
                 f"model is a {type(model).__name__}", "give a torch.nn.Module", usage=True
             )
-        model, told = unwrapped(model)
+        model, remarks = unwrap_model(model)
         if not callable(loss):
             raise FldiagError(
                 f"loss is a {type(loss).__name__}", "give a function of (outputs, y)", usage=True
@@ -163,18 +165,14 @@ class Ingredients:
                 "make the model on another device, and load its weights",
                 usage=True,
             )
-        self.layout, self.remarks, self.reduction = Layout.of(model, trainable), told, reduction
+        self.layout, self.remarks, self.reduction = Layout.of(model, trainable), remarks, reduction
         self.differences, self.weight_decay, self.allow = differences, float(weight_decay), allow
         #: The user's own parameters, which a loss may read.
         self.originals = tuple(weakref.ref(p) for p in model.parameters())
         #: What was established for all problems of this model and loss.
         self.shared: dict[str, Any] = {}
-        self.name, self.dtype, self.memory, self.labels = (
-            name,
-            dtype,
-            int(memory),
-            dict(labels or {}),
-        )
+        self.name, self.dtype, self.memory = name, dtype, int(memory)
+        self.labels = dict(labels or {})
         self.device = (
             torch.device(device_of(device, dtype))
             if device is not None
@@ -208,7 +206,7 @@ class Ingredients:
                     if isinstance(t, Tensor) and t.grad_fn is not None
                 }
                 self.module = copy.deepcopy(model, memo)
-                own_loss = copy.deepcopy(loss, memo) if isinstance(loss, nn.Module) else loss
+                loss_copy = copy.deepcopy(loss, memo) if isinstance(loss, nn.Module) else loss
             except RuntimeError as error:
                 raise FldiagError(
                     f"the model cannot be copied: {error}",
@@ -222,15 +220,15 @@ class Ingredients:
         for m in self.module.modules():
             if isinstance(m, nn.Embedding | nn.EmbeddingBag):
                 m.sparse = False  # sparse gradients have no derivatives
-        self.given_loss = (
-            own_loss.to(self.device, dtype) if isinstance(own_loss, nn.Module) else own_loss
+        self.user_loss = (
+            loss_copy.to(self.device, dtype) if isinstance(loss_copy, nn.Module) else loss_copy
         )
 
     def _take(self, model: nn.Module, params: Any, buffers: Any) -> None:
         """Weights and buffers, checked."""
-        whole = Layout.of(model)
-        self.w = inputs.weights(model, whole, params, self.dtype, self.device)
-        views = {} if self.layout.size == whole.size else whole.views(self.w)
+        layout = Layout.of(model)
+        self.w = inputs.weights(model, layout, params, self.dtype, self.device)
+        views = {} if self.layout.size == layout.size else layout.views(self.w)
         #: Parameters that are no weights here, by name.
         self.frozen = {n: view.clone() for n, view in views.items() if n not in self.layout.names}
         if self.frozen:
@@ -246,14 +244,12 @@ class Ingredients:
         labels: Mapping[str, Any] | None = None,
     ) -> Self:
         """The same loss on the same examples around other weights and buffers (of the whole model, as for ``Problem``)."""
-        made = copy.copy(self)
-        made._take(self.module, params, buffers)
-        made.originals = self.originals
-        made.name, made.labels = (
-            self.name if name is None else name,
-            dict(self.labels if labels is None else labels),
-        )
-        return made
+        problem = copy.copy(self)
+        problem._take(self.module, params, buffers)
+        problem.originals = self.originals
+        problem.name = self.name if name is None else name
+        problem.labels = dict(self.labels if labels is None else labels)
+        return problem
 
     @property
     def criterion(self) -> Criterion:
@@ -267,10 +263,10 @@ class Ingredients:
     @cached_property
     def _digest(self) -> str:
         names = [
-            re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.given_loss)
+            re.sub(r" at 0x[0-9a-f]+", "", repr(thing)) for thing in (self.module, self.user_loss)
         ]
         names += [
-            code_of(self.given_loss),
+            code_of(self.user_loss),
             *(code_of(type(m).forward) for m in self.module.modules()),
         ]
         with self.guarded():  # in pieces of fixed size: memory must not enter
@@ -331,7 +327,7 @@ class Ingredients:
 
     def sample(self, count: int) -> tuple[Tree, Tree]:
         """Up to ``count`` examples spread over the slice."""
-        parts = [self.read(r.start, r.stop) for r in spread(self.n, count)]
+        parts = [self.read(r.start, r.stop) for r in spread_examples(self.n, count)]
         x = join([p[0] for p in parts])
         return x, x if parts[0][1] is parts[0][0] else join([p[1] for p in parts])
 
@@ -339,8 +335,8 @@ class Ingredients:
         """The targets of the whole slice, in pieces of fixed size."""
         y = getattr(self._data, "y", None)
         for i in range(0, self.n, 1024):
-            where = slice(i, min(i + 1024, self.n))
-            yield self.read(where.start, where.stop)[1] if y is None else cut(y, where)
+            stop = min(i + 1024, self.n)
+            yield self.read(i, stop)[1] if y is None else cut(y, slice(i, stop))
 
     @cached_property
     def _forward(self) -> inspect.Signature:
@@ -352,14 +348,14 @@ class Ingredients:
 
     def loaded(self, w: Tensor) -> nn.Module:
         """A copy of the model with the weights w [P] as its own parameters, those that are no weights frozen."""
-        made, views = copy.deepcopy(self.module), self.layout.views(w)
+        module, views = copy.deepcopy(self.module), self.layout.views(w)
         with torch.no_grad():
-            for name, p in made.named_parameters():
+            for name, p in module.named_parameters():
                 p.copy_(self.frozen[name] if name in self.frozen else views[name])
                 p.requires_grad_(name in views)
-            for name, b in made.named_buffers():
+            for name, b in module.named_buffers():
                 b.copy_(self.buffers[name])
-        return made
+        return module
 
     def call(
         self,

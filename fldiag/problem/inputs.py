@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from fldiag.errors import FldiagError, counted, first_line
 from fldiag.params import Layout, flatten
-from fldiag.problem.trees import Tree, count, cut, described, join, named
+from fldiag.problem.trees import Tree, count, cut, describe, join, leaves_by_place
 
 
-class Data(Protocol):
+class DataSlice(Protocol):
     """A data slice: ``n`` examples, a ``name``, and ``batch(start, stop) -> (x, y)`` ready for the model."""
 
     n: int
@@ -32,7 +32,9 @@ class TensorData:
 
     def __init__(self, x: Tree, y: Tree, name: str = "data", remarks: tuple[str, ...] = ()):
         self.x, self.y, self.n, self.name, self.remarks = x, y, count(x), name, remarks
-        kinds = list(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in named(x).values()))
+        kinds = list(
+            dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in leaves_by_place(x).values())
+        )
         self.inputs = f"as passed ({', '.join(kinds)})"
 
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
@@ -52,7 +54,7 @@ class Entries:
         return len(self.batches[0])
 
 
-def as_data(data: Any, forward: inspect.Signature | None = None) -> Data:
+def as_data(data: Any, forward: inspect.Signature | None = None) -> DataSlice:
     """A slice as it is; a pair (x, y), a dict, a list of batches, a ``Dataset`` or a ``DataLoader`` as a slice.
 
     A dict is both inputs and targets: the model gets the entries that its forward names, the loss all of them. Of three or more
@@ -64,7 +66,7 @@ def as_data(data: Any, forward: inspect.Signature | None = None) -> Data:
     return split(entries, forward) if isinstance(entries, Entries) else entries
 
 
-def draw(data: Any) -> Data | Entries:
+def draw(data: Any) -> DataSlice | Entries:
     """A slice as it is, and of anything else its entries; a loader or a data set is read once."""
     if isinstance(data, Entries):
         return data
@@ -78,11 +80,11 @@ def draw(data: Any) -> Data | Entries:
     if isinstance(data, (DataLoader, Dataset)) or (
         not plain and hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
-        return _drawn(data)
+        return _draw_all(data)
     if isinstance(data, Mapping):
         return Entries([(data,)], "the data")
     if _is_list_of_examples(data):
-        return _drawn(data)
+        return _draw_all(data)
     if _is_list_of_batches(data):
         batches = [_entries(batch, i) for i, batch in enumerate(data)]
         return Entries(
@@ -141,7 +143,7 @@ def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[i
         else min(size - 1, max(1, len(positional)))
     )
     inside = ", ".join(
-        f"entry {i + 1}: {spelled(part)}" for i, part in enumerate(entries.batches[0])
+        f"entry {i + 1}: {describe_entry(part)}" for i, part in enumerate(entries.batches[0])
     )
     text = f"{entries.source} has {size} entries ({inside}), and the model takes {forward or 'one input'}"
     if least >= size:
@@ -171,11 +173,11 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def spelled(part: Any) -> str:
+def describe_entry(part: Any) -> str:
     """Type and shape of an entry."""
     if isinstance(part, (Tensor, np.ndarray)):
         return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
-    return described(part)
+    return describe(part)
 
 
 def is_split(data: Any) -> bool:
@@ -206,7 +208,8 @@ def _is_list_of_examples(data: Any) -> bool:
         isinstance(data, list)
         and bool(data)
         and all(
-            isinstance(example, (Mapping, tuple, list)) and _has_examples(named(example).values())
+            isinstance(example, (Mapping, tuple, list))
+            and _has_examples(leaves_by_place(example).values())
             for example in data
         )
     )
@@ -225,7 +228,7 @@ def _form(batch: Any) -> Any:
         (place, leaf.ndim, str(leaf.dtype))
         if isinstance(leaf, (Tensor, np.ndarray))
         else (place, type(leaf))
-        for place, leaf in named(batch).items()
+        for place, leaf in leaves_by_place(batch).items()
     ]
 
 
@@ -234,7 +237,7 @@ def _check_rows(x: Tree, y: Tree, suffix: str) -> None:
     rows = {
         f"{side}{'.' if place and place[0] != '[' else ''}{place}": leaf
         for side, part in (("x", x), *((("y", y),) if y is not x else ()))
-        for place, leaf in named(part).items()
+        for place, leaf in leaves_by_place(part).items()
     }
     (first, leaf), *rest = rows.items()
     n = len(leaf)
@@ -261,7 +264,7 @@ def _check_batches(pairs: list[tuple[Tree, Tree]], source: str) -> None:
         {
             f"{side} {place}": list(leaf.shape[1:])
             for side, part in zip("xy", pair, strict=True)
-            for place, leaf in named(part).items()
+            for place, leaf in leaves_by_place(part).items()
         }
         for pair in pairs
     ]
@@ -276,37 +279,37 @@ def _check_batches(pairs: list[tuple[Tree, Tree]], source: str) -> None:
                 )
 
 
-def _tensors(part: Any, what: str) -> Tree:
+def _tensors(part: Any, name: str) -> Tree:
     """Arrays as tensors, mappings as dicts. Raises FldiagError for what is no tensor with examples along axis 0."""
     if isinstance(part, Mapping):
-        held: Tree = {str(k): _tensors(v, f"{what}.{k}") for k, v in part.items()}
+        tree: Tree = {str(k): _tensors(v, f"{name}.{k}") for k, v in part.items()}
     elif isinstance(part, tuple) and hasattr(part, "_fields"):
-        held = type(part)(
-            *(_tensors(v, f"{what}.{k}") for k, v in zip(part._fields, part, strict=True))
+        tree = type(part)(
+            *(_tensors(v, f"{name}.{k}") for k, v in zip(part._fields, part, strict=True))
         )
     elif isinstance(part, (tuple, list)) and all(
         isinstance(v, (Mapping, tuple, list, Tensor, np.ndarray)) for v in part
     ):
-        held = tuple(_tensors(v, f"{what}[{i}]") for i, v in enumerate(part))
+        tree = tuple(_tensors(v, f"{name}[{i}]") for i, v in enumerate(part))
     else:
-        held = torch.from_numpy(part) if isinstance(part, np.ndarray) else part
-        if not isinstance(held, Tensor) or held.ndim == 0:
+        tensor = torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+        if not isinstance(tensor, Tensor) or tensor.ndim == 0:
             raise FldiagError(
-                f"{what} of the data is a {type(part).__name__} without examples along axis 0",
+                f"{name} of the data is a {type(part).__name__} without examples along axis 0",
                 "give tensors whose first axis counts the examples",
                 usage=True,
             )
-        return held.detach()
-    if not held:
+        return tensor.detach()
+    if not tree:
         raise FldiagError(
-            f"{what} of the data holds no tensor",
+            f"{name} of the data holds no tensor",
             "give tensors whose first axis counts the examples",
             usage=True,
         )
-    return held
+    return tree
 
 
-def _drawn(source: Any) -> Entries:
+def _draw_all(source: Any) -> Entries:
     """Everything that a loader or a data set yields, drawn once and kept in that order.
 
     Raises FldiagError where nothing comes, or another number of batches than was announced.
@@ -368,81 +371,71 @@ def convert(x: Tree, y: Tree, dtype: torch.dtype, device: torch.device) -> tuple
             else t.to(device, torch.int64)
         )
 
-    held = tree_map(placed, x)
-    return held, held if y is x else tree_map(target, y)
+    inputs = tree_map(placed, x)
+    return inputs, inputs if y is x else tree_map(target, y)
 
 
-def _misfit(kind: str, missing: list[str], unexpected: list[str], wrong: list[str]) -> FldiagError:
-    def some(names: list[str]) -> str:
-        return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-
-    said = [
-        f"{what} {some(names)}"
-        for what, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("wrong shape", wrong),
-        )
-        if names
-    ]
-    return FldiagError(
-        f"{kind} do not fit the model: {'; '.join(said)}",
-        "give the weights of this very architecture, named as in its state_dict()",
-        usage=True,
-    )
-
-
-def _chosen(
+def _fitting(
     kind: str,
-    given: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     shapes: Mapping[str, torch.Size],
     optional: set[str],
     ignored: set[str],
 ) -> dict[str, Tensor]:
-    """The tensors of ``given`` that ``shapes`` asks for; ``optional`` may lack, ``ignored`` may be there."""
-    missing = [n for n in shapes if n not in given and n not in optional]
-    unexpected = [n for n in given if n not in shapes and n not in ignored]
-    wrong = [
-        f"{n} {list(given[n].shape)} instead of {list(s)}"
-        for n, s in shapes.items()
-        if n in given and given[n].shape != s
-    ]
-    if missing or unexpected or wrong:
-        raise _misfit(kind, missing, unexpected, wrong)
-    return {n: given[n] for n in shapes if n in given}
+    """The tensors that ``shapes`` names; ``optional`` may lack, ``ignored`` may be there."""
 
+    def listed(names: list[str]) -> str:
+        return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
-def _vector(kind: str, given: Tensor, size: int) -> Tensor:
-    if given.ndim != 1 or given.numel() != size:
+    misfits = {
+        "missing": [n for n in shapes if n not in tensors and n not in optional],
+        "unexpected": [n for n in tensors if n not in shapes and n not in ignored],
+        "wrong shape": [
+            f"{n} {list(tensors[n].shape)} instead of {list(shape)}"
+            for n, shape in shapes.items()
+            if n in tensors and tensors[n].shape != shape
+        ],
+    }
+    if any(misfits.values()):
+        text = "; ".join(f"{how} {listed(names)}" for how, names in misfits.items() if names)
         raise FldiagError(
-            f"{kind} has shape {list(given.shape)}, the model needs a vector of {size} numbers",
+            f"{kind} do not fit the model: {text}",
+            "give the weights of this very architecture, named as in its state_dict()",
+            usage=True,
+        )
+    return {n: tensors[n] for n in shapes if n in tensors}
+
+
+def _vector(kind: str, tensor: Tensor, size: int) -> Tensor:
+    if tensor.ndim != 1 or tensor.numel() != size:
+        raise FldiagError(
+            f"{kind} has shape {list(tensor.shape)}, the model needs a vector of {size} numbers",
             "give one flat vector in the order of the model's named tensors",
             usage=True,
         )
-    return given
+    return tensor
 
 
 def weights(
-    module: nn.Module, layout: Layout, given: Any, dtype: torch.dtype, device: torch.device
+    module: nn.Module, layout: Layout, params: Any, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The weights to diagnose as a new vector [P]: the module's own, or a vector, or a dict of named tensors.
 
     A whole state_dict is welcome: its buffers and second names of tied tensors are passed over.
     Raises FldiagError naming missing and unexpected tensors and wrong shapes.
     """
-    if given is None:
+    if params is None:
         w = flatten(module)
-    elif isinstance(given, Mapping):
-        also = {n for n, _ in module.named_buffers()}
-        also |= {n for n, _ in module.named_parameters(remove_duplicate=False)}
+    elif isinstance(params, Mapping):
+        ignored = {n for n, _ in module.named_buffers()}
+        ignored |= {n for n, _ in module.named_parameters(remove_duplicate=False)}
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        found = _chosen("params", given, shapes, set(), also)
-        w = layout.row(found).detach()
-    elif isinstance(given, Tensor):
-        w = _vector("params", given.detach(), layout.size)
+        w = layout.row(_fitting("params", params, shapes, set(), ignored)).detach()
+    elif isinstance(params, Tensor):
+        w = _vector("params", params.detach(), layout.size)
     else:
         raise FldiagError(
-            f"params is a {type(given).__name__}",
+            f"params is a {type(params).__name__}",
             "give a vector or a dict of named tensors",
             usage=True,
         )
@@ -450,30 +443,31 @@ def weights(
 
 
 def buffers(
-    module: nn.Module, given: Any, params: Any, dtype: torch.dtype, device: torch.device
+    module: nn.Module, buffers: Any, params: Any, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Own copies of the module's buffers, replaced by those given.
+    """Copies of the module's buffers, or of ``buffers`` in their place.
 
-    ``given`` is a dict (non-persistent buffers and batch counters may lack) or one vector of the floating
+    ``buffers`` is a dict (non-persistent buffers and batch counters may lack) or one vector of the floating
     point buffers in the order of ``named_buffers()``. Without it, buffers found in a ``params`` dict count.
     Raises FldiagError naming missing and unexpected buffers and wrong shapes.
     """
-    own = dict(module.named_buffers())
-    if given is None and isinstance(params, Mapping):
-        given = {n: t for n, t in params.items() if n in own} or None
-    if isinstance(given, Tensor):
-        floating = {n: b for n, b in own.items() if b.is_floating_point()}
-        flat = _vector("buffers", given.detach(), sum(b.numel() for b in floating.values()))
-        parts = flat.split([b.numel() for b in floating.values()]) if floating else ()
-        given = {
+    result = dict(module.named_buffers())
+    if buffers is None and isinstance(params, Mapping):
+        buffers = {n: t for n, t in params.items() if n in result} or None
+    if isinstance(buffers, Tensor):
+        floating = {n: b for n, b in result.items() if b.is_floating_point()}
+        sizes = [b.numel() for b in floating.values()]
+        flat = _vector("buffers", buffers.detach(), sum(sizes))
+        parts = flat.split(sizes) if floating else ()
+        buffers = result | {
             n: part.reshape(b.shape) for (n, b), part in zip(floating.items(), parts, strict=True)
         }
-        given = {**{n: b for n, b in own.items() if n not in floating}, **given}
-    if given is not None:
-        kept = set(module.state_dict())
-        optional = {n for n in own if n not in kept or n.endswith("num_batches_tracked")}
-        own |= _chosen("buffers", given, {n: b.shape for n, b in own.items()}, optional, set())
+    if buffers is not None:
+        persistent = set(module.state_dict())
+        optional = {n for n in result if n not in persistent or n.endswith("num_batches_tracked")}
+        shapes = {n: b.shape for n, b in result.items()}
+        result |= _fitting("buffers", buffers, shapes, optional, set())
     return {
         n: b.detach().to(device, dtype if b.is_floating_point() else b.dtype, copy=True)
-        for n, b in own.items()
+        for n, b in result.items()
     }

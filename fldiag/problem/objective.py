@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fldiag.errors import FldiagError, first_line
-from fldiag.problem.each import Each, mapped
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.trees import Tree, clone, count, cut, described, rows
+from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, rows, same
 
+#: (outputs, y) -> a number of each example [b].
+Each = Callable[[Any, Any], Tensor]
 #: (outputs, y) of a batch -> the sum of its losses, and how much is counted in it.
 Pair = Callable[[Any, Any], tuple[Tensor, Any]]
 #: What transformers' models and torch's losses pass over unless told otherwise.
@@ -47,17 +49,17 @@ class Objective:
     remarks: tuple[str, ...] = ()
 
 
-def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
+def make_objective(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     """How the problem's loss is taken, from what it is and what it returns for a sample and its outputs z.
 
     Raises FldiagError when the loss fails, returns neither a number nor a pair, or counts nothing.
     """
-    loss, entropy = problem.given_loss, entropy_of(problem.given_loss)
+    loss, entropy = problem.user_loss, entropy_of(problem.user_loss)
     if (
         entropy is not None
         and isinstance(z, Tensor)
         and isinstance(y, Tensor)
-        and _whole(y)
+        and _is_integer(y)
         and z.ndim > 1
     ):
         if problem.reduction == entropy.reduction == "mean":
@@ -74,12 +76,12 @@ def settle(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     if problem.reduction == "batch":
         return _coupled(problem, value)
     if isinstance(value, Tensor) and isinstance(z, Mapping) and value is z.get("loss"):
-        return _own(problem, x, y)
+        return _loss_of_model(problem, x, y)
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return _counted(problem, loss, z, y)
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
-            f"the loss returns {described(value)} for {count(y)} examples, not one number",
+            f"the loss returns {describe(value)} for {count(y)} examples, not one number",
             'use the mean over examples (reduction="mean"), or return (sum, count)',
         )
     return Objective(loss)
@@ -102,7 +104,7 @@ def _check_failing_labels(problem: Ingredients, z: Any, y: Any) -> None:
     classes = _class_count(z, y)
     if classes is None:
         return
-    loss, outputs = problem.given_loss, z.detach().cpu()
+    loss, outputs = problem.user_loss, z.detach().cpu()
     criterion = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
     for start, labels in _pieces(problem):
         labels = labels.cpu().long()
@@ -145,7 +147,7 @@ def _class_count(z: Any, y: Any) -> int | None:
     if (
         not isinstance(z, Tensor)
         or not isinstance(y, Tensor)
-        or not _whole(y)
+        or not _is_integer(y)
         or z.ndim != y.ndim + 1
     ):
         return None
@@ -154,29 +156,28 @@ def _class_count(z: Any, y: Any) -> int | None:
     return classes if first != last or (z.ndim == 2 and classes > 1) else None
 
 
-def _whole(y: Tensor) -> bool:
+def _is_integer(y: Tensor) -> bool:
     return not y.is_floating_point() and y.dtype != torch.bool
 
 
 def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "error", message="Using a target size", category=UserWarning
-            )  # it would only warn
+            # an error instead of torch's warning
+            warnings.filterwarnings("error", message="Using a target size", category=UserWarning)
             return loss(z, y)
     except UserWarning as warning:
         if not str(warning).startswith("Using a target size"):  # made an error by whoever calls
             raise
         raise FldiagError(
-            f"the loss compares outputs {described(z)} with targets {described(y)}: one would be spread over the "
+            f"the loss compares outputs {describe(z)} with targets {describe(y)}: one would be spread over the "
             "other",
             "give the targets the shape of the outputs, or a loss that says how they are compared",
         ) from None
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
         several = not isinstance(z, Tensor)
         raise FldiagError(
-            f"the loss failed on outputs {described(z)} and targets {described(y)}: {error}",
+            f"the loss failed on outputs {describe(z)} and targets {describe(y)}: {error}",
             "give a loss (outputs, y) that picks what it compares: lambda out, y: F.cross_entropy(out[0], y)"
             if several
             else "check that the loss takes (outputs, y) of this shape and type",
@@ -192,19 +193,19 @@ def _scaled(pair: Pair, factor: float) -> Criterion:
 
 def _alone(pair: Pair, which: int, factor: float) -> Each:
     return lambda z, y: (
-        mapped(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
+        map_over_examples(lambda z, y: torch.as_tensor(pair(z, y)[which]), z, y).double() * factor
     )
 
 
 def _summed(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
-            f"the loss returns {described(value)}, and reduction = 'sum' wants the sum over a batch",
+            f"the loss returns {describe(value)}, and reduction = 'sum' wants the sum over a batch",
             "return one number",
         )
 
     def pair(z: Any, y: Any) -> tuple[Tensor, int]:
-        return problem.given_loss(z, y), 1
+        return problem.user_loss(z, y), 1
 
     n = float(problem.n)
     return Objective(
@@ -217,11 +218,11 @@ def _summed(problem: Ingredients, value: Any) -> Objective:
 def _coupled(problem: Ingredients, value: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
-            f"the loss returns {described(value)}, and reduction = 'batch' wants the loss of a batch",
+            f"the loss returns {describe(value)}, and reduction = 'batch' wants the loss of a batch",
             "return one number",
         )
     return Objective(
-        problem.given_loss,
+        problem.user_loss,
         remarks=(f"the loss is that of all {problem.n:,} examples in one batch",),
     )
 
@@ -237,9 +238,9 @@ def _counted(problem: Ingredients, pair: Pair, z: Any, y: Tree) -> Objective:
             "let the second of (sum, count) depend on the targets alone, or return their quotient as the loss of "
             "the whole batch: Problem(..., reduction='batch'), --reduction batch",
         )
-    for some in problem.targets():  # the outputs decide nothing here, so any will do
-        for i in range(0, count(some), b):
-            piece = cut(some, slice(i, i + b))
+    for targets in problem.targets():  # the outputs decide nothing here, so any will do
+        for i in range(0, count(targets), b):
+            piece = cut(targets, slice(i, i + b))
             parts.append(
                 float(pair(rows(z, b, slice(0, count(piece))), _placed(problem, piece))[1])
             )
@@ -286,49 +287,43 @@ class _Entropy:
     weight: Tensor | None
     ignored: int
     reduction: str
-    more: dict[str, Any]
+    options: dict[str, Any]
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         weight = None if self.weight is None else self.weight.to(z)
         return self.take(
-            z, y, weight=weight, ignore_index=self.ignored, reduction="none", **self.more
+            z, y, weight=weight, ignore_index=self.ignored, reduction="none", **self.options
         )
 
     def weights(self, y: Tensor) -> Tensor:
         """How much every label counts, in float64."""
-        kept = (y != self.ignored).double()
-        return (
-            kept
-            if self.weight is None
-            else kept * self.weight.to(y.device).double()[y.clamp_min(0) * kept.long()]
-        )
+        counted = (y != self.ignored).double()
+        if self.weight is None:
+            return counted
+        return counted * self.weight.to(y.device).double()[y.clamp_min(0) * counted.long()]
 
 
 def entropy_of(loss: Any) -> _Entropy | None:
     """The settings of torch's losses of class labels; None for any other loss."""
     if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
         take = F.cross_entropy if isinstance(loss, nn.CrossEntropyLoss) else F.nll_loss
-        given = {
+        options = {
             k: getattr(loss, k)
             for k in ("weight", "ignore_index", "reduction", "label_smoothing")
             if hasattr(loss, k)
         }
+    elif isinstance(loss, functools.partial) and not loss.args:
+        take, options = loss.func, dict(loss.keywords)
     else:
-        take, given = (
-            (loss.func, dict(loss.keywords))
-            if isinstance(loss, functools.partial) and not loss.args
-            else (loss, {})
-        )
+        take, options = loss, {}
     if take not in (F.cross_entropy, F.nll_loss):
         return None
-    weight, ignored, reduction = (
-        given.pop("weight", None),
-        given.pop("ignore_index", IGNORED),
-        given.pop("reduction", "mean"),
-    )
-    if set(given) - {"label_smoothing"}:
+    weight = options.pop("weight", None)
+    ignored = options.pop("ignore_index", IGNORED)
+    reduction = options.pop("reduction", "mean")
+    if set(options) - {"label_smoothing"}:
         return None
-    return _Entropy(take, weight, ignored, reduction, given)
+    return _Entropy(take, weight, ignored, reduction, options)
 
 
 def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> Objective:
@@ -345,11 +340,10 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
         check_labels(labels, classes, start, problem.slice_name, entropy.ignored)
         parts.append(entropy.weights(labels).reshape(len(labels), -1).sum(1))
         missing += int((labels == entropy.ignored).sum())
-    known = Objective(problem.given_loss)
     if axis != 1:
         remarks.append(f"outputs {list(z.shape[1:])} an example: the classes are on the last axis")
     if not missing and entropy.weight is None and axis == 1:
-        return replace(known, remarks=tuple(remarks))
+        return Objective(problem.user_loss, remarks=tuple(remarks))
     each_weight = torch.cat(parts)
     factor = problem.n / _total([float(each_weight.sum())])
     if missing:
@@ -363,8 +357,7 @@ def _classes(problem: Ingredients, entropy: _Entropy, z: Tensor, y: Tensor) -> O
     def pair(z: Tensor, y: Tensor) -> tuple[Tensor, Any]:
         return losses(z, y).sum(), None
 
-    return replace(
-        known,
+    return Objective(
         criterion=_scaled(pair, factor),
         remarks=tuple(remarks),
         each=lambda z, y: losses(z, y).reshape(len(y), -1).double().sum(1) * factor,
@@ -391,7 +384,12 @@ def _class_axis(z: Tensor, y: Tensor) -> int:
 
 
 def check_labels(
-    y: Tensor, classes: int, start: int, where: str, ignored: int | None = None, reason: str = ""
+    y: Tensor,
+    classes: int,
+    start: int,
+    slice_name: str,
+    ignored: int | None = None,
+    reason: str = "",
 ) -> None:
     """Raises FldiagError naming the first label outside 0..classes-1; ``start``: the number of the first example."""
     if int(y.min()) >= 0 and int(y.max()) < classes:
@@ -402,7 +400,7 @@ def check_labels(
     if bool(bad.any()):
         at = int(bad.any(1).nonzero()[0])
         raise FldiagError(
-            f"example {start + at} of slice {where!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
+            f"example {start + at} of slice {slice_name!r} has label {int(y.reshape(len(y), -1)[at][bad[at]][0])}, "
             f"the model has {classes} outputs{reason}",
             f"labels must lie in 0..{classes - 1}",
         )
@@ -411,7 +409,7 @@ def check_labels(
 # -- a loss that the model takes itself
 
 
-def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
+def _loss_of_model(problem: Ingredients, x: Tree, y: Tree) -> Objective:
     """What the mean is over that the model returns as its ``loss``: found by trying, at other weights and with other labels
     masked, because no two models say it alike."""
     labels = y.get("labels") if isinstance(y, Mapping) else None
@@ -422,7 +420,7 @@ def _own(problem: Ingredients, x: Tree, y: Tree) -> Objective:
             (y["labels"][:, 1:] != IGNORED).sum()
         )
     name, counted = _fitting(problem, x, rules)
-    total = _total([float(counted(some)) for some in problem.targets()])
+    total = _total([float(counted(targets)) for targets in problem.targets()])
 
     def pair(z: Any, y: Any) -> tuple[Tensor, float]:
         c = counted(y)
@@ -454,9 +452,9 @@ def _fitting(
         return next(iter(rules.items()))
     errors = {}
     for name, rule in rules.items():
-        whole, first, second = (rule(cut(x, piece)) for piece in pieces)
-        if whole:
-            expected = (values[1] * first + values[2] * second) / whole
+        total, first, second = (rule(cut(x, piece)) for piece in pieces)
+        if total:
+            expected = (values[1] * first + values[2] * second) / total
             errors[name] = abs(expected - values[0]) / max(abs(values[0]), 1e-30)
     name = min(errors, key=lambda k: errors[k])
     if not errors[name] <= 1e-4:
@@ -466,3 +464,53 @@ def _fitting(
             "say Problem(..., reduction='batch'), --reduction batch",
         )
     return name, rules[name]
+
+
+# -- the loss of every example
+
+
+def map_over_examples(loss: Callable[[Any, Any], Tensor], z: Any, y: Any) -> Tensor:
+    """The loss of each example alone, by mapping it over the batch."""
+    b = count(y)
+
+    def loss_of_one(*leaves: Tensor) -> Tensor:
+        example = iter(leaves)
+        batch_of_one = [next(example).unsqueeze(0) if of_examples(t, b) else t for t in flat]
+        return loss(*tree_unflatten(batch_of_one, form))
+
+    flat, form = tree_flatten((z, y))
+    return torch.func.vmap(loss_of_one)(*(t for t in flat if of_examples(t, b)))
+
+
+def per_example(criterion: Callable[..., Tensor], z: Any, y: Any, mean: Tensor) -> Each | None:
+    """The loss of each example [b]: by its own ``reduction="none"``, else by mapping it over the batch."""
+    ways: list[Callable[..., Tensor]] = []
+    if isinstance(criterion, nn.Module):
+        if isinstance(getattr(criterion, "reduction", None), str):
+            unreduced = copy.deepcopy(criterion)
+            setattr(unreduced, "reduction", "none")  # noqa: B010 (modules declare no such attribute)
+            ways.append(unreduced)
+    else:
+        try:
+            if "reduction" in inspect.signature(criterion).parameters:
+                ways.append(functools.partial(criterion, reduction="none"))
+        except (TypeError, ValueError):
+            pass
+    ways.append(functools.partial(map_over_examples, criterion))
+    for way in ways:
+
+        def take(z: Any, y: Any, way: Callable[..., Tensor] = way) -> Tensor:
+            return way(z, y).reshape(count(y), -1).double().mean(1)
+
+        if fits(take, z, y, mean):
+            return take
+    return None
+
+
+def fits(take: Each, z: Any, y: Any, mean: Tensor) -> bool:
+    """Whether these losses of the examples are there, and their mean is the mean."""
+    try:
+        losses = take(z, y)
+    except Exception:  # whatever the user's loss cannot do this way, the mean loss still stands
+        return False
+    return losses.shape == (count(y),) and same(losses.mean(), mean.double().reshape(()), 1e-4)

@@ -97,10 +97,8 @@ def agrees(problem: Ingredients, matrix: Matrix) -> bool:
         fast = by_hand(problem, matrix, problem.w, [lambda: (x, y)], [1.0])
         if fast is None:
             return False
-        product, expected = (
-            fast(v),
-            double_backward(problem, matrix, problem.w, [lambda: (x, y)], [1.0])(v),
-        )
+        product = fast(v)
+        expected = double_backward(problem, matrix, problem.w, [lambda: (x, y)], [1.0])(v)
     except (
         RuntimeError,
         NotImplementedError,
@@ -113,17 +111,18 @@ def agrees(problem: Ingredients, matrix: Matrix) -> bool:
 def block_names(problem: Ingredients, which: str | Sequence[str]) -> list[str]:
     """The tensors whose names match a pattern (as file names do: ``features.*``) or are listed.
 
-    Raises FldiagError when no tensor is meant.
+    Raises FldiagError when there is none.
     """
-    known = problem.layout.names
     names = [
         n
-        for n in known
+        for n in problem.layout.names
         if (fnmatch.fnmatchcase(n, which) if isinstance(which, str) else n in which)
     ]
     if not names:
         raise FldiagError(
-            f"params = {which!r} matches no parameter", nearest(str(which), known), usage=True
+            f"params = {which!r} matches no parameter",
+            nearest(str(which), problem.layout.names),
+            usage=True,
         )
     return names
 

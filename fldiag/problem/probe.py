@@ -16,20 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fldiag.curvature.hvp import derivative, twice_differentiable
 from fldiag.errors import FldiagError
 from fldiag.models.layers import batch_dependent, inherited_rules
 from fldiag.problem.derivatives import (
     Derivatives,
     compare_derivatives,
     refuse_weights_in_loss,
-    remarks,
+    remarks_on,
 )
-from fldiag.problem.each import Each, fits, per_example
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.objective import Objective, settle
-from fldiag.problem.recomputation import graph_bytes, recomputes
-from fldiag.problem.trees import Tree, clone, count, cut, described, of_examples, same
+from fldiag.problem.memory import bytes_of_graph, bytes_of_outputs, recomputes
+from fldiag.problem.objective import Each, Objective, fits, make_objective, per_example
+from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, same
 from fldiag.seeding import torch_rng
 
 #: Examples that the checks look at.
@@ -63,8 +61,8 @@ class Facts:
 
 def _check_data(problem: Ingredients) -> tuple[Tree, Tree]:
     x, y = problem.sample(SAMPLE)
-    again_x, again_y = problem.sample(SAMPLE)
-    if not (same(x, again_x, 0.0) and same(y, again_y, 0.0)):
+    x2, y2 = problem.sample(SAMPLE)
+    if not (same(x, x2, 0.0) and same(y, y2, 0.0)):
         raise FldiagError(
             f"the data of slice {problem.slice_name!r} change from one reading to the next",
             "switch augmentation and shuffling off: every reading must give the same",
@@ -78,39 +76,38 @@ def _check_data(problem: Ingredients) -> tuple[Tree, Tree]:
 
 
 def _culprits(module: nn.Module) -> str:
-    awake = [
-        f"{n or 'the model'} ({type(m).__name__})" for n, m in module.named_modules() if m.training
-    ]
-    drop = [
-        f"{n} ({type(m).__name__})"
+    in_training = {
+        f"{n or 'the model'} ({type(m).__name__})": m
         for n, m in module.named_modules()
-        if inherited_rules(m).random and m.training
-    ]
-    if drop:
-        return f"dropout is active in {', '.join(drop)} although the model is in eval mode"
-    if awake:
-        return f"still in training mode after eval(): {', '.join(awake)}"
+        if m.training
+    }
+    dropout = [text for text, m in in_training.items() if inherited_rules(m).random]
+    if dropout:
+        return f"dropout is active in {', '.join(dropout)} although the model is in eval mode"
+    if in_training:
+        return f"still in training mode after eval(): {', '.join(in_training)}"
     return "no module is in training mode: look for torch.rand, or F.dropout without training=self.training"
 
 
 def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
     """The outputs on x, after checking that they are reproducible and that nothing is written to."""
-    seen, held, w = clone(x), {n: b.clone() for n, b in problem.buffers.items()}, problem.w.clone()
+    inputs, w = clone(x), problem.w.clone()
+    buffers = {n: b.clone() for n, b in problem.buffers.items()}
     try:
-        z = problem.call(w, seen, held)
+        z = problem.call(w, inputs, buffers)
     except FAILURES as error:
-        what = (
-            f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else described(x)
+        batch = (
+            f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else describe(x)
         )
         raise FldiagError(
-            f"the model failed on a batch of {what}: {error}"
+            f"the model failed on a batch of {batch}: {error}"
             + "".join(f" ({text})" for text in problem.data_remarks),
             "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
             "[((a, b), y) for a, b, y in loader]"
             if problem.data_remarks
             else "check that the data are what the model takes (shape, type, normalised)",
         ) from error
-    if not same(x, seen, 0.0):
+    if not same(x, inputs, 0.0):
         raise FldiagError(
             "the model changes its input in place",
             "let it work on a copy (first layer inplace=False)",
@@ -120,14 +117,14 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
             "an evaluation changes the weights",
             "take Embedding(..., max_norm=None), and write to no parameter in forward",
         )
-    moved = [n for n, b in held.items() if not same(b, problem.buffers[n], 0.0)]
+    moved = [n for n, b in buffers.items() if not same(b, problem.buffers[n], 0.0)]
     if moved:
         raise FldiagError(
             f"an evaluation changes the buffers {', '.join(moved[:4])}: "
             f"{_culprits(problem.module)}",
             "let eval() reach these modules (batch-norm must use its running statistics)",
         )
-    if not same(z, problem.call(problem.w, clone(x), held), tolerance):
+    if not same(z, problem.call(problem.w, clone(x), buffers), tolerance):
         raise FldiagError(
             f"two evaluations of the model disagree: {_culprits(problem.module)}",
             "make the model deterministic in eval mode",
@@ -161,7 +158,7 @@ def _check_loss(
     if problem.reduction == "batch":
         return value
     if not isinstance(z, Tensor):
-        _check_whole(problem, criterion, x, y)
+        _check_mean_through_model(problem, criterion, x, y)
     elif z.ndim and isinstance(y, Tensor) and len(z) == len(y):
         _check_mean(problem, criterion, z, y, value)
     elif z.ndim and len(z) == count(y) and _is_mean(criterion, z, y) is False:
@@ -170,12 +167,12 @@ def _check_loss(
 
 
 def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, value: Tensor) -> None:
-    twice = _tried(loss, torch.cat([z, z]), torch.cat([y, y]))
+    twice = _loss_or_nan(loss, torch.cat([z, z]), torch.cat([y, y]))
     doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
     fair = (
         same(twice, value, 1e-3)
         and _is_mean(loss, z, y) is not False
-        and _shaken(problem, loss, z, y) is not False
+        and _is_mean_of_far_outputs(loss, z, y) is not False
     )
     if (
         (doubles or not fair)
@@ -219,7 +216,7 @@ def _uneven(loss: Criterion, z: Any, y: Tree) -> FldiagError:
     )
 
 
-def _tried(loss: Criterion, z: Tensor, y: Tree) -> Tensor:
+def _loss_or_nan(loss: Criterion, z: Tensor, y: Tree) -> Tensor:
     """The loss, NaN where it takes no such batch (an odd number of views, say)."""
     try:
         return loss(z, y)
@@ -234,11 +231,11 @@ def _couples(loss: Criterion, z: Tensor, y: Tree) -> bool:
     """
     half = torch.arange(len(z), device=z.device) < len(z) // 2
     half = half.reshape(-1, *[1] * (z.ndim - 1))
-    everyone = torch.ones_like(half)
+    full = torch.ones_like(half)
     for other in (z.roll(1, 0), *_far_outputs(z, y)):
         values = [
-            float(_tried(loss, torch.where(which, other, z), y))
-            for which in (~everyone, half, ~half, everyone)
+            float(_loss_or_nan(loss, torch.where(mask, other, z), y))
+            for mask in (~full, half, ~half, full)
         ]
         error = abs(values[0] + values[3] - values[1] - values[2])
         if all(map(math.isfinite, values)) and error > 1e-4 * max(map(abs, values)):
@@ -257,7 +254,7 @@ def _far_outputs(z: Tensor, y: Tree) -> list[Tensor]:
     return [z + 3 * size * noise.to(z), shares.to(z)]
 
 
-def _check_whole(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> None:
+def _check_mean_through_model(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> None:
     """``_is_mean`` through the model, whose outputs cannot be cut: at its weights and at others."""
     if batch_dependent(problem.module):
         return
@@ -267,25 +264,25 @@ def _check_whole(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> Non
     for w in (problem.w, problem.w + 0.3 * problem.w.std(correction=0) * noise):
         values = {}
         b = count(y)
-        for where in (slice(0, b), slice(0, b // 2), slice(b // 2, b)):
-            if where.stop > where.start:
-                values[where.start, where.stop] = float(
-                    loss(problem.call(w, cut(x, where)), cut(y, where))
+        for part in (slice(0, b), slice(0, b // 2), slice(b // 2, b)):
+            if part.stop > part.start:
+                values[part.start, part.stop] = float(
+                    loss(problem.call(w, cut(x, part)), cut(y, part))
                 )
-        whole = values.pop((0, b))
-        parts = math.fsum(v * (stop - start) / b for (start, stop), v in values.items())
+        value = values.pop((0, b))
+        mean = math.fsum(v * (stop - start) / b for (start, stop), v in values.items())
         if (
             values
-            and math.isfinite(whole)
-            and not abs(parts - whole) <= 1e-3 * max(abs(whole), abs(parts))
+            and math.isfinite(value)
+            and not abs(mean - value) <= 1e-3 * max(abs(value), abs(mean))
         ):
             raise _uneven(loss, None, y)
 
 
 def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
     """Whether the loss of the batch is the mean of those of its parts; None where it is not finite."""
-    b, whole = len(z), float(_tried(loss, z, y))
-    if not math.isfinite(whole):
+    b, value = len(z), float(_loss_or_nan(loss, z, y))
+    if not math.isfinite(value):
         return None
     sizes, fair = {1, b // 2} - {0, b}, []
     for k in sizes:
@@ -296,24 +293,24 @@ def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
             ]
         except FAILURES:  # it takes no batch of this size
             continue
-        fair.append(abs(sum(parts) - whole) <= 1e-3 * abs(whole) + 1e-5 * max(map(abs, parts)))
+        fair.append(abs(sum(parts) - value) <= 1e-3 * abs(value) + 1e-5 * max(map(abs, parts)))
     return all(fair) and len(fair) >= min(len(sizes), 1)
 
 
-def _shaken(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor) -> bool | None:
+def _is_mean_of_far_outputs(loss: Criterion, z: Tensor, y: Tensor) -> bool | None:
     """``_is_mean`` for outputs that differ: where all examples have one loss, every way to weigh them is the mean.
 
     On the CPU, where a loss that takes only some outputs (probabilities, say) raises and does no harm.
     """
     z, y = z.detach().cpu(), y.cpu()
     criterion = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
-    for tried in _far_outputs(z, y):
+    for outputs in _far_outputs(z, y):
         try:
-            found = _is_mean(criterion, tried, y)
+            is_mean = _is_mean(criterion, outputs, y)
         except Exception:  # not one of this loss's outputs
             continue
-        if found is not None:
-            return found
+        if is_mean is not None:
+            return is_mean
     return None
 
 
@@ -321,8 +318,8 @@ def _batch_dependent(problem: Ingredients, x: Tree, z: Any, tolerance: float) ->
     if batch_dependent(problem.module):
         return True
     b = count(x)
-    whole = [t for t in tree_leaves(z) if of_examples(t, b)]
-    if b < 2 or not whole:
+    leaves = [t for t in tree_leaves(z) if of_examples(t, b)]
+    if b < 2 or not leaves:
         return False
     pieces = [cut(x, slice(0, b // 2)), cut(x, slice(b // 2, b))]
     first, second = (
@@ -333,40 +330,12 @@ def _batch_dependent(problem: Ingredients, x: Tree, z: Any, tolerance: float) ->
         ]
         for piece in pieces
     )
-    if len(first) != len(second) or len(first) != len(whole):
+    if len(first) != len(second) or len(first) != len(leaves):
         return False  # what else the model returns has as many rows as there are examples
     return any(
         p.shape[1:] == t.shape[1:] == q.shape[1:] and not same(torch.cat([p, q]), t, tolerance)
-        for p, q, t in zip(first, second, whole, strict=True)
+        for p, q, t in zip(first, second, leaves, strict=True)
     )
-
-
-def _graph_bytes(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree) -> int:
-    """Bytes an example holds in the graph of the gradient: the growth from 4 examples to 8."""
-
-    def held(size: int) -> int:
-        index = torch.arange(size, device=problem.device) % count(x)
-        w = problem.w.clone().requires_grad_()
-        kept: dict[
-            int, tuple[Tensor, int]
-        ] = {}  # the tensors are held, so that no address is used twice
-
-        def pack(t: Tensor) -> Tensor:
-            kept[t.untyped_storage().data_ptr()] = (t, t.untyped_storage().nbytes())
-            return t
-
-        with twice_differentiable(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            some = cut(x, index)
-            loss = criterion(problem.call(w, some), some if y is x else cut(y, index))
-            if not loss.requires_grad:
-                raise FldiagError(
-                    "the loss does not depend on the weights",
-                    "remove detach() or torch.no_grad() from the model's forward",
-                )
-            derivative(loss, [w], twice=True)
-        return sum(taken for _, taken in kept.values())
-
-    return max(1, (held(8) - held(4)) // 4)
 
 
 def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
@@ -395,33 +364,36 @@ def examine(problem: Ingredients) -> Facts:
     with problem.guarded(), torch.no_grad():
         x, y = _check_data(problem)
         z = _check_model(problem, x, tolerance)
-        again = recomputes(problem, cut(x, slice(0, 2)))
-        found = settle(problem, x, y, z)
-        value = _check_loss(problem, found.criterion, x, z, y, tolerance)
-        refuse_weights_in_loss(problem, found.criterion, x, z, y, tolerance)
-        each = (
-            None
-            if problem.reduction == "batch"
-            else per_example(found.criterion, z, y, value)
-            if found.each is None
-            else found.each
-            if fits(found.each, z, y, value)
-            else None
+        is_recomputing = recomputes(problem, cut(x, slice(0, 2)))
+        objective = make_objective(problem, x, y, z)
+        criterion = objective.criterion
+        value = _check_loss(problem, criterion, x, z, y, tolerance)
+        refuse_weights_in_loss(problem, criterion, x, z, y, tolerance)
+        each = objective.each
+        if problem.reduction == "batch":
+            each = None
+        elif each is None:
+            each = per_example(criterion, z, y, value)
+        elif not fits(each, z, y, value):
+            each = None
+        graph_bytes = (
+            bytes_of_outputs(problem, x)
+            if is_recomputing
+            else bytes_of_graph(problem, criterion, x, y)
         )
-        room = graph_bytes(problem, x) if again else _graph_bytes(problem, found.criterion, x, y)
-        checked = problem.shared.get("derivatives") or compare_derivatives(
-            problem, found.criterion, x, y
+        derivatives = problem.shared.get("derivatives") or compare_derivatives(
+            problem, criterion, x, y
         )
-        if not checked.not_finite:  # which is a matter of these weights
-            problem.shared["derivatives"] = checked
+        if not derivatives.not_finite:  # which is a matter of these weights
+            problem.shared["derivatives"] = derivatives
         return Facts(
-            recomputes=again,
+            recomputes=is_recomputing,
             batch_dependent=_batch_dependent(problem, x, z, tolerance),
-            objective=found,
+            objective=objective,
             outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1,
             per_example=each,
             channels_last=_channels_last(problem, x, z),
-            graph_bytes=room,
-            derivatives=checked,
-            remarks=(*found.remarks, *remarks(problem, checked)),
+            graph_bytes=graph_bytes,
+            derivatives=derivatives,
+            remarks=(*objective.remarks, *remarks_on(problem, derivatives)),
         )

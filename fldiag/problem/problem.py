@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from fldiag.choices import Matrix
-from fldiag.curvature.finite_differences import Differences, Step, best_step
+from fldiag.curvature.finite_differences import Differences, DifferenceStep, best_step
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator, finite, not_finite
 from fldiag.errors import FldiagError
-from fldiag.problem import recomputation
-from fldiag.problem.batch_size import DEPENDENT, kept, largest, room_for_graphs
 from fldiag.problem.ingredients import Criterion, Ingredients
+from fldiag.problem.memory import (
+    DEPENDENT,
+    batch_size,
+    graphs_to_keep,
+    recomputing_gradient,
+    room_for_graphs,
+)
 from fldiag.problem.operators import Batches, agrees, by_hand, double_backward
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
@@ -83,15 +88,11 @@ class Problem(Ingredients):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was established once: whoever gets a copy does that again."""
-        left_out = {
-            name
-            for name in self.__dict__
-            if isinstance(getattr(type(self), name, None), cached_property)
-        }
         state = {
             name: value
             for name, value in self.__dict__.items()
-            if name not in left_out and name != "executor"
+            if name != "executor"
+            and not isinstance(getattr(type(self), name, None), cached_property)
         }
         return {**state, "originals": ()}
 
@@ -139,23 +140,28 @@ class Problem(Ingredients):
     def batch_dependent(self) -> bool:
         """Whether an example's output or loss depends on its batch (batch-norm without running statistics; ``reduction`` batch).
 
-        The slice is then always cut into equal batches of at most ``batch_size.DEPENDENT`` examples, or is one batch.
+        The slice is then always cut into equal batches of at most ``memory.DEPENDENT`` examples, or is one batch.
         """
         return self._facts.batch_dependent or self.reduction == "batch"
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
-        held = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
         if self.reduction == "batch":
             return [(0, self.n)]
+        all_weights = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
         size = (
             DEPENDENT
             if self.batch_dependent
-            else largest(self._facts.graph_bytes, held, self.memory, self.device)
+            else batch_size(self._facts.graph_bytes, all_weights, self.memory, self.device)
         )
-        many = -(-self.n // size)
-        return [(i * self.n // many, (i + 1) * self.n // many) for i in range(many)]
+        count = -(-self.n // size)
+        return [(i * self.n // count, (i + 1) * self.n // count) for i in range(count)]
+
+    @property
+    def _shares(self) -> list[float]:
+        """The batches' shares of the examples."""
+        return [(stop - start) / self.n for start, stop in self.bounds]
 
     @property
     def common(self) -> dict[str, Any]:
@@ -179,20 +185,20 @@ class Problem(Ingredients):
     # -- parts of an evaluation
 
     @cached_property
-    def _held(self) -> dict[int, tuple[Tree, Tree]]:
+    def _batches(self) -> dict[int, tuple[Tree, Tree]]:
         """The batches that stay in memory."""
         return {}
 
     def batch(self, i: int) -> tuple[Tree, Tree]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
-        if i not in self._held:
+        if i not in self._batches:
             start, stop = self.bounds[i]
             with self.guarded():
                 x, y = self.read(start, stop)
             if nbytes(x) / count(x) * self.n > self.memory / 4:
                 return x, y
-            self._held[i] = x, y
-        return self._held[i]
+            self._batches[i] = x, y
+        return self._batches[i]
 
     def _vector(self, w: Tensor | None) -> Tensor:
         if w is None:
@@ -204,41 +210,58 @@ class Problem(Ingredients):
             )
         return w.detach().to(self.w)
 
-    def _outputs(self, w: Tensor) -> Iterator[tuple[Any, Tree]]:
-        channels_last = self._facts.channels_last
-        views = self.layout.views(w)
-        if (
-            channels_last
-        ):  # also the weights: with one input channel the layout of x alone decides nothing
-            views = {
-                n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
-                for n, v in views.items()
-            }
-        for i in range(len(self.bounds)):
-            x, y = self.batch(i)
-            if channels_last:
-                x = x.contiguous(memory_format=torch.channels_last)
-            with self.guarded(), torch.no_grad():
-                z = self.call(views, x)
-            yield z, y
-
     # -- evaluations
+
+    def views_for_evaluation(self, w: Tensor) -> dict[str, Tensor]:
+        """Named weights at w [P], in the memory format that is fast without gradients."""
+        views = self.layout.views(w)
+        if not self._facts.channels_last:
+            return views
+        # also the weights: with one input channel the layout of x alone decides nothing
+        return {
+            n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
+            for n, v in views.items()
+        }
+
+    def batch_for_evaluation(self, i: int) -> tuple[Tree, Tree]:
+        """Batch i, its inputs in that memory format."""
+        x, y = self.batch(i)
+        return (
+            x.contiguous(memory_format=torch.channels_last) if self._facts.channels_last else x
+        ), y
+
+    def evaluate(
+        self, w: Tensor, buffers: dict[str, Tensor] | None = None
+    ) -> Iterator[tuple[Any, Tree]]:
+        """The model's outputs and the targets of every batch at w [P] (and copies of buffers; default: its own)."""
+        views = self.views_for_evaluation(w)
+        for i in range(len(self.bounds)):
+            x, y = self.batch_for_evaluation(i)
+            copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
+            with self.guarded(), torch.no_grad():
+                z = self.call(views, x, copies)
+            yield z, y
 
     def outputs(self, w: Tensor | None = None) -> tuple[Any, Tree]:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
         self.probe()
-        parts = list(self._outputs(self._vector(w)))
+        parts = list(self.evaluate(self._vector(w)))
         return join([z for z, _ in parts]), join([y for _, y in parts])
 
     def losses(self, w: Tensor | None = None) -> Tensor | None:
         """The loss of each example [n] in float64, None when the loss cannot be taken per example. Weight decay is in it as far
         as the example counts."""
-        one_by_one = self.probe().per_example
-        if one_by_one is None:
-            return None
+        self.probe()
         w = self._vector(w)
+        return self.losses_of(w, self.evaluate(w))
+
+    def losses_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Tensor | None:
+        """The same from (outputs, targets) at w [P] of all batches, in their order."""
+        per_example = self.probe().per_example
+        if per_example is None:
+            return None
         with self.guarded(), torch.no_grad():
-            return self.with_decay(torch.cat([one_by_one(z, y) for z, y in self._outputs(w)]), w)
+            return self.with_decay(torch.cat([per_example(z, y) for z, y in batches]), w)
 
     def with_decay(self, losses: Tensor, w: Tensor) -> Tensor:
         """Losses of the examples [n] with weight decay at w [P], so that their mean is the loss."""
@@ -253,15 +276,19 @@ class Problem(Ingredients):
         The standard error is None when the loss cannot be taken per example or there is only one. A loss that
         overflows far from the weights is returned as inf or NaN.
         """
-        losses = self.losses(w)
-        if losses is not None:
-            mean = float(losses.mean())
-            return mean, self.stderr(losses)
+        self.probe()
         w = self._vector(w)
+        return self.loss_of(w, self.evaluate(w))
+
+    def loss_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> tuple[float, float | None]:
+        """The same from (outputs, targets) at w [P] of all batches, in their order."""
+        losses = self.losses_of(w, batches)
+        if losses is not None:
+            return float(losses.mean()), self.stderr(losses)
         with self.guarded(), torch.no_grad():
             parts = [
                 float(self.criterion(z, y)) * (stop - start) / self.n
-                for (z, y), (start, stop) in zip(self._outputs(w), self.bounds, strict=True)
+                for (z, y), (start, stop) in zip(batches, self.bounds, strict=True)
             ]
         return math.fsum(parts) + self.penalty(w), None
 
@@ -269,10 +296,10 @@ class Problem(Ingredients):
         """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
         self.probe()
         w = self._vector(w)
-        return self.scores_of(w, self._outputs(w))
+        return self.scores_of(w, self.evaluate(w))
 
     def scores_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
-        """The same of (outputs, targets) at w [P] of all batches, in their order."""
+        """The same from (outputs, targets) at w [P] of all batches, in their order."""
         scores = score(self, batches, self.probe().per_example)
         if not self.weight_decay:
             return scores
@@ -301,10 +328,10 @@ class Problem(Ingredients):
         if each is None:
             return None
         with self.guarded(), torch.no_grad():
-            return torch.cat([each(z, y) for z, y in self._outputs(self.w)])
+            return torch.cat([each(z, y) for z, y in self.evaluate(self.w)])
 
-    def _terms(self) -> tuple[list[Callable[[Tensor], Tensor]], list[float]]:
-        """The mean loss of each batch as a function of the weights, and the batch's share of the examples."""
+    def _terms(self) -> list[Callable[[Tensor], Tensor]]:
+        """The mean loss of each batch as a function of the weights."""
 
         def term(i: int) -> Callable[[Tensor], Tensor]:
             def batch_loss(w: Tensor) -> Tensor:
@@ -314,22 +341,18 @@ class Problem(Ingredients):
 
             return batch_loss
 
-        return [term(i) for i in range(len(self.bounds))], [
-            (b - a) / self.n for a, b in self.bounds
-        ]
+        return [term(i) for i in range(len(self.bounds))]
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
         at_own, w = w is None, self._vector(w)
         if self.probe().recomputes:
-            shares = [(stop - start) / self.n for start, stop in self.bounds]
-            total = recomputation.gradient(
-                self, w, ((*self.batch(i), s) for i, s in enumerate(shares))
-            )
+            batches = ((*self.batch(i), share) for i, share in enumerate(self._shares))
+            total = recomputing_gradient(self, w, batches)
         else:
             at = w.clone().requires_grad_()
             total = torch.zeros_like(w, dtype=torch.float64)
-            for loss, share in zip(*self._terms(), strict=True):
+            for loss, share in zip(self._terms(), self._shares, strict=True):
                 with torch.enable_grad(), self.guarded():
                     (part,) = derivative(loss(at), [at])
                 if part is not None:
@@ -342,11 +365,11 @@ class Problem(Ingredients):
     def _recalled(self) -> dict[Any, Any]:
         return {}
 
-    def recall(self, what: Any, find: Callable[[], Any]) -> Any:
-        """What ``find`` found the first time: facts that diagnostics establish once per problem."""
-        if what not in self._recalled:
-            self._recalled[what] = find()
-        return self._recalled[what]
+    def recall(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """What ``compute`` returned the first time: facts that diagnostics establish once per problem."""
+        if key not in self._recalled:
+            self._recalled[key] = compute()
+        return self._recalled[key]
 
     def hessian(
         self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian"
@@ -357,16 +380,16 @@ class Problem(Ingredients):
         Products are written by hand for sequential networks (``form`` "r-operator"), else by "double backward". Those by
         hand are compared with double backward once, on a few examples and a random vector, and never used where they disagree.
 
-        With ``keep``, what does not depend on v stays alive between products as far as ``batch_size.room_for_graphs`` reaches;
+        With ``keep``, what does not depend on v stays alive between products as far as ``memory.room_for_graphs`` reaches;
         ``release()`` frees it. ``w`` is copied; weights that you change yourself (``problem.w``) are not.
 
         Raises FldiagError for an unknown matrix, and for ``ggn`` by differences of gradients.
         """
         if w is None:
-            which = self.probe().derivatives.not_finite
-            if which == "gradient":
+            not_finite_part = self.probe().derivatives.not_finite
+            if not_finite_part == "gradient":
                 raise _infinite_gradient()
-            if which == "product" and not self.differences:
+            if not_finite_part == "product" and not self.differences:
                 raise not_finite()
         w = self.w if w is None else self._vector(w).clone()
         if self.by_differences:
@@ -381,48 +404,30 @@ class Problem(Ingredients):
             raise FldiagError(
                 f"matrix = {matrix!r} is not known", "use 'hessian' or 'ggn'", usage=True
             )
-        agreeing = self._agrees(matrix)
-        shares = [(stop - start) / self.n for start, stop in self.bounds]
+        self.probe()
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
-        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
         memory = self.memory if keep else 0
-        fast = (
-            by_hand(self, matrix, w, batches, shares, room=room_for_graphs(w, memory))
-            if agreeing
-            else None
-        )
-        product = (
-            fast
-            if fast is not None
-            else double_backward(
-                self, matrix, w, batches, shares, keep=kept(graph, len(batches), w, memory)
-            )
-        )
+        product: Operator | None = None
+        if self.recall(("agrees", matrix), lambda: agrees(self, matrix)):
+            room = room_for_graphs(w, memory)
+            product = by_hand(self, matrix, w, batches, self._shares, room=room)
+        if product is None:
+            graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
+            graphs = graphs_to_keep(graph, len(batches), w, memory)
+            product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
         product.shift = self.weight_decay
         return product
 
-    @property
-    def step(self) -> Step:
-        """Of ``differences``; found once."""
+    @cached_property
+    def step(self) -> DifferenceStep:
+        """Of ``differences``."""
+        rng = torch_rng(0, "direction to try steps in")
+        v = torch.randn(self.layout.size, dtype=torch.float64, generator=rng).to(self.device)
+        return best_step(self.gradient, self.w, v)
 
-        def find() -> Step:
-            v = torch.randn(
-                self.layout.size,
-                dtype=torch.float64,
-                generator=torch_rng(0, "direction to try steps in"),
-            )
-            return best_step(self.gradient, self.w, v.to(self.device))
-
-        return self.recall("step", find)
-
-    def said(self, estimator: str) -> str:
-        """The estimator's name, with what differences do to it."""
+    def estimator_name(self, estimator: str) -> str:
+        """The estimator's name, with step and error where products are differences."""
         return f"{estimator} ({self.step})" if self.by_differences else estimator
-
-    def _agrees(self, matrix: Matrix) -> bool:
-        """Whether products by hand may be used; found once."""
-        self.probe()
-        return self.recall(("agrees", matrix), lambda: agrees(self, matrix))
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""

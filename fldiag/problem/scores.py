@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.problem.each import Each
 from fldiag.problem.ingredients import Ingredients
-from fldiag.problem.objective import IGNORED, entropy_of
+from fldiag.problem.objective import IGNORED, Each, entropy_of
 from fldiag.problem.trees import Tree, count
 
 #: Relative difference below which two losses in single precision are the same one.
@@ -76,7 +75,7 @@ class AnswerCounter:
     """Counts the right answers batch by batch; what kind of classification it is follows from the first batch."""
 
     def __init__(self, problem: Ingredients):
-        self.problem, self.entropy = problem, entropy_of(problem.given_loss)
+        self.problem, self.entropy = problem, entropy_of(problem.user_loss)
         self.kind: _Kind | None = None
         self.batches = 0
         self.right: list[Tensor] = []
@@ -155,12 +154,7 @@ class AnswerCounter:
         if bool(((labels < 0) | (labels >= classes))[counted].any()):
             return False
         value = float(self.problem.criterion(z, y))
-        if math.isclose(
-            float(F.cross_entropy(outputs.movedim(axis, 1), labels)),
-            value,
-            rel_tol=SAME,
-            abs_tol=1e-7,
-        ):
+        if _is_same_loss(F.cross_entropy(outputs.movedim(axis, 1), labels), value):
             return True
         other = torch.where(counted, (labels + 1) % classes, labels)
         try:
@@ -168,7 +162,7 @@ class AnswerCounter:
                 leaf = outputs.detach().requires_grad_()
                 before, after = (
                     torch.autograd.grad(
-                        self.problem.criterion(*_joined(z, y, leaf, k)).sum(), leaf
+                        self.problem.criterion(*_with_parts(z, y, leaf, k)).sum(), leaf
                     )[0]
                     for k in (labels, other)
                 )
@@ -199,27 +193,22 @@ class AnswerCounter:
         """One output for two classes, or several with two each: only where the loss is a binary cross entropy."""
         if isinstance(z, Mapping) or not bool(((labels == 0) | (labels == 1)).all()):
             return None
-        value, flat, target = (
-            float(self.problem.criterion(z, y)),
-            outputs.reshape(-1),
-            labels.reshape(-1).to(outputs.dtype),
-        )
-        loss = self.problem.given_loss
-        if isinstance(loss, nn.BCEWithLogitsLoss) or math.isclose(
-            float(F.binary_cross_entropy_with_logits(flat, target)),
-            value,
-            rel_tol=SAME,
-            abs_tol=1e-7,
+        value, loss = float(self.problem.criterion(z, y)), self.problem.user_loss
+        flat, target = outputs.reshape(-1), labels.reshape(-1).to(outputs.dtype)
+        if isinstance(loss, nn.BCEWithLogitsLoss) or _is_same_loss(
+            F.binary_cross_entropy_with_logits(flat, target), value
         ):
             return _Kind(2, None, 0.0)
         if bool(((flat >= 0) & (flat <= 1)).all()) and (
             isinstance(loss, nn.BCELoss)
-            or math.isclose(
-                float(F.binary_cross_entropy(flat, target)), value, rel_tol=SAME, abs_tol=1e-7
-            )
+            or _is_same_loss(F.binary_cross_entropy(flat, target), value)
         ):
             return _Kind(2, None, 0.5)
         return None
+
+
+def _is_same_loss(loss: Tensor, value: float) -> bool:
+    return math.isclose(float(loss), value, rel_tol=SAME, abs_tol=1e-7)
 
 
 @dataclass(frozen=True)
@@ -247,16 +236,16 @@ def _parts(z: Any, y: Any) -> tuple[Any, Any]:
     )
 
 
-def _joined(z: Any, y: Any, outputs: Tensor, labels: Tensor) -> tuple[Any, Any]:
-    """Other outputs and labels in the places where ``_parts`` finds those of z and y."""
-    places = (
-        (z, "logits", outputs),
-        (y, "labels" if isinstance(y, Mapping) and "labels" in y else "label", labels),
-    )
-    joined = []
-    for tree, name, part in places:
-        if isinstance(tree, Mapping):
-            tree = copy.copy(tree)
-            tree[name] = part  # type: ignore[index]
-        joined.append(tree if isinstance(tree, Mapping) else part)
-    return joined[0], joined[1]
+def _with_parts(z: Any, y: Any, outputs: Tensor, labels: Tensor) -> tuple[Any, Any]:
+    """z and y with other outputs and labels in the places where ``_parts`` finds them."""
+    label = "labels" if isinstance(y, Mapping) and "labels" in y else "label"
+    return _with_entry(z, "logits", outputs), _with_entry(y, label, labels)
+
+
+def _with_entry(tree: Any, name: str, part: Tensor) -> Any:
+    """A copy of a mapping with another entry; of a tensor the entry itself."""
+    if not isinstance(tree, Mapping):
+        return part
+    tree = copy.copy(tree)
+    tree[name] = part  # type: ignore[index]
+    return tree

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fldiag.choices import Stack
-from fldiag.curvature.batched_lanczos import batched_lanczos
-from fldiag.curvature.lanczos import EigenPairs, Search
+from fldiag.curvature.lanczos import EigenPairs, Search, batched_lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
 from fldiag.models.layers import network_links
@@ -30,8 +29,6 @@ from fldiag.seeding import torch_rng
 WORK = 2_300_000
 #: Models in one stack, and how many times their own examples they may be padded to.
 ROWS, PADDING = 16, 1.25
-#: As in a spectrum alone: the probability of an overlooked eigenvalue.
-MISS = 0.05
 
 
 def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[list[int]]:
@@ -42,35 +39,35 @@ def groups(network: Network, examples: Mapping[int, int], stack: Stack) -> list[
 
     Raises FldiagError for ``on`` and a network that cannot be stacked.
     """
-    found = network_links(network.module, network.buffers)
-    able = (
-        found is not None
+    chain = network_links(network.module, network.buffers)
+    is_stackable = (
+        chain is not None
         and not network.buffers
-        and all(link.stacks for link in found if isinstance(link, Weighted))
+        and all(link.stacks for link in chain if isinstance(link, Weighted))
     )
-    if stack == "on" and not able:
+    if stack == "on" and not is_stackable:
         raise FldiagError(
             "stack = 'on', and the Hessians of this model cannot be stacked: it is not a sequence of affine layers",
             "use stack = 'auto' or 'off'",
             usage=True,
         )
-    if not able or stack == "off":
+    if not is_stackable or stack == "off":
         return [[c] for c in examples]
-    made: list[list[int]] = []
+    stacks: list[list[int]] = []
     for c in sorted(examples, key=lambda c: (examples[c], c)):
-        n, group = examples[c], made[-1] if made else []
-        small = stack == "on" or n * network.size <= WORK
+        n, group = examples[c], stacks[-1] if stacks else []
+        is_small = stack == "on" or n * network.size <= WORK
         padded = n * (len(group) + 1)
         if (
             group
-            and small
+            and is_small
             and len(group) < ROWS
             and padded <= PADDING * (n + sum(examples[i] for i in group))
         ):
             group.append(c)
         else:
-            made.append([c])
-    return made
+            stacks.append([c])
+    return stacks
 
 
 def side_by_side(
@@ -81,23 +78,23 @@ def side_by_side(
     Where examples are fewer, a copy of the first fills up, and counts nothing.
     """
     first, longest = problems[0], max(len(y) for _, y in examples)
-    one_by_one, found = first.probe().per_example, network_links(first.module, first.buffers)
-    assert one_by_one is not None and found is not None
+    loss_per_example, chain = first.probe().per_example, network_links(first.module, first.buffers)
+    assert loss_per_example is not None and chain is not None
 
     def filled(t: Tensor) -> Tensor:
         return torch.cat([t, t[:1].expand(longest - len(t), *t.shape[1:])])
 
     x, y = torch.cat([filled(x) for x, _ in examples]), torch.cat([filled(y) for _, y in examples])
     share = torch.zeros(len(problems), longest, dtype=torch.float64, device=first.device)
-    for row, (_, own) in zip(share, examples, strict=True):
-        row[: len(own)] = 1 / len(own)
+    for row, (_, targets) in zip(share, examples, strict=True):
+        row[: len(targets)] = 1 / len(targets)
 
     def summed(z: Tensor, y: Tensor) -> Tensor:
         with first.guarded():
-            return (one_by_one(z, y) * share.flatten()).sum()
+            return (loss_per_example(z, y) * share.flatten()).sum()
 
     operator = ChainOperator(
-        found,
+        chain,
         summed,
         [lambda: (x, y)],
         [1.0],
@@ -123,54 +120,52 @@ def eigenpairs(
     None for a problem that must go alone: its weights or loss are not finite, its examples do not count one by one, the
     stacked product is not that of double backward, a product fails, or memory is too small for two.
     """
-    found: list[EigenPairs | None] = [None] * len(problems)
+    pairs: list[EigenPairs | None] = [None] * len(problems)
     if len(problems) < 2:
-        return found
-    able = _agreeing(problems, [i for i, p in enumerate(problems) if _sound(p)])
+        return pairs
+    able = _agreeing(problems, [i for i, p in enumerate(problems) if _is_sound(p)])
     if not able:
-        return found
+        return pairs
     first, size = problems[able[0]], problems[0].layout.size
-    # the settings of a spectrum alone, so that the results are the same
-    noise, limit = NOISE[first.dtype], basis_limit(first, k, size)
+    limit = basis_limit(first, k, size)
     graph = first.probe().graph_bytes * max(problems[i].n for i in able)
     rows = first.memory // 2 // (graph + 8 * size * limit)
-    for at in range(0, len(able), rows) if rows > 1 else ():
-        some = able[at : at + rows]
-        counts = [0] * len(some)
+    for start in range(0, len(able), rows) if rows > 1 else ():
+        stack = able[start : start + rows]
+        counts = [0] * len(stack)
 
-        def tell(i: int, counts: list[int] = counts) -> Progress:
-            def one(done: int, total: int, text: str) -> None:
+        def progress_of(i: int, counts: list[int] = counts) -> Progress:
+            def count(done: int, total: int, text: str) -> None:
                 counts[i] = done
                 if progress:
                     progress(sum(counts), total * len(counts), text)
 
-            return one
+            return count
 
-        def operator(active: Sequence[int], some: list[int] = some) -> ChainOperator:
-            chosen = [problems[some[i]] for i in active]
-            return side_by_side(chosen, [_examples(p) for p in chosen])
+        def operator(active: Sequence[int], stack: list[int] = stack) -> ChainOperator:
+            members = [problems[stack[i]] for i in active]
+            return side_by_side(members, [_examples(p) for p in members])
 
+        # the settings of a spectrum alone, so that the results are the same
         searches = [
             Search(
                 size,
                 k,
-                which="largest",
                 tol=tol,
                 max_products=max_products,
-                miss=MISS,
-                noise=noise,
+                noise=NOISE[first.dtype],
                 seed=seed,
                 limit=limit,
                 strict=True,
                 device=first.device,
                 dtype=first.dtype,
-                progress=tell(i),
+                progress=progress_of(i),
             ).steps()
-            for i in range(len(some))
+            for i in range(len(stack))
         ]
-        for i, result in zip(some, batched_lanczos(operator, searches), strict=True):
-            found[i] = None if isinstance(result, FldiagError) else result
-    return found
+        for i, result in zip(stack, batched_lanczos(operator, searches), strict=True):
+            pairs[i] = None if isinstance(result, FldiagError) else result
+    return pairs
 
 
 def _examples(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -178,7 +173,7 @@ def _examples(problem: Problem) -> tuple[Tensor, Tensor]:
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def _sound(problem: Problem) -> bool:
+def _is_sound(problem: Problem) -> bool:
     try:
         facts = problem.probe()
     except FldiagError:
@@ -194,19 +189,19 @@ def _sound(problem: Problem) -> bool:
 
 def _agreeing(problems: Sequence[Problem], able: list[int]) -> list[int]:
     """Those for which the stacked product of a random vector, on a few examples, is that of double backward."""
-    chosen = [problems[i] for i in able]
-    if not chosen:
+    members = [problems[i] for i in able]
+    if not members:
         return []
-    some = [p.sample(COMPARED) for p in chosen]
+    samples = [p.sample(COMPARED) for p in members]
     v = torch.randn(
-        chosen[0].layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")
-    ).to(chosen[0].device)
+        members[0].layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")
+    ).to(members[0].device)
     try:
-        products = side_by_side(chosen, some)(v.expand(len(chosen), -1))
+        products = side_by_side(members, samples)(v.expand(len(members), -1))
     except (RuntimeError, NotImplementedError, IndexError):  # a shape that has no rule
         return []
     agreeing = []
-    for i, p, xy, product in zip(able, chosen, some, products, strict=True):
+    for i, p, xy, product in zip(able, members, samples, products, strict=True):
         alone = double_backward(p, "hessian", p.w, [lambda xy=xy: xy], [1.0])  # type: ignore[misc]
         alone.shift = p.weight_decay
         expected = alone(v)

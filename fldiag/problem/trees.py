@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 Tree = Any
 
 
-def cut(part: Tree, where: slice | Tensor) -> Tree:
+def cut(part: Tree, examples: slice | Tensor) -> Tree:
     """Some examples of every tensor."""
-    return part[where] if isinstance(part, Tensor) else tree_map(lambda t: t[where], part)
+    return part[examples] if isinstance(part, Tensor) else tree_map(lambda t: t[examples], part)
 
 
 def join(parts: Sequence[Tree]) -> Tree:
@@ -46,9 +46,9 @@ def of_examples(t: Any, b: int) -> bool:
     return isinstance(t, Tensor) and t.ndim > 0 and len(t) == b
 
 
-def rows(part: Any, b: int, where: slice) -> Any:
+def rows(part: Any, b: int, examples: slice) -> Any:
     """Some examples of a model's outputs on b of them, which may hold other things too."""
-    return tree_map(lambda t: t[where] if of_examples(t, b) else t, part)
+    return tree_map(lambda t: t[examples] if of_examples(t, b) else t, part)
 
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
@@ -75,9 +75,9 @@ def same(a: Any, b: Any, tolerance: float) -> bool:
     )
 
 
-def named(part: Any) -> dict[str, Any]:
+def leaves_by_place(part: Any) -> dict[str, Any]:
     """The leaves with their places as names, such as ``input_ids`` or ``[1]``; a tensor alone has none."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     if isinstance(part, Mapping):
         pairs: Iterable[tuple[str, Any]] = ((str(k), v) for k, v in part.items())
     elif isinstance(part, (tuple, list)):
@@ -86,20 +86,20 @@ def named(part: Any) -> dict[str, Any]:
     else:
         return {"": part}
     for place, inner in pairs:
-        found |= {
+        leaves |= {
             f"{place}{'.' if rest and rest[0] != '[' else ''}{rest}": v
-            for rest, v in named(inner).items()
+            for rest, v in leaves_by_place(inner).items()
         }
-    return found
+    return leaves
 
 
-def described(part: Any) -> str:
+def describe(part: Any) -> str:
     """Shapes and types in words."""
     if isinstance(part, Tensor):
         return f"a tensor {list(part.shape)}"
     if not isinstance(part, (Mapping, tuple, list)):
         return f"a {type(part).__name__}"
-    leaves = list(named(part).items())[:8]
+    leaves = list(leaves_by_place(part).items())[:8]
     inner = ", ".join(
         f"{n} {list(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for n, v in leaves
     )
@@ -110,14 +110,14 @@ def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dic
     """How a forward method is called on a batch.
 
     The tensors of a tuple are its positional arguments. Of a dict it gets the entries that it names, or all where it names
-    none and takes ``**``. Where it cannot take them one by one it gets the whole.
+    none and takes ``**``. Where it cannot take them one by one it gets them all as one argument.
     """
     kinds = [p.kind for p in forward.parameters.values()]
     if isinstance(x, Mapping):
-        chosen = {k: v for k, v in x.items() if k in forward.parameters}
-        if not chosen and inspect.Parameter.VAR_KEYWORD in kinds:
-            chosen = dict(x)
-        return ((), chosen) if chosen else ((x,), {})
+        kwargs = {k: v for k, v in x.items() if k in forward.parameters}
+        if not kwargs and inspect.Parameter.VAR_KEYWORD in kinds:
+            kwargs = dict(x)
+        return ((), kwargs) if kwargs else ((x,), {})
     if isinstance(x, (tuple, list)):
         places = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
         return (

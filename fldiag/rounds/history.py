@@ -135,10 +135,10 @@ class History:
         self.name, self.files = name, dict(files or {})
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
         self.remedy = REMEDY
-        self.outside: frozenset[int] = (
-            frozenset()
-        )  # clients that the partition lacks between others
-        self.examples: dict[int, int] = {}  # where the partition is not known
+        # clients between others that the partition lacks
+        self.outside: frozenset[int] = frozenset()
+        # numbers of training examples, where the partition is not known
+        self.examples: dict[int, int] = {}
         self.notes: list[dict[str, Any]] = []
         self.read: list[int] = []
         self._current: tuple[int, Stored] | None = None

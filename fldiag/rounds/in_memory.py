@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fldiag.data import Dataset
 from fldiag.data.arrays import Packed
 from fldiag.errors import FldiagError
-from fldiag.problem.ingredients import unwrapped
-from fldiag.problem.inputs import as_data, is_split, spelled
-from fldiag.problem.trees import arguments, described
+from fldiag.problem.ingredients import unwrap_model
+from fldiag.problem.inputs import as_data, describe_entry, is_split
+from fldiag.problem.trees import arguments, describe
 
 #: What tables call such data.
 NAME = "given"
@@ -63,7 +63,7 @@ def dataset_of(
     for _, y in pairs:
         if not one_each(y):
             raise FldiagError(
-                f"the targets are {described(y)}, and this question needs one label, or one row of numbers, an "
+                f"the targets are {describe(y)}, and this question needs one label, or one row of numbers, an "
                 "example: it counts the examples that are right or forgotten, and the classes they are of",
                 "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
                 "recorded run compares its weights where no data are given",
@@ -71,7 +71,7 @@ def dataset_of(
             )
     if len({(y.is_floating_point(), y.shape[1:]) for _, y in pairs}) > 1:
         raise FldiagError(
-            f"the targets of the data are {spelled(pairs[0][1])}, and those of test {spelled(pairs[1][1])}",
+            f"the targets of the data are {describe_entry(pairs[0][1])}, and those of test {describe_entry(pairs[1][1])}",
             "give both in one form, labels as integers",
             usage=True,
         )
@@ -105,7 +105,7 @@ def pair(
         label = next((key for key in LABELS if key in x), None)
         if label is None:
             raise FldiagError(
-                f"{name}: {described(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True
+                f"{name}: {describe(x)} has no {LABELS[0]}", "give (inputs, labels)", usage=True
             )
         x, y = {key: part for key, part in x.items() if key != label}, x[label]
     if isinstance(x, Tensor):
@@ -131,11 +131,11 @@ def _plain(x: Any) -> bool:
     )
 
 
-def reading(module: nn.Module, dataset: Dataset | None) -> nn.Module:
+def with_packed_inputs(module: nn.Module, dataset: Dataset | None) -> nn.Module:
     """The module, or where the data set's rows hold several tensors a copy of it that takes such rows and returns one tensor."""
     if dataset is None or dataset.packed is None:
         return module
-    reader = copy.deepcopy(unwrapped(module)[0])
+    reader = copy.deepcopy(unwrap_model(module)[0])
     reader.register_forward_pre_hook(_Unpack(dataset.packed), with_kwargs=True, prepend=True)
     reader.register_forward_hook(_logits)
     return reader
@@ -158,7 +158,7 @@ def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
     logits = output.get("logits") if isinstance(output, Mapping) else output
     if not isinstance(logits, Tensor):
         raise FldiagError(
-            f"the model returns {described(output)}, and diagnostics of a run need one tensor [n, outputs]",
+            f"the model returns {describe(output)}, and diagnostics of a run need one tensor [n, outputs]",
             "let forward return it, or a dict that has it as 'logits'",
         )
     return logits

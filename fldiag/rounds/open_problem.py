@@ -21,9 +21,9 @@ from fldiag.models import pretrained
 from fldiag.models.state_dict import State, describe_choice, with_first_names, without_prefix
 from fldiag.params import Layout
 from fldiag.problem import inputs
-from fldiag.problem.ingredients import forward_of, unwrapped
+from fldiag.problem.ingredients import forward_of, unwrap_model
 from fldiag.problem.problem import Problem
-from fldiag.rounds.in_memory import as_logits, dataset_of, reading
+from fldiag.rounds.in_memory import as_logits, dataset_of, with_packed_inputs
 from fldiag.sections import FILES, Normalise, PartitionSection
 
 
@@ -226,7 +226,7 @@ def _in_the_run(c: Checkpoint, name: str) -> str | None:
 
 
 def build_module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
-    module = reading(_built(c, dataset), dataset)
+    module = with_packed_inputs(_built(c, dataset), dataset)
     return (
         as_logits(module, dataset)[0] if dataset is not None and "origin" in c.manifest else module
     )
@@ -276,7 +276,7 @@ def _named_state(c: Checkpoint, module: nn.Module) -> tuple[State, list[str]]:
     """The state_dict with the model's own names, and a remark where it had others."""
     if c.manifest:
         return c.state, []
-    module = unwrapped(module)[0]
+    module = unwrap_model(module)[0]
     state, prefix, alternatives = without_prefix(with_first_names(c.state, module), module)
     remarks = [describe_choice(c.key, c.alternatives)] if c.alternatives else []
     remarks += [describe_choice(prefix, alternatives)] if alternatives else []

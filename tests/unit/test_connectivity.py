@@ -15,10 +15,8 @@ from fldiag import models
 from fldiag.diagnostics.connectivity.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.landscape.alignment import match
-from fldiag.landscape.batch_norm import Statistics
-from fldiag.landscape.bezier import bent
-from fldiag.landscape.highest import highest
-from fldiag.landscape.mixtures import Mixtures
+from fldiag.landscape.interpolation import highest
+from fldiag.landscape.mixtures import Mixtures, RunningStatistics, bend_path
 from fldiag.models.units import Units
 from fldiag.params import Layout, flatten
 from fldiag.problem.problem import Problem
@@ -177,7 +175,7 @@ def test_the_bent_path_finds_the_best_theta_of_a_ring():
         return (((phi**2).sum(1) - 1) ** 2).mean()
 
     best = minimize(lambda s: mean(s[0]), [0.5]).x[0]
-    theta, _ = bent(Mixtures(a, [(a.w, {}), (b.w, {})], "mixed"), 150)
+    theta, _ = bend_path(Mixtures(a, [(a.w, {}), (b.w, {})], "mixed"), 150)
     assert theta.tolist() == pytest.approx([best, best], abs=5e-3)
     frame = fldiag.diagnose([a, b], "connectivity", curve=150, points=11)
     straight, curve = (number(frame, "barrier", path=p) for p in ("straight", "curve"))
@@ -204,7 +202,7 @@ def normed(seed):
 
 def test_statistics_are_those_of_the_slice_at_the_weights():
     p = asked(normed(1), dtype=torch.float64)
-    found = Statistics(p)(p.w)
+    found = RunningStatistics(p)(p.w)
     hidden = p.module[1](p.read(0, p.n)[0].flatten(1))
     assert torch.allclose(found["2.running_mean"], hidden.mean(0)) and torch.allclose(
         found["2.running_var"], hidden.var(0)
@@ -228,7 +226,7 @@ def test_batch_norm_between_models(how):
         middle[2].train()  # normalised by the whole batch, whose variance there is the biased one
         middle[2](middle[1](middle[0](a.read(0, a.n)[0])))
         middle[2].running_mean, middle[2].running_var = (
-            Statistics(a)((a.w + b.w) / 2)[f"2.running_{n}"] for n in ("mean", "var")
+            RunningStatistics(a)((a.w + b.w) / 2)[f"2.running_{n}"] for n in ("mean", "var")
         )
         middle.eval()
     x, y = a.read(0, a.n)

@@ -119,7 +119,7 @@ def problem(name="residual", loss="cross entropy", n=9, scale=1.0, **options):
 
 def dense(p):
     x, y = p.read(0, p.n)
-    return torch.func.jacrev(torch.func.jacrev(lambda w: p.given_loss(p.call(w, x), y)))(p.w)
+    return torch.func.jacrev(torch.func.jacrev(lambda w: p.user_loss(p.call(w, x), y)))(p.w)
 
 
 # -- exact

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fldiag.landscape.grid import COVERAGE, LEAST, MOST, Heights, Values, fill, nested
+from fldiag.landscape.grid import COVERAGE, LEAST, MOST, GridValues, Heights, fill, nested
 
 AXIS = np.linspace(-1, 1, 41)
 
@@ -15,7 +15,7 @@ def play(surface, points=41, rtol=0.01, seed=0):
     """Fill a grid of a function of (x, y); returns the filled grid, the true one and the stages."""
     axis = np.linspace(-1, 1, points)
     true = np.array([[surface(x, y) for x in axis] for y in axis], dtype=float)
-    values, stages = Values(*(np.full(true.shape, v) for v in (False, np.nan, np.nan))), []
+    values, stages = GridValues(*(np.full(true.shape, v) for v in (False, np.nan, np.nan))), []
 
     def ask(new, planned, stage):
         assert (

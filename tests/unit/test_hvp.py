@@ -84,7 +84,7 @@ def dense(p):
     x, y = p.read(0, p.n)
 
     def loss(w):
-        return p.given_loss(p.call(w, x), y)
+        return p.user_loss(p.call(w, x), y)
 
     return torch.func.jacrev(torch.func.jacrev(loss))(p.w)
 
@@ -217,10 +217,10 @@ def test_memory_decides_how_many_graphs_are_kept():
         p.memory = 2 * (many * graph + vectors)
         h = double_backward(p)
         h(torch.randn_like(p.w))
-        assert sorted(h._kept) == kept
+        assert sorted(h._prepared) == kept
     h = double_backward(p, keep=False)
     h(torch.randn_like(p.w))
-    assert not h._kept
+    assert not h._prepared
 
 
 @pytest.mark.parametrize("products", [double_backward, Problem.hessian])

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from fldiag.curvature import iteration
 from fldiag.curvature.basis import Basis
-from fldiag.curvature.lanczos import krylov, lanczos
-from fldiag.curvature.overlooked import Unseen, innocent
+from fldiag.curvature.lanczos import Unseen, innocent, krylov, lanczos
 from fldiag.errors import FldiagError
 
 

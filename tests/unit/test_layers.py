@@ -104,7 +104,7 @@ def problem(module=None):
 
 def dense(p):
     x, y = p.read(0, p.n)
-    return torch.func.hessian(lambda w: p.given_loss(p.call(w, x), y))(p.w)
+    return torch.func.hessian(lambda w: p.user_loss(p.call(w, x), y))(p.w)
 
 
 def test_without_an_entry_everything_goes_the_general_way():

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy as CE
 
 from fldiag.errors import FldiagError
 from fldiag.losses import half_squared_error
-from fldiag.problem.batch_size import DEPENDENT, largest
 from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.memory import DEPENDENT, batch_size
 from fldiag.problem.problem import Problem
 
 # -- numbers
@@ -60,13 +60,13 @@ def test_memory_sets_the_batch_size_by_a_rule():
 
 def test_a_batch_is_worth_the_pass_over_the_weights_that_it_costs():
     mib, cpu = 2**20, torch.device("cpu")
-    assert largest(mib, 4000, 2**40, cpu) == 32
-    assert largest(mib, 64 * mib, 2**40, cpu) == 2 * 64
-    assert largest(mib, 64 * mib, 4 * 50 * mib, cpu) == 50  # the memory goes first
+    assert batch_size(mib, 4000, 2**40, cpu) == 32
+    assert batch_size(mib, 64 * mib, 2**40, cpu) == 2 * 64
+    assert batch_size(mib, 64 * mib, 4 * 50 * mib, cpu) == 50  # the memory goes first
     assert (
-        largest(mib, 4000, 4 * 200 * mib, torch.device("meta")) == 200
+        batch_size(mib, 4000, 4 * 200 * mib, torch.device("meta")) == 200
     )  # another device has no caches to fall out of
-    assert largest(1, 4000, 2**40, cpu) == 512 and largest(2**40, 4000, 1, cpu) == 1
+    assert batch_size(1, 4000, 2**40, cpu) == 512 and batch_size(2**40, 4000, 1, cpu) == 1
     net, given = mlp(), data(200)
     for p in net[0].parameters():
         p.requires_grad_(False)
@@ -74,7 +74,7 @@ def test_a_batch_is_worth_the_pass_over_the_weights_that_it_costs():
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "fldiag.problem.problem.largest",
+            "fldiag.problem.problem.batch_size",
             lambda graph, weights, memory, device: seen.append(weights) or 100,
         )
         assert len(some.bounds) == 2

@@ -57,7 +57,7 @@ def dense(p):
     x, y = p.batch(0)
 
     def loss(w):
-        return p.given_loss(p.call(w, x), y)
+        return p.user_loss(p.call(w, x), y)
 
     return torch.func.hessian(loss)(p.w).double()
 

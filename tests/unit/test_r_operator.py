@@ -79,8 +79,8 @@ def dense(p):
     x, y = p.read(0, p.n)
     j = torch.func.jacrev(lambda w: p.call(w, x).reshape(-1))(p.w)
     z = p.call(p.w, x)
-    h = torch.func.hessian(lambda z: p.given_loss(z.reshape(len(y), -1), y))(z.reshape(-1))
-    return torch.func.jacrev(torch.func.jacrev(lambda w: p.given_loss(p.call(w, x), y)))(
+    h = torch.func.hessian(lambda z: p.user_loss(z.reshape(len(y), -1), y))(z.reshape(-1))
+    return torch.func.jacrev(torch.func.jacrev(lambda w: p.user_loss(p.call(w, x), y)))(
         p.w
     ), j.T @ h @ j
 
@@ -268,10 +268,10 @@ def test_no_growth_over_many_products():
     p = problem("cnn")
     h, v = p.hessian(), torch.randn_like(p.w)
     h(v)
-    held = h._held
+    nbytes = h._bytes
     for _ in range(20):
         h(v)
-    assert h._held == held == sum(prepared.nbytes for prepared in h._kept.values())
+    assert h._bytes == nbytes == sum(prepared.nbytes for prepared in h._prepared.values())
 
 
 def test_global_state_and_gradient_mode():

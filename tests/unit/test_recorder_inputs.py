@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 import fldiag
 from fldiag import FldiagError, models
 from fldiag.data.arrays import Packed
-from fldiag.rounds.in_memory import dataset_of, reading
+from fldiag.rounds.in_memory import dataset_of, with_packed_inputs
 
 N, T, D, V = 30, 5, 3, 9
 torch.manual_seed(0)
@@ -166,7 +166,7 @@ def test_data_given_with_the_question_and_with_test_examples(tmp_path):
 
 def test_models_that_read_rows_travel_and_leave_the_users_alone():
     net, dataset = Named(), dataset_of((INPUTS, LABELS))
-    made = pickle.loads(pickle.dumps(reading(net, dataset)))
+    made = pickle.loads(pickle.dumps(with_packed_inputs(net, dataset)))
     expected = net(**INPUTS)["logits"]
     assert torch.equal(made(dataset.train_x), expected) and list(made.state_dict()) == list(
         net.state_dict()

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
-from fldiag.curvature.batched_lanczos import batched_lanczos
-from fldiag.curvature.lanczos import Search, lanczos
+from fldiag.curvature.lanczos import Search, batched_lanczos, lanczos
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
 from fldiag.models.layers import LinearLink

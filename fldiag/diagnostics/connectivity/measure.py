@@ -13,11 +13,16 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
-from fldiag.landscape import bezier
-from fldiag.landscape.alignment import aligned
-from fldiag.landscape.batch_norm import running
-from fldiag.landscape.highest import highest
-from fldiag.landscape.mixtures import Buffers, Mixtures, Model
+from fldiag.landscape.alignment import align
+from fldiag.landscape.interpolation import highest
+from fldiag.landscape.mixtures import (
+    Buffers,
+    Mixtures,
+    Model,
+    bend_path,
+    bezier_shares,
+    has_running_statistics,
+)
 from fldiag.problem.eigenpairs import rows_of_scores
 from fldiag.problem.problem import Problem
 from fldiag.problem.scores import Scores
@@ -92,10 +97,10 @@ def done(work: Work, unit: Unit) -> Any:
         return Path(work, lambda t: work.straight(unit.ends, t)).rows()
     first, second = (work.models[i] for i in unit.ends)
     problem = work.problem.at(*first)
-    theta = bezier.bent(Mixtures(problem, [first, second], work.paths.buffers), work.options.curve)
+    theta = bend_path(Mixtures(problem, [first, second], work.paths.buffers), work.options.curve)
     bent = Mixtures(problem, [first, second, theta], work.paths.buffers)
     return [
-        *Path(work, lambda t: bent(bezier.shares(t))).rows(),
+        *Path(work, lambda t: bent(bezier_shares(t))).rows(),
         {
             "metric": "budget",
             "value": work.options.curve,
@@ -276,7 +281,7 @@ def rows(
         ]
     models: list[Model] = [(p.w, p.buffers) for p in sound]
     if options.align:
-        models, moved = aligned(base, models)
+        models, moved = align(base, models)
         found += [
             {
                 **_who(p),
@@ -332,7 +337,7 @@ def _measured(
     units += [Unit(shares=a) for a in shares]
     with open_pool(sound[0].executor, done, work, most=len(units)) as pool:
         results = kept.results(pool, units, progress)
-    buffers = running(work.problem)
+    buffers = has_running_statistics(work.problem)
     found: list[Row] = []
     for unit, result in zip(units, results, strict=True):
         if unit.path:

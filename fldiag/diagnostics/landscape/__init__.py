@@ -226,8 +226,8 @@ def landscape(
             problem.digest(), directions, points, span, ends, k, tol, max_products, seed
         ),
     )
-    if kept.held is not None:
-        arrays, extra = kept.held
+    if kept.before is not None:
+        arrays, extra = kept.before
         d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
         found = Directions(d1, d2, extra["rows"], extra["reach"])
     elif directions == "eigen":

@@ -54,9 +54,9 @@ class Surface:
         )
         self.pool: Pool | None = None
 
-    def fill(self, rtol: float, pool: Pool | None = None) -> grids.Filled:
+    def fill(self, rtol: float, pool: Pool | None = None) -> grids.FilledGrid:
         self.pool = pool
-        values = grids.Values(self.kept.done, self.kept.value, self.kept.stderr)
+        values = grids.GridValues(self.kept.done, self.kept.value, self.kept.stderr)
         return grids.fill(self.places, values, self._ask, rtol, self.seed)
 
     def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:
@@ -64,7 +64,7 @@ class Surface:
             new, self.grid.value, f"landscape, {stage}", self.progress, planned, self.pool
         )
 
-    def rows(self, filled: grids.Filled) -> list[Row]:
+    def rows(self, filled: grids.FilledGrid) -> list[Row]:
         rows: list[Row] = [
             {
                 "metric": "loss",

@@ -105,7 +105,7 @@ def profile(
         )
 
     if directions == "through":
-        given = rules.labelled(through, "paths need", 1)
+        given = rules.label_weights(through, "paths need", 1)
         rows = job.paths(given, isinstance(through, Mapping), kept((len(given), job.points)))
     else:
         places = axis(job.points, span)

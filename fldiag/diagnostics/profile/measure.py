@@ -11,7 +11,7 @@ import torch
 from fldiag.errors import FldiagError
 from fldiag.landscape import directions as rules
 from fldiag.landscape.evaluator import Evaluator
-from fldiag.landscape.interpolation import Path, barrier
+from fldiag.landscape.interpolation import StraightPath, barrier
 from fldiag.landscape.points import Points, Value
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows, finite_scores, noise_of
 from fldiag.problem.problem import Problem
@@ -52,8 +52,11 @@ class Job:
     ) -> list[Row]:
         """Lines through the weights, each with its parabola."""
         count, p = len(kept.done), self.problem
-        if kept.held is not None:
-            along, found = torch.from_numpy(kept.held[0]["directions"]).to(p.device), kept.held[1]
+        if kept.before is not None:
+            along, found = (
+                torch.from_numpy(kept.before[0]["directions"]).to(p.device),
+                kept.before[1],
+            )
         elif directions == "eigen":
             pairs = eigenpairs(
                 p,
@@ -120,7 +123,7 @@ class Job:
         rows: list[Row] = []
         try:
             for i, (label, end) in enumerate(given.items()):
-                path = Path.to(self.problem, end)
+                path = StraightPath.to(self.problem, end)
                 what: Row = {"index": i + 1}
                 if named and isinstance(label, int):
                     what["client"] = label

@@ -8,10 +8,10 @@ from torch import Tensor
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.operator import Operator
 from fldiag.problem.eigenpairs import (
+    choose_matrix,
     default_products,
     eigenpairs,
     eigenvalue_rows,
-    in_form,
     loss_rows,
     noise_of,
     strict_pairs,
@@ -52,7 +52,7 @@ def eigenvalues(
                 where = f"{label}: {text}" if done else text
                 progress(done * total + at, len(pieces) * total, where)
 
-        form = in_form(problem, matrix, block)
+        form = choose_matrix(problem, matrix, block)
         if form not in forms:
             for other in forms.values():  # so that only one keeps its graphs
                 other.release()
@@ -87,7 +87,7 @@ def eigenvalues(
             noise=noise_of(problem),
             which=which,
             matrix=matrix,
-            estimator=problem.said("lanczos" if form == matrix else f"lanczos-{form}"),
+            estimator=problem.estimator_name("lanczos" if form == matrix else f"lanczos-{form}"),
         )
         found = [{**row, "layer": label} for row in (found[:1] if done else found)]
         rows += found
