@@ -55,7 +55,8 @@ MAY = {
     "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
     "sections": {"errors"},
     "user_code": {"errors", "sections"},
-    "console": {"errors", "version"},
+    "interrupt": set(),
+    "console": {"errors", "interrupt", "version"},
     "data": GROUND,
     "models": GROUND,
     "results": GROUND,
@@ -109,7 +110,8 @@ MAY = {
     "export": MIDDLE | {"api", "training"},
     "figures": FIGURES | {"toys", "parts"},
     "verbs": FIGURES | {"comparison", "console", "figures", "toys", "report", "export"},
-    "cli": FIGURES | {"comparison", "console", "figures", "toys", "report", "export", "verbs"},
+    "cli": FIGURES
+    | {"comparison", "console", "figures", "toys", "report", "export", "verbs", "interrupt"},
     "": {
         "errors",
         "config",
