@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
-from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint import foreign, schema
 from fldiag.checkpoint.run import Run, verify
-from fldiag.checkpoint.tensor_files import read_tensors
+from fldiag.checkpoint.tensor_files import flatten, read_tensors
 from fldiag.errors import FldiagError
+from fldiag.export import client_files
 from fldiag.export.folder_to_run import Event, folder_to_run
 from fldiag.results import files
 
@@ -123,7 +124,7 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
         ".safetensors"
         if p.suffix == ".safetensors"
         else ".pt"
-        if p.suffix in folder.SUFFIXES
+        if p.suffix in client_files.SUFFIXES
         else None
         for p in (source, out)
     ]
@@ -156,7 +157,7 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
         return notes
     from safetensors.torch import save
 
-    tensors, metadata = flat.flatten(content)
+    tensors, metadata = flatten(content)
     written = save(tensors, metadata)
     files.write_atomic(out, lambda f: f.write(written))
     return notes

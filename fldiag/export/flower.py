@@ -27,8 +27,8 @@ from torch import nn
 from fldiag.checkpoint.foreign import State
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.export.given import rows_of
 from fldiag.export.recorder import Recorder
+from fldiag.export.recorder_inputs import rows_of
 
 Parts = Sequence[Any] | Mapping[Any, Any] | str | Path
 

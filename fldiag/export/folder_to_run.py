@@ -11,14 +11,15 @@ from torch import nn
 
 from fldiag import data as datasets
 from fldiag import models
-from fldiag.checkpoint import folder, foreign, owner, schema
+from fldiag.checkpoint import foreign, owner, schema
 from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, mean, unassigned
 from fldiag.checkpoint.run import Run, verify
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.export import client_files
 from fldiag.export.evaluation import Evaluation
-from fldiag.export.given import confirm_numbers
+from fldiag.export.recorder_inputs import confirm_numbers
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
@@ -68,7 +69,7 @@ def folder_to_run(
         raise FldiagError(
             f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True
         )
-    found = folder.known(folder.files(root)) if clients is None else None
+    found = client_files.known(client_files.files(root)) if clients is None else None
     if found is not None:
         program, clients, theirs = found
         globals_ = globals_ or theirs
@@ -82,7 +83,7 @@ def folder_to_run(
     if clients is None:
         raise FldiagError(
             f"{root} is a folder, and which of its files are whose is not known",
-            folder.advice(folder.files(root)),
+            client_files.advice(client_files.files(root)),
             usage=True,
         )
     if moment not in ("aggregated", "received"):
@@ -91,7 +92,7 @@ def folder_to_run(
             "aggregated: saved after the round; received: before it, as the clients got it",
             usage=True,
         )
-    layout = folder.scan(root, clients, globals_)
+    layout = client_files.scan(root, clients, globals_)
     numbers, parts = _people(layout.names, partition)
     refused: FldiagError | None = None
     if parts is not None:
@@ -101,7 +102,9 @@ def folder_to_run(
             refused, parts = error, None
     dataset, module = _problem(model, data, data_root, download)
     if parts is not None and dataset is not None:
-        folder.check({str(k): v for k, v in parts.items()}, len(dataset.train_y), dataset.name)
+        client_files.check(
+            {str(k): v for k, v in parts.items()}, len(dataset.train_y), dataset.name
+        )
     start = min(layout.rounds)
     shift = 1 - start if start == 0 else 0  # fldiag counts rounds from 1
     after = {r + shift - (moment == "received"): path for r, path in layout.globals.items()}
@@ -168,9 +171,9 @@ def _people(
 ) -> tuple[dict[str, int], dict[int, Any] | None]:
     """Numbers of the clients by name, and their examples by number."""
     if partition is None:
-        return folder.numbers(names), None
-    found, _ = folder.match(folder.read_partition(partition), names)
-    numbers = folder.numbers(sorted({*names, *found}))
+        return client_files.numbers(names), None
+    found, _ = client_files.match(client_files.read_partition(partition), names)
+    numbers = client_files.numbers(sorted({*names, *found}))
     return numbers, {numbers[name]: index for name, index in found.items()}
 
 
@@ -205,7 +208,7 @@ class _Work:
     def __init__(
         self,
         told: Event,
-        layout: folder.Layout,
+        layout: client_files.Layout,
         module: nn.Module,
         recording: Recording,
         numbers: Mapping[str, int],

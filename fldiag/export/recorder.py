@@ -22,7 +22,7 @@ from fldiag.checkpoint.recording import Recording, confirm_same
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, counted
 from fldiag.export.evaluation import Evaluation
-from fldiag.export.given import (
+from fldiag.export.recorder_inputs import (
     confirm_numbers,
     examples_of,
     natural,
@@ -31,8 +31,8 @@ from fldiag.export.given import (
     read_clients,
     rows_of,
     seen_as,
+    weights_by_name,
 )
-from fldiag.export.weights import named
 from fldiag.models import frozen
 from fldiag.problem.in_memory import UNTESTED
 from fldiag.problem.ingredients import unwrapped
@@ -81,7 +81,7 @@ class Recorder:
     >>> with fldiag.Recorder(tempfile.mkdtemp() + "/run", net, data=(x, y), clients=[range(4), range(4, 8)]) as rec:
     ...     rec.round(received=net, clients={0: net, 1: net}, aggregated=net, metrics={"lr": 0.1})
     >>> rec.run.rounds
-    [1]
+    [0, 1]
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class Recorder:
         Raises:
             FldiagError: they do not fit the model, or differ from the frozen weights, which are not stored with a round.
         """
-        tensors = named(weights, self.module, self.recording.layout)
+        tensors = weights_by_name(weights, self.module, self.recording.layout)
         if base := frozen.weights(self.module):
             tensors = foreign.without_prefix(tensors, self.module)[0]
             moved = next(

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from fldiag.errors import FldiagError
-from fldiag.results.array_checkpoint import ArrayStore
 from fldiag.results.files import (
     json_digest,
     refuse_links_above,
@@ -21,6 +20,7 @@ from fldiag.results.files import (
     write_bytes,
     write_text,
 )
+from fldiag.results.kept_units import ArrayStore
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.

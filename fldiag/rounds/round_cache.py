@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.kept_units import KeptUnits
+from fldiag.results.kept_units import ArrayStore, KeptUnits
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored

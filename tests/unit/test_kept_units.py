@@ -17,9 +17,8 @@ from fldiag.errors import FldiagError
 from fldiag.execution.start import started
 from fldiag.method import Personal
 from fldiag.models.lora import adapted
-from fldiag.results import array_checkpoint
-from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.kept_units import KeptUnits
+from fldiag.results import kept_units
+from fldiag.results.kept_units import ArrayStore, KeptUnits
 from fldiag.rounds.round_weights import Stored
 from fldiag.training.personalise import measure
 
@@ -161,7 +160,7 @@ def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_
         asked.append(path)
         raise FldiagError(f"cannot write {path}")
 
-    monkeypatch.setattr(array_checkpoint, "write_atomic", full)
+    monkeypatch.setattr(kept_units, "write_atomic", full)
     monkeypatch.setattr(ArrayStore, "offer", lambda self, *content: self.save(*content))
     found = fldiag.diagnose(four_rounds(), name, cache=tmp_path, tell=told.append, **options)
     pd.testing.assert_frame_equal(found, whole, check_exact=True)

@@ -14,7 +14,7 @@ from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.kept_units import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.surface import directions as rules

@@ -1,4 +1,4 @@
-"""What a loop hands to a recorder: data in memory as a data set and as arrays to keep with a run, partitions, numbers."""
+"""What a loop hands to a recorder: examples as a data set and as arrays to keep, partitions, numbers, and weights in any form."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from fldiag import data as datasets
-from fldiag.checkpoint import folder
 from fldiag.data import Dataset
 from fldiag.data.arrays import KEYS, NO_TEST
 from fldiag.data.packed import FORM
 from fldiag.errors import FldiagError, first_line
+from fldiag.export import client_files
+from fldiag.params import Layout
 from fldiag.problem.in_memory import dataset_of, one_each, pair
-from fldiag.problem.ingredients import forward_of
+from fldiag.problem.ingredients import forward_of, unwrapped
 from fldiag.problem.inputs import is_split
 from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
@@ -179,7 +180,7 @@ def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[
             )
         data = data.dataset
     if isinstance(given, (str, Path)):
-        given = folder.read_partition(Path(given))
+        given = client_files.read_partition(Path(given))
     pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
     total = None if dataset is None else len(dataset.train_y)
     named = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}
@@ -190,7 +191,7 @@ def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[
             usage=True,
         )
     if dataset is not None:
-        folder.check(named, len(dataset.train_y), dataset.name)
+        client_files.check(named, len(dataset.train_y), dataset.name)
     return {int(k): v for k, v in named.items()}
 
 
@@ -265,3 +266,49 @@ def confirm_numbers(clients: Iterable[int], parts: Mapping[int, Any]) -> None:
         f"{first + shift} in place of {first}, {first + 1 + shift} in place of {first + 1}, and so on",
         usage=True,
     )
+
+
+def weights_by_name(weights: Any, module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """A module's state_dict, a mapping, a flat vector [P] of the parameters, or arrays in the order of the state_dict (or of the
+    parameters); the buffers, where a vector or arrays leave them out, are those of the ``module``.
+
+    Raises FldiagError when it is none of these, or of another length.
+    """
+    if isinstance(weights, nn.Module):
+        return dict(unwrapped(weights)[0].state_dict())
+    if isinstance(weights, Mapping):
+        return {str(k): _tensor(v) for k, v in weights.items()}
+    flat = _tensor(weights) if isinstance(weights, (Tensor, np.ndarray)) else None
+    if flat is not None and flat.ndim == 1:
+        if flat.numel() != layout.size:
+            raise FldiagError(
+                f"a vector of {flat.numel():,} numbers, and the model has {layout.size:,} parameters",
+                "give the parameters in the order of model.parameters()",
+            )
+        return {
+            **{n: b for n, b in module.state_dict().items() if n not in layout.names},
+            **layout.views(flat),
+        }
+    if flat is None and isinstance(weights, Iterable) and not isinstance(weights, (str, bytes)):
+        arrays, whole = [_tensor(a) for a in weights], list(module.state_dict())
+        names = whole if len(arrays) == len(whole) else list(layout.names)
+        if len(arrays) != len(names):
+            raise FldiagError(
+                f"{len(arrays)} arrays, and the model's state_dict has {len(whole)}",
+                "give the arrays of the model's state_dict() in its order",
+            )
+        return {**module.state_dict(), **dict(zip(names, arrays, strict=True))}
+    raise FldiagError(
+        f"a {type(weights).__name__} holds no weights",
+        "give a state_dict, a module, a flat vector or a list of arrays",
+        usage=True,
+    )
+
+
+def _tensor(value: Any) -> Tensor:
+    try:
+        return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError):
+        raise FldiagError(
+            f"a {type(value).__name__} is not an array", "give tensors or arrays", usage=True
+        ) from None

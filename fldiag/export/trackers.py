@@ -1,4 +1,4 @@
-"""A finished run as named series of numbers over rounds: what trackers of experiments hold."""
+"""A finished run as named series of numbers over rounds, and as a file of TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import importlib
 import io
 import json
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pandas as pd
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, first_line
-from fldiag.results.files import provenance_beside, read_csv_bytes
+from fldiag.results.files import provenance_beside, read_csv_bytes, refuse_links_above
 from fldiag.results.table import COLUMNS
 
 #: What tells the numbers of one metric apart, in the order in which tags spell it.
@@ -213,3 +215,133 @@ def need(module: str, extra: str) -> Any:
         raise FldiagError(
             f"{extra} is not installed", f"pip install 'fldiag[{extra}]'", usage=True
         ) from None
+
+
+def write_tensorboard(scalars: Scalars, out: Path) -> Path:
+    """Write ``out/NAME/events.out.tfevents…`` (earlier ones there are replaced) and return that folder; look at it with
+    ``tensorboard --logdir out``. Raises FldiagError without TensorBoard."""
+    need("tensorboard", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = out / scalars.name
+    refuse_links_above(folder)
+    earlier = list(folder.glob("events.out.tfevents.*"))
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_text("config", f"```\n{json.dumps(scalars.config, indent=1)}\n```")
+        for tag, step, value in scalars.series[["tag", "step", "value"]].itertuples(index=False):
+            writer.add_scalar(tag, value, step, new_style=True, double_precision=True)
+    for file in earlier:
+        file.unlink(missing_ok=True)
+    return folder
+
+
+def write_wandb(scalars: Scalars, out: Path, project: str = "fldiag") -> Path:
+    """Write ``out/wandb/offline-run-…`` and return that folder. Nothing is sent: ``wandb sync FOLDER`` does that when you
+    want it. Raises FldiagError without wandb."""
+    with environment(
+        WANDB_ERROR_REPORTING="false"
+    ):  # it would look for its error tracker also when offline
+        wandb = need("wandb", "wandb")
+        settings = wandb.Settings(
+            mode="offline",
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            save_code=False,
+            disable_job_creation=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+        )
+        out.mkdir(parents=True, exist_ok=True)
+        alone = (
+            wandb.setup().most_recent_active_run is None
+        )  # wandb.run does not know those of reinit="create_new"
+        with wandb.init(
+            project=project,
+            name=scalars.name,
+            dir=str(out),
+            config=scalars.config,
+            settings=settings,
+            reinit="create_new",
+        ) as run:
+            for step, numbers in scalars.by_step():
+                run.log(numbers, step=step)
+            folder = Path(run.settings.sync_dir)
+        if alone:  # its service may still be writing the file; this waits for it, and would end the caller's own runs
+            wandb.teardown()
+    return folder
+
+
+METRICS, PARAMS = 1000, 100  # entries that MLflow takes at once
+
+
+def write_mlflow(scalars: Scalars, out: Path, experiment: str = "fldiag") -> Path:
+    """Add a run to ``out/mlflow.db`` and return that file; look at it with ``mlflow ui --backend-store-uri
+    sqlite:///out/mlflow.db``. (MLflow refuses its older store of plain files.) Raises FldiagError without MLflow."""
+    with environment(
+        MLFLOW_DISABLE_TELEMETRY="true"
+    ):  # read when it is imported; it would call home
+        need("sqlalchemy", "mlflow")
+        need("mlflow", "mlflow")
+        from mlflow.exceptions import MlflowException
+
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            with _quiet("mlflow", "alembic"):
+                return _add_run(scalars, out.resolve(), experiment)
+        except MlflowException as error:
+            raise FldiagError(
+                f"MLflow refuses {out / 'mlflow.db'}: {first_line(error)}",
+                "choose another folder with --out",
+            ) from None
+
+
+def _add_run(scalars: Scalars, out: Path, experiment: str) -> Path:
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    client, now = (
+        MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}"),
+        int(1000 * time.time()),
+    )
+    known = client.get_experiment_by_name(experiment)
+    where = (
+        known.experiment_id
+        if known
+        else client.create_experiment(experiment, (out / "artifacts").as_uri())
+    )
+    run = client.create_run(where, run_name=scalars.name).info.run_id
+    params = [Param(key, str(value)[:500]) for key, value in scalars.config.items()]
+    metrics = [
+        Metric(tag, float(value), now, int(step))
+        for tag, step, value in scalars.series[["tag", "step", "value"]].itertuples(index=False)
+    ]
+    for i in range(0, len(params), PARAMS):
+        client.log_batch(run, params=params[i : i + PARAMS])
+    for i in range(0, len(metrics), METRICS):
+        client.log_batch(run, metrics=metrics[i : i + METRICS])
+    client.set_terminated(run)
+    return out / "mlflow.db"
+
+
+@contextlib.contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+#: Name of a tracker -> the function that writes scalars for it.
+WRITERS: dict[str, Callable[[Scalars, Path], Path]] = {
+    "tensorboard": write_tensorboard,
+    "wandb": write_wandb,
+    "mlflow": write_mlflow,
+}

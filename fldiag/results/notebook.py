@@ -1,13 +1,29 @@
-"""How a table of results shows itself in a notebook: what stands in it, each number with its error and its unit."""
+"""How a table of results and a thing with a name show themselves in a notebook."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 import pandas as pd
 
 from fldiag.results.summary import number
+
+
+def card(title: str, facts: Mapping[str, object]) -> str:
+    """HTML without style or script; names and values are escaped, None is left out.
+
+    >>> card("Run", {"rounds": 3, "method": "<fedavg>", "seed": None})
+    '<table><caption>Run</caption><tr><th>rounds</th><td>3</td></tr><tr><th>method</th><td>&lt;fedavg&gt;</td></tr></table>'
+    """
+    rows = "".join(
+        f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>"
+        for k, v in facts.items()
+        if v is not None
+    )
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+
 
 #: Rows that are shown; the last line says how many more there are.
 MOST = 30
