@@ -26,7 +26,7 @@ from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
-from fldiag.results.shown import shown
+from fldiag.results.notebook import shown
 from fldiag.results.standing import doubts
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load"]

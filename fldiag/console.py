@@ -17,6 +17,7 @@ from typing import Any
 
 from fldiag import plugins
 from fldiag.errors import FldiagError, error_text, out_of_memory, printable
+from fldiag.interrupt import work_begins
 from fldiag.version import version
 
 #: What is said after Ctrl-C where whoever was stopped says nothing else.
@@ -24,9 +25,13 @@ STOPPED = "stopped", "finished work is kept; run the same command again to conti
 
 
 class Console:
-    """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr."""
+    """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr.
+
+    A verb makes one when it has imported what it needs: it begins to work, and Ctrl-C no longer ends the process at once.
+    """
 
     def __init__(self, machine: bool = False):
+        work_begins()
         self.machine = machine
         self.result: dict[str, Any] = {}
 

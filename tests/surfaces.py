@@ -1,6 +1,6 @@
 """What the tests of landscapes and profiles share."""
 
-from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.kept_units import ArrayStore
 
 
 class Interrupted(ArrayStore):

@@ -1,7 +1,9 @@
-"""State_dicts of other programs, found inside their containers."""
+"""State_dicts of other programs, found inside their containers or folders."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fldiag.checkpoint.schema import Checkpoint
+from fldiag.checkpoint.tensor_files import check_kinds, read_tensors
 from fldiag.errors import FldiagError, nearest
 from fldiag.models.state_dict import State, key_remedy, plain_name, strip_prefix
 
@@ -139,3 +143,43 @@ def _describe(content: Any) -> str:
         None,
     )
     return odd or "its names are not text"
+
+
+ONE_FILE, SHARDS = "model.safetensors", "model.safetensors.index.json"
+
+
+def is_pretrained(path: Path) -> bool:
+    return os.path.isfile(path / "config.json") and not os.path.isfile(path / "run.json")
+
+
+def read_pretrained(folder: Path) -> Checkpoint:
+    """The weights in a folder that ``save_pretrained`` of transformers wrote; nothing but tensors is read.
+
+    Raises FldiagError when there are none as safetensors, or a shard is missing or lies elsewhere.
+    """
+    files = [ONE_FILE]
+    if not (folder / ONE_FILE).is_file():
+        try:
+            files = sorted(
+                set(json.loads((folder / SHARDS).read_text("utf-8"))["weight_map"].values())
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise FldiagError(
+                f"{folder} holds no {ONE_FILE}",
+                "save it with model.save_pretrained(folder)",
+                usage=True,
+            ) from None
+    state: dict[str, Tensor] = {}
+    for name in files:
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.endswith(".safetensors")
+        ):
+            raise FldiagError(
+                f"{folder / SHARDS} names {name!r}, which is not a safetensors file in this folder",
+                "use the original",
+            )
+        state |= read_tensors(folder / name)
+    check_kinds(folder, state)
+    return Checkpoint(folder / files[0], state)

@@ -11,6 +11,7 @@ Inside a run every file is verified by the sha256 in run.json as well.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -22,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint import flat
 from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, short_path
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
@@ -53,9 +53,9 @@ def read_tensors(path: Path) -> Any:
     """
     check_name(path)
     if not os.path.isfile(path):
-        what = "is not a file" if os.path.exists(path) else "is not there"
+        problem = "is not a file" if os.path.exists(path) else "is not there"
         raise FldiagError(
-            f"checkpoint {short_path(path)} {what}",
+            f"checkpoint {short_path(path)} {problem}",
             "give the path of a .pt or .safetensors file",
             usage=True,
         )
@@ -100,7 +100,7 @@ def _safetensors(path: Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
-            return flat.unflatten({name: file.get_tensor(name) for name in names}, file.metadata())
+            return unflatten({name: file.get_tensor(name) for name in names}, file.metadata())
     except OSError:
         raise
     except Exception as error:  # a damaged file can make the reader raise anything
@@ -121,9 +121,9 @@ def _pt(path: Path, size: int) -> Any:
         if start[:2] != b"PK" and start[:1] != b"\x80":
             raise _damaged(path) from None
         names = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        what = f"a pickled object ({names[0]})" if names else "something other than tensors"
+        kind = f"a pickled object ({names[0]})" if names else "something other than tensors"
         raise FldiagError(
-            f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
+            f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
             "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
             "lines that make such a file of a whole module",
         ) from None
@@ -162,7 +162,7 @@ def _verify(path: Path, size: int) -> None:
 def _bounded(path: Path, content: Any, size: int) -> None:
     """Raises FldiagError for tensors that are far larger than the file, and for containers that are nested too deeply."""
     waiting: list[tuple[Any, int]] = [(content, 0)]
-    seen: set[int] = set()
+    visited: set[int] = set()
     total = 0
     while waiting:
         value, depth = waiting.pop()
@@ -172,8 +172,8 @@ def _bounded(path: Path, content: Any, size: int) -> None:
                 if value.is_meta or value.layout != torch.strided
                 else value.numel() * value.element_size()
             )
-        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
-            seen.add(id(value))
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in visited:
+            visited.add(id(value))
             waiting += [
                 (v, depth + 1) for v in (value.values() if isinstance(value, Mapping) else value)
             ]
@@ -198,3 +198,77 @@ def _damaged(path: Path) -> FldiagError:
         f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
         "copy it again, or use another round's file",
     )
+
+
+#: Keys of the file's metadata: the manifest as it is, and the order of the entries, which safetensors does not keep.
+MANIFEST, ORDER = "fldiag.manifest", "fldiag.order"
+
+
+def flatten(content: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a checkpoint of fldiag, entries of inner dicts as ``model/NAME``, or of a state_dict.
+
+    Raises FldiagError for anything that safetensors cannot hold.
+    """
+    tensors: dict[str, Tensor] = {}
+    if not isinstance(content.get("manifest"), str):
+        _add_tensors(tensors, content, "")
+        return tensors, {"format": "pt"}
+    order: list[list[str]] = []
+    for top, entry in content.items():
+        if top == "manifest":
+            order.append([top])
+        elif isinstance(entry, Mapping):
+            order += [[top, str(name)] for name in entry] or [[top, ""]]
+            _add_tensors(tensors, entry, f"{top}/")
+        else:
+            order.append([top])
+            _add_tensors(tensors, {top: entry}, "")
+    return tensors, {"format": "pt", MANIFEST: content["manifest"], ORDER: json.dumps(order)}
+
+
+def unflatten(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """What ``flatten`` was given. Raises ValueError when metadata and tensors do not belong together."""
+    if not metadata or MANIFEST not in metadata:
+        return dict(tensors)
+    content: dict[str, Any] = {}
+    try:
+        for names in json.loads(metadata[ORDER]):
+            if names == ["manifest"]:
+                content["manifest"] = metadata[MANIFEST]
+            elif len(names) == 1:
+                content[names[0]] = tensors[names[0]]
+            else:
+                entries = content.setdefault(names[0], {})
+                if names[1]:
+                    entries[names[1]] = tensors["/".join(names)]
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"its manifest does not fit its tensors ({type(error).__name__})"
+        ) from None
+    return content
+
+
+def _add_tensors(tensors: dict[str, Tensor], entries: Mapping[str, Any], prefix: str) -> None:
+    pointers = {
+        t.untyped_storage().data_ptr() for t in tensors.values() if t.layout == torch.strided
+    }
+    for name, value in entries.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+            kind = (
+                f"a {str(value.layout).removeprefix('torch.')} tensor"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise FldiagError(
+                f"{prefix}{name} is {kind}, which a safetensors file cannot hold",
+                "leave it out, or keep the .pt file",
+            )
+        value = value.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory, such as tied weights and views of one vector
+        if (
+            value.untyped_storage().data_ptr() in pointers
+            or value.untyped_storage().nbytes() != value.numel() * value.element_size()
+        ):
+            value = value.clone()
+        pointers.add(value.untyped_storage().data_ptr())
+        tensors[prefix + str(name)] = value

@@ -6,12 +6,12 @@ from __future__ import annotations
 import io
 import sys
 
-from fldiag.cli.interrupt import quiet, stop
+from fldiag.interrupt import stop, stops_at_once
 
 #: The order of ``--help``: what people ask most comes first.
 FIRST = ("landscape", "spectrum", "matching", "forgetting", "drift", "personalise")
 
-with quiet():
+with stops_at_once():
     from fldiag import known
     from fldiag.cli import training, diagnostics  # noqa: F401
     from fldiag.cli.app import app
@@ -28,7 +28,7 @@ def main() -> None:
         sys.stdout, io.TextIOWrapper
     ):  # a λ that the terminal does not have is a question mark, and no error
         sys.stdout.reconfigure(errors="replace")
-    with quiet():
+    with stops_at_once():
         try:
             app()
         except KeyboardInterrupt:

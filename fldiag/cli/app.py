@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
@@ -10,9 +11,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known, plugins
-from fldiag.cli import derived, interrupt
+from fldiag.cli import derived
 from fldiag.console import errors
 from fldiag.errors import FldiagError
+from fldiag.interrupt import work_begins
 
 #: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
@@ -77,13 +79,25 @@ def plugin_verb(point: EntryPoint) -> Any:
     imported a command that says so."""
     try:
         target = plugins.load(point, "verb")
-        interrupt.foreign |= plugins.loaded
         try:
-            return _command(point.name, target)
+            command = _command(point.name, target)
         except Exception as cause:  # no function, or annotations that typer does not take
             raise plugins.unusable(point, "verb", cause) from cause
     except FldiagError as error:
         return _broken(point.name, error)
+    if plugins.package(point) != "fldiag":
+        command.invoke = working(command.invoke)
+    return command
+
+
+def working(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A verb that may not know ``fldiag.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it."""
+
+    def invoke_working(context: Any) -> Any:
+        work_begins()
+        return invoke(context)
+
+    return invoke_working
 
 
 def _command(name: str, target: Any) -> Any:

@@ -12,6 +12,7 @@ from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.answer import Answer, answer
+from fldiag.diagnosis.subjects import load
 from fldiag.results.summary import Note, Say, Small
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ def ask(
 def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> Run | Checkpoint:
     if os.path.isfile(path / "run.json") or (of_runs and not os.path.exists(path)):
         return Run.open(path)
-    from fldiag.diagnosis.subjects import load  # imports PyTorch
-
     return load(path, **given)
 
 

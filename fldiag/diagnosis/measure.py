@@ -18,8 +18,8 @@ from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic, Progress
-from fldiag.results.array_checkpoint import SpareStore
 from fldiag.results.cache import Cache
+from fldiag.results.kept_units import SpareStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.rounds.history import History

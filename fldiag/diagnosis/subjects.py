@@ -15,7 +15,7 @@ import pydantic
 import torch
 
 from fldiag import registry
-from fldiag.checkpoint import pretrained, schema
+from fldiag.checkpoint import foreign, schema
 from fldiag.checkpoint.run import Run, verify
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
@@ -65,8 +65,8 @@ def load(
             usage=True,
         )
     path = Path(path)
-    if pretrained.is_folder(path):
-        return with_overrides(pretrained.read(path), model, data, key).allow(allow_code)
+    if foreign.is_pretrained(path):
+        return with_overrides(foreign.read_pretrained(path), model, data, key).allow(allow_code)
     if os.path.isdir(path) or path.name == "run.json":
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
     verify(path)

@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
-from fldiag.checkpoint import flat, folder, foreign, schema
+from fldiag.checkpoint import foreign, schema
 from fldiag.checkpoint.run import Run, verify
-from fldiag.checkpoint.tensor_files import read_tensors
+from fldiag.checkpoint.tensor_files import flatten, read_tensors
 from fldiag.errors import FldiagError
+from fldiag.export import client_files
 from fldiag.export.folder_to_run import Event, folder_to_run
 from fldiag.models.state_dict import describe_choice
 from fldiag.results import files
@@ -71,12 +72,12 @@ def convert(
     >>> fldiag.convert(at + "/net.pt", at + "/net.safetensors").name
     'net.safetensors'
     """
-    source, out, told = Path(source), Path(out), on_event or (lambda event: None)
+    source, out, tell = Path(source), Path(out), on_event or (lambda event: None)
     if os.path.isdir(source):
         return folder_to_run(
             source,
             out,
-            told,
+            tell,
             clients=pattern,
             globals_=global_pattern,
             moment=global_is,
@@ -91,7 +92,7 @@ def convert(
             scores=evaluate,
             key=key,
         )
-    given = [
+    folder_options = [
         name
         for name, value in (
             ("pattern", pattern),
@@ -103,14 +104,14 @@ def convert(
         )
         if value is not None
     ]
-    if given and os.path.isfile(source):
+    if folder_options and os.path.isfile(source):
         raise FldiagError(
-            f"--{given[0]} is for a folder, and {source} is a file",
+            f"--{folder_options[0]} is for a folder, and {source} is a file",
             "leave it out, or give the folder",
             usage=True,
         )
     for text in convert_file(source, out, key):
-        told({"event": "note", "text": text})
+        tell({"event": "note", "text": text})
     return out
 
 
@@ -124,7 +125,7 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
         ".safetensors"
         if p.suffix == ".safetensors"
         else ".pt"
-        if p.suffix in folder.SUFFIXES
+        if p.suffix in client_files.SUFFIXES
         else None
         for p in (source, out)
     ]
@@ -157,7 +158,7 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
         return notes
     from safetensors.torch import save
 
-    tensors, metadata = flat.flatten(content)
-    written = save(tensors, metadata)
-    files.write_atomic(out, lambda f: f.write(written))
+    tensors, metadata = flatten(content)
+    data = save(tensors, metadata)
+    files.write_atomic(out, lambda f: f.write(data))
     return notes

@@ -26,8 +26,8 @@ from torch import nn
 
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.export.given import rows_of
 from fldiag.export.recorder import Recorder
+from fldiag.export.recorder_inputs import rows_of
 from fldiag.models.state_dict import State
 
 Parts = Sequence[Any] | Mapping[Any, Any] | str | Path
@@ -273,7 +273,6 @@ class _Rounds:
             self.received,
             rows,
         )
-        self.kept.flush()  # so that this round's failure is said with its number
 
     def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
         if self.key in numbers:

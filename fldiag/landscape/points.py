@@ -10,7 +10,7 @@ import numpy as np
 
 from fldiag.execution.pools import Pool
 from fldiag.registry import Progress
-from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.kept_units import ArrayStore
 
 Place = tuple[int, ...]
 Value = tuple[float, float | None]

@@ -28,7 +28,7 @@ from fldiag.problem.operators import Batches, agrees, by_hand, double_backward
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
-from fldiag.results.card import card
+from fldiag.results.notebook import card
 from fldiag.seeding import torch_rng
 
 

@@ -1,21 +1,131 @@
-"""Units of work whose results are kept on disk while they come, so that what was interrupted goes on from there."""
+"""Long work kept on disk while it runs, arrays or units, so that what was interrupted goes on from there."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
-from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.files import write_atomic
 
 if TYPE_CHECKING:
     from fldiag.execution.pools import Pool
+
+
+class ArrayStore:
+    """Named arrays and a few plain values in one ``.npz``, under a key that says what they belong to.
+
+    ``path`` is a file, or a directory in which the key names the file. A file of another key is never
+    overwritten. Written to a temporary name, flushed and renamed, so a reader sees the old or the new file;
+    ``offer`` writes at most every ``interval`` seconds, and seldom enough to cost under 5 % of the time.
+    The file holds a checksum of its arrays, which is verified when it is read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], interval: float = 10.0):
+        self.path, self.interval = Path(path), interval
+        self._wrote, self._cost = time.monotonic(), 0.0
+
+    def _file(self, key: str) -> Path:
+        return self.path / f"landscape-{key[:16]}.npz" if self.path.is_dir() else self.path
+
+    def load(self, key: str) -> tuple[dict[str, np.ndarray], Any] | None:
+        """What ``save`` wrote under this key, or None. Raises FldiagError for another key, and for a damaged file."""
+        file = self._file(key)
+        if not file.exists():
+            return None
+        file_key, extra, arrays = _read(file)
+        if file_key != key:
+            raise FldiagError(
+                f"{file} holds what was found of other weights, data or options",
+                "choose another file or a directory, or delete it",
+            )
+        return arrays, extra
+
+    def intact(self) -> bool:
+        """Whether the file can be read and its checksum holds, whatever its key."""
+        try:
+            _read(self.path)
+        except FldiagError:
+            return False
+        return True
+
+    def save(self, key: str, arrays: dict[str, np.ndarray], extra: Any = None) -> None:
+        """Write the arrays now. Raises FldiagError when the disk refuses."""
+        start, file = time.monotonic(), self._file(key)
+        manifest = json.dumps([key, extra, _checksum(key, arrays, extra)])
+        buffer = io.BytesIO()
+        everything: dict[str, Any] = {"manifest": np.array(manifest), **arrays}
+        np.savez(buffer, **everything)
+        write_atomic(file, lambda out: out.write(buffer.getbuffer()))
+        self._wrote = time.monotonic()
+        self._cost = self._wrote - start
+
+    def offer(self, key: str, arrays: dict[str, np.ndarray], extra: Any = None) -> None:
+        """Saves when the last time was long enough ago."""
+        if time.monotonic() - self._wrote >= max(self.interval, 20 * self._cost):
+            self.save(key, arrays, extra)
+
+
+class SpareStore(ArrayStore):
+    """One without which the evaluation goes on: where the disk refuses, that is told once and nothing more is kept.
+
+    ``tell`` does not travel to other processes.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], tell: Callable[[str], None] = lambda text: None
+    ):
+        super().__init__(path)
+        self._tell, self.refused = tell, False
+
+    def __reduce__(self) -> Any:
+        return SpareStore, (self.path,)
+
+    def save(self, key: str, arrays: dict[str, np.ndarray], extra: Any = None) -> None:
+        if self.refused:
+            return
+        try:
+            super().save(key, arrays, extra)
+        except FldiagError as error:
+            self.refused = True
+            self._tell(f"finished parts are not kept from here on: {error.what}")
+
+
+def _read(file: Path) -> tuple[str, Any, dict[str, np.ndarray]]:
+    """Key, plain values and arrays of a file. Raises FldiagError when it is damaged."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        key, extra, checksum = json.loads(str(arrays.pop("manifest")))
+    except Exception as error:  # a damaged archive can make the reader raise anything
+        raise FldiagError(
+            f"{file} cannot be read: {error}", "delete it, or choose another file"
+        ) from error
+    if checksum != _checksum(key, arrays, extra):
+        raise FldiagError(
+            f"{file} was changed or damaged: its checksum does not hold",
+            "delete it, or choose another file",
+        )
+    return key, extra, arrays
+
+
+def _checksum(key: str, arrays: Mapping[str, np.ndarray], extra: Any) -> str:
+    state = hashlib.sha256(json.dumps([key, extra]).encode())
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        state.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        state.update(array.tobytes())
+    return state.hexdigest()
 
 
 def packed(plain: Any) -> np.ndarray:
@@ -53,8 +163,8 @@ class KeptUnits:
         self.store = ArrayStore(store) if isinstance(store, (str, os.PathLike)) else store
         self.key = key() if self.store is not None else ""
         self.pack, self.unpack = pack, unpack
-        found = None if self.store is None else self.store.load(self.key)
-        self.there: dict[str, np.ndarray] = {} if found is None else found[0]
+        entry = None if self.store is None else self.store.load(self.key)
+        self.contents: dict[str, np.ndarray] = {} if entry is None else entry[0]
 
     def results(
         self,
@@ -70,27 +180,27 @@ class KeptUnits:
             raise ValueError(
                 "two units of one name: the results of one would be taken for the other's"
             )
-        left = [unit for unit in units if name(unit) not in self.there]
+        left = [unit for unit in units if name(unit) not in self.contents]
         coming, done = pool.map(left), len(units) - len(left)
-        found = []
+        results = []
         if progress and left:
             progress(done, len(units), name(left[0]))
         with self.saved():
             for unit in units:
-                is_new = name(unit) not in self.there
-                found.append(self.result(name(unit), lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
+                is_new = name(unit) not in self.contents
+                results.append(self.result(name(unit), lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
                 if progress and is_new:
                     done += 1
                     progress(done, len(units), name(unit))
-        return found
+        return results
 
     def result(self, unit: Any, make: Callable[[], Any]) -> Any:
         """The result of one unit, made now unless it was found."""
-        if (content := self.there.get(str(unit))) is not None:
+        if (content := self.contents.get(str(unit))) is not None:
             return self.unpack(content)
-        made = make()
-        self._keep(str(unit), made)
-        return made
+        value = make()
+        self._keep(str(unit), value)
+        return value
 
     @contextmanager
     def saved(self) -> Iterator[None]:
@@ -98,12 +208,12 @@ class KeptUnits:
         try:
             yield
         except BaseException:
-            if self.store is not None and self.there:
+            if self.store is not None and self.contents:
                 with suppress(FldiagError):  # what ended the work is what the caller hears of
-                    self.store.save(self.key, self.there)
+                    self.store.save(self.key, self.contents)
             raise
 
     def _keep(self, name: str, result: Any) -> None:
         if self.store is not None:
-            self.there[name] = self.pack(result)
-            self.store.offer(self.key, self.there)
+            self.contents[name] = self.pack(result)
+            self.store.offer(self.key, self.contents)

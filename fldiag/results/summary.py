@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from fldiag.results.table import Row
 
 
@@ -50,3 +52,16 @@ def number(value: float | None, digits: int = 4) -> str:
     mantissa, exponent = text.split("e")
     small = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{mantissa.replace('-', '−')}×10{small}"
+
+
+def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
+    """A remark for each row ``missing`` of a table, and one that counts those beyond ``most``."""
+    rows = table[table["metric"] == "missing"] if "note" in table.columns else table.iloc[:0]
+    texts = [
+        f"{'' if pd.isna(r) else f'round {r}: '}{note}"
+        for r, note in zip(rows["round"], rows.get("note", []), strict=True)
+    ]
+    notes = [Note(text) for text in texts[:most]]
+    if len(texts) > most:
+        notes.append(Note(f"and {len(texts) - most} more (rows metric = missing of the table)"))
+    return notes

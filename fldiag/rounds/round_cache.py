@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.kept_units import KeptUnits
+from fldiag.results.kept_units import ArrayStore, KeptUnits
 from fldiag.results.table import Row
 from fldiag.rounds.history import History
 from fldiag.rounds.round_weights import Stored
@@ -48,7 +47,7 @@ def rows_of_rounds(
     rows: list[Row] = []
     with finished.saved():
         for record in rounds:
-            is_finished = str(record.round) in finished.there
+            is_finished = str(record.round) in finished.contents
             new, notes = finished.result(
                 record.round,
                 lambda record=record: rows_and_notes(record),  # type: ignore[misc]

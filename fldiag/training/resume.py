@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.checkpoint import base
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.stored_run import RECORD
+from fldiag.checkpoint.run import RECORD, Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError

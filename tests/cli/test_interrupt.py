@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fldiag import interrupt
 from fldiag.checkpoint.run import Run
-from fldiag.cli import interrupt
-from fldiag.console import errors
+from fldiag.cli.app import working
+from fldiag.console import Console, errors
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -80,12 +81,22 @@ def test_ctrl_c_while_workers_train(executor, tmp_path):
     )
 
 
-def test_the_reading_of_the_command_line_is_no_work():
-    scope = {"__name__": "fldiag.verbs.train", "sys": sys, "working": interrupt.working}
-    exec("def verb():\n    return working(sys._getframe())\n", scope)
-    assert scope["verb"]() and not interrupt.working(sys._getframe())
-    scope["__name__"] = "fldiag.cli.training"
-    assert not scope["verb"]()
+def test_a_console_ends_the_time_in_which_ctrl_c_stops_at_once():
+    default = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interrupt.stops_at_once():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+            Console()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with interrupt.stops_at_once():  # another package's verb may have no console
+            handlers = working(lambda context: [signal.getsignal(signal.SIGINT)])(None)
+            assert handlers == [signal.default_int_handler]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # somebody else's
+        with interrupt.stops_at_once():
+            Console()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, default)
 
 
 def test_an_import_that_ctrl_c_cut_short_is_stopped_too(capsys):

@@ -33,6 +33,7 @@ GOES = {
     "diagnostics landscape.frame": "directions of the weights themselves",
     "fldiag.Problem.hessian(form)": "hessian(), which chooses",
     "fldiag.registry.diagnostic(cost)": "nothing: a progress bar forecasts from the first part on",
+    "fldiag.Recorder.flush": "nothing: a round is on the disk when round() returns",
     "fldiag.registry.diagnostic(section)": "draw and summary, which the report shows",
 }
 #: What a value may be instead without refusing what was accepted: a choice is a text that is checked sooner.

@@ -56,7 +56,8 @@ MAY = {
     "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
     "sections": {"errors"},
     "user_code": {"errors", "sections"},
-    "console": {"errors", "plugins", "version"},
+    "interrupt": set(),
+    "console": {"errors", "interrupt", "plugins", "version"},
     "data": GROUND,
     "models": GROUND,
     "results": GROUND,
@@ -108,7 +109,7 @@ MAY = {
     "report": MIDDLE | {"api", "known"},
     "export": MIDDLE | {"api", "training"},
     "verbs": TOP | {"comparison", "console", "report", "export"},
-    "cli": TOP | {"comparison", "console", "report", "export", "verbs", "plugins"},
+    "cli": TOP | {"comparison", "console", "report", "export", "verbs", "plugins", "interrupt"},
     "": {
         "errors",
         "config",

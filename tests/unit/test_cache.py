@@ -12,8 +12,8 @@ import torch
 import fldiag
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
-from fldiag.results.array_checkpoint import ArrayStore, SpareStore
 from fldiag.results.cache import Cache
+from fldiag.results.kept_units import ArrayStore, SpareStore
 from fldiag.results.table import table
 
 KEY = "0123456789abcdef0123456789abcdef"

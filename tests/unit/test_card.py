@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import fldiag
+from fldiag.results.notebook import MOST, shown
 from fldiag.results.shares import wilson
-from fldiag.results.shown import MOST, shown
 from fldiag.results.table import table
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.export import mlflow, scalars, tensorboard, wandb
+from fldiag.export import trackers
 from fldiag.results.files import write_table
 from fldiag.results.table import table
 
@@ -25,11 +25,11 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def collected(run):
-    return scalars.collect(run)
+    return trackers.collect(run)
 
 
 def of(rows, **options):
-    made = scalars.series(table(rows), "t", **options)
+    made = trackers.series(table(rows), "t", **options)
     return {(r.tag, r.step): r.value for r in made.itertuples()}
 
 
@@ -127,7 +127,7 @@ def test_collect_takes_the_metrics_and_every_table_of_the_diagnostics(run, tmp_p
             )
         pd.DataFrame({"client": [0], "class": [1]}).to_csv(folder / "partition.csv", index=False)
         table([{"metric": "m", "round": 1, "value": 4.0}]).to_parquet(tmp_path / "mine.parquet")
-        made = scalars.collect(run, [tmp_path / "mine.parquet"]).series
+        made = trackers.collect(run, [tmp_path / "mine.parquet"]).series
     finally:
         for file in folder.glob("*.csv"):
             file.unlink()
@@ -151,10 +151,10 @@ def test_a_table_that_was_changed_is_refused(run):
         {},
     )[1]
     try:
-        assert 1.5 in scalars.collect(run).series["value"].tolist()
+        assert 1.5 in trackers.collect(run).series["value"].tolist()
         csv.write_text(csv.read_text().replace("1.5", "7.5"))
         with pytest.raises(FldiagError, match="is not the table that was written"):
-            scalars.collect(run)
+            trackers.collect(run)
     finally:
         csv.unlink()
 
@@ -162,9 +162,9 @@ def test_a_table_that_was_changed_is_refused(run):
 def test_tables_that_are_none(run, tmp_path):
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FldiagError, match="no metric and value"):
-        scalars.collect(run, [tmp_path / "a.csv"])
+        trackers.collect(run, [tmp_path / "a.csv"])
     with pytest.raises(FldiagError, match=r"gone\.csv cannot be read"):
-        scalars.collect(run, [tmp_path / "gone.csv"])
+        trackers.collect(run, [tmp_path / "gone.csv"])
 
 
 @pytest.fixture
@@ -197,8 +197,8 @@ def expected(collected):
 def test_tensorboard_reads_it_back(collected, tmp_path, offline):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tensorboard.export(collected, tmp_path)
-    folder = tensorboard.export(collected, tmp_path)  # again: no doubled points
+    trackers.write_tensorboard(collected, tmp_path)
+    folder = trackers.write_tensorboard(collected, tmp_path)  # again: no doubled points
     assert len(list(folder.iterdir())) == 1 and folder == tmp_path / "my run"
     reader = EventAccumulator(str(folder), size_guidance={"tensors": 0})
     reader.Reload()
@@ -217,8 +217,8 @@ def test_tensorboard_reads_it_back(collected, tmp_path, offline):
 
 @pytest.mark.slow
 def test_mlflow_reads_it_back(collected, tmp_path, offline):
-    file = mlflow.export(collected, tmp_path)
-    mlflow.export(collected, tmp_path)
+    file = trackers.write_mlflow(collected, tmp_path)
+    trackers.write_mlflow(collected, tmp_path)
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{file}")
@@ -258,7 +258,7 @@ def wandb_records(file):
 
 @pytest.mark.slow
 def test_wandb_writes_it_offline(collected, tmp_path, offline):
-    folder = wandb.export(collected, tmp_path)
+    folder = trackers.write_wandb(collected, tmp_path)
     assert folder.is_relative_to(tmp_path) and folder.name.startswith("offline-run-")
     (file,) = folder.glob("*.wandb")
     found, settings = {}, {}
@@ -282,21 +282,24 @@ def test_wandb_runs_of_the_caller_go_on(collected, tmp_path, offline):
     import wandb as theirs
 
     with theirs.init(mode="offline", reinit="create_new", dir=str(tmp_path)) as own:
-        assert wandb.export(collected, tmp_path / "export").is_dir()
+        assert trackers.write_wandb(collected, tmp_path / "export").is_dir()
         own.log({"mine": 1})
     theirs.teardown()
 
 
 @pytest.mark.parametrize(
-    ("exporter", "module"),
-    [(tensorboard, "tensorboard"), (wandb, "wandb"), (mlflow, "mlflow"), (mlflow, "sqlalchemy")],
+    ("tracker", "module"),
+    [
+        ("tensorboard", "tensorboard"),
+        ("wandb", "wandb"),
+        ("mlflow", "mlflow"),
+        ("mlflow", "sqlalchemy"),
+    ],
 )
-def test_a_missing_extra_says_how_to_install_it(collected, tmp_path, monkeypatch, exporter, module):
+def test_a_missing_extra_says_how_to_install_it(collected, tmp_path, monkeypatch, tracker, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        FldiagError, match=r"pip install 'fldiag\[" + exporter.__name__.rpartition(".")[2] + r"\]'"
-    ):
-        exporter.export(collected, tmp_path)
+    with pytest.raises(FldiagError, match=rf"pip install 'fldiag\[{tracker}\]'"):
+        trackers.WRITERS[tracker](collected, tmp_path)
 
 
 @pytest.mark.slow
@@ -319,9 +322,9 @@ def test_trackers_are_told_not_to_call_home(collected, tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb_module, "init", stop)
     monkeypatch.setattr(mlflow_tracking, "MlflowClient", stop)
-    for exporter in (wandb, mlflow):
+    for writer in (trackers.write_wandb, trackers.write_mlflow):
         with pytest.raises(KeyboardInterrupt):
-            exporter.export(collected, tmp_path)
+            writer(collected, tmp_path)
     assert seen == [("false", None, "offline"), (None, "true", None)]
     assert (
         "WANDB_ERROR_REPORTING" not in os.environ and "MLFLOW_DISABLE_TELEMETRY" not in os.environ

@@ -13,11 +13,12 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint import flat, folder, schema
+from fldiag.checkpoint import schema, tensor_files
 from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.recording import Recording, mean
 from fldiag.checkpoint.run import Run
 from fldiag.data import partition
+from fldiag.export import client_files
 from fldiag.models import state_dict
 from fldiag.rounds.open_problem import open_problem
 
@@ -365,8 +366,8 @@ def checkpoint(path):
 
 def test_flat_and_back_is_the_same(tmp_path):
     content = checkpoint(tmp_path / "a.pt")
-    tensors, metadata = flat.flatten(content)
-    back = flat.unflatten(dict(reversed(tensors.items())), metadata)
+    tensors, metadata = tensor_files.flatten(content)
+    back = tensor_files.unflatten(dict(reversed(tensors.items())), metadata)
     assert (
         list(back) == list(content)
         and list(back["model"]) == list(content["model"])
@@ -381,13 +382,13 @@ def test_flat_and_back_is_the_same(tmp_path):
 
 def test_tied_tensors_are_kept_twice_and_sparse_ones_refused():
     w = torch.randn(3)
-    tensors, metadata = flat.flatten({"a": w, "b": w, "c": w[:2]})
+    tensors, metadata = tensor_files.flatten({"a": w, "b": w, "c": w[:2]})
     assert len({t.untyped_storage().data_ptr() for t in tensors.values()}) == 3 and torch.equal(
         tensors["b"], w
     )
-    assert flat.MANIFEST not in metadata
+    assert tensor_files.MANIFEST not in metadata
     with pytest.raises(FldiagError, match="s is a sparse_coo tensor"):
-        flat.flatten({"s": w.to_sparse()})
+        tensor_files.flatten({"s": w.to_sparse()})
 
 
 @pytest.mark.parametrize("order", ["[[", "3", '[["model", "gone"]]', '[["model"], 4]'])
@@ -397,7 +398,7 @@ def test_edited_metadata(tmp_path, order):
     save_file(
         {"model/a": torch.ones(2)},
         tmp_path / "a.safetensors",
-        {flat.MANIFEST: "{}", flat.ORDER: order},
+        {tensor_files.MANIFEST: "{}", tensor_files.ORDER: order},
     )
     with pytest.raises(FldiagError, match="manifest does not fit"):
         schema.read(tmp_path / "a.safetensors")
@@ -412,7 +413,7 @@ def test_a_manifest_written_by_hand_is_an_error(tmp_path, manifest):
     save_file(
         {"model/a": torch.ones(2)},
         tmp_path / "a.safetensors",
-        {flat.MANIFEST: manifest, flat.ORDER: '[["manifest"], ["model", "a"]]'},
+        {tensor_files.MANIFEST: manifest, tensor_files.ORDER: '[["manifest"], ["model", "a"]]'},
     )
     with pytest.raises(FldiagError, match="its manifest is not valid"):
         schema.read(tmp_path / "a.safetensors")
@@ -422,15 +423,17 @@ def test_a_manifest_written_by_hand_is_an_error(tmp_path, manifest):
 
 
 def test_patterns():
-    match = folder.pattern("r{round}/site-{client}_*.pt").fullmatch("r012/site-a_b.c_final.pt")
+    match = client_files.pattern("r{round}/site-{client}_*.pt").fullmatch(
+        "r012/site-a_b.c_final.pt"
+    )
     assert match and match["round"] == "012" and match["client"] in ("a", "a_b.c")
-    assert not folder.pattern("r{round}/{client}.pt").fullmatch(
+    assert not client_files.pattern("r{round}/{client}.pt").fullmatch(
         "r1/x/y.pt"
     )  # a client is no folder
-    assert not folder.pattern("a.pt").fullmatch("aXpt")
+    assert not client_files.pattern("a.pt").fullmatch("aXpt")
     for wrong in ("{client}/{clinet}.pt", "{client}/{client}.pt"):
         with pytest.raises(FldiagError, match="pattern"):
-            folder.pattern(wrong)
+            client_files.pattern(wrong)
 
 
 def tree(root, names):
@@ -451,34 +454,34 @@ def test_scan_tells_clients_from_globals(tmp_path):
             "notes.txt",
         ],
     )
-    layout = folder.scan(tmp_path, "round_{round}/{client}.pt", "round_{round}/global.pt")
+    layout = client_files.scan(tmp_path, "round_{round}/{client}.pt", "round_{round}/global.pt")
     assert (
         layout.rounds == [1, 2] and layout.names == ["0", "2", "10"] and list(layout.globals) == [1]
     )
-    assert "global" in folder.scan(tmp_path, "round_{round}/{client}.pt").names
-    assert folder.scan(tmp_path / "round_1", "{client}.pt", "global.pt").rounds == [1]
+    assert "global" in client_files.scan(tmp_path, "round_{round}/{client}.pt").names
+    assert client_files.scan(tmp_path / "round_1", "{client}.pt", "global.pt").rounds == [1]
     tree(tmp_path, ["round_01/0.pt"])
     with pytest.raises(FldiagError, match=r"round_01/0\.pt and round_1/0\.pt are both client 0"):
-        folder.scan(tmp_path, "round_{round}/{client}.pt")
+        client_files.scan(tmp_path, "round_{round}/{client}.pt")
 
 
 def test_a_pattern_that_matches_nothing_gets_one_that_does(tmp_path):
     with pytest.raises(FldiagError, match="the folder is empty"):
-        folder.scan(tmp_path, "{client}.pt")
+        client_files.scan(tmp_path, "{client}.pt")
     tree(tmp_path, ["log.txt", "it3/worker12.safetensors"])
     with pytest.raises(FldiagError) as caught:
-        folder.scan(tmp_path, "round_{round}/client_{client}.pt")
+        client_files.scan(tmp_path, "round_{round}/client_{client}.pt")
     suggestion = caught.value.remedy.split("'")[1]
     assert suggestion == "it{round}/worker{client}.safetensors"
-    assert folder.scan(tmp_path, suggestion).clients == {
+    assert client_files.scan(tmp_path, suggestion).clients == {
         3: {"12": tmp_path / "it3/worker12.safetensors"}
     }
     with pytest.raises(FldiagError, match="global pattern"):
-        folder.scan(tmp_path, suggestion, "it{round}/global.pt")
+        client_files.scan(tmp_path, suggestion, "it{round}/global.pt")
     with pytest.raises(FldiagError, match="where the client"):
-        folder.scan(tmp_path, "it{round}/x.pt")
+        client_files.scan(tmp_path, "it{round}/x.pt")
     with pytest.raises(FldiagError, match="no folder"):
-        folder.scan(tmp_path / "gone", suggestion)
+        client_files.scan(tmp_path / "gone", suggestion)
 
 
 @pytest.mark.parametrize(
@@ -491,7 +494,7 @@ def test_a_pattern_that_matches_nothing_gets_one_that_does(tmp_path):
     ],
 )
 def test_client_numbers(names, expected):
-    assert folder.numbers(names) == expected
+    assert client_files.numbers(names) == expected
 
 
 def test_partitions_of_all_kinds(tmp_path):
@@ -503,7 +506,9 @@ def test_partitions_of_all_kinds(tmp_path):
     np.savez(tmp_path / "c.npz", **{str(k): p.astype(np.int32) for k, p in enumerate(parts)})
     partition.save(tmp_path / "d.npz", parts)
     for name in ("a.json", "b.json", "c.npz", "d.npz"):
-        found, lacking = folder.match(folder.read_partition(tmp_path / name), ["0", "1", "2"])
+        found, lacking = client_files.match(
+            client_files.read_partition(tmp_path / name), ["0", "1", "2"]
+        )
         assert [found[str(k)].tolist() for k in range(3)] == [
             [1, 3],
             [],
@@ -519,29 +524,29 @@ def test_partitions_of_all_kinds(tmp_path):
 def test_what_is_no_partition(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(FldiagError, match=r"p\.json"):
-        folder.read_partition(tmp_path / "p.json")
+        client_files.read_partition(tmp_path / "p.json")
 
 
 def test_a_partition_with_pickled_objects_is_not_read(tmp_path):
     np.savez(tmp_path / "p.npz", **{"0": np.array([{}], dtype=object)})
     with pytest.raises(FldiagError, match="not a partition"):
-        folder.read_partition(tmp_path / "p.npz")
+        client_files.read_partition(tmp_path / "p.npz")
 
 
 def test_names_of_the_partition_and_of_the_files():
     a = np.array([0])
-    assert folder.match({"site-3": a, "site-4": a}, ["3", "04"])[0].keys() == {"3", "04"}
-    assert folder.match({"3": a}, ["site-3", "site-5"]) == ({"site-3": a}, ["site-5"])
-    assert folder.match({"0": a, "9": a}, ["0"])[0].keys() == {
+    assert client_files.match({"site-3": a, "site-4": a}, ["3", "04"])[0].keys() == {"3", "04"}
+    assert client_files.match({"3": a}, ["site-3", "site-5"]) == ({"site-3": a}, ["site-5"])
+    assert client_files.match({"0": a, "9": a}, ["0"])[0].keys() == {
         "0",
         "9",
     }  # a client that never took part keeps its examples
     with pytest.raises(FldiagError, match="twice"):
-        folder.match({"3": a, "client_3": a}, ["3"])
+        client_files.match({"3": a, "client_3": a}, ["3"])
     with pytest.raises(FldiagError, match="x, y"):
-        folder.match({"x": a, "y": a}, ["0", "1"])
+        client_files.match({"x": a, "y": a}, ["0", "1"])
     with pytest.raises(FldiagError, match="client 0 has example 5"):
-        folder.check({"0": np.array([1, 5])}, 5, "iris")
+        client_files.check({"0": np.array([1, 5])}, 5, "iris")
 
 
 # -- recorded runs
@@ -678,8 +683,9 @@ _NAMES = st.sampled_from(["manifest", "model", "w", "", 3, None])
 def test_an_order_that_somebody_wrote_by_hand_is_content_or_a_value_error(order):
     text = order if isinstance(order, str) and order.startswith("[") else json.dumps(order)
     try:
-        content = flat.unflatten(
-            {"w": torch.ones(2), "model/w": torch.ones(3)}, {flat.MANIFEST: "{}", flat.ORDER: text}
+        content = tensor_files.unflatten(
+            {"w": torch.ones(2), "model/w": torch.ones(3)},
+            {tensor_files.MANIFEST: "{}", tensor_files.ORDER: text},
         )
     except ValueError as error:
         assert "does not fit its tensors" in str(error)

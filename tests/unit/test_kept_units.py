@@ -17,9 +17,8 @@ from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
 from fldiag.method import Personal
 from fldiag.models.lora import with_adapters
-from fldiag.results import array_checkpoint
-from fldiag.results.array_checkpoint import ArrayStore
-from fldiag.results.kept_units import KeptUnits
+from fldiag.results import kept_units
+from fldiag.results.kept_units import ArrayStore, KeptUnits
 from fldiag.rounds.round_weights import Stored
 from fldiag.training.personalise import GlobalModel, measure
 
@@ -165,7 +164,7 @@ def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_
         asked.append(path)
         raise FldiagError(f"cannot write {path}")
 
-    monkeypatch.setattr(array_checkpoint, "write_atomic", full)
+    monkeypatch.setattr(kept_units, "write_atomic", full)
     monkeypatch.setattr(ArrayStore, "offer", lambda self, *content: self.save(*content))
     found = fldiag.diagnose(four_rounds(), name, cache=tmp_path, tell=told.append, **options)
     pd.testing.assert_frame_equal(found, whole, check_exact=True)
@@ -183,7 +182,7 @@ def test_a_store_that_was_asked_for_and_refuses_is_an_error(tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_a_disk_without_room_does_not_hide_what_ended_the_work(error, tmp_path):
     kept = KeptUnits(Refusing(tmp_path), str)
-    kept.there["unit"] = np.zeros(1)
+    kept.contents["unit"] = np.zeros(1)
     with pytest.raises(error), kept.saved():
         raise error
 

@@ -15,7 +15,7 @@ from fldiag.errors import FldiagError
 from fldiag.landscape import directions as rules
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.results.array_checkpoint import ArrayStore
+from fldiag.results.kept_units import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 

@@ -141,7 +141,7 @@ def drift(
     }
     asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
     kept = finished_units(history)
-    missing = [r for r in history.rounds if str(r) not in kept.there]
+    missing = [r for r in history.rounds if str(r) not in kept.contents]
     last: list[Stored] = []
     with open_pool(
         history.executor,

@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results import missing
 from fldiag.results.select import WHOLE, number, only, spread_rounds
-from fldiag.results.summary import Item, Say, Small
+from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -69,7 +68,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             "--set metrics.proximal=kl does"
         )
     yield from map(Say, orders(frame))
-    yield from missing.notes(frame)
+    yield from missing_notes(frame)
 
 
 def _recorded(frame: pd.DataFrame, r: int) -> Row:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results import missing
 from fldiag.results.select import number, only, spread_rounds
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row
 
 ROUNDS = {
@@ -72,7 +71,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                 + ", ".join(str(int(c)) for c in few["client"][:12])
                 + ("…" if len(few) > 12 else "")
             )
-    yield from missing.notes(frame)
+    yield from missing_notes(frame)
 
 
 def _round(rows: pd.DataFrame, r: int) -> Row:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results import missing
 from fldiag.results.select import number, only, spread_rounds
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row
 
 FLATNESS = {
@@ -75,7 +74,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Note(
             f"{len(masked)} numbers are masked" + (f", such as: {why[0]}" if len(why) else "")
         )
-    yield from missing.notes(frame)
+    yield from missing_notes(frame)
 
 
 def _gap(rows: pd.DataFrame, r: int, metric: str) -> Row:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results import missing
 from fldiag.results.select import WHOLE, number, split_of, spread_rounds
-from fldiag.results.summary import Item, Small
+from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -35,7 +34,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(
         [_row(frame, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
     )
-    yield from missing.notes(frame)
+    yield from missing_notes(frame)
 
 
 def _row(frame: pd.DataFrame, r: int) -> Row:

@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag.plotting.tables import of_clients
-from fldiag.results import missing
 from fldiag.results.select import number, only, rounds
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row
 
 #: What is shown of every client, from its own data where they were asked for.
@@ -62,7 +61,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             f"estimated diagonals (clients {who}): off by up to {rough['value'].max():.0%} in norm, so H_N and H_D with "
             "D = diag are rough; those of tensor traces are better (raise --max-products)"
         )
-    yield from missing.notes(frame)
+    yield from missing_notes(frame)
 
 
 def _clients(frame: pd.DataFrame) -> list[Row]:

@@ -15,11 +15,10 @@ from fldiag.checkpoint.run import Run
 from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
-from fldiag.results import missing
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Say, Small
+from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.training.diagnostics.leave_one_out import picture
 
@@ -66,7 +65,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         ],
         RANKS,
     )
-    yield from missing.notes(frame)
+    yield from missing_notes(frame)
 
 
 def _effects(frame: pd.DataFrame, last: int) -> list[Row]:
