@@ -19,16 +19,18 @@ FILE = "base.safetensors"
 
 def provenance(module: nn.Module) -> dict[str, Any]:
     """``base``: the name of the frozen weights (as float32), where there are any."""
-    held = frozen.weights(module)
-    return {"base": digest({name: t.float() for name, t in held.items()})[:32]} if held else {}
+    weights = frozen.weights(module)
+    return (
+        {"base": digest({name: t.float() for name, t in weights.items()})[:32]} if weights else {}
+    )
 
 
 def keep(run: Run, module: nn.Module) -> None:
     """Write the frozen weights, if there are any, into the run."""
-    if held := frozen.weights(module):
+    if weights := frozen.weights(module):
         from safetensors.torch import save
 
-        content = save({name: t.float().cpu().contiguous() for name, t in held.items()})
+        content = save({name: t.float().cpu().contiguous() for name, t in weights.items()})
         run.put(FILE, lambda f: f.write(content))
         run.commit()
 
@@ -39,15 +41,15 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
 
     Raises FldiagError when they are neither.
     """
-    wanted = {"base": name} if (name := c.manifest.get("provenance", {}).get("base")) else {}
-    if not wanted:
+    base = {"base": name} if (name := c.manifest.get("provenance", {}).get("base")) else {}
+    if not base:
         return module
     if not frozen.weights(module):
         module = copy.deepcopy(module)
         frozen.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
     folder = c.path.parent.parent
     if (
-        provenance(module) != wanted
+        provenance(module) != base
         and (folder / "run.json").is_file()
         and FILE in (run := Run.open(folder)).index["files"]
     ):
@@ -55,9 +57,9 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
 
         with contextlib.suppress(AttributeError):  # of tensors that are none
             frozen.load(module, read_tensors(run.verified(FILE)))
-    if provenance(module) != wanted:
+    if provenance(module) != base:
         raise FldiagError(
-            f"{c.path} holds adapters, and the frozen weights beneath them ({wanted['base']}) are not here",
+            f"{c.path} holds adapters, and the frozen weights beneath them ({base['base']}) are not here",
             f"keep the file in its run, which has {FILE}",
         )
     return module

@@ -51,28 +51,28 @@ class ClientStates(Mapping[int, State]):
     def __init__(self, folder: Path, listed: Mapping[str, str], verified: Callable[[str], Path]):
         self._folder, self._number = folder, 0
         self._new: dict[int, State] = {}  # in memory, until ``flush``
-        self._where: dict[int, str] = {}  # client -> its segment
+        self._segment_of: dict[int, str] = {}  # client -> its segment
         self._living: dict[
             str, dict[int, int]
         ] = {}  # segment -> client -> row, of rows that none superseded
         self._sizes: dict[str, int] = {}  # segment -> rows
         for key, name in sorted(listed.items()):
-            if (found := re.fullmatch(STATES, key)) is not None:
-                self._number = int(found[1])
+            if (match := re.fullmatch(STATES, key)) is not None:
+                self._number = int(match[1])
                 with _opened(verified(name)) as file:
                     self._add(name, file.get_tensor("ids").tolist())
 
     def __len__(self) -> int:
-        return len(self._where.keys() | self._new.keys())
+        return len(self._segment_of.keys() | self._new.keys())
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._where.keys() | self._new.keys()))
+        return iter(sorted(self._segment_of.keys() | self._new.keys()))
 
     def __getitem__(self, client: int) -> State:
         return (
             self._new[client]
             if client in self._new
-            else self._read(self._where[client], [client])[client]
+            else self._read(self._segment_of[client], [client])[client]
         )
 
     @property
@@ -90,13 +90,13 @@ class ClientStates(Mapping[int, State]):
         self._new.update(states)
 
     def flush(
-        self, put: Callable[[str, Callable[[Any], Any]], None], drop: Callable[[str], None]
+        self, write_file: Callable[[str, Callable[[Any], Any]], None], drop: Callable[[str], None]
     ) -> None:
-        """Write the new states as a segment. ``put`` writes a file of the run, ``drop`` lists one no more that is superseded."""
+        """Write the new states as a segment. ``write_file`` writes a file of the run, ``drop`` unlists a superseded one."""
         if not self._new:
             return
-        for i in self._new.keys() & self._where.keys():
-            del self._living[self._where.pop(i)][i]
+        for i in self._new.keys() & self._segment_of.keys():
+            del self._living[self._segment_of.pop(i)][i]
         worn, states = list(self._worn()), dict(self._new)
         for name in worn:
             states |= self._read(name, self._living[name])
@@ -111,7 +111,7 @@ class ClientStates(Mapping[int, State]):
         content = save({"ids": torch.tensor(ids), "sums": torch.tensor(sums), **rows})
         self._number += 1
         name = f"state/clients-{self._number:08d}.safetensors"
-        put(name, lambda file: file.write(content))
+        write_file(name, lambda file: file.write(content))
         self._new.clear()
         self._add(name, ids)
         for name in worn:
@@ -120,9 +120,9 @@ class ClientStates(Mapping[int, State]):
 
     def _add(self, name: str, ids: list[int]) -> None:
         for i in ids:
-            if i in self._where:
-                del self._living[self._where[i]][i]
-            self._where[i] = name
+            if i in self._segment_of:
+                del self._living[self._segment_of[i]][i]
+            self._segment_of[i] = name
         self._living[name] = {i: j for j, i in enumerate(ids)}
         self._sizes[name] = len(ids)
 
@@ -138,19 +138,19 @@ class ClientStates(Mapping[int, State]):
             yield name
 
     def _read(self, name: str, clients: Iterable[int]) -> dict[int, State]:
-        path, found = self._folder / name, {}
+        path, states = self._folder / name, {}
         with _opened(path) as file:
             names = [key for key in file.keys() if key.startswith("of/")]  # noqa: SIM118
             for i in clients:
                 j = self._living[name][i]
                 # Clones: a slice holds on to the whole file.
-                found[i] = {key[3:]: file.get_slice(key)[j : j + 1][0].clone() for key in names}
-                if int(file.get_slice("sums")[j : j + 1][0]) != _sum(i, found[i]):
+                states[i] = {key[3:]: file.get_slice(key)[j : j + 1][0].clone() for key in names}
+                if int(file.get_slice("sums")[j : j + 1][0]) != _sum(i, states[i]):
                     raise FldiagError(
                         f"{path} is damaged: the checksum of client {i}'s state does not match",
                         "restore the file from a copy, or train again",
                     )
-        return found
+        return states
 
 
 @contextlib.contextmanager
@@ -168,9 +168,9 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _sum(client: int, state: Mapping[str, Tensor]) -> int:
     """CRC-32 of a client's number and state."""
-    found = zlib.crc32(client.to_bytes(8, "little"))
+    checksum = zlib.crc32(client.to_bytes(8, "little"))
     for name in sorted(state):
-        found = zlib.crc32(
-            state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data, found
+        checksum = zlib.crc32(
+            state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data, checksum
         )
-    return found
+    return checksum

@@ -203,7 +203,7 @@ def _describe(content: Any) -> str:
 def prefixes(names: Iterable[str], module: nn.Module) -> list[str]:
     """What stands before the module's own names in ``names``: "module." of DataParallel, "model." of Lightning, "_orig_mod." of
     torch.compile, "" where they fit as they are. Several where there are several sets of weights; none where none fits."""
-    required, present = _needed(module), set(names)
+    required, present = _required_names(module), set(names)
     if not required:
         return [""]
     first = min(required)
@@ -247,12 +247,12 @@ def strip(state: State, prefix: str) -> State:
 def with_first_names(state: State, module: nn.Module) -> State:
     """The state_dict, where a tied tensor that is there under its second name only gets the first too: files often hold one."""
     first: dict[int, str] = {}
-    more = {}
+    tied = {}
     for name, p in module.named_parameters(remove_duplicate=False):
-        kept = first.setdefault(id(p), name)
-        if kept not in state and name in state:
-            more[kept] = state[name]
-    return {**state, **more}
+        first_name = first.setdefault(id(p), name)
+        if first_name not in state and name in state:
+            tied[first_name] = state[name]
+    return {**state, **tied}
 
 
 def fit(state: State, module: nn.Module) -> tuple[State, str]:
@@ -262,30 +262,32 @@ def fit(state: State, module: nn.Module) -> tuple[State, str]:
     """
     state, prefix, _ = without_prefix(state, module)
     shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
-    known = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
-    said = [
+    model_names = (
+        shapes.keys() | module.state_dict().keys()
+    )  # also the second names of tied tensors
+    problems = [
         f"{n} is {list(state[n].shape)} there and {list(s)} in the model"
         for n, s in shapes.items()
         if n in state and state[n].shape != s
     ][:1]
-    said += [
-        f"{what} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-        for what, names in (
-            ("it lacks", sorted(_needed(module) - state.keys())),
-            ("the model has no", sorted(state.keys() - known)),
+    problems += [
+        f"{complaint} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+        for complaint, names in (
+            ("it lacks", sorted(_required_names(module) - state.keys())),
+            ("the model has no", sorted(state.keys() - model_names)),
         )
         if names
     ]
-    if said:
-        raise FldiagError("; ".join(said), "give the model of this very architecture")
+    if problems:
+        raise FldiagError("; ".join(problems), "give the model of this very architecture")
     return {n: state[n].detach() for n in shapes if n in state}, prefix
 
 
-def _needed(module: nn.Module) -> set[str]:
+def _required_names(module: nn.Module) -> set[str]:
     """Names without which the weights are not whole: a batch counter may lack, and what state_dict() does not keep."""
-    kept = {n for n, _ in module.named_parameters()}
-    own = {n for n, _ in module.named_buffers()} & module.state_dict().keys()
-    return kept | {n for n in own if not n.endswith("num_batches_tracked")}
+    parameters = {n for n, _ in module.named_parameters()}
+    buffers = {n for n, _ in module.named_buffers()} & module.state_dict().keys()
+    return parameters | {n for n in buffers if not n.endswith("num_batches_tracked")}
 
 
 ONE_FILE, SHARDS = "model.safetensors", "model.safetensors.index.json"

@@ -47,9 +47,11 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     check_name(path)
     file = path / FILE if os.path.isdir(path) else path
     if not os.path.exists(file):
-        what = "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
+        problem = (
+            "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
+        )
         raise FldiagError(
-            f"{shown(path)} {what}", "give the folder that fldiag train printed", usage=True
+            f"{shown(path)} {problem}", "give the folder that fldiag train printed", usage=True
         )
     if not os.path.isfile(file):
         raise FldiagError(f"{file} is not valid: it is not a file", EDITED)
@@ -124,10 +126,10 @@ def check(index: Any) -> None:
     stateless = isinstance(index.get("origin"), dict) or index.get("record") is True
     if index["done"] and "server" not in index["state"] and not stateless:
         raise ValueError("state is missing or of the wrong kind")
-    gone = index.get("gone", {})
-    if not isinstance(gone, dict):
+    superseded = index.get("gone", {})
+    if not isinstance(superseded, dict):
         raise ValueError("gone is of the wrong kind")
-    for key, names in (("files", index["files"]), ("state", index["state"]), ("gone", gone)):
+    for key, names in (("files", index["files"]), ("state", index["state"]), ("gone", superseded)):
         odd = [k for k, v in names.items() if not isinstance(v, str)]
         if odd:
             raise ValueError(f"{key}: {odd[0]!r} is a {type(names[odd[0]]).__name__}, not text")
@@ -137,7 +139,7 @@ def check(index: Any) -> None:
     for key in ("metrics", "journal"):
         if not isinstance(index.get(key, ""), str):
             raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")
-    _check_names(index, gone)
+    _check_names(index, superseded)
     _check_config(index["config"])
     extended = index.get("extended", [])
     if not isinstance(extended, list) or not all(

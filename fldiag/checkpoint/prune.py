@@ -14,10 +14,10 @@ from fldiag.errors import FldiagError
 def unneeded(run: Run, rounds: Collection[int] | None = None, *, state: bool = True) -> list[str]:
     """Names of the files that can go: with ``state`` what the clients carry from round to round (without it the run cannot be
     given more rounds), and the checkpoints of all rounds but ``rounds`` (None: none) and the last."""
-    gone = (
+    names = (
         [] if rounds is None else [f"rounds/{r:04d}.pt" for r in run.rounds[:-1] if r not in rounds]
     )
-    return gone + (
+    return names + (
         [name for key, name in run.index["state"].items() if key != "server"] if state else []
     )
 
@@ -33,8 +33,8 @@ def thin(run: Run, rounds: Collection[int] | None = None, *, state: bool = True)
         )
     with owner.hold(run.path):
         run = Run.open(run.path)
-        gone = unneeded(run, rounds, state=state)
-        for name in gone:
+        names = unneeded(run, rounds, state=state)
+        for name in names:
             run.index["files"].pop(name, None)
         if state:
             run.index["state"] = (
@@ -42,9 +42,9 @@ def thin(run: Run, rounds: Collection[int] | None = None, *, state: bool = True)
             )
         run.index["thinned"] = {"rounds": run.rounds, "state": state}
         run.commit()
-        for name in gone:
+        for name in names:
             (run.path / name).unlink(missing_ok=True)
-    return gone
+    return names
 
 
 def remove(path: Path) -> None:

@@ -60,12 +60,12 @@ class Recording:
         self.dataset = dataset
         self.waiting: list[Row] = []
         # ``normalise`` is always said: without the key it would be read as what runs meant before it existed
-        named = {"name": data, "root": root, "normalise": normalise} if data else {}
+        data_section = {"name": data, "root": root, "normalise": normalise} if data else {}
         config = {
             "name": path.resolve().name,
             "seed": seed,
             "rounds": 0,
-            "data": named,
+            "data": data_section,
             "partition": {"kind": "unknown" if parts is None else "given"},
             "clients": {"total": 0, "per_round": 0},
             "model": {"name": model} if model else {},
@@ -403,11 +403,11 @@ def mean(states: Sequence[State], shares: Sequence[float]) -> State:
     """The weighted mean of state_dicts, taken in float64; counters take the largest."""
     p = torch.tensor(shares, dtype=torch.float64)
     p = p / p.sum() if float(p.sum()) else torch.full_like(p, 1 / len(p))
-    found = {}
+    averages = {}
     for name in (n for n in states[0] if all(n in s for s in states)):
         rows = torch.stack([s[name].detach().cpu() for s in states])
         if rows.is_floating_point():
-            found[name] = torch.tensordot(p, rows.double(), 1).to(rows.dtype)
+            averages[name] = torch.tensordot(p, rows.double(), 1).to(rows.dtype)
         else:
-            found[name] = rows.amax(0)
-    return found
+            averages[name] = rows.amax(0)
+    return averages

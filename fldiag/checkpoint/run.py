@@ -101,7 +101,7 @@ class Run:
         self.allow_code: frozenset[str] = frozenset()
         self._new: list[Row] = []  # those of the rows that the journal does not have yet
         self._journal: Journal | None = None
-        self._written = snapshot(index) if "state" in index else {}
+        self._on_disk = snapshot(index) if "state" in index else {}
         self._unsettled: set[Path] = set()
 
     @staticmethod
@@ -140,18 +140,18 @@ class Run:
 
     def _repr_html_(self) -> str:
         config = self.index.get("config", {})
-        chosen = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
+        names = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
         facts = {
             "folder": self.path,
             "status": self.status,
             "rounds": f"{self.done} of {config.get('rounds', '?')}",
-            **chosen,
+            **names,
             "seed": config.get("seed"),
         }
-        wanted = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == @split and n_examples > 0"
+        condition = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == @split and n_examples > 0"
         metrics = self.metrics if self.has_metrics else pd.DataFrame()
         split = split_of(metrics)
-        if len(metrics) and len(scores := metrics.query(wanted)):
+        if len(metrics) and len(scores := metrics.query(condition)):
             last = scores.sort_values("round").iloc[-1]
             low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
             name = f"{SPLITS[split]} accuracy"
@@ -208,16 +208,16 @@ class Run:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
         ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag. Raises
         FldiagError when it was edited."""
-        found = self.index.get("origin")
-        if found is None:
+        origin = self.index.get("origin")
+        if origin is None:
             return {}
         try:
             return {
-                "recipe": dict(found["recipe"]),
-                "notes": [str(note) for note in found["notes"]],
-                "names": {int(k): str(v) for k, v in found["names"].items()},
-                "examples": {int(k): int(v) for k, v in found["examples"].items()},
-                "outside": [int(k) for k in found.get("outside", [])],
+                "recipe": dict(origin["recipe"]),
+                "notes": [str(note) for note in origin["notes"]],
+                "names": {int(k): str(v) for k, v in origin["names"].items()},
+                "examples": {int(k): int(v) for k, v in origin["examples"].items()},
+                "outside": [int(k) for k in origin.get("outside", [])],
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FldiagError(
@@ -277,9 +277,9 @@ class Run:
             raise FldiagError(
                 f"run {self.path} has no table of metrics", "train at least one round"
             )
-        stored = self.index.get("metrics")
-        if not self.rows and stored is not None:
-            return self._table(stored)
+        name = self.index.get("metrics")
+        if not self.rows and name is not None:
+            return self._table(name)
         return self._as_table([*self.stored_rows(), *self.rows])
 
     @property
@@ -357,18 +357,18 @@ class Run:
 
         Raises FldiagError when there are none, or a table is missing or was changed.
         """
-        there = self.recorded
-        if not there or (round is not None and round not in there):
+        rounds = self.recorded
+        if not rounds or (round is not None and round not in rounds):
             raise FldiagError(
                 f"run {self.path} recorded no local steps"
-                + (f" of round {round}" if there else ""),
-                f"it has those of {counted(len(there), 'round')} up to {there[-1]}"
-                if there
+                + (f" of round {round}" if rounds else ""),
+                f"it has those of {counted(len(rounds), 'round')} up to {rounds[-1]}"
+                if rounds
                 else "train with --set metrics.steps=true",
                 usage=True,
             )
         return pd.concat(
-            [self._table(f"steps/{r:04d}.parquet") for r in (there if round is None else [round])],
+            [self._table(f"steps/{r:04d}.parquet") for r in (rounds if round is None else [round])],
             ignore_index=True,
         )
 
@@ -384,8 +384,8 @@ class Run:
         """The server's weights, buffers and state as stored last."""
         from fldiag.checkpoint.tensor_files import read_tensors  # imports PyTorch
 
-        found: dict[str, Any] = read_tensors(self.verified(self.index["state"]["server"]))
-        return found
+        state: dict[str, Any] = read_tensors(self.verified(self.index["state"]["server"]))
+        return state
 
     # -- writing
 
@@ -420,12 +420,12 @@ class Run:
     def drop_metrics(self, drop: Callable[[Row], bool]) -> bool:
         """Leave metrics out of the table. Whether it had such."""
         rows = [*self.stored_rows(), *self.rows]
-        kept = [row for row in rows if not drop(row)]
-        if len(kept) < len(rows):
-            self.put_metrics(self._as_table(kept))
+        rest = [row for row in rows if not drop(row)]
+        if len(rest) < len(rows):
+            self.put_metrics(self._as_table(rest))
             self.rows.clear()
             self._new.clear()
-        return len(kept) < len(rows)
+        return len(rest) < len(rows)
 
     def append(self) -> None:
         """Write down what changed since the last time, in the journal, and remove the files that are listed no more."""
@@ -433,7 +433,7 @@ class Run:
             self.commit(journal=True)
             return
         self._settle()
-        self._journal.append(self._written, self.index, self._new)
+        self._journal.append(self._on_disk, self.index, self._new)
         self._done()
 
     def commit(self, *, journal: bool = False) -> None:
@@ -461,9 +461,9 @@ class Run:
 
     def _done(self) -> None:
         """What is in memory is on disk: files that are listed no more can go."""
-        for name in self._written.get("files", {}).keys() - self.index["files"].keys():
+        for name in self._on_disk.get("files", {}).keys() - self.index["files"].keys():
             (self.path / name).unlink(missing_ok=True)
-        self._written = snapshot(self.index)
+        self._on_disk = snapshot(self.index)
         self._new.clear()
 
     def _size(self) -> int:
@@ -476,10 +476,10 @@ class Run:
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         before, name = self.index.get("metrics"), f"metrics/{frame['round'].max():04d}"
-        found = re.fullmatch(re.escape(name) + r"(?:-(\d+))?\.parquet", str(before))
+        match = re.fullmatch(re.escape(name) + r"(?:-(\d+))?\.parquet", str(before))
         self.index["files"].pop(before, None)
         self.index["metrics"] = (
-            f"{name}.parquet" if found is None else f"{name}-{int(found[1] or 0) + 1}.parquet"
+            f"{name}.parquet" if match is None else f"{name}-{int(match[1] or 0) + 1}.parquet"
         )
         self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
 
@@ -491,9 +491,9 @@ class Run:
 
     # -- state for resuming: one file for the server, segments for the clients (client_states.py)
 
-    def put_clients(self, held: int = 0) -> None:
-        """Take the clients' new states to the disk where they are more than ``held`` bytes; ``put_state`` lists them."""
-        if self.states.waiting > held:
+    def put_clients(self, limit: int = 0) -> None:
+        """Take the clients' new states to the disk where they are more than ``limit`` bytes; ``put_state`` lists them."""
+        if self.states.waiting > limit:
             self.states.flush(self.put, self._drop)
 
     def put_state(self, round: int, server: dict[str, Any]) -> None:
@@ -509,7 +509,7 @@ class Run:
         """A file is listed no more. It goes once the next ``append`` or ``commit`` has said so; at once, if it was never said
         to be there."""
         self.index["files"].pop(name, None)
-        if name not in self._written["files"]:
+        if name not in self._on_disk["files"]:
             (self.path / name).unlink(missing_ok=True)
 
     def clean(self) -> None:

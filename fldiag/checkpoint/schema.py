@@ -111,8 +111,8 @@ def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tens
     """Write a checkpoint atomically; returns its sha256. Raises FldiagError when the disk refuses."""
     import torch  # only in what reads and writes: a Checkpoint can be spoken of without it
 
-    made = content(manifest, state, **tensors)
-    return files.write_atomic(path, lambda f: torch.save(made, f))
+    entries = content(manifest, state, **tensors)
+    return files.write_atomic(path, lambda f: torch.save(entries, f))
 
 
 def content(manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> dict[str, Any]:
@@ -157,9 +157,11 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
                 f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}",
                 "update fldiag",
             )
-        held = content.get("buffers")
+        entry = content.get("buffers")
         buffers = (
-            {} if held is None or (isinstance(held, dict) and not held) else _tensors(path, held)
+            {}
+            if entry is None or (isinstance(entry, dict) and not entry)
+            else _tensors(path, entry)
         )
         checkpoint = Checkpoint(
             path,
@@ -198,7 +200,7 @@ def _check(c: Checkpoint) -> None:
 
     from fldiag.checkpoint.tensor_files import check_kinds
 
-    needed = {
+    kinds = {
         "round": int,
         "seed": int,
         "config": dict,
@@ -207,7 +209,7 @@ def _check(c: Checkpoint) -> None:
         "classes": int,
         "clients": list,
     }
-    for key, kind in needed.items():
+    for key, kind in kinds.items():
         if not isinstance(c.manifest.get(key), kind):
             raise FldiagError(
                 f"checkpoint {c.path}: its manifest has no valid {key!r}",

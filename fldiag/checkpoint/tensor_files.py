@@ -53,9 +53,9 @@ def read_tensors(path: Path) -> Any:
     """
     check_name(path)
     if not os.path.isfile(path):
-        what = "is not a file" if os.path.exists(path) else "is not there"
+        problem = "is not a file" if os.path.exists(path) else "is not there"
         raise FldiagError(
-            f"checkpoint {shown(path)} {what}",
+            f"checkpoint {shown(path)} {problem}",
             "give the path of a .pt or .safetensors file",
             usage=True,
         )
@@ -121,9 +121,9 @@ def _pt(path: Path, size: int) -> Any:
         if start[:2] != b"PK" and start[:1] != b"\x80":
             raise _damaged(path) from None
         names = re.findall(r"GLOBAL ([\w.]+)", str(error))
-        what = f"a pickled object ({names[0]})" if names else "something other than tensors"
+        kind = f"a pickled object ({names[0]})" if names else "something other than tensors"
         raise FldiagError(
-            f"checkpoint {path} holds {what} and was refused; nothing in it was executed",
+            f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
             "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
             "lines that make such a file of a whole module",
         ) from None
@@ -162,7 +162,7 @@ def _verify(path: Path, size: int) -> None:
 def _bounded(path: Path, content: Any, size: int) -> None:
     """Raises FldiagError for tensors that are far larger than the file, and for containers that are nested too deeply."""
     waiting: list[tuple[Any, int]] = [(content, 0)]
-    seen: set[int] = set()
+    visited: set[int] = set()
     total = 0
     while waiting:
         value, depth = waiting.pop()
@@ -172,8 +172,8 @@ def _bounded(path: Path, content: Any, size: int) -> None:
                 if value.is_meta or value.layout != torch.strided
                 else value.numel() * value.element_size()
             )
-        elif isinstance(value, Mapping | list | tuple) and id(value) not in seen:
-            seen.add(id(value))
+        elif isinstance(value, Mapping | list | tuple) and id(value) not in visited:
+            visited.add(id(value))
             waiting += [
                 (v, depth + 1) for v in (value.values() if isinstance(value, Mapping) else value)
             ]
@@ -232,15 +232,15 @@ def unflatten(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None)
         return dict(tensors)
     content: dict[str, Any] = {}
     try:
-        for where in json.loads(metadata[ORDER]):
-            if where == ["manifest"]:
+        for names in json.loads(metadata[ORDER]):
+            if names == ["manifest"]:
                 content["manifest"] = metadata[MANIFEST]
-            elif len(where) == 1:
-                content[where[0]] = tensors[where[0]]
+            elif len(names) == 1:
+                content[names[0]] = tensors[names[0]]
             else:
-                held = content.setdefault(where[0], {})
-                if where[1]:
-                    held[where[1]] = tensors["/".join(where)]
+                entries = content.setdefault(names[0], {})
+                if names[1]:
+                    entries[names[1]] = tensors["/".join(names)]
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"its manifest does not fit its tensors ({type(error).__name__})"
@@ -249,7 +249,9 @@ def unflatten(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None)
 
 
 def _add_tensors(tensors: dict[str, Tensor], entries: Mapping[str, Any], prefix: str) -> None:
-    held = {t.untyped_storage().data_ptr() for t in tensors.values() if t.layout == torch.strided}
+    pointers = {
+        t.untyped_storage().data_ptr() for t in tensors.values() if t.layout == torch.strided
+    }
     for name, value in entries.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
             kind = (
@@ -264,9 +266,9 @@ def _add_tensors(tensors: dict[str, Tensor], entries: Mapping[str, Any], prefix:
         value = value.detach().cpu().contiguous()
         # safetensors refuses tensors that share memory, such as tied weights and views of one vector
         if (
-            value.untyped_storage().data_ptr() in held
+            value.untyped_storage().data_ptr() in pointers
             or value.untyped_storage().nbytes() != value.numel() * value.element_size()
         ):
             value = value.clone()
-        held.add(value.untyped_storage().data_ptr())
+        pointers.add(value.untyped_storage().data_ptr())
         tensors[prefix + str(name)] = value

@@ -35,19 +35,19 @@ def pattern(text: str) -> re.Pattern[str]:
 
     Raises FldiagError for unknown or repeated placeholders.
     """
-    parts, seen = [], set()
+    parts, placeholders = [], set()
     for piece in re.split(r"(\{[^{}]*\}|\*)", text):
         if piece == "*":
             parts.append("[^/]*")
         elif piece.startswith("{"):
             name = piece[1:-1]
-            if name not in ("round", "client") or name in seen:
+            if name not in ("round", "client") or name in placeholders:
                 raise FldiagError(
-                    f"pattern {text!r}: {piece} {'occurs twice' if name in seen else 'is not known'}",
+                    f"pattern {text!r}: {piece} {'occurs twice' if name in placeholders else 'is not known'}",
                     "use {round} and {client}, each once, and * for any text",
                     usage=True,
                 )
-            seen.add(name)
+            placeholders.add(name)
             parts.append(r"(?P<round>\d+)" if name == "round" else r"(?P<client>[^/]+?)")
         else:
             parts.append(re.escape(piece))
@@ -69,7 +69,9 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """Clients' names, numbers in their order."""
-        return sorted({name for held in self.clients.values() for name in held}, key=_natural)
+        return sorted(
+            {name for round_files in self.clients.values() for name in round_files}, key=_natural
+        )
 
 
 def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
@@ -87,38 +89,38 @@ def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
         raise FldiagError(
             f"global pattern {globals_!r} names a client", "use {round} only", usage=True
         )
-    there = files(root)
+    names = files(root)
     of_all, of_one = (pattern(globals_) if globals_ else None), pattern(clients)
     layout = Layout(root, {})
-    for name in there:
+    for name in names:
         path = root / name
         if of_all is not None and (match := of_all.fullmatch(name)):
-            _put(
+            _add_path(
                 layout.globals, int(match.groupdict().get("round") or 1), path, root, "global model"
             )
         elif match := of_one.fullmatch(name):
-            held = layout.clients.setdefault(int(match.groupdict().get("round") or 1), {})
-            _put(held, match["client"], path, root, f"client {match['client']}")
+            round_files = layout.clients.setdefault(int(match.groupdict().get("round") or 1), {})
+            _add_path(round_files, match["client"], path, root, f"client {match['client']}")
     if not layout.clients:
-        raise FldiagError(f"no file in {root} matches {clients!r}", advice(there), usage=True)
+        raise FldiagError(f"no file in {root} matches {clients!r}", advice(names), usage=True)
     if of_all is not None and not layout.globals:
         raise FldiagError(
             f"no file in {root} matches the global pattern {globals_!r}",
-            advice(there, globals_),
+            advice(names, globals_),
             usage=True,
         )
     return layout
 
 
-def known(there: Sequence[str]) -> tuple[str, str, str | None] | None:
+def known_program(names: Sequence[str]) -> tuple[str, str, str | None] | None:
     """The program that names files so, and the patterns of clients and, where there are such, of global models."""
     for program, layouts in KNOWN.items():
         for clients, globals_ in layouts:
-            if any(pattern(clients).fullmatch(name) for name in there):
+            if any(pattern(clients).fullmatch(name) for name in names):
                 return (
                     program,
                     clients,
-                    globals_ if any(pattern(globals_).fullmatch(name) for name in there) else None,
+                    globals_ if any(pattern(globals_).fullmatch(name) for name in names) else None,
                 )
     return None
 
@@ -131,22 +133,22 @@ def files(root: Path) -> list[str]:
             "give the folder that holds the clients' files",
             usage=True,
         )
-    found = [
+    paths = [
         (Path(at) / name).relative_to(root).as_posix()
         for at, _, names in os.walk(root)
         for name in names
     ]
-    return sorted(found, key=_natural)
+    return sorted(paths, key=_natural)
 
 
-def advice(there: Sequence[str], asked: str | None = None) -> str:
+def advice(names: Sequence[str], global_pattern: str | None = None) -> str:
     """What to write instead, from the names that were found."""
-    usable = [n for n in there if n.endswith(SUFFIXES)] or list(there)
+    usable = [n for n in names if n.endswith(SUFFIXES)] or list(names)
     if not usable:
         return "the folder is empty"
-    shown = ", ".join(usable[:3]) + (f" and {len(usable) - 3} more" if len(usable) > 3 else "")
-    if asked is not None:
-        return f"it holds {shown}"
+    examples = ", ".join(usable[:3]) + (f" and {len(usable) - 3} more" if len(usable) > 3 else "")
+    if global_pattern is not None:
+        return f"it holds {examples}"
     numbered = [(n, list(re.finditer(r"\d+", n))) for n in usable]
     name, numbers = max(numbered, key=lambda pair: min(len(pair[1]), 2))
     for match, key in list(
@@ -157,17 +159,17 @@ def advice(there: Sequence[str], asked: str | None = None) -> str:
         )
     )[::-1]:
         name = name[: match.start()] + key + name[match.end() :]
-    return f"it holds {shown}" + (f"; perhaps --pattern '{name}'" if numbers else "")
+    return f"it holds {examples}" + (f"; perhaps --pattern '{name}'" if numbers else "")
 
 
-def _put(held: dict[Any, Path], key: Any, path: Path, root: Path, what: str) -> None:
-    if key in held:
+def _add_path(paths: dict[Any, Path], key: Any, path: Path, root: Path, label: str) -> None:
+    if key in paths:
         raise FldiagError(
-            f"{held[key].relative_to(root)} and {path.relative_to(root)} are both {what} of one round",
+            f"{paths[key].relative_to(root)} and {path.relative_to(root)} are both {label} of one round",
             "make the pattern narrower",
             usage=True,
         )
-    held[key] = path
+    paths[key] = path
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -176,9 +178,9 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 
 def numbers(names: Sequence[str]) -> dict[str, int]:
     """Client names -> the numbers they get: their own where all are small numbers, else 0, 1, 2, ... in natural order."""
-    own = [int(n) for n in names if n.isdigit()]
-    if len(own) == len(names) == len(set(own)) and max(own, default=0) < LARGEST:
-        return dict(zip(names, own, strict=True))
+    values = [int(n) for n in names if n.isdigit()]
+    if len(values) == len(names) == len(set(values)) and max(values, default=0) < LARGEST:
+        return dict(zip(names, values, strict=True))
     return {name: i for i, name in enumerate(sorted(names, key=_natural))}
 
 
@@ -197,30 +199,30 @@ def read_partition(path: Path) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".json":
             content = json.loads(path.read_text("utf-8"))
-            held = dict(enumerate(content)) if isinstance(content, list) else content
+            indices = dict(enumerate(content)) if isinstance(content, list) else content
         else:
             with np.load(path, allow_pickle=False) as file:
-                held = {name: file[name] for name in file.files}
-            if held.keys() == {"indices", "offsets"}:
-                held = dict(enumerate(partitions.load_parts(path)))
-        found = {
+                indices = {name: file[name] for name in file.files}
+            if indices.keys() == {"indices", "offsets"}:
+                indices = dict(enumerate(partitions.load_parts(path)))
+        parts = {
             str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64)))
-            for k, v in held.items()
+            for k, v in indices.items()
         }
     except Exception as error:  # a damaged file can make its reader raise anything
         raise FldiagError(
             f"{path} is not a partition: {first_line(error)}",
             "give an npz or JSON file: client -> indices of its training examples",
         ) from None
-    for name, index in found.items():
+    for name, index in parts.items():
         if index.ndim != 1 or index.dtype.kind not in "iu" or (len(index) and index[0] < 0):
             raise FldiagError(
                 f"{path}: client {name} has {index.dtype} {list(index.shape)}, not indices of examples",
                 "give each client a list of whole numbers from 0",
             )
-    if not found:
+    if not parts:
         raise FldiagError(f"{path} names no client", "give an npz or JSON file: client -> indices")
-    return {name: index.astype(np.int64) for name, index in found.items()}
+    return {name: index.astype(np.int64) for name, index in parts.items()}
 
 
 def match(
@@ -232,7 +234,7 @@ def match(
     """
     by_number = {_number(n): n for n in names}
     plain = all(n.isdigit() for n in names)
-    found: dict[str, np.ndarray] = {}
+    parts: dict[str, np.ndarray] = {}
     for key, index in partition.items():
         name = key
         if key not in names:
@@ -244,10 +246,10 @@ def match(
                 if plain
                 else key
             )
-        if name in found:
+        if name in parts:
             raise FldiagError(f"the partition names client {name} twice", "give each client once")
-        found[name] = index
-    lacking = [n for n in names if n not in found]
+        parts[name] = index
+    lacking = [n for n in names if n not in parts]
     if len(lacking) == len(names):
         raise FldiagError(
             f"the partition is of clients {', '.join(list(partition)[:4])}, and the files of "
@@ -255,7 +257,7 @@ def match(
             "name the clients in the partition as in the files",
             usage=True,
         )
-    return found, lacking
+    return parts, lacking
 
 
 def _number(name: str) -> str:

@@ -71,12 +71,12 @@ def convert(
     >>> fldiag.convert(at + "/net.pt", at + "/net.safetensors").name
     'net.safetensors'
     """
-    source, out, told = Path(source), Path(out), on_event or (lambda event: None)
+    source, out, tell = Path(source), Path(out), on_event or (lambda event: None)
     if os.path.isdir(source):
         return folder_to_run(
             source,
             out,
-            told,
+            tell,
             clients=pattern,
             globals_=global_pattern,
             moment=global_is,
@@ -91,7 +91,7 @@ def convert(
             scores=evaluate,
             key=key,
         )
-    given = [
+    folder_options = [
         name
         for name, value in (
             ("pattern", pattern),
@@ -103,14 +103,14 @@ def convert(
         )
         if value is not None
     ]
-    if given and os.path.isfile(source):
+    if folder_options and os.path.isfile(source):
         raise FldiagError(
-            f"--{given[0]} is for a folder, and {source} is a file",
+            f"--{folder_options[0]} is for a folder, and {source} is a file",
             "leave it out, or give the folder",
             usage=True,
         )
     for text in convert_file(source, out, key):
-        told({"event": "note", "text": text})
+        tell({"event": "note", "text": text})
     return out
 
 
@@ -158,6 +158,6 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
     from safetensors.torch import save
 
     tensors, metadata = flatten(content)
-    written = save(tensors, metadata)
-    files.write_atomic(out, lambda f: f.write(written))
+    data = save(tensors, metadata)
+    files.write_atomic(out, lambda f: f.write(data))
     return notes

@@ -48,7 +48,7 @@ class _Globals:
 def folder_to_run(
     root: Path,
     out: Path,
-    told: Event,
+    tell: Event,
     *,
     clients: str | None,
     globals_: str | None,
@@ -69,11 +69,13 @@ def folder_to_run(
         raise FldiagError(
             f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True
         )
-    found = client_files.known(client_files.files(root)) if clients is None else None
-    if found is not None:
-        program, clients, theirs = found
+    program_patterns = (
+        client_files.known_program(client_files.files(root)) if clients is None else None
+    )
+    if program_patterns is not None:
+        program, clients, theirs = program_patterns
         globals_ = globals_ or theirs
-        told(
+        tell(
             {
                 "event": "note",
                 "text": f"the files are named as {program} names them: --pattern '{clients}'"
@@ -137,7 +139,7 @@ def folder_to_run(
             method=method,
             seed=seed,
         )
-        work = _Work(told, layout, module, recording, numbers, parts, shift, key)
+        work = _Work(tell, layout, module, recording, numbers, parts, shift, key)
         if any(not name.isdigit() or int(name) != k for name, k in numbers.items()):
             recording.know(names={k: name for name, k in numbers.items()})
             work.say(
@@ -172,9 +174,9 @@ def _people(
     """Numbers of the clients by name, and their examples by number."""
     if partition is None:
         return client_files.numbers(names), None
-    found, _ = client_files.match(client_files.read_partition(partition), names)
-    numbers = client_files.numbers(sorted({*names, *found}))
-    return numbers, {numbers[name]: index for name, index in found.items()}
+    parts, _ = client_files.match(client_files.read_partition(partition), names)
+    numbers = client_files.numbers(sorted({*names, *parts}))
+    return numbers, {numbers[name]: index for name, index in parts.items()}
 
 
 def _problem(
@@ -207,7 +209,7 @@ class _Work:
 
     def __init__(
         self,
-        told: Event,
+        tell: Event,
         layout: client_files.Layout,
         module: nn.Module,
         recording: Recording,
@@ -216,30 +218,30 @@ class _Work:
         shift: int,
         key: str | None = None,
     ):
-        self.told, self.layout, self.module, self.recording = told, layout, module, recording
+        self.tell, self.layout, self.module, self.recording = tell, layout, module, recording
         self.numbers, self.parts, self.shift, self.key = numbers, parts, shift, key
         self.prefixes: set[str] = set()
         self.sets: set[tuple[str, ...]] = set()
         self.remedy = "copy them again"  # of the last file that could not be read
 
     def say(self, text: str, keep: bool = True) -> None:
-        self.told({"event": "note", "text": text})
+        self.tell({"event": "note", "text": text})
         if keep:
             self.recording.note(text)
 
     def gaps(self) -> None:
         """Rounds and clients that one would expect."""
-        here = [r + self.shift for r in self.layout.rounds]
-        lost = sorted(set(range(here[0], here[-1] + 1)) - set(here))
+        rounds = [r + self.shift for r in self.layout.rounds]
+        lost = sorted(set(range(rounds[0], rounds[-1] + 1)) - set(rounds))
         if lost:
             self.say(f"no client files of round {ranges(lost)}")
         names = self.layout.names
         short = {
-            r + self.shift: [n for n in names if n not in held]
-            for r, held in sorted(self.layout.clients.items())
-            if len(held) < len(names)
+            r + self.shift: [n for n in names if n not in round_files]
+            for r, round_files in sorted(self.layout.clients.items())
+            if len(round_files) < len(names)
         }
-        if 2 * len(short) < len(here):  # else clients are sampled, and their absence says nothing
+        if 2 * len(short) < len(rounds):  # else clients are sampled, and their absence says nothing
             for r, absent in list(short.items())[:8]:
                 self.say(
                     f"round {r} has no file of client {', '.join(absent[:6])}{' ...' if len(absent) > 6 else ''}"
@@ -250,7 +252,7 @@ class _Work:
             if without:
                 self.say(unassigned(without), keep=False)
 
-    def read(self, path: Path, whose: str) -> State | None:
+    def read(self, path: Path, label: str) -> State | None:
         """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""
         name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
         try:
@@ -258,14 +260,14 @@ class _Work:
             checkpoint = schema.read(path, self.key)
             state = checkpoint.state
         except FldiagError as error:
-            self.say(f"{whose}: {error.what}: left out")
+            self.say(f"{label}: {error.what}: left out")
             self.remedy = error.remedy
             return None
         try:
             state, prefix = foreign.fit(state, self.module)
         except FldiagError as error:
             raise FldiagError(
-                f"{whose} ({name}) does not fit the model: {error.what}",
+                f"{label} ({name}) does not fit the model: {error.what}",
                 "a run has one architecture: give the --model of these files, or a --pattern that leaves others out",
             ) from None
         if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
@@ -276,7 +278,7 @@ class _Work:
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)
         return state
 
-    def run(self, after: dict[int, Path], given: bool, score: Score | None) -> Run:
+    def run(self, after: dict[int, Path], has_globals: bool, score: Score | None) -> Run:
         rounds, recording = self.layout.rounds, self.recording
         globals_, done = _Globals(after, self.read), set(recording.run.rounds)
         first = rounds[0] + self.shift
@@ -286,9 +288,9 @@ class _Work:
         if before is None:
             self.say(
                 f"what the clients received in round {first} is not there, so local training cannot be compared with it"
-                + ("" if given else " (--global-pattern or --initial would say it)")
+                + ("" if has_globals else " (--global-pattern or --initial would say it)")
             )
-        if not given:
+        if not has_globals:
             self.say(
                 "no global models are given: they are taken to be the mean of the clients' weights"
                 + (
@@ -300,16 +302,16 @@ class _Work:
         for i, r in enumerate(rounds):
             t = r + self.shift
             received = globals_(t - 1) or (
-                before if not given and i and rounds[i - 1] == r - 1 else None
+                before if not has_globals and i and rounds[i - 1] == r - 1 else None
             )
             if t in done:
                 before = recording.run.checkpoint(t).state
                 continue
             row, before = self._round(
-                t, self.layout.clients[r], globals_, received, given, score, bool(i)
+                t, self.layout.clients[r], globals_, received, has_globals, score, bool(i)
             )
             if row:
-                self.told({"event": "round", "done": i + 1, "total": len(rounds), **row})
+                self.tell({"event": "round", "done": i + 1, "total": len(rounds), **row})
         if not recording.run.rounds:
             raise FldiagError(f"none of the files in {self.layout.root} can be read", self.remedy)
         return recording.finish()
@@ -320,7 +322,7 @@ class _Work:
         files: Mapping[str, Path],
         globals_: _Globals,
         received: State | None,
-        given: bool,
+        has_globals: bool,
         score: Score | None,
         later: bool,
     ) -> tuple[dict[str, Any] | None, State | None]:
@@ -338,7 +340,7 @@ class _Work:
             if not clients:
                 self.say(f"round {t} is left out: none of its files can be read")
                 return None, None
-            if given:
+            if has_globals:
                 self.say(
                     f"round {t}: its global model is not there and taken to be the mean of the clients' weights"
                 )

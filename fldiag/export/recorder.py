@@ -119,10 +119,10 @@ class Recorder:
         self._received: State | None = None
         self._rows: list[Row] = []
         self._examples: dict[int, int] = {}
-        own = dict([*module.named_parameters(), *module.named_buffers()])
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
         self._kinds, self._shapes = (
-            {n: t.dtype for n, t in own.items()},
-            {n: t.shape for n, t in own.items()},
+            {n: t.dtype for n, t in tensors.items()},
+            {n: t.shape for n, t in tensors.items()},
         )
         self._last: State | None = None
         self._evaluation: Evaluation | None = None

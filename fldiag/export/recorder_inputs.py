@@ -64,14 +64,18 @@ def examples_of(
         if not one_each(y):
             return None, None
         data = x, y
-    made = _two_classes(dataset_of(data, test, forward))
-    made = replace(made, remarks=(*remarks, *made.remarks))
-    parts = made.train_x, made.train_y, made.test_x, made.test_y
-    if made.regression or sum(t.nbytes for t in parts) > KEPT:
-        return made, None
-    form = {FORM: np.array([made.packed.text() if made.packed else ""])} if made.tokens else {}
-    untested = {} if made.tested else {NO_TEST: np.array(True)}
-    return made, {
+    dataset = _two_classes(dataset_of(data, test, forward))
+    dataset = replace(dataset, remarks=(*remarks, *dataset.remarks))
+    parts = dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y
+    if dataset.regression or sum(t.nbytes for t in parts) > KEPT:
+        return dataset, None
+    form = (
+        {FORM: np.array([dataset.packed.text() if dataset.packed else ""])}
+        if dataset.tokens
+        else {}
+    )
+    untested = {} if dataset.tested else {NO_TEST: np.array(True)}
+    return dataset, {
         **{key: _array(t) for key, t in zip(KEYS, parts, strict=True)},
         **form,
         **untested,
@@ -103,17 +107,20 @@ def read_clients(
         for v in pairs.values()
     ):
         return None, clients, []
-    held = {k: pair(v, f"the data of client {k}", forward_of(model)) for k, v in pairs.items()}
+    examples = {k: pair(v, f"the data of client {k}", forward_of(model)) for k, v in pairs.items()}
     parts, at = {}, 0
-    for k, (_, y, _) in held.items():
+    for k, (_, y, _) in examples.items():
         parts[int(k)] = np.arange(at, at + count(y))
         at += count(y)
     try:
-        joined = join([x for x, _, _ in held.values()]), join([y for _, y, _ in held.values()])
+        joined = (
+            join([x for x, _, _ in examples.values()]),
+            join([y for _, y, _ in examples.values()]),
+        )
         return (
             joined,
             parts,
-            list(dict.fromkeys(text for _, _, remarks in held.values() for text in remarks)),
+            list(dict.fromkeys(text for _, _, remarks in examples.values() for text in remarks)),
         )
     except (RuntimeError, ValueError, TypeError) as error:
         raise FldiagError(
@@ -141,25 +148,25 @@ def _array(x: Tensor) -> np.ndarray:
 def rows_of(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
     """A row for every number in a record, for every entry of a list of them, and for every client of a dict."""
     about = {k: v for k, v in about.items() if v is not None}
-    found: list[Row] = []
+    rows: list[Row] = []
     for name, value in (record or {}).items():
         if isinstance(value, Mapping):
             for k, v in value.items():
-                found += rows_of(
+                rows += rows_of(
                     {name: v},
                     **{**about, "moment": "trained", "scope": "client", "client": number_of(k)},
                 )
             continue
         entries = enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]
-        found += [
+        rows += [
             {**about, "metric": str(name), "value": float(v), **({} if i is None else {"index": i})}
             for i, v in entries
             if isinstance(v, numbers.Real) and not isinstance(v, bool)
         ]
-    return found
+    return rows
 
 
-def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[int, np.ndarray]:
+def partition_of(clients: Any, dataset: Dataset | None, data: Any = None) -> dict[int, np.ndarray]:
     """Client -> sorted indices of its examples, of a list, a dict or a file; ``data``: what the data set was made of.
 
     Raises FldiagError when they do not fit, or say nothing as the data come in no fixed order.
@@ -179,32 +186,32 @@ def partition_of(given: Any, dataset: Dataset | None, data: Any = None) -> dict[
                 usage=True,
             )
         data = data.dataset
-    if isinstance(given, (str, Path)):
-        given = client_files.read_partition(Path(given))
-    pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
+    if isinstance(clients, (str, Path)):
+        clients = client_files.read_partition(Path(clients))
+    pairs = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     total = None if dataset is None else len(dataset.train_y)
-    named = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}
-    if not named or not all(k.isdigit() for k in named):
+    indices = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}
+    if not indices or not all(k.isdigit() for k in indices):
         raise FldiagError(
-            f"the partition is of clients {', '.join(list(named)[:4]) or 'none'}",
+            f"the partition is of clients {', '.join(list(indices)[:4]) or 'none'}",
             "number them 0, 1, 2, ..., as partition-id does",
             usage=True,
         )
     if dataset is not None:
-        client_files.check(named, len(dataset.train_y), dataset.name)
-    return {int(k): v for k, v in named.items()}
+        client_files.check(indices, len(dataset.train_y), dataset.name)
+    return {int(k): v for k, v in indices.items()}
 
 
-def _indices(given: Any, client: Any, total: int | None, data: Any) -> np.ndarray:
+def _indices(selection: Any, client: Any, total: int | None, data: Any) -> np.ndarray:
     """A client's examples by number, int64 [n]: of numbers, of a mask over all, or of torch's ``Subset`` of the data (which a
     ``DataLoader`` may read), be ``data`` a ``Subset`` itself. Raises FldiagError for anything else."""
-    part: Any = given.dataset if isinstance(given, DataLoader) else given
+    part: Any = selection.dataset if isinstance(selection, DataLoader) else selection
     within: Any = np.arange(len(part)) if isinstance(part, Subset) and part is data else None
     while isinstance(part, Subset) and part is not data:
         within = np.asarray(part.indices) if within is None else np.asarray(part.indices)[within]
         part = part.dataset
     try:
-        index = np.asarray(given if within is None else within)
+        index = np.asarray(selection if within is None else within)
     except (ValueError, TypeError, RuntimeError):  # of unequal lengths, or on another device
         index = np.empty(0, dtype=object)
     if index.dtype == bool and index.shape == (total,):
@@ -220,7 +227,7 @@ def _indices(given: Any, client: Any, total: int | None, data: Any) -> np.ndarra
     )
     if not fits or other:
         raise FldiagError(
-            f"client {client} has a {type(given).__name__} that does not say which of the examples it has",
+            f"client {client} has a {type(selection).__name__} that does not say which of the examples it has",
             "give the numbers of its examples in data, or a Subset of data; or leave data out and give every "
             "client its examples",
             usage=True,
@@ -290,11 +297,11 @@ def weights_by_name(weights: Any, module: nn.Module, layout: Layout) -> dict[str
             **layout.views(flat),
         }
     if flat is None and isinstance(weights, Iterable) and not isinstance(weights, (str, bytes)):
-        arrays, whole = [_tensor(a) for a in weights], list(module.state_dict())
-        names = whole if len(arrays) == len(whole) else list(layout.names)
+        arrays, state_names = [_tensor(a) for a in weights], list(module.state_dict())
+        names = state_names if len(arrays) == len(state_names) else list(layout.names)
         if len(arrays) != len(names):
             raise FldiagError(
-                f"{len(arrays)} arrays, and the model's state_dict has {len(whole)}",
+                f"{len(arrays)} arrays, and the model's state_dict has {len(state_names)}",
                 "give the arrays of the model's state_dict() in its order",
             )
         return {**module.state_dict(), **dict(zip(names, arrays, strict=True))}

@@ -62,29 +62,29 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
     Rows of single clients only with ``per_client``. Surfaces over a plane and what is masked or not finite are left out.
     Raises FldiagError for a table that cannot be read, was changed after it was written, or is none of fldiag's.
     """
-    there = [*sorted((run.path / "diagnostics").glob("*.csv")), *tables]
-    short = [re.sub(r"-[0-9a-f]{8}$", "", path.stem) for path in there]
+    paths = [*sorted((run.path / "diagnostics").glob("*.csv")), *tables]
+    short = [re.sub(r"-[0-9a-f]{8}$", "", path.stem) for path in paths]
     names = [
         name if short.count(name) == 1 else path.stem
-        for name, path in zip(short, there, strict=True)
+        for name, path in zip(short, paths, strict=True)
     ]
-    found = [series(run.metrics, "run", per_client)] if run.has_metrics else []
-    for name, path in zip(names, there, strict=True):
+    frames = [series(run.metrics, "run", per_client)] if run.has_metrics else []
+    for name, path in zip(names, paths, strict=True):
         frame = _read(path)
         if {"metric", "value"} <= set(frame.columns):
-            found.append(series(frame, name, per_client))
+            frames.append(series(frame, name, per_client))
         elif path in tables:
             raise FldiagError(
                 f"{path} is not a table of fldiag: it has no metric and value",
                 "give a table that fldiag wrote",
                 usage=True,
             )
-    whole = (
-        pd.concat(found, ignore_index=True)
-        if found
+    all_series = (
+        pd.concat(frames, ignore_index=True)
+        if frames
         else pd.DataFrame({"tag": [], "step": [], "value": []})
     )
-    if whole.empty:
+    if all_series.empty:
         raise FldiagError(
             f"run {run.path} has no numbers to export", "train it, or diagnose it first", usage=True
         )
@@ -92,7 +92,7 @@ def collect(run: Run, tables: Sequence[Path] = (), *, per_client: bool = False) 
     return Scalars(
         name,
         dict(_flat(run.index["config"])),
-        whole.sort_values(["step", "tag"], ignore_index=True),
+        all_series.sort_values(["step", "tag"], ignore_index=True),
     )
 
 
@@ -110,23 +110,23 @@ def series(frame: pd.DataFrame, name: str, per_client: bool = False) -> pd.DataF
         if "round" in frame.columns
         else 0
     )
-    made = pd.DataFrame(
+    scalars = pd.DataFrame(
         {"tag": f"{name}/" + frame["metric"].astype(str), "step": step, "value": value}
     )
     for column in _telling(frame):
         title = "" if column in ("moment", "slice", "layer", "estimator", "run") else f"{column} "
-        said = _spell(frame[column], title)
-        made["tag"] += said if column in _ALWAYS else said.where(_ambiguous(made, said), "")
-    made["tag"] = (
-        made["tag"]
+        text = _spell(frame[column], title)
+        scalars["tag"] += text if column in _ALWAYS else text.where(_ambiguous(scalars, text), "")
+    scalars["tag"] = (
+        scalars["tag"]
         .str.replace("*", "all", regex=False)
         .str.replace(r"[^\w\-./ :]", "_", regex=True)
     )
-    again = made.groupby(["tag", "step"]).cumcount()
-    made["tag"] += pd.Series(
-        np.where(again > 0, " (" + (again + 1).astype(str) + ")", ""), index=made.index
+    repeats = scalars.groupby(["tag", "step"]).cumcount()
+    scalars["tag"] += pd.Series(
+        np.where(repeats > 0, " (" + (repeats + 1).astype(str) + ")", ""), index=scalars.index
     )
-    return made
+    return scalars
 
 
 def _exportable(frame: pd.DataFrame, per_client: bool) -> pd.Series:
@@ -154,13 +154,13 @@ def _telling(frame: pd.DataFrame) -> list[str]:
     )
 
 
-def _ambiguous(made: pd.DataFrame, said: pd.Series) -> pd.Series:
-    """Rows whose tag stands twice in some round, with different words in ``said``."""
-    group = made.groupby(["tag", "step"])["tag"]
+def _ambiguous(scalars: pd.DataFrame, text: pd.Series) -> pd.Series:
+    """Rows whose tag stands twice in some round, with different words in ``text``."""
+    group = scalars.groupby(["tag", "step"])["tag"]
     differs = (group.transform("size") > 1) & (
-        said.groupby([made["tag"], made["step"]]).transform("nunique") > 1
+        text.groupby([scalars["tag"], scalars["step"]]).transform("nunique") > 1
     )
-    return made["tag"].isin(made["tag"][differs])
+    return scalars["tag"].isin(scalars["tag"][differs])
 
 
 def _spell(column: pd.Series, title: str) -> pd.Series:
@@ -306,13 +306,13 @@ def _add_run(scalars: Scalars, out: Path, experiment: str) -> Path:
         MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}"),
         int(1000 * time.time()),
     )
-    known = client.get_experiment_by_name(experiment)
-    where = (
-        known.experiment_id
-        if known
+    entry = client.get_experiment_by_name(experiment)
+    experiment_id = (
+        entry.experiment_id
+        if entry
         else client.create_experiment(experiment, (out / "artifacts").as_uri())
     )
-    run = client.create_run(where, run_name=scalars.name).info.run_id
+    run = client.create_run(experiment_id, run_name=scalars.name).info.run_id
     params = [Param(key, str(value)[:500]) for key, value in scalars.config.items()]
     metrics = [
         Metric(tag, float(value), now, int(step))

@@ -20,16 +20,16 @@ def log_odds(logits: np.ndarray) -> np.ndarray:
     z = np.asarray(logits, dtype=np.float64)
     z = z - z.max(1, keepdims=True)
     rows, top = np.arange(len(z)), z.argmax(1)
-    whole = np.log(np.exp(z).sum(1, keepdims=True))
-    others = z.copy()
-    others[rows, top] = -np.inf
+    log_sum = np.log(np.exp(z).sum(1, keepdims=True))
+    rest_logits = z.copy()
+    rest_logits[rows, top] = -np.inf
     with np.errstate(divide="ignore"):  # one class only: its probability is 1
-        rest = np.log(np.exp(others).sum(1))
-    p = np.exp(z - whole)
+        rest = np.log(np.exp(rest_logits).sum(1))
+    p = np.exp(z - log_sum)
     p[rows, top] = 0.0
-    found = z - whole - np.log1p(-p)
-    found[rows, top] = z[rows, top] - rest
-    return found
+    odds = z - log_sum - np.log1p(-p)
+    odds[rows, top] = z[rows, top] - rest
+    return odds
 
 
 def bin_of(confidence: np.ndarray, bins: int) -> np.ndarray:
@@ -59,10 +59,10 @@ class Binned:
         confidence = 1 / (1 + np.exp(-odds[np.arange(count), guess]))
         right = (guess == y).astype(float)
         confusion = np.bincount(y * classes + guess, minlength=classes**2).reshape(classes, classes)
-        where = bin_of(confidence, bins)
+        bin_numbers = bin_of(confidence, bins)
         calibration = np.stack(
             [
-                np.bincount(where, weights=v, minlength=bins)
+                np.bincount(bin_numbers, weights=v, minlength=bins)
                 for v in (np.ones(count), right, confidence, confidence**2, right * confidence)
             ]
         )
@@ -103,10 +103,10 @@ class Binned:
         moved it, at most. None where no class has examples inside and outside of it."""
         inside, outside = (s.astype(float) for s in self.scores)
         p, n = inside.sum(1), outside.sum(1)
-        there = (p > 0) & (n > 0)
-        if not there.any():
+        has_both = (p > 0) & (n > 0)
+        if not has_both.any():
             return None
-        inside, outside, pairs = inside[there], outside[there], (p * n)[there]
+        inside, outside, pairs = inside[has_both], outside[has_both], (p * n)[has_both]
         below = np.cumsum(outside, 1) - outside
         ties = (inside * outside).sum(1)
         return float((((inside * below).sum(1) + ties / 2) / pairs).mean()), float(
@@ -141,8 +141,8 @@ def gini(values: np.ndarray) -> np.ndarray:
     x = np.sort(np.asarray(values, dtype=float), axis=-1)
     k = x.shape[-1]
     total = x.sum(-1)
-    found = ((2 * np.arange(1, k + 1) - k - 1) * x).sum(-1)
-    return np.divide(found, k * total, out=np.zeros_like(total), where=total > 0)
+    difference = ((2 * np.arange(1, k + 1) - k - 1) * x).sum(-1)
+    return np.divide(difference, k * total, out=np.zeros_like(total), where=total > 0)
 
 
 def worst_decile(values: np.ndarray) -> np.ndarray:

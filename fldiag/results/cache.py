@@ -170,9 +170,9 @@ def _table(content: bytes) -> pd.DataFrame | None:
 def _vouches(note: bytes, name: str, key: str, content: bytes) -> bool:
     """Whether the json is whole, is of this entry, and has the sha256 of this content."""
     try:
-        said = json.loads(note)
-        own = said.pop("digest")
-        mine = (said["name"], said["key"]) == (name, key)
-        return bool(own == json_digest(said) and mine and said["sha256"] == sha256_of(content))
+        entry = json.loads(note)
+        digest = entry.pop("digest")
+        mine = (entry["name"], entry["key"]) == (name, key)
+        return bool(digest == json_digest(entry) and mine and entry["sha256"] == sha256_of(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

@@ -87,10 +87,10 @@ def link_error(link: Path) -> FldiagError:
 
 def _refused(path: Path, error: Exception, handled: BaseException | None = None) -> FldiagError:
     """``handled``: what was being handled before the write, and tells nothing about it."""
-    said: BaseException | None = error
-    while said is not None and said is not handled and not isinstance(said, OSError):
-        said = said.__context__  # torch.save says what the disk said only there
-    error = said if isinstance(said, OSError) and said is not handled else error
+    cause: BaseException | None = error
+    while cause is not None and cause is not handled and not isinstance(cause, OSError):
+        cause = cause.__context__  # torch.save says what the disk said only there
+    error = cause if isinstance(cause, OSError) and cause is not handled else error
     return FldiagError(
         f"cannot write {path}: {error}",
         "free some disk space or choose another folder with --out; "
@@ -283,8 +283,8 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
         OSError: It cannot be read.
     """
     content, table = csv.read_bytes(), about.get("table")
-    known = table.get("sha256") if isinstance(table, Mapping) else None
-    if known is not None and known != sha256_of(content):
+    digest = table.get("sha256") if isinstance(table, Mapping) else None
+    if digest is not None and digest != sha256_of(content):
         raise FldiagError(
             f"{csv.name} is not the table that was written (its sha256 differs from the json beside it)",
             "make it again, or restore it",
@@ -301,10 +301,10 @@ def provenance_beside(csv: Path) -> dict[str, Any]:
     {}
     """
     try:
-        found = read_json(csv.with_name(csv.name.removesuffix(".csv") + ".json"))
+        about = read_json(csv.with_name(csv.name.removesuffix(".csv") + ".json"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}
 
 
 def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
@@ -343,7 +343,7 @@ def drawn(fig: Any, kind: str, dpi: float, colours: int | None = None) -> bytes:
     if kind == "png" and (colours or buffer.tell() > HEAVY):
         from PIL import Image
 
-        few = Image.open(buffer).convert("RGB").quantize(colours or 256, dither=Image.Dither.NONE)
+        image = Image.open(buffer).convert("RGB").quantize(colours or 256, dither=Image.Dither.NONE)
         buffer = io.BytesIO()
-        few.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
+        image.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
     return buffer.getvalue()

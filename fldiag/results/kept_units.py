@@ -43,8 +43,8 @@ class ArrayStore:
         file = self._file(key)
         if not file.exists():
             return None
-        found, extra, arrays = _read(file)
-        if found != key:
+        file_key, extra, arrays = _read(file)
+        if file_key != key:
             raise FldiagError(
                 f"{file} holds what was found of other weights, data or options",
                 "choose another file or a directory, or delete it",
@@ -163,8 +163,8 @@ class KeptUnits:
         self.store = ArrayStore(store) if isinstance(store, (str, os.PathLike)) else store
         self.key = key() if self.store is not None else ""
         self.pack, self.unpack = pack, unpack
-        found = None if self.store is None else self.store.load(self.key)
-        self.there: dict[str, np.ndarray] = {} if found is None else found[0]
+        entry = None if self.store is None else self.store.load(self.key)
+        self.contents: dict[str, np.ndarray] = {} if entry is None else entry[0]
 
     def results(
         self,
@@ -180,22 +180,22 @@ class KeptUnits:
             raise ValueError(
                 "two units of one name: the results of one would be taken for the other's"
             )
-        coming = pool.map([unit for unit in units if name(unit) not in self.there])
-        found = []
+        coming = pool.map([unit for unit in units if name(unit) not in self.contents])
+        results = []
         with self.saved():
             for unit in units:
-                found.append(self.result(name(unit), lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
+                results.append(self.result(name(unit), lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
                 if progress:
-                    progress(len(found), len(units), name(unit))
-        return found
+                    progress(len(results), len(units), name(unit))
+        return results
 
     def result(self, unit: Any, make: Callable[[], Any]) -> Any:
         """The result of one unit, made now unless it was found."""
-        if (content := self.there.get(str(unit))) is not None:
+        if (content := self.contents.get(str(unit))) is not None:
             return self.unpack(content)
-        made = make()
-        self._keep(str(unit), made)
-        return made
+        value = make()
+        self._keep(str(unit), value)
+        return value
 
     @contextmanager
     def saved(self) -> Iterator[None]:
@@ -203,12 +203,12 @@ class KeptUnits:
         try:
             yield
         except BaseException:
-            if self.store is not None and self.there:
+            if self.store is not None and self.contents:
                 with suppress(FldiagError):  # what ended the work is what the caller hears of
-                    self.store.save(self.key, self.there)
+                    self.store.save(self.key, self.contents)
             raise
 
     def _keep(self, name: str, result: Any) -> None:
         if self.store is not None:
-            self.there[name] = self.pack(result)
-            self.store.offer(self.key, self.there)
+            self.contents[name] = self.pack(result)
+            self.store.offer(self.key, self.contents)

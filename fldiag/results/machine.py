@@ -70,9 +70,11 @@ def has_bf16() -> bool:
     """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
     import torch
 
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return not known or bool(
-        known.get("avx512_bf16") or known.get("amx_bf16") or known.get("architecture") != "x86_64"
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return not capabilities or bool(
+        capabilities.get("avx512_bf16")
+        or capabilities.get("amx_bf16")
+        or capabilities.get("architecture") != "x86_64"
     )
 
 

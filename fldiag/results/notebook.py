@@ -51,25 +51,25 @@ class Results(pd.DataFrame):
         with rows that have names or columns that are no texts, is shown as pandas shows it; None where pandas is told not to."""
         if not self._is_ours() or not pd.get_option("display.notebook_repr_html"):
             return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
-        there = [c for c in self.columns if c not in _OWN and self[c].notna().any()]
+        filled = [c for c in self.columns if c not in _OWN and self[c].notna().any()]
         same = [
             c
-            for c in there
+            for c in filled
             if len(self) > 1 and self[c].notna().all() and self[c].astype(str).nunique() == 1
         ]
-        shown = [c for c in there if c not in same]
-        head = "".join(f"<th>{escape(c)}</th>" for c in [*shown, "value", "unit"])
+        columns = [c for c in filled if c not in same]
+        head = "".join(f"<th>{escape(c)}</th>" for c in [*columns, "value", "unit"])
         rows = pd.DataFrame(self).head(MOST).to_dict("records")
         body = "".join(
             "<tr>"
-            + "".join(f"<td>{escape(_text(row[c]))}</td>" for c in shown)
+            + "".join(f"<td>{escape(_text(row[c]))}</td>" for c in columns)
             + f"<td>{escape(_value(row))}</td><td>{escape(_unit(row))}</td></tr>"
             for row in rows
         )
-        more = f"<p>{len(self) - MOST:,} more rows</p>" if len(self) > MOST else ""
-        told = ", ".join(f"{c} {_text(self[c].iloc[0])}" for c in same)
-        caption = f"<caption>{escape(told)}</caption>" if told else ""
-        return f"<table>{caption}<tr>{head}</tr>{body}</table>{more}"
+        footer = f"<p>{len(self) - MOST:,} more rows</p>" if len(self) > MOST else ""
+        constants = ", ".join(f"{c} {_text(self[c].iloc[0])}" for c in same)
+        caption = f"<caption>{escape(constants)}</caption>" if constants else ""
+        return f"<table>{caption}<tr>{head}</tr>{body}</table>{footer}"
 
     def _is_ours(self) -> bool:
         """Whether there are numbers in it, and nothing stands in the names of rows."""
@@ -91,9 +91,9 @@ class Results(pd.DataFrame):
 
 def shown(table: pd.DataFrame) -> Results:
     """The same table, which shows itself."""
-    made = Results(table, copy=False)
-    made.attrs = dict(table.attrs)
-    return made
+    results = Results(table, copy=False)
+    results.attrs = dict(table.attrs)
+    return results
 
 
 def _text(value: Any) -> str:
@@ -104,16 +104,16 @@ def _text(value: Any) -> str:
 
 def _value(row: dict[Any, Any]) -> str:
     """The number, and how far it can be trusted: an interval, else a standard error, else an eigenvalue's residual."""
-    known = {key: float(row[key]) for key in _NUMBERS if pd.notna(row.get(key))}
-    if "value" not in known:
+    numbers = {key: float(row[key]) for key in _NUMBERS if pd.notna(row.get(key))}
+    if "value" not in numbers:
         return "–"
-    text = number(known["value"])
-    if "low" in known and "high" in known:
-        text += f" ({number(known['low'])} to {number(known['high'])})"
-    elif "stderr" in known:
-        text += f" ± {number(known['stderr'], 2)}"
-    elif "residual" in known:
-        text += f", residual {number(known['residual'], 2)}"
+    text = number(numbers["value"])
+    if "low" in numbers and "high" in numbers:
+        text += f" ({number(numbers['low'])} to {number(numbers['high'])})"
+    elif "stderr" in numbers:
+        text += f" ± {number(numbers['stderr'], 2)}"
+    elif "residual" in numbers:
+        text += f", residual {number(numbers['residual'], 2)}"
     return text + (
         ", not converged"
         if row.get("converged") is False or str(row.get("converged")) == "False"

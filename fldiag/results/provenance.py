@@ -75,7 +75,7 @@ def provenance(
     import torch  # only here: digests of texts and arrays need none
 
     place = torch.device(device) if device is not None else torch.device("cpu")
-    named = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+    device_name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     return {
         "fldiag": version(),
         "commit": commit(),
@@ -83,7 +83,7 @@ def provenance(
         "capability": capability(),
         "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
         "device": str(place),
-        "device_name": named,
+        "device_name": device_name,
         "threads": torch.get_num_threads(),
         "seed": seed,
         **more,

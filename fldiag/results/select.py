@@ -37,8 +37,10 @@ def only(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
     (0, 3)
     """
     keep = np.ones(len(frame), dtype=bool)
-    for column, wanted in where.items():
-        choice = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
+    for column, condition in where.items():
+        choice = (
+            list(condition) if isinstance(condition, (list, tuple, set, frozenset)) else [condition]
+        )
         hit = np.zeros(len(frame), dtype=bool)
         for value in choice:
             hit |= _is(frame, column, value)
@@ -75,8 +77,8 @@ def number(
     rows = only(frame, **where) if metric is None else only(frame, metric=metric, **where)
     if column not in rows.columns:
         return None
-    found = pd.to_numeric(rows[column], errors="coerce").dropna()
-    return float(found.iloc[0]) if len(found) else None
+    values = pd.to_numeric(rows[column], errors="coerce").dropna()
+    return float(values.iloc[0]) if len(values) else None
 
 
 def split_of(frame: pd.DataFrame) -> str:
@@ -100,8 +102,8 @@ def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
 
 def last_round(frame: pd.DataFrame, metric: str | None = None) -> int | None:
     """The last of ``rounds``, None when there is none."""
-    found = rounds(frame, metric)
-    return found[-1] if found else None
+    all_rounds = rounds(frame, metric)
+    return all_rounds[-1] if all_rounds else None
 
 
 def spread_rounds(frame: pd.DataFrame, metric: str, most: int = 12) -> list[int]:
@@ -118,12 +120,12 @@ def spread_rounds(frame: pd.DataFrame, metric: str, most: int = 12) -> list[int]
     return spread(rounds(frame, metric), most)
 
 
-def spread(there: Sequence[int], most: int) -> list[int]:
+def spread(numbers: Sequence[int], most: int) -> list[int]:
     """At most so many of these numbers, evenly spread, first and last among them.
 
     >>> spread(range(10), 3)
     [0, 4, 9]
     """
-    if len(there) <= most:
-        return list(there)
-    return sorted({there[i * (len(there) - 1) // (most - 1)] for i in range(most)})
+    if len(numbers) <= most:
+        return list(numbers)
+    return sorted({numbers[i * (len(numbers) - 1) // (most - 1)] for i in range(most)})

@@ -61,7 +61,7 @@ def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
         f"{'' if pd.isna(r) else f'round {r}: '}{note}"
         for r, note in zip(rows["round"], rows.get("note", []), strict=True)
     ]
-    shown = [Note(text) for text in texts[:most]]
+    notes = [Note(text) for text in texts[:most]]
     if len(texts) > most:
-        shown.append(Note(f"and {len(texts) - most} more (rows metric = missing of the table)"))
-    return shown
+        notes.append(Note(f"and {len(texts) - most} more (rows metric = missing of the table)"))
+    return notes

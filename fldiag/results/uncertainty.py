@@ -51,9 +51,9 @@ def independent_t(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> Interva
     value = float(np.mean(a) - np.mean(b))
     if min(len(a), len(b)) < 2 or max(np.std(a), np.std(b)) == 0:
         return Interval(value)
-    found = stats.ttest_ind(a, b, equal_var=False)
-    ends = found.confidence_interval(level)
-    return Interval(value, float(ends.low), float(ends.high), float(found.pvalue))
+    test = stats.ttest_ind(a, b, equal_var=False)
+    ends = test.confidence_interval(level)
+    return Interval(value, float(ends.low), float(ends.high), float(test.pvalue))
 
 
 def wilcoxon(differences: np.ndarray) -> float | None:
@@ -101,10 +101,10 @@ def basic(value: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
     """Holm's adjusted p-values: the probability that any of several decisions is wrong stays below what each is held to."""
-    known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
-    found: list[float | None] = [None] * len(ps)
+    ordered = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    adjusted: list[float | None] = [None] * len(ps)
     worst = 0.0
-    for rank, (p, i) in enumerate(known):
-        worst = max(worst, min(1.0, (len(known) - rank) * p))
-        found[i] = worst
-    return found
+    for rank, (p, i) in enumerate(ordered):
+        worst = max(worst, min(1.0, (len(ordered) - rank) * p))
+        adjusted[i] = worst
+    return adjusted

@@ -46,7 +46,7 @@ def of_rounds(
     rows: list[Row] = []
     with kept.saved():
         for stored in rounds:
-            known = str(stored.round) in kept.there
+            known = str(stored.round) in kept.contents
             found, notes = kept.result(stored.round, lambda stored=stored: made(stored))  # type: ignore[misc]
             history.notes += notes if known else []
             rows += found

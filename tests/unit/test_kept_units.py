@@ -178,7 +178,7 @@ def test_a_store_that_was_asked_for_and_refuses_is_an_error(tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_a_disk_without_room_does_not_hide_what_ended_the_work(error, tmp_path):
     kept = KeptUnits(Refusing(tmp_path), str)
-    kept.there["unit"] = np.zeros(1)
+    kept.contents["unit"] = np.zeros(1)
     with pytest.raises(error), kept.saved():
         raise error
 

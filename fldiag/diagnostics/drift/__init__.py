@@ -149,7 +149,7 @@ def drift(
     }
     asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
     kept = kept_of(history)
-    missing = [r for r in history.rounds if str(r) not in kept.there]
+    missing = [r for r in history.rounds if str(r) not in kept.contents]
     last: list[Stored] = []
     with started(
         history.executor,
