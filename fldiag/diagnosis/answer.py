@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag import registry
 from fldiag.checkpoint.index import unverified
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.diagnosis import places, recalled
+from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.plotting import style
 from fldiag.registry import Diagnostic
@@ -89,9 +88,6 @@ def answer(
     for text in unverified(t.path for t in targets if isinstance(t, Run)):
         tell(text)
     folder = out or places.folder([t for t in targets if isinstance(t, (Run, Checkpoint))])
-    known = "" if stem else recalled.key(registry.diagnostic.get(name), targets, options)
-    if known and (found := recalled.recall(folder, name, known, tell)):
-        return [Answer(registry.diagnostic.get(a.name), a.table, a.options, a.files) for a in found]
     from fldiag.diagnosis.measure import origin
     from fldiag.diagnosis.question import open_question
     from fldiag.diagnosis.tables import tables
@@ -127,14 +123,6 @@ def answer(
                 entry_options,
                 [*files.write_table(table, path, about), *pictures(entry, table, path)],
             )
-        )
-    if known:
-        recalled.remember(
-            folder,
-            name,
-            known,
-            [recalled.Given(a.entry.name, a.table, a.options, a.files) for a in answers],
-            question.notes,
         )
     return answers
 

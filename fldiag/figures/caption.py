@@ -15,7 +15,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.figures import evidence, gather
-from fldiag.figures.plan import Plan, answers
+from fldiag.figures.plan import Plan
 from fldiag.figures.questions import CLOCK
 from fldiag.figures.scales import questions, reduction
 from fldiag.figures.study import Study, Trial
@@ -271,8 +271,6 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
         k: run.index["provenance"].get(k)
         for k in ("fldiag", "commit", "torch", "capability", "device_name", "threads")
     }
-    there = answers(path)
-    unverified = [key for key in the_plan.tasks[core].asks if there.unverified(key)]
     return {
         "hash": core[:10],
         "status": run.status,
@@ -281,7 +279,6 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
         "segments": run.index.get("segments", []),
         "config": config,
         **_last_rounds(run),
-        **({"unverified": unverified} if unverified else {}),
     }
 
 

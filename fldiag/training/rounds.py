@@ -76,7 +76,7 @@ def train(
         if run.status == "diverged" or (
             run.status == "finished" and run.config.rounds == config.rounds
         ):
-            if os.path.exists(path / owner.NAME):  # it was killed at the very end
+            if os.path.exists(path / owner.LOCK):  # it was killed at the very end
                 with owner.hold(path):
                     _end(run)
             return run
