@@ -8,5 +8,4 @@ loses its unit only, which is done again.
 - ``pools``: ``open_pool``, and the pools of this process, of processes, and of an executor handed over.
 - ``dask_cluster``: the pool of a Dask cluster.
 - ``worker``: what a worker keeps between units, and how it does one.
-- ``background``: one thread for work that the caller need not wait for.
 """
