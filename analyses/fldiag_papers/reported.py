@@ -107,7 +107,7 @@ def module(paper: str, name: str) -> ModuleType:
 @cache
 def studies() -> dict[str, Study]:
     """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
-    found = {}
+    by_name = {}
     for paper in papers():
         paths = [p for p in (FOLDER / paper).glob("*.py") if p.stem not in ("__init__", CLAIMS)]
         for path in sorted(paths, key=_order):
@@ -116,8 +116,8 @@ def studies() -> dict[str, Study]:
                 raise FldiagError(
                     f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
                 )
-            found[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
-    return found
+            by_name[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
+    return by_name
 
 
 def _order(path: Path) -> tuple[str, int, str]:
@@ -130,17 +130,17 @@ def _order(path: Path) -> tuple[str, int, str]:
     )
 
 
-def chosen(ids: list[str]) -> list[Study]:
+def select(ids: list[str]) -> list[Study]:
     """The studies called for: ``fedsol/fig6``, ``fedsol`` (all of a paper), ``fig6`` where only one paper has it; none: all.
 
     Raises FldiagError for anything else."""
-    known = studies()
+    by_name = studies()
     if not ids:
-        return list(known.values())
-    found: dict[str, Study] = {}
+        return list(by_name.values())
+    selection: dict[str, Study] = {}
     for id in ids:
-        hits = [n for n in known if n == id or n.split("/")[0] == id] or [
-            n for n in known if n.split("/")[1] == id
+        hits = [n for n in by_name if n == id or n.split("/")[0] == id] or [
+            n for n in by_name if n.split("/")[1] == id
         ]
         if len(hits) > 1 and id not in papers():
             raise FldiagError(
@@ -148,10 +148,12 @@ def chosen(ids: list[str]) -> list[Study]:
             )
         if not hits:
             raise FldiagError(
-                f"unknown figure {id!r}", nearest(id, [*known, *papers()]) + _silent(id), usage=True
+                f"unknown figure {id!r}",
+                nearest(id, [*by_name, *papers()]) + _silent(id),
+                usage=True,
             )
-        found |= {n: known[n] for n in hits}
-    return list(found.values())
+        selection |= {n: by_name[n] for n in hits}
+    return list(selection.values())
 
 
 def _silent(id: str) -> str:

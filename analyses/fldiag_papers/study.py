@@ -103,21 +103,21 @@ class Trial:
     def protocol(self) -> Config:
         """The paper's config. Raises FldiagError for unknown presets, methods and options."""
         name, _, id = self.method.partition(":")
-        given = {
+        overrides = {
             **({"method.name": name} if name else {}),
             **({"method.id": id} if id else {}),
             **self.over,
         }
-        return configs.build(configs.load(self.preset).model_dump(), given)
+        return configs.build(configs.load(self.preset).model_dump(), overrides)
 
     def key(self) -> dict[str, str]:
         """What its numbers are called in reported.csv."""
-        made = self.protocol()
+        config = self.protocol()
         return {
             "setting": self.setting,
-            "method": self.method or made.method.name,
-            "model": made.model.name if self.model is None else self.model,
-            "data": made.data.name if self.data is None else self.data,
+            "method": self.method or config.method.name,
+            "model": config.model.name if self.model is None else self.model,
+            "data": config.data.name if self.data is None else self.data,
         }
 
     @property
@@ -157,7 +157,7 @@ class Study:
     def name(self) -> str:
         return f"{self.paper}/{self.id}"
 
-    def asked(self, trial: Trial, seed_number: int) -> tuple[Ask, ...]:
+    def questions_for(self, trial: Trial, seed_number: int) -> tuple[Ask, ...]:
         """What is asked of the trial's run of this seed (counted from 0)."""
         return tuple(a for a in (*self.ask, *trial.ask) if a.seeds is None or seed_number < a.seeds)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fldiag_papers.paper_tables import table_of, trials
 
 
-def own(trial):
+def without_default(trial):
     """``head`` is FedSOL's default: one run with theirs."""
     return replace(
         trial, over={k: v for k, v in trial.over.items() if (k, v) != ("method.part", "head")}
@@ -17,5 +17,5 @@ STUDY = table_of(
     "table5",
     title="Partial perturbation",
     caption="Final test accuracy in percent. Costs are in table5_counts.",
-    trials=tuple(map(own, trials("fedsol", "table5"))),
+    trials=tuple(map(without_default, trials("fedsol", "table5"))),
 )

@@ -9,6 +9,6 @@ STUDY = table_of(
     title="Accuracy with ResNet-18: reference of FL-Simulator",
     caption="Highest test accuracy in percent of any of 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other "
     "column is run.",
-    where=lambda row: row.settings["clients"] == "100" and row.settings["alpha"] == "0.6",
+    rows_where=lambda row: row.settings["clients"] == "100" and row.settings["alpha"] == "0.6",
     ask=(best(),),
 )
