@@ -66,6 +66,7 @@ def table_of(
     source = next(row.source for row in reported.rows(paper) if row.id == id)
     return Study(
         **{
+            "id": id,
             "title": title,
             "source": source.split(" = ")[0],
             "caption": caption,
@@ -111,9 +112,10 @@ def counts_of(
     )
 
 
-def sizes_of(presets: Mapping[str, str], *, source: str, caption: str) -> Study:
+def sizes_of(id: str, presets: Mapping[str, str], *, source: str, caption: str) -> Study:
     """The study of how many examples data sets have: name -> a preset that loads them."""
     return Study(
+        id=id,
         title="Sizes of the data sets",
         source=source,
         caption=caption,

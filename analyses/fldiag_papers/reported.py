@@ -106,28 +106,28 @@ def module(paper: str, name: str) -> ModuleType:
 
 @cache
 def studies() -> dict[str, Study]:
-    """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
-    by_name = {}
+    """Name (``fedsol/fig6``) -> study, by paper: figures, then tables, by number."""
+    unordered = {}
     for paper in papers():
-        paths = [p for p in (FOLDER / paper).glob("*.py") if p.stem not in ("__init__", CLAIMS)]
-        for path in sorted(paths, key=_order):
-            study = getattr(module(paper, path.stem), "STUDY", None)
-            if not isinstance(study, Study):
-                raise FldiagError(
-                    f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
-                )
-            by_name[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
-    return by_name
+        for path in (FOLDER / paper).glob("*.py"):
+            if path.stem in ("__init__", CLAIMS):
+                continue
+            content = module(paper, path.stem)
+            for study in getattr(content, "STUDIES", None) or [getattr(content, "STUDY", None)]:
+                if not isinstance(study, Study):
+                    raise FldiagError(
+                        f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
+                    )
+                study = replace(study, paper=paper, id=study.id or path.stem)
+                unordered[study.name] = study
+    return {name: unordered[name] for name in sorted(unordered, key=_order)}
 
 
-def _order(path: Path) -> tuple[str, int, str]:
-    word = path.stem.rstrip("0123456789")
-    digits = path.stem[len(word) :]
-    return (
-        "zyx"[["table", "fig"].index(word)] if word in ("table", "fig") else "x",
-        int(digits or 0),
-        path.stem,
-    )
+def _order(name: str) -> tuple[str, str, int, str]:
+    paper, _, id = name.partition("/")
+    word = id.rstrip("0123456789")
+    number = int(id[len(word) :] or 0)
+    return paper, {"table": "z", "fig": "y"}.get(word, "x"), number, id
 
 
 def select(ids: list[str]) -> list[Study]:

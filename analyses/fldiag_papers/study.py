@@ -3,11 +3,10 @@
 How to write a study
 --------------------
 A file ``fldiag_papers/<paper>/<id>.py`` with the name of the id in ``reported.csv`` and one variable ``STUDY``; it is found by
-itself. A table whose cells are final accuracies takes its runs from ``reported.csv``::
+itself. A table whose cells are final accuracies takes its runs from ``reported.csv``, and is an entry of ``STUDIES`` in
+``<paper>/tables.py``::
 
-    from fldiag_papers.paper_tables import table_of
-
-    STUDY = table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
+    table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
 
 A figure names its trials, what is asked of each finished run, and draws::
 
