@@ -17,7 +17,7 @@ from fldiag.results import files
 from fldiag.results.table import Row
 from fldiag_papers import agreement, arithmetic, claims, evidence, reported
 from fldiag_papers.agreement import AS_PROFILED
-from fldiag_papers.caption import NOT_YET, unfinished
+from fldiag_papers.caption import NOT_YET, command, unfinished
 from fldiag_papers.gather import KEYS
 from fldiag_papers.reported import Reported
 from fldiag_papers.scales import SCALES
@@ -72,6 +72,7 @@ def read_figures(out: Path) -> list[tuple[Path, dict[str, Any]]]:
             and {"paper", "id", "scale", "measured"} <= about.keys()
             and about["scale"] in SCALES
         ):
+            about = {"command": command(about), **about}  # earlier versions did not write it
             entries.setdefault((about["paper"], about["id"], about["scale"]), (file, about))
     order = list(SCALES)
     return sorted(entries.values(), key=lambda pair: -order.index(pair[1]["scale"]))
