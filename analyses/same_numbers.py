@@ -45,7 +45,8 @@ ROOT = Path(__file__).parents[1]
 #: What goes: diagnostics, and metrics or columns of a diagnostic.
 GONE = {"basins", "client-floor", "doctor edge", "doctor optimiser_state"}
 #: Diagnostic -> which sum has another order of its terms than at the base.
-REORDERED: dict[str, str] = {}
+_FIRST_LAYER = "the first layer's outputs are no longer added up from those of w and each direction"
+REORDERED: dict[str, str] = dict.fromkeys(("landscape", "profile", "connectivity"), _FIRST_LAYER)
 
 #: Columns of numbers; every other column names the row. Coordinates do both.
 NUMBERS = (

@@ -22,7 +22,7 @@ from fldiag.comparison.compare import Checked
 from fldiag.comparison.reading import Reader
 from fldiag.comparison.sides import Given, Pairing, Sides, sides
 from fldiag.config import Config, checked
-from fldiag.diagnosis.question import question
+from fldiag.diagnosis.question import open_question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
@@ -122,7 +122,7 @@ def sweep(
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
-    from fldiag.execution.shard import Shard
+    from fldiag.execution.executor import Shard
     from fldiag.training import sweep as sweeps
 
     config = config.allow(allow_code) if isinstance(config, Config) else config
@@ -156,7 +156,7 @@ def diagnose(
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it; a long computation that was interrupted continues.
         progress: is called with done, total and what is being done.
-        tell: is told remarks in words, such as how long it will take. Without it, a model that is no better than a guess is a
+        tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
@@ -180,9 +180,9 @@ def diagnose(
     given: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     targets = [load(t, key=options.get("key")) if isinstance(t, (str, Path)) else t for t in given]
     targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
-    asked = question(name, targets, options)
+    question = open_question(name, targets, options)
     found = tables(
-        asked,
+        question,
         bar=lambda title: _bar(progress),
         tell=tell or (lambda text: None),
         cache=None if cache is None else Path(cache),
@@ -193,7 +193,7 @@ def diagnose(
         else:
             warnings.warn(text, stacklevel=2)
     if len(found) == 1:
-        return shown(found[asked.entry])
+        return shown(found[question.entry])
     return shown(joined([table.assign(diagnostic=entry.name) for entry, table in found.items()]))
 
 

@@ -1,5 +1,8 @@
 """Times in words."""
 
+#: Seconds from which on the time that is left is said.
+LONG = 60.0
+
 
 def duration(seconds: float) -> str:
     """Such as 50 s, 12 min or 3.4 h.

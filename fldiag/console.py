@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import select
@@ -85,7 +86,10 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
-        """A callback ``(done, total, text)`` that draws a bar on a terminal and is silent elsewhere."""
+        """A callback ``(done, total, text)`` that draws a bar with the time remaining on a terminal, and is silent elsewhere.
+
+        The first call, or one that changes the total, is where the time of the parts is counted from.
+        """
         if not sys.stderr.isatty():
             yield lambda done, total, text: None
             return
@@ -110,11 +114,16 @@ class Console:
             TimeRemainingColumn(),
             transient=True,
             console=Rich(stderr=True),
+            speed_estimate_period=math.inf,  # parts may take minutes each
         ) as bar:
             task = bar.add_task(title, total=None)
-            yield lambda done, total, text: bar.update(
-                task, completed=done, total=total, description=f"{title}: {text}"
-            )
+
+            def show(done: int, total: int, text: str) -> None:
+                bar.update(task, completed=done, total=total, description=f"{title}: {text}")
+                if done == 0:  # else rich times from the end of the first part on
+                    bar.advance(task, 0)
+
+            yield show
 
 
 def _format(value: Any) -> str:

@@ -18,10 +18,11 @@ def _normalised(data: Mapping[str, Any]) -> str | None:
     return "standard" if own else None
 
 
-#: Keys that came later, each with what every run had before the key existed: ``section.key``, or ``method.NAME.option`` (and
-#: ``model.NAME.option``). A config with this value has the hash that it had without the key, and a stored config without
-#: the key is read with this value, whatever the default is by now. A function: of the section.
-YESTERDAY: dict[str, Any] = {
+#: Keys that were added to the config after the first runs, each with the value that those runs had without the key. A key is
+#: ``section.key``, ``method.NAME.option`` or ``model.NAME.option``; a function computes the value from the section. A config with
+#: this value has the same hash as one without the key, and a stored config without the key is read with this value, whatever the
+#: default is now. So the hashes of presets and records never change; each new key needs a line here.
+ADDED_KEYS: dict[str, Any] = {
     "train.local_decay": 1.0,
     "train.local_decay_after": 0.5,
     "data.normalise": _normalised,
@@ -45,7 +46,7 @@ CHECKPOINT = {"every": 1, "clients": "none"}
 
 def _later(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """(section of ``tree``, key, what runs had before) for the later keys that the tree's method and model can have."""
-    for dotted, value in YESTERDAY.items():
+    for dotted, value in ADDED_KEYS.items():
         section, *name, key = dotted.split(".")
         held = tree.get(section)
         if isinstance(held, dict) and (not name or name == [held.get("name")]):

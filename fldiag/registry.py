@@ -173,8 +173,6 @@ class Diagnostic(Entry):
       where there is one kind only); None: it shows none such.
     - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
     - ``cheap``: whether ``fldiag report --compute`` makes its table, with the defaults.
-    - ``cost``: (subject, options) -> gradients of the whole slice that it takes, for the forecast. Of a run that is still to be
-      trained the subject has ``rounds``, ``sampled``, ``parts``, ``layout`` and the sizes of ``pool`` alone.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: the report begins with them.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
@@ -196,7 +194,6 @@ class Diagnostic(Entry):
     variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
     parts: bool = False
     cheap: bool = False
-    cost: Callable[..., float] | None = None
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
     check: Callable[..., None] | None = None

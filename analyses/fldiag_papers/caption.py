@@ -19,7 +19,7 @@ from fldiag.results.machine import machine
 from fldiag.results.provenance import provenance
 from fldiag.results.select import only
 from fldiag_papers import evidence, gather
-from fldiag_papers.plan import Plan, answers
+from fldiag_papers.plan import Plan
 from fldiag_papers.questions import CLOCK
 from fldiag_papers.scales import questions, reduction
 from fldiag_papers.study import Study, Trial
@@ -297,8 +297,6 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
         k: run.index["provenance"].get(k)
         for k in ("fldiag", "commit", "torch", "capability", "device_name", "threads")
     }
-    stored_answers = answers(path)
-    unverified = [key for key in the_plan.tasks[core].asks if stored_answers.unverified(key)]
     return {
         "hash": core[:10],
         "status": run.status,
@@ -307,7 +305,6 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
         "segments": run.index.get("segments", []),
         "config": config,
         **_last_rounds(run),
-        **({"unverified": unverified} if unverified else {}),
     }
 
 

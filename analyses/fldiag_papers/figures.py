@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fldiag.clock import LONG as ANNOUNCE
 from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
-from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import faster, workers
-from fldiag.execution.shard import Shard
+from fldiag.execution.executor import Shard, parse_executor
 from fldiag.results.machine import emulated
 from fldiag_papers import forecast as forecasts
 from fldiag_papers import ledger, make, plan, reported
@@ -58,8 +56,8 @@ def figures(
         _trains_nothing(shard, dry_run)
     elif warning := emulated(size.over.get("train.precision", "fp32"), device):
         console.note(warning)
-    choice, part = chosen(executor), Shard.parse(shard)
-    jobs = workers(choice, threads=1)
+    choice, part = parse_executor(executor), Shard.parse(shard)
+    jobs = choice.workers_here(threads=1)
     the_plan = plan.Plan(size, store)
     if only or dry_run or part:
         the_plan = plan.make_plan(size, studies, reported.studies().values(), store, records)
@@ -241,13 +239,9 @@ def forecast(
     )
     spent = "" if jobs is None else f", {duration(estimate.wall(jobs))} with {jobs} at a time"
     console.say(
-        f"forecast: {estimate.seconds / 3600:,.1f} core-hours{spent} "
+        f"forecast: {estimate.seconds / 3600:,.1f} core-hours of training{spent} "
         f"({forecasts.machine_words()}), {estimate.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)"
     )
-    if jobs is not None and (better := faster(estimate.phases, estimate.wall(jobs), 1)):
-        console.say(
-            f"--executor {better.executor}: {duration(better.seconds)} instead of {duration(estimate.wall(jobs))}"
-        )
     for line in not_forecast({**failures, **estimate.unknown}):
         console.note(line)
     for why in sorted(set(the_plan.left_out.values())):

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fldiag import registry
-from fldiag.diagnosis.subjects import divide
 from fldiag.errors import FldiagError
-from fldiag.execution.forecast import wall
-from fldiag.execution.threads import threads
+from fldiag.execution.worker import threads
 from fldiag.params import Layout
 from fldiag.training.federation import Federation
-from fldiag.training.forecast import PUBLIC
+from fldiag.training.forecast import PUBLIC, wall
 from fldiag.training.setup import STACK, Setup
 from fldiag_papers.plan import Plan, Task, finished
-from fldiag_papers.questions import OWN
 
 
 @dataclass
@@ -56,7 +52,7 @@ class Forecast:
 def forecast(
     plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None
 ) -> Forecast:
-    """The forecast of what ``make`` would train; runs that are there count nothing."""
+    """The forecast of what ``make`` would train, without its diagnostics; runs that are there count nothing."""
     todo = [t for t in plan.tasks.values() if not t.done(t.folder(plan.store))]
     kinds: dict[tuple[Any, ...], Timed] = {}
     estimate = Forecast(
@@ -156,71 +152,12 @@ def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
         options = plan.scale.options(ask)
         if ask.name == "personal":
             total += max(options["epochs"]) * timed.train * example
-        elif ask.name not in OWN:
-            n = min(options.get("samples") or timed.train, timed.train)
-            total += (
-                gradients(
-                    ask.name, options, Expected.of(task, timed, n, over=ask.needs == "rounds")
-                )
-                * n
-                * example
-            )
     return total
 
 
 def _rounds(task: Task, plan: Plan) -> int:
     """Rounds to train: none of a run that is there and only asked."""
     return 0 if finished(task.folder(plan.store)) else task.config.rounds
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The sizes of a ``Pool``."""
-
-    n: int
-    clients: slice
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What diagnostics read of their subject to say their cost, before it is there: a run's History, or its last model."""
-
-    rounds: tuple[int, ...]
-    sampled: int
-    parts: range
-    layout: Layout
-    pool: Stretch
-
-    @staticmethod
-    def of(task: Task, timed: Timed, n: int, *, over: bool) -> Expected:
-        """``n``: training examples that are looked at; ``over``: in all rounds that are kept, not only in the last."""
-        test = round(timed.test * n / timed.train)
-        clients = task.config.clients
-        return Expected(
-            task.rounds if over else (task.config.rounds,),
-            clients.per_round,
-            range(clients.total),
-            timed.layout,
-            Stretch(test + n, slice(test, test + n)),
-        )
-
-
-def gradients(name: str, options: Mapping[str, Any], expected: Expected) -> float:
-    """What a diagnostic says that it takes, in gradients of all examples that it looks at; 0 where it does not say."""
-    entry = registry.diagnostic.get(name)
-    if entry.cost is None:
-        return 0.0
-    try:
-        return float(
-            entry.cost(
-                [expected] if entry.on in ("runs", "checkpoints") else expected,
-                divide(entry, options).own,
-            )
-        )
-    except AttributeError as error:  # of another package
-        raise FldiagError(
-            f"the cost of {name} cannot be said of a run that is still to be trained ({error})"
-        ) from None
 
 
 def machine_words() -> str:

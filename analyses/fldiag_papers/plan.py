@@ -144,21 +144,13 @@ def finished(path: Path) -> bool:
 
 
 class Answers:
-    """The kept answers in a folder, by the key of the question (``ask_key``).
-
-    Earlier versions wrote them without a checksum. Those are used as they are, because the run may no longer have the weights to
-    answer again; the figure's json names them (``unverified``). An answer that has a checksum and does not match it counts as
-    not given.
-    """
+    """The kept answers in a folder, by the key of the question (``ask_key``)."""
 
     def __init__(self, folder: Path):
-        self.cache = Cache(folder, legacy=True)
+        self.cache = Cache(folder)
 
     def has(self, key: str) -> bool:
         return self.cache.has(*_split(key))
-
-    def unverified(self, key: str) -> bool:
-        return self.cache.unverified(*_split(key))
 
     def get(self, key: str, on_damage: Tell | None = None) -> pd.DataFrame | None:
         return self.cache.get(*_split(key), on_damage)

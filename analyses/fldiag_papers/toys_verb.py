@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.clock import LONG as ANNOUNCE
 from fldiag.clock import duration
 from fldiag.console import Console
 from fldiag.diagnosis import places
-from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.results import files

@@ -13,10 +13,9 @@ from typing import Any
 from fldiag.checkpoint import prune
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, error_text
-from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import workers
-from fldiag.execution.start import started
-from fldiag.execution.threads import threads
+from fldiag.execution.executor import parse_executor
+from fldiag.execution.pools import open_pool
+from fldiag.execution.worker import threads
 from fldiag.results import files
 from fldiag.results.machine import machine
 from fldiag.training import rounds
@@ -79,7 +78,7 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
 
 
 def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
-    is_timed = task.timed or chosen(bench.executor).kind == "serial"
+    is_timed = task.timed or parse_executor(bench.executor).kind == "serial"
     file = path / questions.CLOCK
     if not is_timed:  # what this process does in a round is not what the round takes
         file.unlink(missing_ok=True)
@@ -199,12 +198,12 @@ def perform_all(
     On Ctrl-C the rounds that were stored are kept.
 
     Raises KeyboardInterrupt, and FldiagError when a worker dies again and again."""
-    choice = chosen(executor)
+    choice = parse_executor(executor)
     if choice.kind == "serial" or len(tasks) <= 1:
         if (
             choice.kind == "processes"
             and bench.device == "cpu"
-            and (workers(choice, threads=1) or 1) > 1
+            and (choice.workers_here(threads=1) or 1) > 1
         ):
             bench = replace(bench, executor=choice)
         for task in tasks:
@@ -214,6 +213,6 @@ def perform_all(
                 raise KeyboardInterrupt
         return
     clocks = Clocks(tasks, bench, tell)
-    with started(executor, _elsewhere, bench, threads=1, name=_name, most=len(tasks)) as pool:
+    with open_pool(executor, _elsewhere, bench, threads=1, name=_name, most=len(tasks)) as pool:
         for _, outcome in pool.completed(tasks, clocks.look):
             finished(outcome)

@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 
 import fldiag
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.results.machine import machine
 
 WORKS = ("convolutions alone", "CIFAR round", "four runs", "matching", "landscape")
@@ -43,7 +43,10 @@ def overhead(turns: int) -> list[dict[str, object]]:
         state = np.ones(megabytes * 2**20 // 8)
         for executor in EXECUTORS:
             began = time.perf_counter()
-            with started(executor, wait, state) as pool, started("serial", wait, state) as serial:
+            with (
+                open_pool(executor, wait, state) as pool,
+                open_pool("serial", wait, state) as serial,
+            ):
                 list(pool.map([0.0]))
                 start = time.perf_counter() - began
                 workers = getattr(pool, "workers", None) or len(pool.client.nthreads())  # type: ignore[attr-defined]
@@ -85,7 +88,7 @@ def kernels(state: None, unit: int) -> float:
 
 
 def ceiling(executor: str) -> float:
-    with started(executor, kernels, None) as pool:
+    with open_pool(executor, kernels, None) as pool:
         list(pool.map(range(2)))
         return _time(lambda: list(pool.map(range(20))))
 

@@ -4,8 +4,7 @@
 
 Digits, ten clients, FedAvg with torch's own SGD, all ten clients' weights of every round. Printed for each model: the seconds of
 a round of training and the bytes of its file. For a recorder that does not test the global model and for one that does: the time
-that ``Recorder.round`` takes to return, the CPU time of the thread that then writes (without its waiting for the disk, during
-which the loop runs), and both together as a share of the round, which is what they cost on one core. Medians over rounds.
+that ``Recorder.round`` takes, and its share of the round. Medians over rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,20 +39,6 @@ def train(model: nn.Module, mine: torch.Tensor, epochs: int) -> nn.Module:
     return model
 
 
-def timed(rec: fldiag.Recorder) -> list[float]:
-    """The CPU seconds that the recorder's thread will need for each round."""
-    needed: list[float] = []
-    write = rec._write
-
-    def measured(*args: Any) -> None:
-        began = time.thread_time()
-        write(*args)
-        needed.append(time.thread_time() - began)
-
-    rec._write = measured  # type: ignore[method-assign]
-    return needed
-
-
 def measure(name: str, rounds: int, clients: int, epochs: int) -> None:
     parts = np.array_split(
         torch.randperm(len(DIGITS.train_y), generator=torch.Generator().manual_seed(0)).numpy(),
@@ -67,7 +51,6 @@ def measure(name: str, rounds: int, clients: int, epochs: int) -> None:
             "recording": fldiag.Recorder(f"{folder}/a", model, DIGITS, parts, evaluate=False),
             "with the test": fldiag.Recorder(f"{folder}/b", model, DIGITS, parts),
         }
-        thread = {kind: timed(rec) for kind, rec in recorders.items()}
         calls: dict[str, list[float]] = {kind: [] for kind in recorders}
         for _ in range(rounds):
             began, received = time.perf_counter(), copy.deepcopy(model)
@@ -83,17 +66,14 @@ def measure(name: str, rounds: int, clients: int, epochs: int) -> None:
                 began = time.perf_counter()
                 rec.round(received=received, clients=trained, aggregated=model)
                 calls[kind].append(time.perf_counter() - began)
-                rec.flush()
         size = Path(f"{folder}/a/rounds/0001.pt").stat().st_size
         for rec in recorders.values():
             rec.close()
     alone = statistics.median(training[1:])
     print(f"{name}, {epochs} epochs: a round {1e3 * alone:.0f} ms, {size / 1e6:.1f} MB", flush=True)
     for kind in recorders:
-        call, work = statistics.median(calls[kind][1:]), statistics.median(thread[kind][1:])
-        print(
-            f"  {kind}: {1e3 * call:.1f} ms in the call, {1e3 * work:.1f} ms of the thread: {(call + work) / alone:.1%}"
-        )
+        call = statistics.median(calls[kind][1:])
+        print(f"  {kind}: {1e3 * call:.1f} ms, {call / alone:.1%}")
 
 
 def main() -> None:

@@ -29,7 +29,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fldiag.checkpoint.index import STATES
-from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.errors import FldiagError, first_line
 
 State = dict[str, Tensor]
@@ -62,8 +61,6 @@ class ClientStates(Mapping[int, State]):
                 self._number = int(found[1])
                 with _opened(verified(name)) as file:
                     self._add(name, file.get_tensor("ids").tolist())
-            elif key.isdecimal():
-                self._new[int(key)] = read_tensors(verified(name))
 
     def __len__(self) -> int:
         return len(self._where.keys() | self._new.keys())

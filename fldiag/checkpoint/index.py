@@ -16,7 +16,8 @@ from fldiag.results.table import Row
 
 FILE = "run.json"
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
-WHOLE, CONTINUED = 1, 2
+#: CHAINED: continued by a journal in which each checksum covered the one before.
+WHOLE, CHAINED, CONTINUED = 1, 2, 3
 #: What every index has, and of what kind.
 KINDS: dict[str, type] = {
     "hash": str,
@@ -29,7 +30,7 @@ KINDS: dict[str, type] = {
     "schema": int,
 }
 SECTIONS = ("data", "partition", "clients", "model", "method", "train", "checkpoint", "metrics")
-#: Key of a segment of clients' states in ``state``. Earlier versions had a file a client, under the client's number.
+#: Key of a segment of clients' states in ``state``.
 STATES = r"clients-(\d{8,})"
 #: Names of files that say of which round they are.
 NUMBERED = {"rounds": r"rounds/\d{1,9}\.pt", "steps": r"steps/\d{1,9}\.parquet"}
@@ -55,6 +56,11 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
     try:
         index = files.read_json(file)
         check(index)
+        if index["schema"] == CHAINED:
+            raise FldiagError(
+                f"run {path} was stopped under an earlier fldiag, which wrote another kind of journal",
+                f"convert it: python analyses/convert_runs.py {path}",
+            )
         rows = continued(file.parent, index)
     except OSError as error:
         raise FldiagError(
@@ -125,13 +131,9 @@ def check(index: Any) -> None:
         odd = [k for k, v in names.items() if not isinstance(v, str)]
         if odd:
             raise ValueError(f"{key}: {odd[0]!r} is a {type(names[odd[0]]).__name__}, not text")
-    odd = [
-        k
-        for k in index["state"]
-        if k != "server" and not k.isdecimal() and not re.fullmatch(STATES, k)
-    ]
+    odd = [k for k in index["state"] if k != "server" and not re.fullmatch(STATES, k)]
     if odd:
-        raise ValueError(f"state of {odd[0]!r}, which is not a client")
+        raise ValueError(f"state has {odd[0]!r}, which is no segment of clients' states")
     for key in ("metrics", "journal"):
         if not isinstance(index.get(key, ""), str):
             raise ValueError(f"{key} is a {type(index[key]).__name__}, not text")

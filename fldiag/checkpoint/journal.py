@@ -2,13 +2,12 @@
 
 A line is a checksum, a space and one JSON object::
 
-    {"journal": ID}                                        the first: run.json that names ID is the one it continues
-    {"set": {...}, "drop": {...}, "rows": [...]}           keys of the index that have another value, or are gone; new metrics
+    {"line": 1, "journal": ID}                                 the first: run.json names the journal that continues it by ID
+    {"line": 2, "set": {...}, "drop": {...}, "rows": [...]}    keys of the index with a new value, keys that went; new metrics
 
-The checksum is of the line and of the checksum before it, so a line cannot be changed, left out or moved unnoticed. The last line
-may be cut off: a process or a machine stopped while it was written, and its round does not count. Anything else that does not
-verify is damage: the lines before it count, and a warning says so. A journal that run.json does not name belongs to an earlier
-run.json and says nothing.
+The checksum and the number verify a line by itself. The last line may be cut off: a process or a machine stopped while it was
+written, and its round does not count. Any other line that does not verify is damage: the lines before it count, and a warning
+says so. A journal that run.json does not name belongs to an earlier run.json and is ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from fldiag.results import files
 from fldiag.results.table import Row
 
 NAME = "journal.jsonl"
-#: Dicts of the index that grow with the run: a line says which of their entries changed. Of all others it holds the whole value.
+#: Dicts of the index that grow with the run: a line holds their changed entries only. Of all other keys it holds the whole value.
 GROWING = ("files", "state")
 Index = dict[str, Any]
 
@@ -36,8 +35,8 @@ class Journal:
     """A journal that is being written. ``size``: its bytes so far."""
 
     def __init__(self, path: Path, identity: str):
-        self.path, self.identity, self.size = path, identity, 0
-        self._last = ""
+        self.path, self.identity = path, identity
+        self.lines, self.size = 0, 0
 
     @staticmethod
     def new_identity() -> str:
@@ -45,16 +44,16 @@ class Journal:
         return secrets.token_hex(8)
 
     def begin(self) -> None:
-        """Make the file, in the place of an earlier one. Raises FldiagError when the disk refuses."""
-        line, self._last = _line({"journal": self.identity}, "")
+        """Create the file, in the place of an earlier one. Raises FldiagError when the disk refuses."""
+        line = encode_line(1, {"journal": self.identity})
         files.write_bytes(self.path, line)
-        self.size = len(line)
+        self.lines, self.size = 1, len(line)
 
     def append(self, before: Index, now: Index, rows: Sequence[Row]) -> None:
-        """Write down how the index changed, and the metrics that came. Raises FldiagError when the disk refuses."""
-        line, digest = _line({**_change(before, now), "rows": list(rows)}, self._last)
+        """Write down how the index changed, and the new metrics. Raises FldiagError when the disk refuses."""
+        line = encode_line(self.lines + 1, {**_change(before, now), "rows": list(rows)})
         files.append(self.path, line, self.size)
-        self._last, self.size = digest, self.size + len(line)
+        self.lines, self.size = self.lines + 1, self.size + len(line)
 
 
 def snapshot(index: Index) -> Index:
@@ -63,10 +62,10 @@ def snapshot(index: Index) -> Index:
 
 
 def replay(path: Path, identity: str, index: Index) -> list[Row]:
-    """Bring an index up to date; returns the metrics since. Nothing happens where the journal is not the one of this name.
+    """Bring an index up to date; returns the metrics since. Does nothing if the journal has another identity.
 
-    A damaged line and what follows it do not count, and a warning says which rounds remain. Raises FldiagError for a line that
-    was written so and says nothing that an index can hold.
+    A damaged line and the lines after it do not count, and a warning says which rounds remain. Raises FldiagError for a line
+    that verifies but does not describe a change of an index.
     """
     try:
         content = path.read_bytes()
@@ -77,19 +76,19 @@ def replay(path: Path, identity: str, index: Index) -> list[Row]:
             f"{path} cannot be read: {error.strerror}", "make it readable, or copy the run again"
         ) from None
     rows = list[Row]()
-    for i, entry in enumerate(_entries(content)):
+    for number, entry in enumerate(_entries(content), 1):
         if entry is None:
             warnings.warn(
-                f"line {i + 1} of {path} is damaged: the run is read up to round {index['done']}, and what was written "
+                f"line {number} of {path} is damaged: the run is read up to round {index['done']}, and what was written "
                 "after that does not count; --resume goes on from there",
                 stacklevel=2,
             )
             break
-        if i == 0 and entry.get("journal") != identity:
+        if number == 1 and entry.get("journal") != identity:
             return []
-        if i > 0 and not _apply(entry, index, rows):
+        if number > 1 and not _apply(entry, index, rows):
             raise FldiagError(
-                f"{path} is damaged: line {i + 1} is not what was written",
+                f"{path} is damaged: line {number} is not what was written",
                 "restore it from a copy, or train again",
             )
     return rows
@@ -100,57 +99,59 @@ def is_damaged(path: Path) -> bool:
     return path.is_file() and None in _entries(path.read_bytes())
 
 
+def encode_line(number: int, entry: Mapping[str, Any]) -> bytes:
+    """A line of the journal, with its checksum and its end."""
+    numbered = {"line": number, **entry}
+    text = json.dumps(
+        numbered, sort_keys=True, separators=(",", ":"), default=lambda value: value.item()
+    ).encode()
+    return _checksum(text) + b" " + text + b"\n"
+
+
 def _entries(content: bytes) -> Iterator[dict[str, Any] | None]:
-    """What the lines say, up to the first that is damaged, which is None. A last line that was cut off says nothing."""
-    lines, digest = content.split(b"\n"), ""
-    for i, line in enumerate(lines[:-1]):  # what follows the last end of a line was cut off
-        entry, digest = _entry(line, digest)
-        if entry is None and i == len(lines) - 2 and not lines[-1] and b"\0" in line:
-            return  # so was a last line whose beginning never reached the disk
+    """The entries of the lines; None for the first damaged line, which ends them. A last line that was cut off is left out."""
+    *lines, rest = content.split(
+        b"\n"
+    )  # after the last end of a line stands a line that was cut off
+    for number, line in enumerate(lines, 1):
+        entry = _decode_line(number, line)
+        if entry is None and number == len(lines) and not rest and b"\0" in line:
+            return  # the beginning of the last line never reached the disk
         yield entry
         if entry is None:
             return
 
 
-def _line(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    text = json.dumps(entry, sort_keys=True, separators=(",", ":"), default=_plain).encode()
-    digest = _digest(text, before)
-    return digest.encode() + b" " + text + b"\n", digest
-
-
-def _entry(line: bytes, before: str) -> tuple[dict[str, Any] | None, str]:
-    digest, _, text = line.partition(b" ")
-    if digest != _digest(text, before).encode():
-        return None, ""
+def _decode_line(number: int, line: bytes) -> dict[str, Any] | None:
+    """The entry of a line; None if its checksum or number is wrong."""
+    checksum, _, text = line.partition(b" ")
+    if checksum != _checksum(text):
+        return None
     try:
-        found = json.loads(text)
+        entry = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return (found if isinstance(found, dict) else None), digest.decode()
+        return None
+    return entry if isinstance(entry, dict) and entry.get("line") == number else None
 
 
-def _digest(text: bytes, before: str) -> str:
-    return hashlib.sha256(before.encode() + text).hexdigest()[:32]
-
-
-def _plain(value: Any) -> Any:
-    return value.item()
+def _checksum(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:32].encode()
 
 
 def _change(before: Index, now: Index) -> dict[str, Any]:
     changed: dict[str, Any] = {
         k: v for k, v in now.items() if k not in GROWING and (k not in before or before[k] != v)
     }
-    gone: dict[str, Any] = {k: None for k in before if k not in now}
+    dropped: dict[str, Any] = {k: None for k in before if k not in now}
     for key in GROWING:
         old, new = before[key], now[key]
         changed[key] = {k: v for k, v in new.items() if old.get(k) != v}
-        gone[key] = [k for k in old if k not in new]
-    return {"set": changed, "drop": gone}
+        dropped[key] = [k for k in old if k not in new]
+    return {"set": changed, "drop": dropped}
 
 
 def _apply(entry: Mapping[str, Any], index: Index, rows: list[Row]) -> bool:
-    """Whether the entry could be applied: one that somebody wrote by hand may say anything."""
+    """Apply an entry to an index. False if it does not describe a change: somebody may have written it by hand."""
     try:
         for key, value in entry["set"].items():
             index[key] = {**index[key], **value} if key in GROWING else value

@@ -394,7 +394,9 @@ def _unused(file: Path) -> Path:
 
 
 def _in_the_way(file: Path) -> bool:
-    return file.name != owner.NAME and (file.name != "rounds" or any(file.glob("*")))
+    return file.name not in (owner.NAME, owner.LOCK) and (
+        file.name != "rounds" or any(file.glob("*"))
+    )
 
 
 def mean(states: Sequence[State], shares: Sequence[float]) -> State:

@@ -4,7 +4,7 @@
 
     RUN/run.json          config, status, rounds done, every file with its sha256, and a digest of all that
     RUN/journal.jsonl     while it is trained: what changed in run.json since it was written, and the metrics (journal.py)
-    RUN/owner.json        while it is trained: by which process (owner.py)
+    RUN/owner.json        while it is trained: by which process; owner.lock is locked by it (owner.py)
     RUN/rounds/0030.pt    checkpoint of a round
     RUN/state/…           what training needs to go on: server and client state, only the newest
     RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest (0030-1: the second of that round)
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 #: ever removed from them.
 _TABLE = r"\.?\d+(-\d+)?\.parquet.*"
 OWN = {
-    "state": r"\.?((server|client-\d+)-\d+\.pt|clients-\d+\.safetensors).*",
+    "state": r"\.?(server-\d+\.pt|clients-\d+\.safetensors).*",
     "metrics": _TABLE,
     "steps": _TABLE,
     "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",

@@ -71,12 +71,14 @@ class Reader:
         """The table of the diagnostic that measures the number. Raises FldiagError where the member has none."""
 
         def find() -> pd.DataFrame:
-            from fldiag.diagnosis.question import question  # imports PyTorch
+            from fldiag.diagnosis.question import open_question  # imports PyTorch
             from fldiag.diagnosis.tables import tables
 
-            asked = question(number.source, [member], {**number.options, **self.where})
+            question = open_question(number.source, [member], {**number.options, **self.where})
             kept = places.cache(places.folder([member])) if self.cache else None
-            return tables(asked, bar=self.bar, tell=lambda text: None, cache=kept)[asked.entry]
+            return tables(question, bar=self.bar, tell=lambda text: None, cache=kept)[
+                question.entry
+            ]
 
         return self._once((number.source, id(member)), find)
 
@@ -134,7 +136,9 @@ class Reader:
             from fldiag.user_code import importable
 
             with importable():
-                given = subjects.given(member, self.where.get("model"), self.where.get("data"))
+                given = subjects.with_overrides(
+                    member, self.where.get("model"), self.where.get("data")
+                )
                 where = {k: v for k, v in self.where.items() if k not in ("model", "data")}
                 target = given.checkpoint() if isinstance(given, Run) else given
                 try:

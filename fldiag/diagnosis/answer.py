@@ -1,4 +1,4 @@
-"""What is written when a diagnostic is asked: table, provenance, pictures; and what is said of it."""
+"""Run a diagnostic and write its table, provenance and pictures; and its summary in words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag import registry
 from fldiag.checkpoint.index import unverified
 from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
-from fldiag.diagnosis import places, recalled
+from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.plotting import style
 from fldiag.registry import Diagnostic
@@ -51,14 +50,14 @@ class Answer:
 
 def plainly(table: pd.DataFrame, most: int = 40) -> Small:
     """The first rows of a table, without the columns in which nothing stands, and those of which sentences speak."""
-    shown = (
+    rows = (
         table.head(most)
         .drop(columns=["guess", "inputs"], errors="ignore")
         .dropna(axis=1, how="all")
     )
     return Small(
-        shown.astype(object).where(shown.notna(), None).to_dict("records"),
-        {c: c for c in shown.columns},
+        rows.astype(object).where(rows.notna(), None).to_dict("records"),
+        {c: c for c in rows.columns},
     )
 
 
@@ -72,14 +71,14 @@ def answer(
     bar: Bar,
     tell: Callable[[str], None],
 ) -> list[Answer]:
-    """Ask, measure, write and draw: the diagnostic's own answer first, then those of its flags.
+    """Measure, write and draw: the diagnostic's own answer first, then those of its flags.
 
     Args:
         name: the diagnostic's.
-        targets: what it is asked of.
-        options: as for ``question``.
+        targets: what is diagnosed.
+        options: as for ``open_question``.
         out: the folder to write to; by default that of the run (``fldiag.diagnosis.places.folder``).
-        stem: how the files' names begin; by default with what tells the question from others.
+        stem: how the files' names begin; by default with a digest of the question.
         bar: shows progress.
         tell: is told remarks: what was damaged, what takes long, what counts.
 
@@ -89,34 +88,31 @@ def answer(
     for text in unverified(t.path for t in targets if isinstance(t, Run)):
         tell(text)
     folder = out or places.folder([t for t in targets if isinstance(t, (Run, Checkpoint))])
-    known = "" if stem else recalled.key(registry.diagnostic.get(name), targets, options)
-    if known and (found := recalled.recall(folder, name, known, tell)):
-        return [Answer(registry.diagnostic.get(a.name), a.table, a.options, a.files) for a in found]
     from fldiag.diagnosis.measure import origin
-    from fldiag.diagnosis.question import question
+    from fldiag.diagnosis.question import open_question
     from fldiag.diagnosis.tables import tables
 
-    asked = question(name, targets, options)
-    asked.stem = stem or asked.stem
+    question = open_question(name, targets, options)
+    question.stem = stem or question.stem
     folder = places.prepare(folder)
     flags = {
         flag: True
-        for flag, also in asked.entry.also.items()
-        if also.name in {e.name for e in asked.more}
+        for flag, also in question.entry.also.items()
+        if also.name in {e.name for e in question.flag_diagnostics}
     }
     answers = []
-    for entry, table in tables(asked, bar=bar, tell=tell, cache=folder / "cache").items():
-        own = {**asked.asked[0][2], **flags} if entry is asked.entry else asked.more[entry]
-        stem = (
-            asked.stem
-            if entry is asked.entry
-            else entry.name + asked.stem.removeprefix(asked.entry.name)
-        )
+    _, first_subject, first_options = question.items[0]
+    for entry, table in tables(question, bar=bar, tell=tell, cache=folder / "cache").items():
+        if entry is question.entry:
+            stem, entry_options = question.stem, {**first_options, **flags}
+        else:
+            stem = entry.name + question.stem.removeprefix(question.entry.name)
+            entry_options = question.flag_diagnostics[entry]
         about = {
-            **origin(asked.asked[0][1], own),
+            **origin(first_subject, entry_options),
             "diagnostic": entry.name,
-            **{k: v for k, v in asked.about.items() if k != "where"},
-            "options": {**asked.about.get("where", {}), **plain(own)},
+            **{k: v for k, v in question.about.items() if k != "where"},
+            "options": {**question.about.get("where", {}), **plain(entry_options)},
             **standing.about(table),
         }
         path = folder / stem
@@ -124,29 +120,21 @@ def answer(
             Answer(
                 entry,
                 table,
-                own,
+                entry_options,
                 [*files.write_table(table, path, about), *pictures(entry, table, path)],
             )
-        )
-    if known:
-        recalled.remember(
-            folder,
-            name,
-            known,
-            [recalled.Given(a.entry.name, a.table, a.options, a.files) for a in answers],
-            asked.notes,
         )
     return answers
 
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """All pictures of a table, the main one's png last: that is what people look at first."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for ending, draw in entry.more.items():
-        made = draw(table)
-        if isinstance(made, str):
-            found.append(files.write_text(path.with_name(path.name + ending), made))
-        elif made is not None:
-            found += style.write(made, path.with_name(path.name + ending))
-    drawn = entry.draw(table) if entry.draw is not None else None
-    return found + (style.write(drawn, path) if isinstance(drawn, Figure) else [])
+        picture = draw(table)
+        if isinstance(picture, str):
+            paths.append(files.write_text(path.with_name(path.name + ending), picture))
+        elif picture is not None:
+            paths += style.write(picture, path.with_name(path.name + ending))
+    figure = entry.draw(table) if entry.draw is not None else None
+    return paths + (style.write(figure, path) if isinstance(figure, Figure) else [])

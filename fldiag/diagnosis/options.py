@@ -171,36 +171,40 @@ SHARED = (
     ),
     Shared("name", "str", None, "Name of the subject in the table.", typed=False),
 )
-#: Bytes of memory below which a unit was forgotten.
+#: Bytes of memory below which a suffix such as M was forgotten.
 LEAST = 2**10
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
-def shared_by(on: str, own: Collection[str] = ()) -> list[Shared]:
-    """The shared options of a diagnostic of this kind; ``own``: names that it uses itself."""
-    return [option for option in SHARED if on in option.on and option.name not in own]
+def shared_by(on: str, names: Collection[str] = ()) -> list[Shared]:
+    """The shared options of a diagnostic of this kind, without the ``names`` of its own options."""
+    return [option for option in SHARED if on in option.on and option.name not in names]
 
 
 def size(memory: str | int) -> int:
     """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else."""
     match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", str(memory).strip().lower())
     try:
-        found = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
+        count = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
     except ValueError:
-        found = 0
-    if found < (LEAST if isinstance(memory, str) else 1):
-        what = (
-            f"is {found:,} bytes, which is too little for any computation"
-            if found
+        count = 0
+    if count < (LEAST if isinstance(memory, str) else 1):
+        complaint = (
+            f"is {count:,} bytes, which is too little for any computation"
+            if count
             else "is not a size"
         )
         raise FldiagError(
-            f"memory = {memory!r} {what}", "give such as 500M or 2G, or at least 1k", usage=True
+            f"memory = {memory!r} {complaint}",
+            "give such as 500M or 2G, or at least 1k",
+            usage=True,
         )
-    return found
+    return count
 
 
-def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list[int] | None:
+def rounds(
+    text: str | int | Sequence[int] | None, stored_rounds: Sequence[int]
+) -> list[int] | None:
     """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``, or of numbers; None for all.
 
     A range and ``every`` take what is stored of it. Raises FldiagError for anything else.
@@ -208,7 +212,7 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
     if text is None or text == "all":
         return None
     if text == "last":
-        return list(there[-1:])
+        return list(stored_rounds[-1:])
     try:
         if not isinstance(text, str):
             return sorted(
@@ -216,13 +220,15 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
             )
         if text.startswith("every:"):
             step = int(text.removeprefix("every:"))
-            found = [r for r in there if r % step == 0]
+            numbers = [r for r in stored_rounds if r % step == 0]
         else:
-            found = []
+            numbers = []
             for part in text.split(","):
                 first, dash, last = part.partition("-")
-                found += (
-                    [r for r in there if int(first) <= r <= int(last)] if dash else [int(first)]
+                numbers += (
+                    [r for r in stored_rounds if int(first) <= r <= int(last)]
+                    if dash
+                    else [int(first)]
                 )
     except (ValueError, TypeError, ZeroDivisionError):
         raise FldiagError(
@@ -230,17 +236,19 @@ def rounds(text: str | int | Sequence[int] | None, there: Sequence[int]) -> list
             "write for example 5, 1,5,20-30, every:10 or last",
             usage=True,
         ) from None
-    if not found:
+    if not numbers:
         raise FldiagError(
             f"--rounds {text}: no such round is stored",
-            f"stored are {there[0]} to {there[-1]}" if there else "train first",
+            f"stored are {stored_rounds[0]} to {stored_rounds[-1]}"
+            if stored_rounds
+            else "train first",
             usage=True,
         )
-    return sorted(set(found))
+    return sorted(set(numbers))
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a file can say; weight sets and stores cannot. Where it was computed is not said: it changes nothing."""
+    """The options that a file can hold: not weight sets and stores. The executor is left out, for it changes nothing."""
     options = {k: v for k, v in options.items() if k != "executor"}
     kinds = (str, int, float, bool, type(None))
     lists = {

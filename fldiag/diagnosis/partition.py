@@ -20,7 +20,7 @@ from fldiag.plotting import words
 
 
 @dataclass(frozen=True)
-class Partition:
+class DealtPartition:
     """``counts``: one row a client and class with its number of examples. ``parts``: the training indices of every client.
     ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many."""
 
@@ -37,7 +37,7 @@ def partition_of(
     *,
     download: bool = False,
     allow_code: str | Iterable[str] = (),
-) -> Partition:
+) -> DealtPartition:
     """The partition of a run folder, or the one that a preset or TOML file would deal.
 
     Args:
@@ -55,7 +55,7 @@ def partition_of(
         user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
         dataset = data.of(config.data, download, config.allowed_code)
         parts = partition.load_parts(run.verified("partition.npz"))
-        return Partition(
+        return DealtPartition(
             partition.summary(parts, dataset.train_y),
             parts,
             run.path / "diagnostics",
@@ -65,7 +65,7 @@ def partition_of(
     return dealt(configs.load(source, overrides), download=download)
 
 
-def dealt(config: configs.Config, *, download: bool = False) -> Partition:
+def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:
     """The partition that a config deals. Raises FldiagError for data that are not there."""
     spec = config.partition
     dataset = data.of(config.data, download, config.allowed_code)
@@ -78,7 +78,7 @@ def dealt(config: configs.Config, *, download: bool = False) -> Partition:
             *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size"),
         ]
     )
-    return Partition(
+    return DealtPartition(
         partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name, title(config)
     )
 

@@ -16,16 +16,16 @@ from fldiag.results.files import refuse_links_above
 FALLBACK = Path("fldiag-out")
 
 
-def folder(found: Sequence[Run | Checkpoint]) -> Path:
-    """The ``diagnostics`` folder of the one run that is asked about, or ``fldiag-out`` here."""
+def folder(targets: Sequence[Run | Checkpoint]) -> Path:
+    """The ``diagnostics`` folder of the one run that is diagnosed, or ``fldiag-out`` in the working directory."""
     runs = {
         t.path if isinstance(t, Run) else t.path.parent.parent
-        for t in found
+        for t in targets
         if isinstance(t, Run)
         or (t.path.parent.name == "rounds" and (t.path.parent.parent / "run.json").is_file())
     }
     inside = len(runs) == 1 and all(
-        isinstance(t, Run) or t.path.parent.name == "rounds" for t in found
+        isinstance(t, Run) or t.path.parent.name == "rounds" for t in targets
     )
     run = next(iter(runs), FALLBACK)
     return run / "diagnostics" if inside and os.access(run, os.W_OK) else FALLBACK

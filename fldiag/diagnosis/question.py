@@ -15,7 +15,7 @@ from fldiag.diagnosis.measure import Subject
 from fldiag.diagnosis.options import plain, rounds
 from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
+from fldiag.execution.executor import parse_executor
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
@@ -26,72 +26,81 @@ from fldiag.user_code import importable
 
 @dataclass
 class Question:
-    """``asked``: (title, subject, options) of every table; those of one diagnostic stand one below the other. ``more``: the
-    further diagnostics that flags ask of the same subjects. ``about``: which files the answer is about. ``stem``: a name for
-    it that differs whenever the question does."""
+    """What to measure of what.
+
+    ``items``: (title, subject, options) of every table; those of one diagnostic stand one below the other.
+    ``flag_diagnostics``: those that flags add for the same subjects, with their options. ``about``: which files the answer is
+    about. ``stem``: a name for it that differs whenever the question does.
+    """
 
     entry: Diagnostic
-    asked: list[tuple[str, Subject, dict[str, Any]]]
-    more: dict[Diagnostic, dict[str, Any]] = field(default_factory=dict)
+    items: list[tuple[str, Subject, dict[str, Any]]]
+    flag_diagnostics: dict[Diagnostic, dict[str, Any]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     stem: str = ""
     executor: Any = "serial"
     notes: list[str] = field(default_factory=list)
 
 
-def question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -> Question:
+def open_question(name: str, targets: Sequence[Target], options: Mapping[str, Any]) -> Question:
     """Check the question and open what it is about.
 
     Args:
         name: the diagnostic's.
-        targets: runs, checkpoints, Problems or a History: what the diagnostic can be asked of.
+        targets: runs, checkpoints, Problems or a History, as the diagnostic takes them.
         options: the diagnostic's own, those of its subject (``fldiag.diagnosis.options``), and its flags.
 
     Raises:
         FldiagError: an unknown diagnostic or option, a value out of range, or targets of the wrong kind.
     """
     entry = registry.diagnostic.get(name)
-    subjects.known(targets)
-    divided = subjects.divide(entry, options)
-    executor = chosen(divided.where.pop("executor", "serial"))
-    more = {
-        registry.diagnostic.get(also): registry.diagnostic.get(also).validate(given)
-        for also, given in divided.more.items()
+    subjects.check_targets(targets)
+    split = subjects.split_options(entry, options)
+    executor = parse_executor(split.subject_options.pop("executor", "serial"))
+    flag_diagnostics = {
+        registry.diagnostic.get(also): registry.diagnostic.get(also).validate(values)
+        for also, values in split.flag_options.items()
     }
-    made = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)(
-        entry, targets, divided.where, divided.own
-    )
-    made.executor = executor
-    if executor.kind != "serial" and len(made.asked) == 1 and not made.entry.parts:
-        made.notes.append(
-            f"{made.entry.name} of a single target cannot be split for {executor}: it is computed in this process"
+    open_items = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
+    question = open_items(entry, targets, split.subject_options, split.options)
+    question.executor = executor
+    if executor.kind != "serial" and len(question.items) == 1 and not question.entry.parts:
+        question.notes.append(
+            f"{question.entry.name} of a single target cannot be split for {executor}: it is computed in this process"
         )
-    for _, subject, _ in made.asked:
+    for _, subject, _ in question.items:
         for part in subject if isinstance(subject, Sequence) else [subject]:
             if isinstance(part, Problem | History):
                 part.executor = executor
-    made.more = more if made.entry is entry else {}
-    for _, subject, own in made.asked:
-        for asked, given in [
-            (made.entry, own | dict.fromkeys(divided.flags, True)),
-            *made.more.items(),
+    question.flag_diagnostics = flag_diagnostics if question.entry is entry else {}
+    for _, subject, item_options in question.items:
+        for diagnostic, values in [
+            (question.entry, item_options | dict.fromkeys(split.flags, True)),
+            *question.flag_diagnostics.items(),
         ]:
-            if asked.check is not None:
-                asked.check(subject, given)
-    every = (
-        [plain(own) for _, _, own in made.asked],
-        divided.flags,
-        {k: plain(v) for k, v in divided.more.items()},
+            if diagnostic.check is not None:
+                diagnostic.check(subject, values)
+    all_options = (
+        [plain(item_options) for _, _, item_options in question.items],
+        split.flags,
+        {k: plain(v) for k, v in split.flag_options.items()},
     )
-    made.stem += f"-{digest(made.about, every)[:8]}"
-    return made
+    question.stem += f"-{digest(question.about, all_options)[:8]}"
+    return question
 
 
 def _of_weights(
-    entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]
+    entry: Diagnostic,
+    targets: Sequence[Target],
+    subject_options: dict[str, Any],
+    options: dict[str, Any],
 ) -> Question:
-    given = {k: where.pop(k) for k in ("model", "data", "key") if where.get(k) is not None}
-    opened: list[Run | Checkpoint | Problem] = []
+    overrides = {
+        k: subject_options.pop(k)
+        for k in ("model", "data", "key")
+        if subject_options.get(k) is not None
+    }
+    sources: list[Run | Checkpoint | Problem] = []
     for t in targets:
         if isinstance(t, History):
             raise FldiagError(
@@ -100,98 +109,99 @@ def _of_weights(
                 usage=True,
             )
         if isinstance(t, Problem):
-            subjects.refuse({**given, **where}, t)
-        if isinstance(t, Checkpoint) and "round" in where:
+            subjects.refuse_options({**overrides, **subject_options}, t)
+        if isinstance(t, Checkpoint) and "round" in subject_options:
             raise FldiagError(
-                f"round = {where['round']} chooses a checkpoint of a run, but {t.path} is one checkpoint",
+                f"round = {subject_options['round']} chooses a checkpoint of a run, but {t.path} is one checkpoint",
                 "leave it out, or give the run's folder",
                 usage=True,
             )
-        opened.append(t if isinstance(t, Problem) else subjects.given(t, **given))
-    where = subjects.settled(where)
-    round = where.pop("round", None)
+        sources.append(t if isinstance(t, Problem) else subjects.with_overrides(t, **overrides))
+    subject_options = subjects.with_dtype(subject_options)
+    round = subject_options.pop("round", None)
     if round is not None:
-        opened = [t.checkpoint(round) if isinstance(t, Run) else t for t in opened]
+        sources = [t.checkpoint(round) if isinstance(t, Run) else t for t in sources]
     with importable():
         choice = (
-            entry.choose(opened, own, where) if entry.choose else Choice([(t, {}) for t in opened])
+            entry.choose(sources, options, subject_options)
+            if entry.choose
+            else Choice([(t, {}) for t in sources])
         )
-    chosen = [t.checkpoint() if isinstance(t, Run) else t for t, _ in choice.asked]
-    problems = subjects.problems(chosen, where)
+    weights = [t.checkpoint() if isinstance(t, Run) else t for t, _ in choice.asked]
+    problems = subjects.problems(weights, subject_options)
     if choice.instead:
-        entry, own = (
-            registry.diagnostic.get(choice.instead),
-            registry.diagnostic.get(choice.instead).validate(choice.options),
-        )
-    asked: list[tuple[str, Subject, dict[str, Any]]] = [
-        (p.name, p, {**own, **extra}) for p, (_, extra) in zip(problems, choice.asked, strict=True)
+        entry = registry.diagnostic.get(choice.instead)
+        options = entry.validate(choice.options)
+    items: list[tuple[str, Subject, dict[str, Any]]] = [
+        (p.name, p, {**options, **extra})
+        for p, (_, extra) in zip(problems, choice.asked, strict=True)
     ]
     if entry.on == "checkpoints":
-        asked = [(entry.name, problems, own)]
-    named = list(choice.named) or [c for c in chosen if isinstance(c, Checkpoint)]
-    where |= {} if round is None else {"round": round}
+        items = [(entry.name, problems, options)]
+    checkpoints = list(choice.named) or [c for c in weights if isinstance(c, Checkpoint)]
+    subject_options |= {} if round is None else {"round": round}
     about: dict[str, Any] = {
         "checkpoints": {
-            p.name: _file(c, p, choice.named) for p, c in zip(problems, chosen, strict=True)
+            p.name: _file(c, p, choice.named) for p, c in zip(problems, weights, strict=True)
         }
     }
     if choice.named:
-        about["through"] = [c.sha256 for c in named]
-    what = named[0].path.stem if len(named) == 1 else f"{len(named)}-checkpoints"
-    stem = f"{choice.stem or entry.name}-{''.join(ch if ch.isalnum() or ch in '._-' else '-' for ch in what)[:60]}"
+        about["through"] = [c.sha256 for c in checkpoints]
+    title = checkpoints[0].path.stem if len(checkpoints) == 1 else f"{len(checkpoints)}-checkpoints"
+    title = "".join(ch if ch.isalnum() or ch in "._-" else "-" for ch in title)[:60]
+    values = {k: str(v) if k == "dtype" else v for k, v in subject_options.items()}
     return Question(
         entry,
-        asked,
-        about={
-            **about,
-            "where": plain({k: str(v) if k == "dtype" else v for k, v in where.items()}),
-        },
-        stem=stem,
+        items,
+        about={**about, "where": plain(values)},
+        stem=f"{choice.stem or entry.name}-{title}",
         notes=[*choice.notes, *remarks(problems)],
     )
 
 
 def _file(
-    target: Checkpoint | Problem, problem: Problem, named: Sequence[Checkpoint]
+    target: Checkpoint | Problem, problem: Problem, through: Sequence[Checkpoint]
 ) -> dict[str, Any]:
-    """What an answer is about: the file, and where model or data were given, these too, since the file does not decide them."""
-    if isinstance(target, Problem):
-        of = (
-            {"file": named[0].path.name, "sha256": named[0].sha256} if len(named) == 1 else {}
-        )  # its clients
-        return {
-            "digest": problem.digest(),
-            "slice": problem.slice_name,
-            "n": problem.n,
-            "inputs": problem.inputs,
-            "remarks": list(problem.remarks),
-            **of,
-        }
-    given = {k: v for k, v in (("model", target.model), ("data", target.data)) if v is not None}
-    more = (
-        {
-            "digest": problem.digest(),
-            "remarks": list(problem.remarks),
-            **{k: v for k, v in given.items() if isinstance(v, str)},
-        }
-        if given
-        else {}
-    )
-    key = {"key": target.key} if target.key else {}
-    return {
-        "file": target.path.name,
-        "sha256": target.sha256,
-        **key,
-        "run": target.manifest.get("run"),
+    """What an answer is about: the file, and model or data that were passed beside it."""
+    about = {
         "slice": problem.slice_name,
         "n": problem.n,
         "inputs": problem.inputs,
-        **more,
+    }
+    if isinstance(target, Problem):
+        # a plane through the clients of one checkpoint is about that file
+        of = (
+            {"file": through[0].path.name, "sha256": through[0].sha256} if len(through) == 1 else {}
+        )
+        return {
+            "digest": problem.digest(),
+            **about,
+            "remarks": list(problem.remarks),
+            **of,
+        }
+    file = {
+        "file": target.path.name,
+        "sha256": target.sha256,
+        **({"key": target.key} if target.key else {}),
+        "run": target.manifest.get("run"),
+    }
+    if target.model is None and target.data is None:
+        return file | about
+    overrides = {"model": target.model, "data": target.data}
+    return {
+        **file,
+        **about,
+        "digest": problem.digest(),
+        "remarks": list(problem.remarks),
+        **{k: v for k, v in overrides.items() if isinstance(v, str)},
     }
 
 
 def _of_run(
-    entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]
+    entry: Diagnostic,
+    targets: Sequence[Target],
+    subject_options: dict[str, Any],
+    options: dict[str, Any],
 ) -> Question:
     if len(targets) != 1:
         raise FldiagError(
@@ -201,9 +211,12 @@ def _of_run(
         )
     target = targets[0]
     if isinstance(target, History):
-        subjects.refuse(where, target)
+        subjects.refuse_options(subject_options, target)
         return Question(
-            entry, [(target.name, target, own)], about={"history": target.digest()}, stem=entry.name
+            entry,
+            [(target.name, target, options)],
+            about={"history": target.digest()},
+            stem=entry.name,
         )
     if isinstance(target, Problem):
         raise FldiagError(
@@ -220,24 +233,23 @@ def _of_run(
         and target.index["config"].get("checkpoint", {}).get("clients") == "none"
     ):
         raise FldiagError(f"run {target.path} holds no client weights", REMEDY)
-    where = subjects.settled(where)
-    where["rounds"] = rounds(where.get("rounds"), target.rounds)
-    if (
-        "every_round" in own and own["every_round"] is None
-    ):  # settled here, so that the cache tells the two answers apart
-        own["every_round"] = where["rounds"] is not None
-    history = subjects.history(target, where)
+    subject_options = subjects.with_dtype(subject_options)
+    subject_options["rounds"] = rounds(subject_options.get("rounds"), target.rounds)
+    # decided here, so that the cache tells the two answers apart
+    if "every_round" in options and options["every_round"] is None:
+        options["every_round"] = subject_options["rounds"] is not None
+    history = subjects.history(target, subject_options)
     about = {
         "run": target.path.name,
         "config": target.index["hash"],
         "history": history.digest(),
         "checkpoints": history.files,
-        "where": plain(where),
+        "where": plain(subject_options),
         **({} if history.alone else {"inputs": history.dataset.scaling}),
     }
     return Question(
         entry,
-        [(target.path.name, history, own)],
+        [(target.path.name, history, options)],
         about=about,
         stem=entry.name,
         notes=[] if history.alone else data.remarks(history.dataset),
@@ -245,7 +257,10 @@ def _of_run(
 
 
 def _of_runs(
-    entry: Diagnostic, targets: Sequence[Target], where: dict[str, Any], own: dict[str, Any]
+    entry: Diagnostic,
+    targets: Sequence[Target],
+    subject_options: dict[str, Any],
+    options: dict[str, Any],
 ) -> Question:
     runs = []
     for target in targets:
@@ -266,27 +281,27 @@ def _of_runs(
         },
     }
     return Question(
-        entry, [(", ".join(r.name for r in runs), runs, own)], about=about, stem=entry.name
+        entry, [(", ".join(r.name for r in runs), runs, options)], about=about, stem=entry.name
     )
 
 
 def remarks(problems: Sequence[Problem]) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     for problem in problems:
-        # what their targets look like, and whether what was allowed was there, is found out by looking
+        # the probe sees what targets look like, and whether what was allowed occurs
         if (problem.in_memory or problem.allow) and bool(problem.w.isfinite().all()):
             problem.probe()
-    told = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
+    texts = list(dict.fromkeys(text for problem in problems for text in problem.remarks))
     for problem in problems:
         count = sum(p.numel() for p in problem.module.parameters())
-        held = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
-        if held:
-            told.append(
-                f"{problem.name}: {held:,} of {count:,} parameters are frozen (requires_grad = False); they "
+        frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
+        if frozen:
+            texts.append(
+                f"{problem.name}: {frozen:,} of {count:,} parameters are frozen (requires_grad = False); they "
                 + (
                     "are treated as constants here"
                     if problem.frozen
                     else "count as weights like the others (--trainable leaves them out)"
                 )
             )
-    return told
+    return texts

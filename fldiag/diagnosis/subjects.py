@@ -1,4 +1,4 @@
-"""What a diagnostic is asked of: from paths, runs, checkpoints and modules to Problems and Histories."""
+"""What is diagnosed: from paths, runs, checkpoints and modules to Problems and Histories."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def load(
         )
     path = Path(path)
     if pretrained.is_folder(path):
-        return given(pretrained.read(path), model, data, key).allow(allow_code)
+        return with_overrides(pretrained.read(path), model, data, key).allow(allow_code)
     if os.path.isdir(path) or path.name == "run.json":
-        return given(Run.open(path), model, data, key).allow(allow_code)
+        return with_overrides(Run.open(path), model, data, key).allow(allow_code)
     verify(path)
     return replace(schema.read(path, key), model=model, data=data).allow(allow_code)
 
 
-def given(
+def with_overrides(
     target: Run | Checkpoint, model: Any = None, data: Any = None, key: str | None = None
 ) -> Run | Checkpoint:
     """The target with another model, other data, or another of its file's sets of weights."""
@@ -93,8 +93,8 @@ def given(
     return replace(target, model=model, data=data)
 
 
-def known(targets: Sequence[Any]) -> None:
-    """Raises FldiagError for what no diagnostic can be asked of."""
+def check_targets(targets: Sequence[Any]) -> None:
+    """Raises FldiagError for what cannot be diagnosed."""
     if not targets:
         raise FldiagError(
             "there is nothing to diagnose",
@@ -116,62 +116,68 @@ def known(targets: Sequence[Any]) -> None:
             )
 
 
-def labels(found: Sequence[Checkpoint]) -> list[str]:
+def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
     """A short label for each checkpoint, all different."""
-    names = [c.label for c in found]
+    names = [c.label for c in checkpoints]
     if not names:
         return []
     if max(Counter(names).values()) > 1:
         names = [
             f"{n} ({c.path.parent.parent.name if c.path.parent.name == 'rounds' else c.path.stem})"
-            for n, c in zip(names, found, strict=True)
+            for n, c in zip(names, checkpoints, strict=True)
         ]
     if max(Counter(names).values()) > 1:
         names = [f"{n} #{i}" for i, n in enumerate(names, start=1)]
     return names
 
 
-def problems(found: Sequence[Checkpoint | Problem], where: Mapping[str, Any]) -> list[Problem]:
-    """The loss around each of the checkpoints; ``where``: options of ``fldiag.problem.from_checkpoint.problem``."""
-    client = where.get("client")
+def problems(
+    targets: Sequence[Checkpoint | Problem], subject_options: Mapping[str, Any]
+) -> list[Problem]:
+    """The loss around each target; the options are those of ``fldiag.problem.from_checkpoint.problem``."""
+    client = subject_options.get("client")
     suffix = "" if client is None else f" client {client}"
-    names = iter(labels([c for c in found if isinstance(c, Checkpoint)]))
+    names = iter(labels([t for t in targets if isinstance(t, Checkpoint)]))
     with importable():
         return [
-            c
-            if isinstance(c, Problem)
-            else from_checkpoint.problem(c, **{"name": next(names) + suffix, **where})
-            for c in found
+            t
+            if isinstance(t, Problem)
+            else from_checkpoint.problem(t, **{"name": next(names) + suffix, **subject_options})
+            for t in targets
         ]
 
 
-def history(run: Run, where: Mapping[str, Any]) -> History:
-    """The stored rounds of a run; ``where``: options of ``History.of``."""
+def history(run: Run, subject_options: Mapping[str, Any]) -> History:
+    """The stored rounds of a run; the options are those of ``History.of``."""
     with importable():
-        return History.of(run, **{"model": run.model, "data": run.data, **where})
+        return History.of(run, **{"model": run.model, "data": run.data, **subject_options})
 
 
 @dataclass
-class Divided:
-    """Options given together, taken apart. ``where``: those given of the subject; ``own``: of the diagnostic, with its
-    defaults; ``more``: those of every further diagnostic that a flag asks for, by its name. ``flags``: those given. All are
-    checked."""
+class SplitOptions:
+    """Options that were passed together, by whose they are; all are checked.
 
-    where: dict[str, Any]
-    own: dict[str, Any]
-    more: dict[str, dict[str, Any]]
+    ``subject_options``: those passed, of the subject; ``options``: of the diagnostic, with its defaults; ``flag_options``: of
+    every diagnostic that a flag adds, by its name. ``flags``: those that are set.
+    """
+
+    subject_options: dict[str, Any]
+    options: dict[str, Any]
+    flag_options: dict[str, dict[str, Any]]
     flags: list[str]
 
 
-def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
+def split_options(entry: Diagnostic, values: Mapping[str, Any]) -> SplitOptions:
     """Whose each option is. Raises FldiagError for unknown options and values out of range."""
-    own = entry.options.model_fields
-    asked = [also for flag, also in entry.also.items() if options.get(flag)]
-    theirs = {name for also in entry.also.values() for name in also.options}.difference(own)
-    given = {k: v for also in asked for k, v in also.sets.items()}
-    given |= {k: v for k, v in options.items() if k in own or not (k in entry.also or k in theirs)}
+    names = entry.options.model_fields
+    added = [also for flag, also in entry.also.items() if values.get(flag)]
+    only_added = {name for also in entry.also.values() for name in also.options}.difference(names)
+    passed = {k: v for also in added for k, v in also.sets.items()}
+    passed |= {
+        k: v for k, v in values.items() if k in names or not (k in entry.also or k in only_added)
+    }
     schema = _schema(entry)
-    for name in given:
+    for name in passed:
         if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
             raise FldiagError(
                 f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
@@ -179,27 +185,33 @@ def divide(entry: Diagnostic, options: Mapping[str, Any]) -> Divided:
                 usage=True,
             )
     try:
-        checked = dict(schema(**given))
+        checked = dict(schema(**passed))
     except pydantic.ValidationError as error:
         raise registry.explain(error, f"{entry.kind} {entry.name!r}", schema) from None
     if "device" in checked:
         checked["device"] = device_of(checked["device"], DTYPES.get(str(checked.get("precision"))))
-    where = {k: checked[k] for k, v in given.items() if k not in own and v is not None}
-    more = {also.name: _theirs(also, set(own), options) for also in asked}
-    return Divided(
-        where,
-        {k: checked[k] for k in own},
-        more,
-        [flag for flag in entry.also if options.get(flag)],
+    return SplitOptions(
+        {k: checked[k] for k, v in passed.items() if k not in names and v is not None},
+        {k: checked[k] for k in names},
+        {also.name: _options_for(also, set(names), values) for also in added},
+        [flag for flag in entry.also if values.get(flag)],
     )
+
+
+def _options_for(also: Also, owner_names: set[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a diagnostic that a flag adds: those that it alone has, and those that it shares with the flag's owner."""
+    names = set(registry.diagnostic.get(also.name).options.model_fields)
+    return {
+        k: v for k, v in values.items() if k in names and (k in owner_names or k in also.options)
+    }
 
 
 @cache
 def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
     """The diagnostic's options and those of its subject, as one."""
-    own, kinds = entry.options.model_fields, {"str": str, "int": int, "float": float, "bool": bool}
+    kinds = {"str": str, "int": int, "float": float, "bool": bool}
     fields: dict[str, Any] = {}
-    for option in shared.shared_by(entry.on, own):
+    for option in shared.shared_by(entry.on, entry.options.model_fields):
         kind: Any = (
             Annotated[kinds[option.kind], pydantic.Field(ge=option.least)]
             if option.least is not None
@@ -219,30 +231,26 @@ def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
     return pydantic.create_model(f"{entry.name}_options", __base__=entry.options, **fields)
 
 
-def settled(where: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a subject that is still to be made, as ``from_checkpoint.problem`` and ``History.of`` take them."""
-    more = {"dtype": DTYPES[where["precision"]]} if "precision" in where else {}
-    return {**{k: v for k, v in where.items() if k != "precision"}, **more}
+def with_dtype(subject_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as ``from_checkpoint.problem`` and ``History.of`` take them: ``dtype`` instead of ``precision``."""
+    options = dict(subject_options)
+    if "precision" in options:
+        options["dtype"] = DTYPES[options.pop("precision")]
+    return options
 
 
-def refuse(where: Mapping[str, Any], made: Problem | History) -> None:
-    """Raises FldiagError for an option that would change nothing: the subject is made already."""
-    for name, value in where.items():
-        same = (
-            (name == "precision" and DTYPES[value] == made.dtype)
-            or (name == "device" and torch.device(value).type == made.device.type)
+def refuse_options(subject_options: Mapping[str, Any], subject: Problem | History) -> None:
+    """Raises FldiagError for an option that would change nothing, because the subject exists already."""
+    for name, value in subject_options.items():
+        is_so = (
+            (name == "precision" and DTYPES[value] == subject.dtype)
+            or (name == "device" and torch.device(value).type == subject.device.type)
             or value is False
         )
-        if not same:
-            kind = type(made).__name__
+        if not is_so:
+            kind = type(subject).__name__
             raise FldiagError(
                 f"option {name} = {value!r} has no effect on a {kind}, which already has its weights and data",
                 f"leave it out, or set it when the {kind} is created",
                 usage=True,
             )
-
-
-def _theirs(also: Also, own: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a further diagnostic: those that it alone has, and those that it shares with the flag's owner."""
-    there = set(registry.diagnostic.get(also.name).options.model_fields)
-    return {k: v for k, v in options.items() if k in there and (k in own or k in also.options)}

@@ -12,8 +12,8 @@ import pandas as pd
 from fldiag import registry
 from fldiag.diagnosis.measure import measure
 from fldiag.diagnosis.question import Question
-from fldiag.execution.choice import chosen
-from fldiag.execution.start import started
+from fldiag.execution.executor import parse_executor
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Diagnostic, Progress
 
 #: What shows progress: a title -> a context that gives the callback.
@@ -21,62 +21,68 @@ Bar = Callable[[str], AbstractContextManager[Progress]]
 
 
 def tables(
-    asked: Question,
+    question: Question,
     *,
     bar: Bar,
     tell: Callable[[str], None],
     cache: Path | None = None,
 ) -> dict[Diagnostic, pd.DataFrame]:
-    """The table of the diagnostic, and those of the further ones that flags ask for."""
-    for note in asked.notes:
+    """The table of the diagnostic, and those of the diagnostics that flags add."""
+    for note in question.notes:
         tell(note)
-    found: dict[Diagnostic, list[pd.DataFrame]] = {}
+    parts: dict[Diagnostic, list[pd.DataFrame]] = {}
     units = [
-        (entry.name, title, subject, dict(given))
-        for title, subject, options in asked.asked
-        for entry, given in [(asked.entry, options), *asked.more.items()]
+        (entry.name, title, subject, dict(options))
+        for title, subject, item_options in question.items
+        for entry, options in [
+            (question.entry, item_options),
+            *question.flag_diagnostics.items(),
+        ]
     ]
-    several = len(asked.asked) > 1 and chosen(asked.executor).kind != "serial"
-    if several:  # each subject elsewhere, rather than parts of one after the other
+    if len(question.items) > 1 and parse_executor(question.executor).kind != "serial":
+        # each subject elsewhere, rather than parts of one after the other
         with (
-            bar(asked.entry.name) as progress,
-            started(asked.executor, _measured, cache, name=_title, most=len(units)) as pool,
+            bar(question.entry.name) as progress,
+            open_pool(
+                question.executor, _measure_unit, cache, name=_unit_title, most=len(units)
+            ) as pool,
         ):
-            for done, ((name, title, *_), (table, said)) in enumerate(
+            progress(0, len(units), units[0][1])
+            for done, ((name, title, *_), (table, remarks)) in enumerate(
                 zip(units, pool.map(units), strict=True), start=1
             ):
-                for text in said:
+                for text in remarks:
                     tell(text)
                 progress(done, len(units), title)
-                found.setdefault(registry.diagnostic.get(name), []).append(table)
-        return {entry: joined(made) for entry, made in found.items()}
-    for name, title, subject, given in units:
+                parts.setdefault(registry.diagnostic.get(name), []).append(table)
+        return {entry: joined(entry_tables) for entry, entry_tables in parts.items()}
+    for name, title, subject, options in units:
         entry = registry.diagnostic.get(name)
         with bar(f"{title} {entry.name}") as progress:
-            found.setdefault(entry, []).append(
-                measure(entry, subject, given, cache=cache, progress=progress, tell=tell)
+            parts.setdefault(entry, []).append(
+                measure(entry, subject, options, cache=cache, progress=progress, tell=tell)
             )
-    return {entry: joined(made) for entry, made in found.items()}
+    return {entry: joined(entry_tables) for entry, entry_tables in parts.items()}
 
 
 Unit = tuple[str, str, Any, dict[str, Any]]
 
 
-def _measured(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
-    """A table, and what was said of it."""
+def _measure_unit(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
+    """A table, and the remarks on it."""
     name, _, subject, options = unit
-    said: list[str] = []
-    return measure(
-        registry.diagnostic.get(name), subject, options, cache=cache, tell=said.append, whole=False
-    ), said
+    entry, remarks = registry.diagnostic.get(name), list[str]()
+    return measure(entry, subject, options, cache=cache, tell=remarks.append), remarks
 
 
-def _title(unit: Unit) -> str:
+def _unit_title(unit: Unit) -> str:
     return f"{unit[0]} of {unit[1]}"
 
 
-def joined(made: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Tables one below the other; ``attrs`` are the first one's."""
-    table = pd.concat([t.assign() for t in made], ignore_index=True) if len(made) > 1 else made[0]
-    table.attrs = dict(made[0].attrs)
+    table = (
+        pd.concat([t.assign() for t in parts], ignore_index=True) if len(parts) > 1 else parts[0]
+    )
+    table.attrs = dict(parts[0].attrs)
     return table

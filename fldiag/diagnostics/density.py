@@ -142,11 +142,6 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
     return ax.figure
 
 
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """Two gradients a product: the eigenpairs' and the probes'."""
-    return 2.0 * (2 * options["k"] + 12 + options["probes"] * options["steps"])
-
-
 def check(problem: Problem, options: Mapping[str, Any]) -> None:
     affordable(problem, options["steps"])
 
@@ -155,7 +150,6 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
     "density",
     draw=draw,
     summary=lambda table, options: [],
-    cost=cost,
     check=check,
     example="checkpoints/example/fedsol-digits.pt",
 )

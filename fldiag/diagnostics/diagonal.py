@@ -5,8 +5,7 @@ The cross-client measures of Mendieta et al. (CVPR 2022) and the trace of Yao et
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 from pydantic import Field
@@ -20,14 +19,7 @@ if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """Gradients that it takes where it is exact: as much as four to five Hessian-vector products."""
-    return 10.0
-
-
-@diagnostic(
-    "diagonal", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt"
-)
+@diagnostic("diagonal", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
 def diagonal(
     problem: Problem,
     progress: Progress | None = None,

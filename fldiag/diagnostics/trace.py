@@ -11,7 +11,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
-from fldiag.diagnostics.diagonal import cost
 from fldiag.plotting import layers
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import table
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-@diagnostic(
-    "trace", draw=layers.draw_if_any, cost=cost, example="checkpoints/example/fedsol-digits.pt"
-)
+@diagnostic("trace", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
 def trace(
     problem: Problem,
     progress: Progress | None = None,

@@ -3,4 +3,9 @@
 Work is a function of state that all units share and of one unit: ``function(shared, unit)``. Both must be picklable; the state
 goes to a worker once, a unit whenever it is to be done, and the result does not depend on where that is. A worker that dies
 loses its unit only, which is done again.
+
+- ``executor``: what the options ``--executor`` and ``--shard`` mean.
+- ``pools``: ``open_pool``, and the pools of this process, of processes, and of an executor handed over.
+- ``dask_cluster``: the pool of a Dask cluster.
+- ``worker``: what a worker keeps between units, and how it does one.
 """

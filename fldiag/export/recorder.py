@@ -7,7 +7,7 @@ import contextlib
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from fldiag.checkpoint.foreign import State
 from fldiag.checkpoint.recording import Recording, confirm_same
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, counted
-from fldiag.execution.background import Background
 from fldiag.export.evaluation import Evaluation
 from fldiag.export.given import (
     confirm_numbers,
@@ -51,10 +50,8 @@ class Recorder:
     """A run folder that your own training loop writes, round by round.
 
     Weights are given as state_dicts, modules, flat vectors of the parameters, or lists of arrays in the order of the state_dict
-    (or of the parameters). They are copied before a call returns, and the model is not changed. A thread writes the rounds in
-    order while the loop continues, at most two behind; the next call raises an error of the disk. A script that ends or fails
-    leaves all its rounds, and a killed one all but the last one or two. What is on the disk can be diagnosed at any moment;
-    ``flush`` waits for the rest. A round that is refused leaves nothing behind, also not the clients that were recorded for it.
+    (or of the parameters). They are copied, and the model is not changed. A round is on the disk, and can be diagnosed, when
+    ``round`` returns. A round that is refused leaves nothing behind, also not the clients that were recorded for it.
     A test of the global model that fails is a note in the run and a warning, never an error in the loop.
 
     Args:
@@ -130,7 +127,6 @@ class Recorder:
         self._last: State | None = None
         self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
-        self._writing = Background()
         self._stack = contextlib.ExitStack()
         self._process, self._folder = os.getpid(), os.path.realpath(path)
         continued = (path / "run.json").is_file()
@@ -143,7 +139,9 @@ class Recorder:
         about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
         if continued:  # also before an earlier recorder of the folder is closed for it
             confirm_same(Run.open(path), about, module, self.dataset, self.parts)
-        lost = self._replace_earlier()
+        earlier = _OPEN.get(self._folder)
+        if earlier is not None:
+            earlier._release()
         self._owner = self._stack.enter_context(owner.hold(path))
         atexit.register(self._release)
         try:
@@ -178,8 +176,6 @@ class Recorder:
             self.note(
                 "not every example has one label: the run holds weights alone, and its data are given with a question"
             )
-        if continued and lost is not None:
-            self.note(f"the recorder before this one could not write all its rounds: {lost}")
         if evaluate and self.dataset is not None:
             self._evaluation = Evaluation(module, self.dataset, self.note, self._warn)
 
@@ -201,8 +197,7 @@ class Recorder:
 
     @property
     def run(self) -> Run:
-        """The run as it is now, with all rounds on the disk. Raises FldiagError when the disk refused one."""
-        self.flush()
+        """The run as it is now."""
         return self.recording.run
 
     # -- what a loop says
@@ -266,7 +261,7 @@ class Recorder:
                 stored under the next number. Round 0 without clients is the model before training.
 
         Raises:
-            FldiagError: weights or number do not fit, or the disk refused an earlier round. Nothing of the round is kept then.
+            FldiagError: weights or number do not fit, or the disk refuses the round. Nothing of the round is kept then.
         """
         try:
             if received is not None:
@@ -303,15 +298,6 @@ class Recorder:
         shift = 1 if from_zero else self._shift
         return n + shift, shift
 
-    def flush(self) -> None:
-        """Wait until every round is on the disk.
-
-        Raises:
-            FldiagError: the disk refused one; it and those after it are not recorded.
-        """
-        with self._told():
-            self._writing.flush()
-
     def close(self) -> Run:
         """End the recording and release the folder.
 
@@ -319,10 +305,8 @@ class Recorder:
             The run.
         """
         if not self._closed:
-            self.flush()
             if self._done:
-                with self._told():
-                    self._owner.confirm()
+                with self._writing():
                     self.recording.finish()
             self._release()
         return self.recording.run
@@ -339,7 +323,7 @@ class Recorder:
         *,
         shift: int = 0,
     ) -> None:
-        """Write round t with the global model's scores; ``flush`` waits for the disk.
+        """Write round t with the global model's scores.
 
         Args:
             t: the round's number, above all before it; 0 for the model before training.
@@ -350,7 +334,7 @@ class Recorder:
             shift: how much higher t is than the loop's own number.
 
         Raises:
-            FldiagError: weights or numbers do not fit, or the disk refused an earlier round.
+            FldiagError: weights or numbers do not fit, or the disk refuses the round.
         """
         if self._begun and t <= self._done:
             last = self._done - shift
@@ -364,17 +348,15 @@ class Recorder:
         state = self.state(aggregated, "the aggregated model")
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
         scores = [] if self._evaluation is None else self._evaluation.rows(state)
-        self._put(
-            self._write,
-            t,
-            state,
-            clients,
-            received,
-            [*rows, *scores],
-            self._examples,
-            shift,
-            outside,
-        )
+        with self._writing():
+            if t == 0:
+                self.recording.initial(state)
+                self.recording.add_rows(0, [*rows, *scores])
+            else:
+                if received is not None and not self.recording.run.rounds:
+                    self.recording.initial(received)
+                self.recording.know(examples=self._examples, shift=shift, outside=outside)
+                self.recording.add(t, state, clients, received, [*rows, *scores])
         self._last, self._begun, self._done, self._shift = state, True, t, shift
 
     def begin(self, state: State) -> None:
@@ -386,7 +368,8 @@ class Recorder:
         Raises:
             FldiagError: the recorder is closed.
         """
-        self._put(self.recording.initial, state)
+        with self._writing():
+            self.recording.initial(state)
 
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run will say so.
@@ -394,7 +377,8 @@ class Recorder:
         Args:
             text: in words.
         """
-        self._put(self.recording.note, text)
+        with self._writing():
+            self.recording.note(text)
 
     def state(self, weights: Weights, label: str = "the model") -> State:
         """Weights in any form as a copy of the model's state_dict.
@@ -446,43 +430,22 @@ class Recorder:
             )
         self._failed = True
 
-    def _write(
-        self,
-        t: int,
-        state: State,
-        clients: Mapping[int, State],
-        received: State | None,
-        rows: Sequence[Row],
-        examples: Mapping[int, int],
-        shift: int,
-        outside: Sequence[int],
-    ) -> None:
-        self._owner.confirm()
-        if t == 0:
-            self.recording.initial(state)
-            self.recording.add_rows(0, rows)
-            return
-        if received is not None and not self.recording.run.rounds:
-            self.recording.initial(received)
-        self.recording.know(examples=examples, shift=shift, outside=outside)
-        self.recording.add(t, state, clients, received, rows)
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse to write for a closed recorder and into a folder that is gone.
 
-    def _put(self, job: Callable[..., Any], *args: Any) -> None:
+        After an error, or Ctrl-C, the recorder goes back to what is on the disk: the round that was not written is the next one.
+        """
         if self._closed:
             raise FldiagError(
                 f"the recorder of {self.recording.run.path} is closed",
                 "continue the run with a new one: fldiag.Recorder(..., resume=True)",
                 usage=True,
             )
-        with self._told():
-            self._writing.put(job, *args)
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """After an error of the disk the run is what the disk has, and the next round the one that was not written."""
         try:
+            self._owner.confirm()
             yield
-        except Exception:
+        except BaseException:
             with contextlib.suppress(FldiagError):
                 self.recording.reload()
             self._counts()
@@ -492,17 +455,6 @@ class Recorder:
         run = self.recording.run
         self._done, self._begun, self._shift = run.done, bool(run.rounds), self.recording.shift
 
-    def _replace_earlier(self) -> str | None:
-        """Close the recorder of this process that has the folder, if there is one. Returns why its last rounds are not stored."""
-        earlier = _OPEN.get(self._folder)
-        if earlier is None or earlier._process != os.getpid():
-            return None
-        try:
-            earlier._release()
-        except FldiagError as error:
-            return error.what
-        return None
-
     def _release(self) -> None:
         if os.getpid() != self._process:  # a copy of the process: the folder is not its own
             return
@@ -510,10 +462,7 @@ class Recorder:
         if _OPEN.get(self._folder) is self:
             del _OPEN[self._folder]
         self._closed = True
-        try:
-            self._writing.close()
-        finally:
-            self._stack.close()
+        self._stack.close()
 
 
 def _equal(tensor: Tensor, base: Tensor) -> bool:

@@ -78,7 +78,7 @@ class Problem(Ingredients):
     Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
 
-    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.choice.chosen``.
+    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.executor.parse_executor``.
     executor: Any = "serial"
 
     def __getstate__(self) -> dict[str, Any]:

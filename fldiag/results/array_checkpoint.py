@@ -97,18 +97,16 @@ class SpareStore(ArrayStore):
 
 
 def _read(file: Path) -> tuple[str, Any, dict[str, np.ndarray]]:
-    """Key, plain values and arrays of a file. Raises FldiagError when it is damaged.
-
-    Files of earlier versions have no checksum; the archive's own CRC-32 of each array is then what is verified."""
+    """Key, plain values and arrays of a file. Raises FldiagError when it is damaged."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-        key, extra, *known = json.loads(str(arrays.pop("manifest")))
+        key, extra, checksum = json.loads(str(arrays.pop("manifest")))
     except Exception as error:  # a damaged archive can make the reader raise anything
         raise FldiagError(
             f"{file} cannot be read: {error}", "delete it, or choose another file"
         ) from error
-    if known and known != [_checksum(key, arrays, extra)]:
+    if checksum != _checksum(key, arrays, extra):
         raise FldiagError(
             f"{file} was changed or damaged: its checksum does not hold",
             "delete it, or choose another file",

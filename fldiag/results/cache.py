@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +27,18 @@ Tell = Callable[[str], None]
 SHOWN = 16
 
 
-class Trust(Enum):
-    """What the files of an entry say about it."""
-
-    WHOLE = "the checksum holds"
-    BROKEN = "the checksum does not match, or there is no table"
-    UNKNOWN = "there is no checksum"
-
-
 class Cache:
     """Tables of a folder, each found by a name and a key.
 
     An entry is ``NAME-KEY.parquet`` and ``NAME-KEY.json``. The json says what the table is, holds the sha256 of the parquet's
     bytes, and a digest of its own content. Both are verified on every read: an entry with a changed bit, cut off, renamed or
-    without its json is not used, so it is computed again, and the caller is told.
+    without its json is not used, so it is computed again, and the caller learns of it.
 
     Both files are written under temporary names and renamed, the json last. An interrupted ``put`` therefore leaves an entry
     that does not verify, never a wrong one.
 
     Args:
         folder: Where the entries lie; made by the first ``put`` or ``partial``.
-        legacy: Use a parquet that has no json at all. Earlier versions wrote the answers of figures so, and their runs may
-            no longer hold the weights to answer again. Nothing can verify such a table; ``get`` says so. A parquet beside a
-            json that does not verify is never used.
 
     >>> import tempfile
     >>> cache = Cache(tempfile.mkdtemp())
@@ -61,8 +49,8 @@ class Cache:
     [2.5]
     """
 
-    def __init__(self, folder: str | Path, *, legacy: bool = False):
-        self.folder, self.legacy = Path(folder), legacy
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
 
     def __repr__(self) -> str:
         return f"Cache({str(self.folder)!r})"
@@ -77,55 +65,29 @@ class Cache:
         Args:
             name: What kind of table it is, such as the diagnostic's name.
             key: The digest of all that the table depends on.
-            on_damage: Told in one sentence of an entry that is there and is not used, or is used without a checksum.
+            on_damage: Called with a sentence about an entry that is not used although it exists.
 
         Returns:
             The table as it was put, or None: there is none, or it is damaged.
         """
-        tell, what = (
-            on_damage or (lambda text: None),
-            f"cache entry {self.path(name, key, '').name}",
-        )
-        content, trust = self._look(name, key)
-        if content is None:
-            return None
-        if trust is Trust.UNKNOWN and not self.legacy:
-            tell(f"{what} has no checksum and is computed again")
-            return None
-        frame = None if trust is Trust.BROKEN else _table(content)
-        if frame is None:
-            tell(f"{what} was damaged and is computed again")
-        elif trust is Trust.UNKNOWN:
-            tell(f"{what} has no checksum (an earlier version wrote it) and is used as it is")
+        content = self._verified(name, key)
+        frame = None if content is None else _table(content)
+        if frame is None and on_damage is not None and self.path(name, key).exists():
+            on_damage(
+                f"cache entry {self.path(name, key, '').name} was damaged and is computed again"
+            )
         return frame
 
     def has(self, name: str, key: str) -> bool:
-        """Whether ``get`` would find a table. Quicker than that where a checksum tells."""
-        content, trust = self._look(name, key)
-        if content is None:
-            return False
-        return trust is Trust.WHOLE or (
-            trust is Trust.UNKNOWN and self.legacy and _table(content) is not None
-        )
+        """Whether ``get`` would find a table, by the checksums alone."""
+        return self._verified(name, key) is not None
 
-    def unverified(self, name: str, key: str) -> bool:
-        """Whether there is an entry without a checksum, which only a cache with ``legacy`` uses."""
-        return self._look(name, key)[1] is Trust.UNKNOWN
-
-    def about(self, name: str, key: str) -> dict[str, Any]:
-        """What was put beside the table of an entry; nothing where ``get`` would find no table."""
-        content, trust = self._look(name, key)
-        if content is None or trust is not Trust.WHOLE:
-            return {}
-        return dict(json.loads(self.path(name, key, ".json").read_bytes())["about"])
-
-    def _look(self, name: str, key: str) -> tuple[bytes | None, Trust]:
+    def _verified(self, name: str, key: str) -> bytes | None:
+        """The bytes of an entry's table; None where there is none or the json does not vouch for it."""
         content, note = _read(self.path(name, key)), _read(self.path(name, key, ".json"))
-        if content is None:
-            return None, Trust.BROKEN
-        if note is None:
-            return content, Trust.UNKNOWN
-        return content, Trust.WHOLE if _vouches(note, name, key, content) else Trust.BROKEN
+        if content is None or note is None or not _vouches(note, name, key, content):
+            return None
+        return content
 
     def put(
         self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None

@@ -15,7 +15,7 @@ from fldiag.registry import Progress
 from fldiag.results.array_checkpoint import ArrayStore
 
 if TYPE_CHECKING:
-    from fldiag.execution.pool import Pool
+    from fldiag.execution.pools import Pool
 
 
 def packed(plain: Any) -> np.ndarray:
@@ -70,13 +70,18 @@ class KeptUnits:
             raise ValueError(
                 "two units of one name: the results of one would be taken for the other's"
             )
-        coming = pool.map([unit for unit in units if name(unit) not in self.there])
+        left = [unit for unit in units if name(unit) not in self.there]
+        coming, done = pool.map(left), len(units) - len(left)
         found = []
+        if progress and left:
+            progress(done, len(units), name(left[0]))
         with self.saved():
             for unit in units:
+                is_new = name(unit) not in self.there
                 found.append(self.result(name(unit), lambda unit=unit: then(unit, next(coming))))  # type: ignore[misc]
-                if progress:
-                    progress(len(found), len(units), name(unit))
+                if progress and is_new:
+                    done += 1
+                    progress(done, len(units), name(unit))
         return found
 
     def result(self, unit: Any, make: Callable[[], Any]) -> Any:

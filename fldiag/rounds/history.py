@@ -65,7 +65,7 @@ class History(Rounds):
         FldiagError: model, data and options do not fit each other.
     """
 
-    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.choice.chosen``.
+    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.executor.parse_executor``.
     executor: Any = "serial"
     #: Where finished rounds are kept, and the key of what they belong to (``fldiag.rounds.round_cache``).
     store: tuple[Any, str] | None = None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from fldiag.clock import duration
-from fldiag.execution.pool import Pool
+from fldiag.execution.pools import Pool
 from fldiag.registry import Progress
 from fldiag.results.array_checkpoint import ArrayStore
 
@@ -70,7 +68,6 @@ class Points:
         """
         left = [tuple(int(i) for i in place) for place in places]
         left = [place for place in left if not self.done[place]]
-        start = time.monotonic()
         found: Iterator[tuple[Place, Value]] = ((place, evaluate(*place)) for place in left)
         if pool is not None and len(left) > 1:
             size = -(-len(left) // BLOCKS)
@@ -80,18 +77,18 @@ class Points:
                 for number, values in pool.completed(blocks)
                 for place, value in zip(blocks[number], values, strict=True)
             )
-        for count, (place, (value, stderr)) in enumerate(found, start=1):
+
+        def show() -> None:
+            if progress:
+                done = int(self.done.sum())
+                progress(done, max(planned, done), text)
+
+        if left:
+            show()
+        for place, (value, stderr) in found:
             self.value[place] = value
             self.stderr[place] = np.nan if stderr is None else stderr
             self.done[place] = True
             if self.store is not None:
                 self.store.offer(self._key, self._arrays(), self._extra)
-            if progress:
-                # the first points pay for warming up, so they forecast badly
-                rest = (time.monotonic() - start) / count * (len(left) - count)
-                when = f"about {duration(max(rest, 1.0))} left" if count > 2 else "first points"
-                progress(
-                    int(self.done.sum()),
-                    max(planned, int(self.done.sum())),
-                    f"{text}, {when}" if count < len(left) else text,
-                )
+            show()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fldiag.config import Config
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.local import Local
 from fldiag.method import Method, Part, Personal
 from fldiag.registry import Progress
@@ -89,7 +89,7 @@ def tuned(
             progress(done, total, "groups of clients")
 
     tell(0, len(units), "")
-    with started(executor, _uploads, worker, name=_name, most=len(units)) as pool:
+    with open_pool(executor, _uploads, worker, name=_name, most=len(units)) as pool:
         each = (kept or KeptUnits(None, str)).results(pool, units, tell, looked, name)
     return [found for cohort in each for found in cohort]
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-import torch
-
+from fldiag.clock import duration
 from fldiag.config import Config, checked
-from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import Faster, faster, total, workers
-from fldiag.execution.threads import threads
+from fldiag.execution.executor import parse_executor
 from fldiag.training import held
 from fldiag.training.federation import Federation
 from fldiag.training.setup import Setup, Unit
@@ -20,25 +19,28 @@ from fldiag.training.setup import Setup, Unit
 PUBLIC = 256
 #: A local step that takes longer, in seconds, is timed once.
 SLOW = 2.0
+#: Seconds until a worker process is there: it imports PyTorch.
+START = 4.0
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """``seconds`` with the executor, ``at_a_time`` units at a time (None: a cluster knows), and ``serial_seconds`` one after the
-    other; ``one_thread_seconds``: the same with one thread of PyTorch's, where there are more now; ``bytes`` on the disk at the
-    end. ``parameters`` of the model; ``clients`` a round, ``stacked`` or not. ``faster``: an executor of this machine that takes
-    clearly less. ``kept``: whose weights the checkpoints hold. ``remarks``: what to know before."""
+    """How long a training takes and how much it stores.
+
+    ``seconds`` with the executor, ``at_a_time`` units at a time (None: a cluster knows), and
+    ``serial_seconds`` one after the other; ``bytes`` on the disk at the end. ``parameters`` of the
+    model; ``clients`` a round, ``stacked`` or not. ``kept``: whose weights the checkpoints hold.
+    ``remarks``: what to know before.
+    """
 
     seconds: float
     serial_seconds: float
-    one_thread_seconds: float | None
     executor: str
     at_a_time: int | None
     bytes: int
     parameters: int
     clients: int
     stacked: bool
-    faster: Faster | None
     kept: str
     remarks: list[str]
 
@@ -65,8 +67,8 @@ def forecast(
         FldiagError: a wrong config, or what is none.
 
     >>> import fldiag
-    >>> found = fldiag.forecast(fldiag.Config.load("digits", model__name="mlp"))
-    >>> found.seconds > 0, found.clients
+    >>> forecast = fldiag.forecast(fldiag.Config.load("digits", model__name="mlp"))
+    >>> forecast.seconds > 0, forecast.clients
     (True, 10)
     """
     setup = Setup(checked(config), device=device, download=download, rehearsal=True)
@@ -77,45 +79,61 @@ def forecast(
         + 1
     )
     units = _units(federation)
-    step, choice = _per_step(setup, units[0]), chosen(executor)
-    steps = [float(max((len(b) for b in u.batches), default=0)) for u in units]
-    alone = _on_one_thread(setup, units[0])
-
-    def phases(of_a_step: float) -> list[list[float]]:
-        return [[of_a_step * n for n in steps]] * config.rounds
-
-    at_a_time = workers(choice)
-    seconds = total(phases(step), at_a_time)
-    better = (
-        None
-        if at_a_time is None
-        else faster(phases(step), seconds)
-        or (faster(phases(alone), seconds, 1) if alone is not None else None)
-    )
-    size, clients = setup.model_bytes, sum(len(unit.ids) for unit in units)
+    step, spec = _time_step(setup, units[0]), parse_executor(executor)
+    steps = [max((len(b) for b in unit.batches), default=0) for unit in units]
+    rounds = [[step * count for count in steps]] * config.rounds
+    at_a_time = spec.workers_here()
+    size = setup.model_bytes
     disk = size * (held.stored_rounds(config) + states) + held.bytes_of_clients(config, size)
     return Forecast(
-        seconds,
-        total(phases(step), 1),
-        None if alone is None else total(phases(alone), 1),
-        str(choice),
-        at_a_time,
-        disk,
-        setup.network.size,
-        clients,
-        setup.stack,
-        better,
-        held.described(config, size),
-        setup.remarks,
+        seconds=total(rounds, at_a_time),
+        serial_seconds=total(rounds, 1),
+        executor=str(spec),
+        at_a_time=at_a_time,
+        bytes=disk,
+        parameters=setup.network.size,
+        clients=sum(len(unit.ids) for unit in units),
+        stacked=setup.stack,
+        kept=held.described(config, size),
+        remarks=setup.remarks,
     )
 
 
-def _on_one_thread(setup: Setup, unit: Unit) -> float | None:
-    """Seconds of a local step with one thread, as workers have it that share the cores; None where that is so anyway."""
-    if torch.get_num_threads() == 1 or setup.device.type != "cpu":
-        return None
-    with threads(1):
-        return _per_step(setup, unit)
+def wall(seconds: Sequence[float], at_a_time: int) -> float:
+    """Until the last unit is done, each given to whoever is free, the longest first.
+
+    >>> wall([3, 3, 2, 2, 2], 2)
+    7.0
+    """
+    free = [0.0] * at_a_time
+    for each in sorted(seconds, reverse=True):
+        heapq.heappush(free, heapq.heappop(free) + each)
+    return max(free)
+
+
+def total(phases: Iterable[Sequence[float]], at_a_time: int | None) -> float:
+    """Seconds of phases of units, each begun when the one before is done; workers start once.
+
+    All the work where only a cluster knows how much it does ``at_a_time``.
+
+    >>> total([[3, 1], [2, 2]], 1), total([[3, 1], [2, 2]], 2)
+    (8, 9.0)
+    """
+    if at_a_time in (None, 1):
+        return sum(map(sum, phases))
+    return sum(wall(seconds, at_a_time) for seconds in phases) + START
+
+
+def speed_words(at_a_time: int | None, executor: str, serial_seconds: float) -> str:
+    """What the seconds of a forecast are seconds of."""
+    if at_a_time is None:
+        return f"of work for {executor}, by the speed of this machine"
+    if at_a_time == 1:
+        return "of local training on this machine"
+    return (
+        f"of local training with {at_a_time} at a time on this machine "
+        f"({duration(serial_seconds)} of work)"
+    )
 
 
 def _units(federation: Federation) -> list[Unit]:
@@ -125,21 +143,21 @@ def _units(federation: Federation) -> list[Unit]:
     federation.t = setup.config.rounds // 2
     if setup.public is not None:
         setup.public = setup.public[:PUBLIC]
-        federation.round(lambda units: [setup.train(_begun(unit, 1)) for unit in units])
+        federation.round(lambda units: [setup.train(_shortened(unit, 1)) for unit in units])
     return federation.units(sorted(setup.schedule.sampled(federation.t)))
 
 
-def _begun(unit: Unit, steps: int) -> Unit:
+def _shortened(unit: Unit, steps: int) -> Unit:
     return replace(unit, batches=[b[:steps] for b in unit.batches])
 
 
-def _per_step(setup: Setup, unit: Unit) -> float:
-    """Seconds of a local step: timed when it is warm, unless one alone takes so long that the warming does not count."""
+def _time_step(setup: Setup, unit: Unit) -> float:
+    """Seconds of a local step when it is warm; a slow one is timed once, cold."""
     for steps in (1, 3):
-        trial = _begun(unit, steps)
-        began = time.perf_counter()
+        trial = _shortened(unit, steps)
+        start = time.perf_counter()
         setup.train(trial)
-        found = (time.perf_counter() - began) / max(1, max(map(len, trial.batches)))
-        if found > SLOW:
+        seconds = (time.perf_counter() - start) / max(1, max(map(len, trial.batches)))
+        if seconds > SLOW:
             break
-    return found
+    return seconds

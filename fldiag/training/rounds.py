@@ -17,9 +17,8 @@ from fldiag.checkpoint.owner import Owner
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import Choice, chosen
-from fldiag.execution.pool import Pool
-from fldiag.execution.start import started
+from fldiag.execution.executor import ExecutorSpec, parse_executor
+from fldiag.execution.pools import Pool, open_pool
 from fldiag.results.table import PERSONAL
 from fldiag.training import held, worker
 from fldiag.training.evaluate import evaluate, sums, units
@@ -67,7 +66,7 @@ def train(
     A run whose weights become NaN or infinite ends with status ``diverged``: that is an outcome, and the
     rounds before it are kept. Raises FldiagError for wrong configs, folders in use and disks that are full.
     """
-    choice = chosen(executor)
+    choice = parse_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
@@ -77,7 +76,7 @@ def train(
         if run.status == "diverged" or (
             run.status == "finished" and run.config.rounds == config.rounds
         ):
-            if os.path.exists(path / owner.NAME):  # it was killed at the very end
+            if os.path.exists(path / owner.LOCK):  # it was killed at the very end
                 with owner.hold(path):
                     _end(run)
             return run
@@ -93,7 +92,10 @@ def train(
     planned(setup)  # what cannot be personalised is refused now rather than after the last round
     emit = on_event or (lambda event: None)
     trainer = worker.Trainer(setup, config, device, given)
-    with owner.hold(path) as mine, started(choice, worker.work, trainer, name=worker.name) as pool:
+    with (
+        owner.hold(path) as mine,
+        open_pool(choice, worker.work, trainer, name=worker.name) as pool,
+    ):
         run = _opened(path, config, setup, federation, resume)
         emit(
             {
@@ -243,7 +245,7 @@ def _tested(federation: Federation, pool: Pool) -> dict[str, float]:
     )
 
 
-def _personalise(run: Run, federation: Federation, choice: Choice, emit: Event) -> None:
+def _personalise(run: Run, federation: Federation, choice: ExecutorSpec, emit: Event) -> None:
     """What the method does after the last round, which is stored by now: a run stopped here goes on here."""
     plan = planned(federation.setup)
     if plan is not None:

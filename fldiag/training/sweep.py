@@ -15,9 +15,8 @@ from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data.arrays import spread
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
-from fldiag.execution.shard import Shard
-from fldiag.execution.start import started
+from fldiag.execution.executor import Shard, parse_executor
+from fldiag.execution.pools import open_pool
 from fldiag.seeding import numpy_rng
 from fldiag.training import rounds
 from fldiag.training.outcome import failure
@@ -146,7 +145,7 @@ def _all(
     bench: Bench,
     on_event: Event | None,
 ) -> list[Run]:
-    if chosen(executor).kind == "serial" or len(wanted) <= 1:  # of one run the clients
+    if parse_executor(executor).kind == "serial" or len(wanted) <= 1:  # of one run the clients
         return [
             bench.train(config, out, executor, on_event)
             for config, out in zip(wanted, outs, strict=True)
@@ -158,7 +157,7 @@ def _all(
     if bench.download and bench.dataset is None:  # once, rather than by every worker
         for config in {config.data: config for config in wanted}.values():
             data.of(config.data, True, config.allowed_code)
-    with started(
+    with open_pool(
         executor, _trained, replace(bench, download=False), name=_name, most=len(wanted)
     ) as pool:
         for i, status in pool.completed(list(zip(wanted, folders, strict=True))):

@@ -10,7 +10,7 @@ from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis import places
 from fldiag.diagnosis.answer import answer
-from fldiag.execution.threads import threads
+from fldiag.execution.worker import threads
 from fldiag.results.summary import Small
 from fldiag.training import rounds
 from fldiag.verbs import report

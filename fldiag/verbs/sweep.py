@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,13 @@ from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
 from fldiag.config import Config, parse_override
 from fldiag.console import Console
-from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen
-from fldiag.execution.forecast import faster, total, workers
-from fldiag.execution.shard import Shard
+from fldiag.execution.executor import Shard, parse_executor
 from fldiag.plotting import words
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.training import forecast as forecasts
 from fldiag.training import sweep as sweeps
-from fldiag.training.forecast import Forecast
-from fldiag.training.forecast import forecast as one
 from fldiag.training.outcome import failure
 from fldiag.user_code import importable
 from fldiag.verbs import report
@@ -174,33 +168,25 @@ def sweep(
 def forecast(
     console: Console, asked: Plan, wanted: list[Config], executor: str, download: bool, device: str
 ) -> None:
-    """What the runs take, and before them their candidates; those that differ by the seed alone are taken for alike."""
-    alike: dict[Config, Forecast] = {}
+    """What the runs take, and before them their candidates. Configs that differ by the seed alone are timed once."""
+    alike: dict[Config, forecasts.Forecast] = {}
     firsts = dict.fromkeys(c.replace(seed=0) for c in wanted)
     with console.progress("forecast") as progress:
         for i, config in enumerate(firsts):
             progress(i, len(firsts), config.method.name)
-            alike[config] = one(
+            alike[config] = forecasts.forecast(
                 config,
                 executor="serial" if len(wanted) > 1 else executor,
                 device=device,
                 download=download,
             )
-    found, choice = [alike[c.replace(seed=0)] for c in wanted], chosen(executor)
-
-    def phases(of: Callable[[Forecast], float]) -> list[list[float]]:
-        return [
-            *([of(f)] * asked.tries for f in alike.values() if asked.grid),
-            [of(f) for f in found],
-        ]
-
-    *tried, runs = phases(lambda f: f.serial_seconds)
-    at_a_time = workers(choice) if len(wanted) > 1 or tried else 1
-    spent = total(tried, workers(choice)) if tried else 0.0
-    seconds, work = (
-        spent + (found[0].seconds if len(found) == 1 else total([runs], at_a_time)),
-        total([*tried, runs], 1),
-    )
+    found, spec = [alike[c.replace(seed=0)] for c in wanted], parse_executor(executor)
+    candidates = [[f.serial_seconds] * asked.tries for f in alike.values() if asked.grid]
+    runs = [f.serial_seconds for f in found]
+    at_a_time = spec.workers_here() if len(wanted) > 1 or candidates else 1
+    spent = forecasts.total(candidates, spec.workers_here()) if candidates else 0.0
+    seconds = spent + (found[0].seconds if len(found) == 1 else forecasts.total([runs], at_a_time))
+    work = forecasts.total([*candidates, runs], 1)
     size = sum(f.bytes for f in found) + (
         asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0
     )
@@ -213,20 +199,11 @@ def forecast(
         "seconds": seconds,
         "serial_seconds": work,
         "bytes": size,
-        "executor": str(choice),
+        "executor": str(spec),
     }
-    where = {1: "on this machine", None: f"of work for {choice}, by the speed of this machine"}.get(
-        at_a_time, f"with {at_a_time} at a time on this machine ({duration(work)} of work)"
-    )
-    before = f", {duration(spent)} of it for the candidates" if tried else ""
-    console.say(
-        f"forecast: {duration(seconds)} of local training {where}{before}, {size / 1e6:,.0f} MB of disk"
-    )
-    better = faster([*tried, runs], seconds) or faster(
-        phases(lambda f: f.one_thread_seconds or f.serial_seconds), seconds, 1
-    )
-    if at_a_time is not None and better is not None:
-        console.say(better.said(seconds))
+    where = forecasts.speed_words(at_a_time, str(spec), work)
+    before = f", {duration(spent)} of it for the candidates" if candidates else ""
+    console.say(f"forecast: {duration(seconds)} {where}{before}, {size / 1e6:,.0f} MB of disk")
     console.done()
 
 
@@ -253,16 +230,14 @@ def trained(
         total = len(shard.part(planned) if shard else planned) + asked.tries * len(
             asked.settings
         ) * bool(asked.grid)
-        ended: list[float] = []
-        began = time.perf_counter()
+        finished = 0
+        progress(finished, total, asked.source)
 
         def on_event(event: dict[str, Any]) -> None:
-            if event["event"] != "end":
-                return
-            ended.append(time.perf_counter() - began)
-            progress(len(ended), total, Path(event["path"]).name)
-            if len(ended) == 1 and (left := ended[0] * (total - 1)) > ANNOUNCE:
-                console.note(f"about {duration(left)} to go; Ctrl-C keeps finished work")
+            nonlocal finished
+            if event["event"] == "end":
+                finished += 1
+                progress(finished, total, Path(event["path"]).name)
 
         runs: list[Run] = []
         tuned: dict[str, sweeps.Tuned] = {}

@@ -15,7 +15,6 @@ from fldiag.checkpoint import prune
 from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
-from fldiag.diagnosis.measure import LONG as ANNOUNCE
 from fldiag.errors import FldiagError
 from fldiag.results.machine import emulated
 from fldiag.results.summary import Small
@@ -54,16 +53,9 @@ def train(
     if overwrite and os.path.isfile(path / "run.json"):
         prune.remove(path)
     with console.progress(config.method.name) as progress:
-        clock: list[float] = []
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "round":
-                clock.append(event["seconds"])
-                if (
-                    len(clock) == 2
-                    and (left := clock[-1] * (event["rounds"] - event["round"])) > ANNOUNCE
-                ):
-                    console.note(f"about {duration(left)} to go; Ctrl-C keeps finished work")
                 score = (
                     f"accuracy {event['accuracy']:.4f}"
                     if "accuracy" in event
@@ -77,6 +69,7 @@ def train(
                     console.note(f"resuming after round {event['round']} of {event['rounds']}")
                 for text in event["notes"]:
                     console.note(text)
+                progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
 
         try:
             with importable():
@@ -138,18 +131,10 @@ def forecast(
         f"{found.parameters:,} parameters, {found.clients} of {config.clients.total} clients a round, "
         f"{'stacked' if found.stacked else 'one after another'}"
     )
-    where = {
-        1: "of local training on this machine",
-        None: f"of work for {found.executor}, by the speed of this machine",
-    }.get(
-        found.at_a_time,
-        f"of local training with {found.at_a_time} at a time on this machine ({duration(found.serial_seconds)} of work)",
-    )
+    where = forecasts.speed_words(found.at_a_time, found.executor, found.serial_seconds)
     console.say(
         f"forecast: {duration(found.seconds)} {where}, {found.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)"
     )
-    if found.faster is not None:
-        console.say(found.faster.said(found.seconds))
     for text in [*found.remarks, found.kept]:
         console.say(text)
     if found.bytes > free:

@@ -6,7 +6,7 @@ from helpers import config, federation, final, images, label, needs, play, stack
 
 from fldiag import registry
 from fldiag.checkpoint.run import Run
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.training import rounds
 from fldiag.training.federation import Federation
 from fldiag.training.schedule import Given, Seeded
@@ -203,7 +203,7 @@ def cohort(shared, item):
 
 @pytest.fixture(scope="module", params=["processes:2", "dask"])
 def pool(request):
-    with started(request.param, cohort, None, threads=1) as made:
+    with open_pool(request.param, cohort, None, threads=1) as made:
         yield made
 
 

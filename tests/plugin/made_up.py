@@ -34,7 +34,6 @@ def summary(frame, options):
     "roughness",
     draw=draw,
     summary=summary,
-    cost=lambda problem, options: 1.0,
     example="ckpt.pt --power 3",
 )
 def roughness(

@@ -126,21 +126,7 @@ def test_a_table_without_its_json(cache, frame):
     cache.path("spectrum", KEY, ".json").unlink()
     told = []
     assert cache.get("spectrum", KEY, told.append) is None
-    assert Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append).equals(frame)
-    assert told == [
-        "cache entry spectrum-0123456789abcdef has no checksum and is computed again",
-        "cache entry spectrum-0123456789abcdef has no checksum (an earlier version wrote it) and is used as it is",
-    ]
-    cache.path("spectrum", KEY).write_bytes(b"PAR1")
-    assert (
-        Cache(cache.folder, legacy=True).get("spectrum", KEY, told.append) is None
-        and "damaged" in told[-1]
-    )
-
-
-def test_legacy_accepts_no_table_beside_a_bad_json(cache):
-    cache.path("spectrum", KEY, ".json").write_text("{}")
-    assert Cache(cache.folder, legacy=True).get("spectrum", KEY) is None
+    assert told == ["cache entry spectrum-0123456789abcdef was damaged and is computed again"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, frame):
@@ -182,10 +168,11 @@ def test_parts_that_cannot_be_kept_do_not_end_the_work(tmp_path):
         problem, "landscape", cache=tmp_path / "file" / "cache", tell=told.append, **asked
     )
     pd.testing.assert_frame_equal(found, fldiag.diagnose(problem, "landscape", **asked))
+    warnings = [text for text in told if "kept" in text]
     assert (
-        "finished parts are not kept" in told[0]
-        and "not kept for later" in told[1]
-        and len(told) == 2
+        "finished parts are not kept" in warnings[0]
+        and "not kept for later" in warnings[1]
+        and len(warnings) == 2
     )
 
 
@@ -196,7 +183,7 @@ def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
         net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
     )
     found = fldiag.diagnose(problem, "trace", cache=tmp_path / "file" / "cache", tell=told.append)
-    assert len(found) and "not kept for later: cannot write" in told[-1]
+    assert len(found) and any("not kept for later: cannot write" in text for text in told)
     assert (
         places.cache(tmp_path / "file" / "x") is None
         and places.cache(tmp_path / "x") == tmp_path / "x" / "cache"
@@ -242,6 +229,7 @@ def test_damaged_partial_arrays_start_anew(tmp_path):
             )
 
 
-def test_partial_arrays_of_earlier_versions_are_read(tmp_path):
-    np.savez(tmp_path / "old.npz", manifest=np.array(json.dumps(["k", None])), points=np.ones(2))
-    assert ArrayStore(tmp_path / "old.npz").load("k")[0]["points"].tolist() == [1, 1]
+def test_arrays_without_a_checksum_are_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", manifest=np.array(json.dumps(["k", None])), points=np.ones(2))
+    with pytest.raises(FldiagError, match="cannot be read"):
+        ArrayStore(tmp_path / "x.npz").load("k")

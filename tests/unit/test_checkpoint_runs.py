@@ -225,7 +225,7 @@ def test_cleaning_removes_what_a_run_writes_and_nothing_else(tmp_path):
         [
             "metrics/0001.parquet",
             "state/server-0001.pt",
-            "state/.client-00002-0001.pt.77.tmp",
+            "state/.clients-00000002.safetensors.77.tmp",
             "steps/0003.parquet",
         ],
         [

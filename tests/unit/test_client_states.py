@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers import config, play
+from helpers import analysis, config, play
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -81,8 +81,8 @@ def test_a_round_reads_and_writes_rows_of_its_own_number(run, monkeypatch):
         assert most <= 40, total
 
 
-def test_states_of_earlier_versions_go_on(run):
-    """They had a file a client."""
+def test_one_file_a_client_becomes_a_segment(run):
+    """By analyses/convert_runs.py; without it, an error."""
     chance = torch.Generator().manual_seed(0)
     old = {i: state(chance) for i in (3, 7)}
     for i, s in old.items():
@@ -92,6 +92,9 @@ def test_states_of_earlier_versions_go_on(run):
     run.put_tensors("state/server-0001.pt", {"w": torch.zeros(1)})
     run.index["state"]["server"], run.index["done"] = "state/server-0001.pt", 1
     run.commit()
+    with pytest.raises(FldiagError, match="no segment of clients' states"):
+        Run.open(run.path)
+    assert analysis("convert_runs").convert_run(run.path) == ["states of 2 clients"]
     run = Run.open(run.path)
     assert all(same(run.states[i], old[i]) for i in old)
     run.states.update({3: state(chance)})

@@ -16,7 +16,7 @@ import fldiag
 from fldiag import registry
 from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
-from fldiag.diagnosis.question import question
+from fldiag.diagnosis.question import open_question
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.buffers import Statistics
 from fldiag.diagnostics.doctor.checks import CHECKS
@@ -643,16 +643,16 @@ def test_a_run_that_does_not_say_how_many_clients_there_are(clean):
 def test_runs_of_equal_folder_name_are_told_apart(clean, tmp_path):
     shutil.copytree(clean.path, tmp_path / "other" / "run")
     pair = [clean, Run.open(tmp_path / "other" / "run")]
-    asked = question("leave-one-out", pair, {})
+    question = open_question("leave-one-out", pair, {})
     names = [f"{clean.path.parent.name}/run", "other/run"]
     assert (
-        [run.common["run"] for run in asked.asked[0][1]]
-        == list(asked.about["checkpoints"])
+        [run.common["run"] for run in question.items[0][1]]
+        == list(question.about["checkpoints"])
         == names
     )
     assert clean.common["run"] == "run"
     with pytest.raises(FldiagError, match="given twice"):
-        question("doctor", [clean, clean], {})
+        open_question("doctor", [clean, clean], {})
 
 
 def test_one_client_one_round(tmp_path):

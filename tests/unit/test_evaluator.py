@@ -76,16 +76,6 @@ def test_losses_are_those_of_the_problem(net, memory, dtype):
     assert evaluate(0.0, 0.0) == p.loss()
 
 
-def test_first_layer_is_added_up_only_while_memory_lasts_and_either_way_gives_the_same():
-    rich, poor = (
-        Evaluator(problem(memory=m, dtype=torch.float64), directions(problem()))
-        for m in (2**31, 1000)
-    )
-    assert rich._first is not None and poor._first is None and poor.chain is not None
-    for c in PLACES:
-        assert rich(*c)[0] == pytest.approx(poor(*c)[0], rel=1e-12)
-
-
 def test_answers_do_not_depend_on_the_order_of_questions():
     a, b = (Evaluator(problem(), directions(problem())) for _ in range(2))
     assert [a(*c) for c in PLACES] == [b(*c) for c in reversed(PLACES)][::-1]

@@ -15,10 +15,9 @@ import torch
 from helpers import config
 
 from fldiag.errors import FldiagError
-from fldiag.execution.choice import chosen, cores
-from fldiag.execution.cluster import Cluster
-from fldiag.execution.pool import TRIES
-from fldiag.execution.start import started
+from fldiag.execution.dask_cluster import DaskCluster
+from fldiag.execution.executor import cores, parse_executor
+from fldiag.execution.pools import TRIES, open_pool
 from fldiag.training import rounds
 
 
@@ -52,7 +51,7 @@ def pool(request):
         "threads": lambda: ThreadPoolExecutor(2),
     }.get(request.param)
     executor = own() if own else request.param
-    with started(executor, work, 10, name=called) as made:
+    with open_pool(executor, work, 10, name=called) as made:
         yield made
     if own:
         assert executor.submit(int, "3").result() == 3, "somebody's own executor is not ended"
@@ -87,7 +86,7 @@ def test_a_worker_without_memory_is_an_error_that_names_the_unit(pool):
 
 @pytest.mark.slow
 def test_a_worker_that_dies_while_it_waits_is_replaced():
-    with started("processes:2", work, 10, name=called) as pool:
+    with open_pool("processes:2", work, 10, name=called) as pool:
         assert [v for v, _ in pool.map([1, 2, 3])] == [10, 20, 30]
         for process in multiprocessing.active_children():
             process.kill()
@@ -99,7 +98,7 @@ def test_a_worker_that_dies_while_it_waits_is_replaced():
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
-    with started(executor, work, 10, name=called) as pool:
+    with open_pool(executor, work, 10, name=called) as pool:
         found = list(pool.map([1, tmp_path / str(TRIES - 1), 2, 3]))
         assert found[1] == TRIES - 1 and [v for v, _ in (found[0], *found[2:])] == [10, 20, 30]
         with pytest.raises(
@@ -112,16 +111,14 @@ def test_a_worker_that_dies_loses_its_unit_only(executor, tmp_path):
 @pytest.mark.slow
 def test_only_a_long_pause_of_all_workers_of_a_cluster_is_an_error():
     """Dask pauses a worker while it frees its memory, and lets it go on."""
-    paused, found = object.__new__(Cluster), iter([True] * 5 + [False] + [True] * 6)
-    paused.client, paused.where = (
-        SimpleNamespace(run_on_scheduler=lambda _: next(found)),
-        "tcp://here",
-    )
-    before = 0
+    cluster, looks = object.__new__(DaskCluster), iter([True] * 5 + [False] + [True] * 6)
+    cluster.client = SimpleNamespace(run_on_scheduler=lambda _: next(looks))
+    cluster.location = "tcp://here"
+    count = 0
     for _ in range(11):
-        before = paused._paused(before)
+        count = cluster._count_paused(count)
     with pytest.raises(FldiagError, match="all workers of tcp://here are paused"):
-        paused._paused(before)
+        cluster._count_paused(count)
 
 
 def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_the_memory(
@@ -129,7 +126,7 @@ def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_t
 ):
     """With PyTorch alone it takes more than this; Dask would stop it and wait until it takes less."""
     monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 200 * 2**20)
-    with started("dask", work, 10) as pool:
+    with open_pool("dask", work, 10) as pool:
         assert [v for v, _ in pool.map([1, 2, 3])] == [10, 20, 30]
 
 
@@ -137,7 +134,7 @@ def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_t
 def test_a_broken_executor_of_somebody_else_is_one_error():
     with (
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own,
-        started(own, work, 10) as pool,
+        open_pool(own, work, 10) as pool,
         pytest.raises(FldiagError, match=r"ProcessPoolExecutor is broken.*resume=True"),
     ):
         list(pool.map([1, "die", 2]))
@@ -149,7 +146,7 @@ def test_an_executor_that_was_shut_down_is_one_error():
     with pytest.raises(
         FldiagError, match=r"ThreadPoolExecutor is broken \(cannot schedule.*resume=True"
     ):
-        list(started(own, work, 10).map([1]))
+        list(open_pool(own, work, 10).map([1]))
 
 
 class Six:
@@ -169,7 +166,7 @@ class Six:
 
 def test_an_executor_of_unknown_size_gets_all_units_at_once():
     beats = iter(range(20))
-    found = started(Six(), work, 10).completed(range(6), beat=lambda: next(beats))
+    found = open_pool(Six(), work, 10).completed(range(6), beat=lambda: next(beats))
     assert sorted((n, value) for n, (value, _) in found) == [(i, 10 * i) for i in range(6)]
 
 
@@ -177,7 +174,7 @@ def test_a_place_that_cannot_be_reached_leaves_no_run_behind(tmp_path, monkeypat
     def refused(*args, **kwargs):
         raise FldiagError("no Dask scheduler answers")
 
-    monkeypatch.setattr(rounds, "started", refused)
+    monkeypatch.setattr(rounds, "open_pool", refused)
     with pytest.raises(FldiagError, match="no Dask scheduler"):
         rounds.train(config(), out=tmp_path / "run", executor="dask:tcp://127.0.0.1:9")
     assert not (tmp_path / "run").exists()
@@ -209,12 +206,12 @@ def test_workers_are_as_many_as_the_processors_that_may_be_used():
 
 def test_state_that_cannot_be_sent_is_said_before_anything_starts():
     with pytest.raises(FldiagError, match=r"cannot be sent to worker processes.*executor 'serial'"):
-        started("processes:2", work, lambda x: x)
+        open_pool("processes:2", work, lambda x: x)
 
 
 @pytest.mark.slow
 def test_left_early_it_does_not_wait_for_the_rest():
-    with started("processes:1", time_of, None) as pool:
+    with open_pool("processes:1", time_of, None) as pool:
         first = next(iter(pool.map([0.0, 600.0])))
     assert first == 0.0
 
@@ -234,7 +231,9 @@ def time_of(_, seconds):
     ],
 )
 def test_names(name, said):
-    assert str(chosen(name)) == said and chosen(chosen(name)) == chosen(name)
+    assert str(parse_executor(name)) == said and parse_executor(
+        parse_executor(name)
+    ) == parse_executor(name)
     assert cores(1) >= cores(2) >= 1
 
 
@@ -252,7 +251,7 @@ def test_names(name, said):
 )
 def test_wrong_names(name, message):
     with pytest.raises(FldiagError, match=message.replace("?", r"\?")) as caught:
-        chosen(name)
+        parse_executor(name)
     assert caught.value.usage
 
 
@@ -261,7 +260,7 @@ def test_nobody_at_the_address():
     with pytest.raises(
         FldiagError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9 .*dask scheduler"
     ):
-        started("dask:tcp://127.0.0.1:9", work, 10)
+        open_pool("dask:tcp://127.0.0.1:9", work, 10)
 
 
 @pytest.mark.slow
@@ -281,9 +280,9 @@ def test_a_run_in_worker_processes_has_the_bits_of_a_serial_one(executor, tmp_pa
 def test_workers_end_with_the_process_that_started_them():
     script = """if __name__ == "__main__":
         import os, time
-        from fldiag.execution.start import started
+        from fldiag.execution.pools import open_pool
         from test_executor import own_number
-        print(next(started("processes:1", own_number, None).map([0])), flush=True)
+        print(next(open_pool("processes:1", own_number, None).map([0])), flush=True)
         time.sleep(60)"""
     main = subprocess.Popen(
         [sys.executable, "-c", script],

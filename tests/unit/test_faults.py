@@ -28,8 +28,8 @@ import torch
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.execution import cluster, processes
-from fldiag.execution.start import started
+from fldiag.execution import dask_cluster, pools
+from fldiag.execution.pools import open_pool
 from fldiag_papers import make, reported
 from fldiag_papers.scales import scale
 
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def stubborn(monkeypatch):
     """A killer that draws its victims may well hit one unit three times: that is an error by design, and another test's matter."""
-    monkeypatch.setattr(processes, "TRIES", 1000)
-    monkeypatch.setattr(cluster, "TRIES", 1000)
+    monkeypatch.setattr(pools, "TRIES", 1000)
+    monkeypatch.setattr(dask_cluster, "TRIES", 1000)
 
 
 @functools.cache
@@ -326,7 +326,7 @@ def waited(_, seconds):
 
 def test_a_scheduler_that_is_killed_is_one_error(scheduler):
     address, process = scheduler
-    with started(f"dask:{address}", waited, None) as pool:
+    with open_pool(f"dask:{address}", waited, None) as pool:
         assert list(pool.map([0.0, 0.1])) == [0.0, 0.1]
         threading.Timer(2, process.kill).start()
         with pytest.raises(FldiagError, match=r"the Dask scheduler at .* is gone.*--resume"):
@@ -334,9 +334,9 @@ def test_a_scheduler_that_is_killed_is_one_error(scheduler):
 
 
 def test_a_cluster_of_another_version_is_refused(scheduler, monkeypatch):
-    monkeypatch.setattr(cluster, "version", lambda: "99.9")
+    monkeypatch.setattr(dask_cluster, "version", lambda: "99.9")
     with pytest.raises(FldiagError, match=r"the Dask scheduler has fldiag .* and here are 99\.9"):
-        started(f"dask:{scheduler[0]}", waited, None)
+        open_pool(f"dask:{scheduler[0]}", waited, None)
 
 
 @pytest.mark.parametrize("scheduler", ["scheduler", "worker"], indirect=True)
@@ -345,13 +345,13 @@ def test_a_cluster_without_fldiag_is_refused(scheduler, request):
     with pytest.raises(
         FldiagError, match=f"the Dask {who}.* cannot import fldiag .*; install the same fldiag"
     ):
-        started(f"dask:{scheduler[0]}", waited, None)
+        open_pool(f"dask:{scheduler[0]}", waited, None)
 
 
 def test_an_error_says_that_it_is_one_of_a_worker(scheduler):
     """What lies in this machine's folders need not lie in the worker's."""
     with (
-        started(f"dask:{scheduler[0]}", without_data, None) as pool,
+        open_pool(f"dask:{scheduler[0]}", without_data, None) as pool,
         pytest.raises(FldiagError) as caught,
     ):
         list(pool.map([1]))
@@ -387,7 +387,7 @@ def test_a_worker_of_a_cluster_that_is_killed_for_its_memory_is_one_error_that_n
 ):
     with (
         cluster_in(tmp_path, memory=2 * GIGABYTE, failures=1) as (address, _),
-        started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool,
+        open_pool(f"dask:{address}", greedy, None, name=bytes_in_all) as pool,
     ):
         with pytest.raises(
             FldiagError,
@@ -401,10 +401,10 @@ def test_workers_of_a_cluster_that_pause_for_their_memory_are_one_error(tmp_path
     """A worker that holds 80 % of its memory takes no unit any more, and nobody says so."""
     with (
         cluster_in(tmp_path, memory=2 * GIGABYTE) as (address, _),
-        started(f"dask:{address}", greedy, None, name=bytes_in_all) as pool,
+        open_pool(f"dask:{address}", greedy, None, name=bytes_in_all) as pool,
     ):
         assert list(pool.map([0, 1])) == [0, 1]
-        monkeypatch.setattr(cluster, "PATIENCE", 2.0)
+        monkeypatch.setattr(dask_cluster, "PATIENCE", 2.0)
         with pytest.raises(
             FldiagError, match=r"all workers of tcp.* are paused: .*--memory-limit.*--resume"
         ):
@@ -419,8 +419,8 @@ def _after_a_while(state, unit):
 @contextmanager
 def given_up(monkeypatch):
     """(the nannies, what is done) of work whose workers have died, and which Dask does not start again."""
-    monkeypatch.setattr(cluster, "PATIENCE", 2.0)
-    with started("dask", _after_a_while, None) as pool:
+    monkeypatch.setattr(dask_cluster, "PATIENCE", 2.0)
+    with open_pool("dask", _after_a_while, None) as pool:
         nannies = list(pool._local.workers.values())
         for nanny in nannies:
             nanny.auto_restart = False

@@ -1,16 +1,11 @@
 """The forecast times what a run will do: a warm step in the middle of training, with everything the method then does."""
 
-from dataclasses import replace
-
 import pytest
-import torch
 
-from fldiag import registry
-from fldiag.params import Layout
 from fldiag.training.setup import Setup
 from fldiag_papers import forecast, make, plan
 from fldiag_papers.scales import scale
-from fldiag_papers.study import Study, Trial, diagnostic, final
+from fldiag_papers.study import Study, Trial, final
 
 SMOKE = scale("smoke")
 
@@ -53,66 +48,6 @@ def test_a_step_of_the_middle_is_timed_and_the_first_one_is_not(
     assert timed.step > 0 and (timed.server > 0) == public
     if public:
         assert rounds[-1][1], "the server has sent what the projection needs"
-
-
-@pytest.mark.parametrize(
-    "name, options, each",
-    [
-        (
-            "drift",
-            {"gradients": False, "rho": ()},
-            lambda clients: 3 * clients.per_round / clients.total,
-        ),
-        ("spectrum", {"k": 3}, lambda clients: 2 * (2 * 3 + 12)),
-    ],
-)
-def test_a_diagnostic_says_what_it_costs(tmp_path, name, options, each):
-    """Of a step of a second: in gradients of the examples that it looks at, a round where it looks at all of them."""
-    the_plan, task = planned(
-        tmp_path, "fedsol-cifar10-lda0.1", "fedavg", diagnostic(name, **options)
-    )
-    timed = forecast.Timed(
-        step=1.0,
-        server=0.0,
-        layout=Layout.of(torch.nn.Linear(3, 2)),
-        train=5000,
-        test=100,
-        cohort=1,
-    )
-    asked = forecast._seconds(task, the_plan, timed) - forecast._seconds(
-        replace(task, questions=[]), the_plan, timed
-    )
-    gradients = each(task.config.clients) * (len(task.rounds) or 1)
-    assert asked == pytest.approx(
-        gradients * SMOKE.asks[name]["samples"] / task.config.train.batch_size
-    )
-
-
-def test_every_cost_can_be_said_before_there_is_a_run(tmp_path):
-    _, task = planned(tmp_path, "fedsol-cifar10-lda0.1", "fedavg")
-    timed = forecast.Timed(
-        step=1.0,
-        server=0.0,
-        layout=Layout.of(torch.nn.Linear(3, 2)),
-        train=5000,
-        test=100,
-        cohort=1,
-    )
-    costs = {
-        name: forecast.gradients(name, {}, forecast.Expected.of(task, timed, 200, over=False))
-        for name in registry.diagnostic.names()
-        if registry.diagnostic.get(name).cost is not None
-    }
-    assert {name for name, cost in costs.items() if cost <= 0} == {
-        "connectivity"
-    }  # of one model alone
-    assert {"landscape", "matching", "forgetting", "account"} <= costs.keys()
-    less = forecast.gradients(
-        "forgetting", {"own": False}, forecast.Expected.of(task, timed, 200, over=False)
-    )
-    assert less == pytest.approx(
-        costs["forgetting"] * 4 / 204
-    )  # 4 of the 100 test examples stand for 200 of 5,000
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag_papers import make, plan, questions, workers
-from fldiag_papers.caption import run_about
 from fldiag_papers.scales import scale
 from fldiag_papers.study import Study, Trial, curve, diagnostic, final, personal
 
@@ -151,28 +150,6 @@ def test_what_is_done_is_not_done_again(trained, monkeypatch):
     monkeypatch.setattr(workers.questions, "answer", lambda *a: pytest.fail("asked again"))
     assert workers.perform(task, bench, lambda *event: None).path == outcome.path
     assert {f: f.stat().st_mtime_ns for f in outcome.path.rglob("*") if f.is_file()} == stamps
-
-
-def test_an_answer_of_an_earlier_version_is_used_and_named(trained):
-    """It has no json; the run may no longer have the weights to answer again."""
-    task, outcome, bench = trained
-    key = next(k for k in task.asks if k.startswith("drift"))
-    note = outcome.path / "answers" / f"{key}.json"
-    kept, there = note.read_bytes(), plan.answers(outcome.path)
-    assert there.has(key) and not there.unverified(key)
-    try:
-        note.unlink()
-        assert (
-            there.has(key)
-            and there.unverified(key)
-            and task.done(outcome.path)
-            and there.get(key) is not None
-        )
-        the_plan = plan.Plan(SMOKE, bench.store, {task.core: task})
-        assert run_about(the_plan, task.core, outcome.path)["unverified"] == [key]
-    finally:
-        note.write_bytes(kept)
-    assert "unverified" not in run_about(the_plan, task.core, outcome.path)
 
 
 def test_a_damaged_answer_is_asked_again_and_that_is_said(trained):

@@ -56,7 +56,7 @@ def test_a_later_key_counts_when_it_is_not_what_runs_had_before():
 
 
 def test_every_later_key_is_a_key_of_the_config():
-    for dotted in identity.YESTERDAY:
+    for dotted in identity.ADDED_KEYS:
         section, *name, key = dotted.split(".")
         known = (
             Config.model_fields[section].annotation.model_fields
@@ -71,7 +71,7 @@ def test_every_later_key_is_a_key_of_the_config():
 
 
 def test_later_options_belong_to_their_method(monkeypatch):
-    monkeypatch.setitem(identity.YESTERDAY, "method.fedprox.mu", 1.0)
+    monkeypatch.setitem(identity.ADDED_KEYS, "method.fedprox.mu", 1.0)
     assert identity.as_stored({"method": {"name": "fedprox"}})["method"] == {
         "name": "fedprox",
         "mu": 1.0,
@@ -87,7 +87,7 @@ def test_later_options_belong_to_their_method(monkeypatch):
 
 def test_a_stored_config_means_what_it_meant(monkeypatch):
     """A default that changes later (here: of local_decay) is not the default of runs that were stored before."""
-    monkeypatch.setitem(identity.YESTERDAY, "train.local_decay", 0.3)
+    monkeypatch.setitem(identity.ADDED_KEYS, "train.local_decay", 0.3)
     tree = build({}).model_dump(mode="json")
     del tree["train"]["local_decay"]
     assert Config.stored(tree).train.local_decay == 0.3
@@ -98,7 +98,7 @@ def test_a_stored_config_means_what_it_meant(monkeypatch):
 
 def forget(config):
     """A stored config without later keys, as far as its method and model have them."""
-    for dotted in identity.YESTERDAY:
+    for dotted in identity.ADDED_KEYS:
         section, *name, key = dotted.split(".")
         if not name or name == [config[section]["name"]]:
             config[section].pop(key)

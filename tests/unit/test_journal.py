@@ -1,6 +1,7 @@
 """The journal of a run that is being trained: it says what run.json will say, its damage costs what comes after it, and it does not grow
 dear."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -10,18 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import config
+from helpers import analysis, config
 from test_resume import equal_runs
 from typer.testing import CliRunner
 
 from fldiag.checkpoint import journal
 from fldiag.checkpoint import run as runs
+from fldiag.checkpoint.index import write_index
 from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
 from fldiag.training import rounds
+
+convert_runs = analysis("convert_runs")
 
 
 def small(**more):
@@ -81,7 +85,7 @@ def test_a_run_that_an_earlier_version_left_unfinished_goes_on(copy, whole):
 
 
 def test_an_earlier_fldiag_does_not_take_run_json_for_whole(copy):
-    assert json.loads((copy / "run.json").read_text())["schema"] == 2
+    assert json.loads((copy / "run.json").read_text())["schema"] == 3
     assert Run.open(copy).index["schema"] == 1
 
 
@@ -194,10 +198,9 @@ def test_state_that_somebody_removed_from_a_run_is_not_trained_again_unasked(who
 
 def test_lines_that_somebody_wrote_with_the_right_checksum(copy):
     file = copy / journal.NAME
-    header, _ = journal._line(
-        {"journal": json.loads((copy / "run.json").read_text())["journal"]}, ""
+    header = journal.encode_line(
+        1, {"journal": json.loads((copy / "run.json").read_text())["journal"]}
     )
-    digest = header.split()[0].decode()
     for entry in (
         {},
         {"set": 3, "drop": {}, "rows": []},
@@ -207,11 +210,46 @@ def test_lines_that_somebody_wrote_with_the_right_checksum(copy):
         {"set": {"done": -1}, "drop": {}, "rows": []},
         {"set": {}, "drop": {"config": None}, "rows": []},
     ):
-        line, digest_of_it = journal._line(entry, digest)
-        more, _ = journal._line({"set": {}, "drop": {}, "rows": []}, digest_of_it)
-        file.write_bytes(header + line + more)
+        line = journal.encode_line(2, entry)
+        last = journal.encode_line(3, {"set": {}, "drop": {}, "rows": []})
+        file.write_bytes(header + line + last)
         with pytest.raises(FldiagError, match=r"is damaged|is not valid"):
             Run.open(copy)
+
+
+def chained(run):
+    """Write the journal of a stopped run as fldiag did when each checksum covered the one before."""
+    checksum, lines = b"", []
+    for line in (run / journal.NAME).read_bytes().splitlines():
+        entry = json.loads(line.partition(b" ")[2])
+        del entry["line"]
+        text = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+        checksum = hashlib.sha256(checksum + text).hexdigest()[:32].encode()
+        lines.append(checksum + b" " + text + b"\n")
+    (run / journal.NAME).write_bytes(b"".join(lines))
+    write_index(run, {**files.read_json(run / "run.json"), "schema": 2})
+
+
+def test_a_chained_journal_is_refused_until_it_is_converted(copy, whole):
+    before = (copy / journal.NAME).read_bytes()
+    chained(copy)
+    with pytest.raises(FldiagError, match="stopped under an earlier fldiag") as error:
+        rounds.train(small(), out=copy, resume=True)
+    assert "analyses/convert_runs.py" in error.value.remedy
+    assert convert_runs.convert_run(copy) == ["checksums of the journal"]
+    assert (copy / journal.NAME).read_bytes() == before and not convert_runs.convert_run(copy)
+    assert Run.open(copy).done == 4
+    equal_runs(rounds.train(small(), out=copy, resume=True), whole)
+
+
+@pytest.mark.filterwarnings("ignore:line 4 of:UserWarning")
+def test_a_damaged_chained_journal_is_damaged_still_when_it_is_converted(copy):
+    chained(copy)
+    lines = (copy / journal.NAME).read_bytes().splitlines(keepends=True)
+    spoilt = [*lines[:3], lines[3].replace(b"rows", b"rowz")]
+    (copy / journal.NAME).write_bytes(b"".join(spoilt))
+    convert_runs.convert_run(copy)
+    assert Run.open(copy).done == 3 and journal.is_damaged(copy / journal.NAME)
 
 
 def test_a_journal_that_run_json_does_not_name_says_nothing(copy, whole):

@@ -14,7 +14,7 @@ from torch import nn
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.method import Personal
 from fldiag.models.lora import adapted
 from fldiag.results import array_checkpoint
@@ -234,7 +234,7 @@ def test_what_a_diagnostic_of_a_run_has_finished_lies_in_the_cache_until_it_is_w
 
 def test_two_units_of_one_name_are_refused(tmp_path):
     with (
-        started("serial", lambda shared, unit: unit, None) as pool,
+        open_pool("serial", lambda shared, unit: unit, None) as pool,
         pytest.raises(ValueError, match="two units of one name"),
     ):
         KeptUnits(tmp_path / "kept.npz", str).results(pool, [1, 1, 2])

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import fldiag
 from fldiag import registry
 from fldiag.diagnosis.options import rounds, size
-from fldiag.diagnosis.subjects import divide
+from fldiag.diagnosis.subjects import split_options
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +104,17 @@ def test_a_round_is_chosen_among_those_of_a_run(run):
 
 
 def test_what_is_given_is_taken_apart():
-    found = divide(
+    split = split_options(
         registry.diagnostic.get("spectrum"),
         {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"},
     )
     assert (
-        found.where == {"samples": 20, "memory": 2**20, "precision": "fp64"} and found.own["k"] == 3
+        split.subject_options == {"samples": 20, "memory": 2**20, "precision": "fp64"}
+        and split.options["k"] == 3
     )
-    assert list(found.more) == ["density"] and found.flags == ["density"]
+    assert list(split.flag_options) == ["density"] and split.flags == ["density"]
 
 
 def test_what_nobody_waits_for_is_refused_before_memory_is_filled(problem):
-    assert "years on this machine" in refused(problem, "landscape", points=10**7)
+    assert "less than or equal to 9999" in refused(problem, "landscape", points=10**7)
     assert "less than or equal to 9999" in refused(problem, "connectivity", points=10**15)

@@ -144,7 +144,6 @@ def test_a_loop_that_counts_from_0(tmp_path, received):
     net, rec = recorder(tmp_path / "run")
     for t in range(2):
         rec.round(received=net if received else None, clients={0: net}, aggregated=net, number=t)
-    rec.flush()
     _, again = recorder(tmp_path / "run", resume=True)
     with pytest.raises(FldiagError, match="round 1 is not after round 1"):
         again.round(clients={0: net}, aggregated=net, number=1)
@@ -223,7 +222,6 @@ def rounds(path, disk, room, resume=False):
     for _ in range(1 if resume else 2):
         try:
             rec.round(received=net, clients={0: net}, aggregated=net)
-            rec.flush()
             stored += 1
         except FldiagError as error:
             assert "No space left" in str(error)
@@ -270,11 +268,9 @@ def test_after_a_full_disk_the_recorder_closes_and_the_run_goes_on(tmp_path, mon
 def test_a_folder_that_was_removed_is_one_error_whose_remedy_works(tmp_path, back):
     net, rec = recorder(tmp_path / "run")
     rec.round(received=net, clients={0: net}, aggregated=net)
-    rec.flush()
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    rec.round(clients={0: net}, aggregated=net)
     with pytest.raises(FldiagError, match="was removed or moved") as caught:
-        rec.flush()
+        rec.round(clients={0: net}, aggregated=net)
     assert (
         "put the folder back and resume, or write to a new folder" in caught.value.remedy
         and not (tmp_path / "run").exists()
@@ -341,7 +337,6 @@ def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(tmp_path, cha
     """The recorder that has the folder is not disturbed by a refusal."""
     net, rec = recorder(tmp_path / "run")
     rec.round(received=net, clients={0: net}, aggregated=net)
-    rec.flush()
     with pytest.raises(FldiagError, match=message) as caught:
         fldiag.Recorder(tmp_path / "run", **other(**changed))
     assert "record into another folder" in caught.value.remedy
@@ -369,7 +364,6 @@ def test_the_same_process_goes_on_with_a_run_whose_recorder_was_forgotten(tmp_pa
 def test_another_process_does_not_go_on_with_a_run_that_is_recorded(tmp_path):
     net, rec = recorder(tmp_path / "run")
     rec.round(received=net, clients={0: net}, aggregated=net)
-    rec.flush()
     script = (
         f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\nimport test_recorder_faults as t\n"
         f"t.recorder({str(tmp_path / 'run')!r}, resume=True)\n"
@@ -798,7 +792,6 @@ def test_rounds_that_a_damaged_journal_lost_are_moved_aside(tmp_path, spoil, lin
     net, rec = recorder(tmp_path / "run")
     for i in range(5):
         rec.round(received=net, clients={i % 3: net}, aggregated=ZEROS + i, metrics={"step": i})
-    rec.flush()
     shutil.copytree(tmp_path / "run", tmp_path / "killed")
     rec.close()
     run = tmp_path / "killed"
@@ -830,7 +823,6 @@ def test_a_round_that_was_being_written_is_replaced(tmp_path):
     net, rec = recorder(tmp_path / "run")
     for i in range(3):
         rec.round(received=net, clients={0: net}, aggregated=ZEROS + i)
-    rec.flush()
     run = shutil.copytree(tmp_path / "run", tmp_path / "killed")
     rec.close()
     (run / "owner.json").unlink()

@@ -183,7 +183,7 @@ def test_what_a_killed_write_left_behind_is_cleaned_up(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         rounds.train(chosen, out=tmp_path / "cut", on_event=stop)
-    stray = tmp_path / "cut" / "state" / "client-00001-0003.pt"
+    stray = tmp_path / "cut" / "state" / "clients-00000003.safetensors"
     stray.write_bytes(b"half a file of round 3")
     equal_runs(rounds.train(chosen, out=tmp_path / "cut", resume=True), whole)
     for run in ("cut", "whole"):

@@ -16,7 +16,7 @@ import fldiag
 from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.identity import YESTERDAY
+from fldiag.identity import ADDED_KEYS
 from fldiag.results.table import check, columns, table
 from fldiag.rounds.history import History
 from fldiag.sections import Metrics
@@ -352,7 +352,7 @@ def test_a_run_that_records_nothing_is_as_before(tmp_path):
         checkpoint__every=1, checkpoint__clients="none"
     )  # what is kept is no part of the identity
     tree = plain.model_dump(mode="json", exclude={"name": True, "data": {"root"}, "metrics": True})
-    for section, *name, key in (dotted.split(".") for dotted in YESTERDAY):
+    for section, *name, key in (dotted.split(".") for dotted in ADDED_KEYS):
         if not name or name == [tree[section]["name"]]:
             del tree[section][key]
     assert config.hash == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]

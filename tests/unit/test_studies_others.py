@@ -234,7 +234,7 @@ def test_moon_has_its_head_where_the_paper_has_it_and_small_models_do_not(tmp_pa
 def test_who_holds_what_is_asked_once():
     """A partition is the same for every seed: it is asked once."""
     assert [
-        len(OTHERS["fedtoga/fig4"].asked(t, place))
+        len(OTHERS["fedtoga/fig4"].questions_for(t, place))
         for t in OTHERS["fedtoga/fig4"].trials[:1]
         for place in range(3)
     ] == [1, 0, 0]

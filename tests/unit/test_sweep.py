@@ -7,7 +7,7 @@ from helpers import config
 import fldiag
 from fldiag import data
 from fldiag.errors import FldiagError
-from fldiag.execution.shard import Shard
+from fldiag.execution.executor import Shard
 from fldiag.training import rounds, sweep
 
 SHORT = {

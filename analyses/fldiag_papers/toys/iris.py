@@ -30,8 +30,8 @@ from fldiag import registry
 from fldiag.config import Config, build
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError, unknown
-from fldiag.execution.start import started
-from fldiag.execution.threads import threads
+from fldiag.execution.pools import open_pool
+from fldiag.execution.worker import threads
 from fldiag.registry import Progress
 from fldiag.results.cache import Cache, Tell
 from fldiag.results.provenance import digest, provenance
@@ -350,7 +350,7 @@ def _trainings(
     """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
     frames = [None if cache is None else cache.get(job.name, job.key, on_damage) for job in jobs]
     missing = [job for job, frame in zip(jobs, frames, strict=True) if frame is None]
-    with started(executor, trained, None, threads=1, name=_name, most=len(missing)) as pool:
+    with open_pool(executor, trained, None, threads=1, name=_name, most=len(missing)) as pool:
         fresh = pool.map(missing)
         for done, (job, frame) in enumerate(zip(jobs, frames, strict=True)):
             if progress:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,18 +19,6 @@ if TYPE_CHECKING:
     from fldiag.rounds.round_weights import Stored
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A round: a spectrum, a product an update, one a layer and update, and the first points of every path."""
-    rounds = len(history.rounds) if options["every_round"] else 1
-    layers = len(history.layout.layers) if options["layers"] else 0
-    points = min(options["path"], 15)
-    return rounds * (
-        2.0 * (2 * options["k"] + 12 + history.sampled * (1 + layers))
-        + (history.sampled + 1) * points
-        + 2
-    )
-
-
 @diagnostic(
     "account",
     on="run",
@@ -39,7 +26,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     draw=picture.draw,
     more={"-classes": picture.classes_if_any},
     summary=summary,
-    cost=cost,
     section=section,
     order=60,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",

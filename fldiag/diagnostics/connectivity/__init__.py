@@ -31,17 +31,6 @@ def check(problems: Sequence[Problem], options: Mapping[str, Any]) -> None:
     alike(problems)
 
 
-def cost(problems: Sequence[Problem], options: Mapping[str, Any]) -> float:
-    """A third of a gradient a point, and those that bend paths."""
-    count = len(problems)
-    ways = {"all": count * (count - 1) // 2, "first": count - 1, "none": 0}[options["pairs"]]
-    bent = bends(count, options["curve"])
-    points = ways * (2 if bent else 1) * (options["points"] + options["refine"] / 2) + (
-        options["mixtures"] if count > 2 else 0
-    )
-    return points / 3 + ways * bent
-
-
 def bends(count: int, curve: int | None) -> int:
     """Gradients spent on a path between some of ``count`` models."""
     return (100 if count <= 3 else 0) if curve is None else curve
@@ -53,7 +42,6 @@ def bends(count: int, curve: int | None) -> int:
     parts=True,
     draw=picture.draw,
     summary=summary,
-    cost=cost,
     check=check,
     choose=choose,
     order=15,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fldiag.errors import FldiagError
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.problem.eigenpairs import rows_of_scores
 from fldiag.problem.problem import Problem
 from fldiag.problem.scores import Scores
@@ -330,7 +330,7 @@ def _measured(
     ]
     shares = _shares(count, options) if count > 2 and options.mixtures else []
     units += [Unit(shares=a) for a in shares]
-    with started(sound[0].executor, done, work, most=len(units)) as pool:
+    with open_pool(sound[0].executor, done, work, most=len(units)) as pool:
         results = kept.results(pool, units, progress)
     buffers = running(work.problem)
     found: list[Row] = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,7 @@ from fldiag.diagnostics.drift import picture
 from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Serial
-from fldiag.execution.start import started
+from fldiag.execution.pools import Serial, open_pool
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.table import Row, table
@@ -45,12 +44,6 @@ DISTANCE = Number(
 )
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A round: a gradient of all training data, and 1 + len(rho) of every stored client's own."""
-    share = history.sampled / max(1, len(history.parts))
-    return len(history.rounds) * (float(options["gradients"]) + share * (3 + len(options["rho"])))
-
-
 @diagnostic(
     "drift",
     on="run",
@@ -60,7 +53,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     draw=picture.draw,
     summary=summary,
     numbers=(DISTANCE,),
-    cost=cost,
     section=section,
     order=40,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2",
@@ -151,7 +143,7 @@ def drift(
     kept = kept_of(history)
     missing = [r for r in history.rounds if str(r) not in kept.there]
     last: list[Stored] = []
-    with started(
+    with open_pool(
         history.executor,
         measure.of_round,
         (history, asked),

@@ -45,11 +45,6 @@ NUMBERS = (
 )
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A third of a gradient of all training data a round, or less."""
-    return (len(history.rounds) if options["every_round"] else 1) / 3
-
-
 def variant(options: Mapping[str, Any]) -> str:
     """A report shows other examples than the clients' class mixtures beside these."""
     on = str(options.get("on", "test"))
@@ -63,7 +58,6 @@ def variant(options: Mapping[str, Any]) -> str:
     draw=draw,
     summary=summary,
     numbers=NUMBERS,
-    cost=cost,
     order=65,
     variant=variant,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",

@@ -7,7 +7,6 @@ ICML 2024; the gap), FedNSAM (arXiv 2602.23827; the distance), FedWMSAM (arXiv 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
@@ -16,7 +15,7 @@ from pydantic import Field
 from fldiag.choices import Estimate, Products, Rtol
 from fldiag.diagnostics.flatness import picture
 from fldiag.diagnostics.flatness.summary import summary
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.provenance import digest
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
     from fldiag.rounds.history import History
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A measured round: curvature and sharpness of the whole, of its parts at one point and at the trained weights, and a
-    gradient of the whole at every trained model."""
-    rounds = -(-len(history.rounds) // options["every"])
-    share = history.sampled / max(1, len(history.parts))
-    return rounds * (2.0 * (14 + 5) * (2 + share) + history.sampled + 4)
-
-
 @diagnostic(
     "flatness",
     on="run",
@@ -41,7 +32,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     needs="clients",
     draw=picture.draw,
     summary=summary,
-    cost=cost,
     order=55,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
 )
@@ -118,7 +108,7 @@ def flatness(
         measure.Part.packed,
         measure.Part.unpacked,
     )
-    with started(history.executor, measure.done, work) as pool:
+    with open_pool(history.executor, measure.done, work) as pool:
         for stored in history.each():
             rows += updates.rows(stored)
             if stored.complete and stored.round in chosen:

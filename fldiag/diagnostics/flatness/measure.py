@@ -14,7 +14,7 @@ from torch import Tensor
 from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Pool
+from fldiag.execution.pools import Pool
 from fldiag.losses import noise_floor
 from fldiag.params import cosine
 from fldiag.problem.diagonal import diagonal_of

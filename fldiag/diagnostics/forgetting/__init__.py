@@ -7,7 +7,6 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,7 @@ from pydantic import Field
 from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.section import section
 from fldiag.diagnostics.forgetting.summary import summary
-from fldiag.execution.pool import Serial
-from fldiag.execution.start import started
+from fldiag.execution.pools import Serial, open_pool
 from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.provenance import digest
@@ -53,19 +51,6 @@ NUMBERS = (
 )
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """A round: every stored model on the test data and, with ``own``, all training data, a third of a gradient each."""
-    pool = history.pool
-    examples = pool.n if options.get("own", True) else pool.clients.start
-    return (
-        len(history.rounds)
-        * (history.sampled + 2)
-        / 3
-        * examples
-        / max(1, pool.clients.stop - pool.clients.start)
-    )
-
-
 @diagnostic(
     "forgetting",
     on="run",
@@ -76,7 +61,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     more={"-classes": picture.heatmap_if_any},
     summary=summary,
     numbers=NUMBERS,
-    cost=cost,
     also={
         "why": Also(
             "account",
@@ -151,7 +135,7 @@ def forgetting(
     )
     rows: list[Row] = []
     missing = [r for r in history.rounds if str(r) not in kept.rounds]
-    with started(
+    with open_pool(
         history.executor,
         partial(evaluated, own=own),
         history,

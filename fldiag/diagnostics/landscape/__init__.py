@@ -21,14 +21,12 @@ from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Serial
-from fldiag.execution.start import started
+from fldiag.execution.pools import Serial, open_pool
 from fldiag.registry import Choice, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
-from fldiag.surface import grid as grids
 
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
@@ -50,15 +48,6 @@ def axis(points: int, span: float) -> np.ndarray:
         )
     half = span * (np.arange(1, points // 2 + 1) / (points // 2))
     return np.concatenate([-half[::-1], [0.0], half])
-
-
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """A third of a gradient a point; about a tenth of the points where a spline lies between them."""
-    points = options["points"] or POINTS
-    count = (
-        points**2 if options["full"] else min(float(points**2), max(grids.LEAST, points**2 / 10))
-    )
-    return count / 3 + (50 if options["directions"] == "eigen" else 0)
 
 
 def choose(targets: Sequence[Any], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
@@ -113,7 +102,6 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
     more={".html": page, ".caption.txt": caption},
     pictured=("height", "clip", "notes"),
     summary=summary,
-    cost=cost,
     choose=choose,
     section=section,
     order=10,
@@ -133,7 +121,9 @@ def landscape(
     ] = "eigen",
     points: Annotated[
         int | None,
-        Field(ge=3, description="Number of grid points along each axis (odd; default 41)."),
+        Field(
+            ge=3, le=9999, description="Number of grid points along each axis (odd; default 41)."
+        ),
     ] = None,
     span: Annotated[
         float | None, Field(gt=0, description="Largest coefficient (default 1).")
@@ -258,7 +248,7 @@ def landscape(
     try:
         grid = Grid(problem, (found.d1, found.d2), places)
         surface = Surface(grid, kept, seed, progress)
-        with started(
+        with open_pool(
             problem.executor,
             values,
             grid,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fldiag.execution.pool import Pool
+from fldiag.execution.pools import Pool
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row

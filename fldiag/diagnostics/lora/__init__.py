@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 from pydantic import Field
@@ -18,18 +18,12 @@ if TYPE_CHECKING:
     from fldiag.rounds.round_weights import Stored
 
 
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """Two spectra of the last round; the factors cost next to nothing."""
-    return 2 * 2.0 * (2 * options["k"] + 12) if options["k"] else 0.1
-
-
 @diagnostic(
     "lora",
     on="run",
     needs="clients",
     draw=picture.draw,
     summary=summary,
-    cost=cost,
     order=65,
     example="checkpoints/texts-fedavg-s0-1a2b3c4d",
 )

@@ -16,24 +16,13 @@ from fldiag.choices import Estimate, Stack
 from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.matching.section import section
 from fldiag.diagnostics.matching.summary import summary
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.rounds.history import History
     from fldiag.rounds.round_weights import Stored
-
-
-def cost(history: History, options: Mapping[str, Any]) -> float:
-    """Of every client: a spectrum and a diagonal on its own data, and as much on everybody's where that is asked for."""
-    rounds = len(history.rounds) if options["every_round"] else 1
-    one = 2.0 * (2 * options["k"] + 12 + 5)
-    clients = history.sampled
-    return rounds * (
-        one * 2
-        + (0 if options["on"] == "client" else clients * (10 if options["on"] == "both" else one))
-    )
 
 
 def check(history: History, options: Mapping[str, Any]) -> None:
@@ -50,7 +39,6 @@ def check(history: History, options: Mapping[str, Any]) -> None:
     needs="clients",
     draw=picture.draw_last,
     summary=summary,
-    cost=cost,
     check=check,
     section=section,
     order=50,
@@ -148,7 +136,7 @@ def matching(
     options = one_round.Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
     places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]
     work = one_round.Work(history, options)
-    with started(history.executor, one_round.done, work) as pool:
+    with open_pool(history.executor, one_round.done, work) as pool:
 
         def of_round(stored: Stored) -> list[Row]:
             work.round = one_round.Round(history, stored, options, progress)

@@ -13,7 +13,7 @@ from fldiag.choices import Estimate, Stack
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Pool
+from fldiag.execution.pools import Pool
 from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
 from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs

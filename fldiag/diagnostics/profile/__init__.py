@@ -20,21 +20,10 @@ if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """A third of a gradient a point, and the spectrum's."""
-    ways = (
-        len(options["through"])
-        if options["directions"] == "through" and options["through"] is not None
-        else options["lines"]
-    )
-    return ways * (options["points"] or 41) / 3 + (50 if options["directions"] == "eigen" else 0)
-
-
 @diagnostic(
     "profile",
     draw=picture.draw,
     summary=summary,
-    cost=cost,
     variant=lambda options: str(options.get("directions", "eigen")),
     example="checkpoints/example/fedsol-digits.pt --directions random",
 )
@@ -48,7 +37,8 @@ def profile(
     ] = "eigen",
     lines: Annotated[int, Field(ge=1, description="Number of directions.")] = 2,
     points: Annotated[
-        int | None, Field(ge=3, description="Number of points along each line (odd; default 41).")
+        int | None,
+        Field(ge=3, le=9999, description="Number of points along each line (odd; default 41)."),
     ] = None,
     span: Annotated[float, Field(gt=0, description="Largest coefficient.")] = 1.0,
     through: Any = None,

@@ -46,12 +46,6 @@ ENGINES = ("lanczos", "pyhessian")
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
 
 
-def cost(problem: Problem, options: Mapping[str, Any]) -> float:
-    """Products that a top-k usually takes, two gradients each, and what the traces take."""
-    products = 2 * options["k"] + 12 + 10 * len(problem.layout.layers) * options["per_layer"]
-    return 2.0 * (products + 5 * (options["trace"] or options["diagonal"]))
-
-
 def check(problem: Problem, options: Mapping[str, Any]) -> None:
     """Refuse an unknown engine, more eigenvalues than there are, and flags that do not go together."""
     from fldiag.problem.eigenpairs import check_count
@@ -164,7 +158,6 @@ LAMBDA_1 = Number(
     more={"-layers": layers.draw_if_any},
     summary=summary,
     numbers=(LAMBDA_1,),
-    cost=cost,
     check=check,
     also={
         "density": Also(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
-from fldiag.execution.start import started
+from fldiag.execution.pools import open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
@@ -206,7 +206,7 @@ def of_run(
             model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}
         )
 
-    with started(executor, without, replay.starts, most=len(units)) as pool:
+    with open_pool(executor, without, replay.starts, most=len(units)) as pool:
         rows += (kept or KeptUnits(None, str)).results(pool, units, progress, retrained)
     return [
         *rows,

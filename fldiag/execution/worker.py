@@ -8,16 +8,16 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fldiag.execution.threads import threads
 from fldiag.version import version
 
-#: States that a worker keeps; a cluster's workers live longer than one command.
-KEPT = 2
-#: What a worker answers that has not got the state.
+#: Works that a worker keeps; a cluster's workers live longer than one command.
+MOST_WORKS = 2
+#: What a worker answers that lacks the work.
 MISSING = "fldiag: state is missing"
 
 
@@ -36,7 +36,7 @@ _one_at_a_time = threading.Lock()  # PyTorch's random state belongs to the whole
 
 def keep(key: str, work: Work) -> None:
     _works[key] = work
-    while len(_works) > KEPT:
+    while len(_works) > MOST_WORKS:
         _works.popitem(last=False)
 
 
@@ -57,17 +57,29 @@ def perform(key: str, unit: Any, work: Work | None = None) -> Any:
             return _works[key].function(_works[key].shared, unit)
 
 
-def start(key: str, work: Work) -> None:
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of PyTorch; afterwards as many as before."""
+    import torch  # only here: who plans units need not have it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def initialise(key: str, work: Work) -> None:
     """At the start of a process of our own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
-    warnings.filterwarnings(
-        "ignore", module="fldiag"
-    )  # about data that it has read, too, and has spoken of
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    # the main process has read the same data, and warned of them
+    warnings.filterwarnings("ignore", module="fldiag")
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     keep(key, work)
 
 
-def _leave_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     """A worker whose main process was killed would wait for units for ever."""
     while os.getppid() == parent:
         time.sleep(1)

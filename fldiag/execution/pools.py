@@ -1,0 +1,293 @@
+"""Pools do units of one work: in this process, in processes of this machine, or by an executor handed over."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import sys
+import uuid
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from typing import Any
+
+from fldiag.errors import FldiagError, first_line, out_of_memory
+from fldiag.execution.executor import cores, parse_executor
+from fldiag.execution.worker import MISSING, Work, initialise, perform
+
+#: A unit whose workers died so often is not tried again.
+TRIES = 3
+#: Seconds between two beats while the main process waits.
+BEAT = 0.2
+#: The end of a remedy.
+GO_ON = "run the same command again (train: with --resume, resume=True); finished work is kept"
+Event = Callable[[], None]
+
+
+def open_pool(
+    executor: Any,
+    function: Callable[[Any, Any], Any],
+    shared: Any,
+    *,
+    threads: int | None = None,
+    name: Callable[[Any], str] = str,
+    most: int | None = None,
+) -> Pool:
+    """The pool that does units of this work.
+
+    Args:
+        executor: see :func:`fldiag.execution.executor.parse_executor`.
+        function: ``function(shared, unit)``, found by its name in a module.
+        shared: state that all units need; goes to a worker once.
+        threads: PyTorch's threads at every unit, by default as many as here.
+        name: what a unit is called in messages.
+        most: how many units there are, where that is known: no more workers are started.
+
+    Raises:
+        FldiagError: an unknown executor, or a cluster that cannot be reached or has no fldiag of this version.
+    """
+    import torch  # only here: diagnostics name this function before anything is computed
+
+    spec = parse_executor(executor)
+    work = Work(function, shared, threads or torch.get_num_threads())
+    if spec.futures is not None:
+        return FuturesPool(work, name, spec.futures)
+    if spec.kind == "dask":
+        # distributed is an extra, and takes a second to import
+        from fldiag.execution.dask_cluster import DaskCluster
+
+        return DaskCluster(work, name, spec)
+    if spec.kind == "serial" or (most is not None and most <= 1):
+        return Serial(work, name)
+    workers = spec.workers or cores(work.threads)
+    return Processes(work, name, min(workers, most or workers))
+
+
+class Pool(ABC):
+    """Does units of one work. Used as a context; leaving it cancels what waits. ``name``: what a unit is called in messages."""
+
+    def __init__(self, work: Work, name: Callable[[Any], str] = str):
+        self.work, self.name = work, name
+
+    @abstractmethod
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """(number of the unit, result) as they are done; the units' own exceptions are raised. ``beat`` is called about five
+        times a second while the main process waits."""
+
+    def map(self, units: Iterable[Any], beat: Event | None = None) -> Iterator[Any]:
+        """Results in the order of the units, each as early as that allows."""
+        early: dict[int, Any] = {}
+        following = 0
+        with closing(self.completed(units, beat)) as completed:  # type: ignore[type-var]
+            for number, result in completed:
+                early[number] = result
+                while following in early:
+                    yield early.pop(following)
+                    following += 1
+
+    @contextmanager
+    def doing(self, unit: Any) -> Iterator[None]:
+        """A unit that lacks memory is an error that names it; its worker lives on."""
+        try:
+            yield
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise FldiagError(
+                f"{self.name(unit)}: out of memory",
+                f"use fewer workers, fewer examples (--samples) or a smaller --memory, and {GO_ON}",
+            ) from error
+
+    def close(self) -> None:  # noqa: B027
+        """Cancel what waits, and end the workers that are ours."""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Serial(Pool):
+    """This process, one unit after the other."""
+
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        for number, unit in enumerate(units):
+            with self.doing(unit):
+                result = self.work.function(self.work.shared, unit)
+            yield number, result
+            if beat is not None:
+                beat()
+
+
+class Processes(Pool):
+    """``workers`` processes, started when the first units come; each gets the shared state as it starts.
+
+    Each is a pool of one: when a process dies, it is known which unit it had, and no other is lost.
+    """
+
+    def __init__(self, work: Work, name: Callable[[Any], str], workers: int):
+        super().__init__(work, name)
+        self.workers, self.key = workers, uuid.uuid4().hex
+        self._idle: list[ProcessPoolExecutor] = []
+        self._all: list[ProcessPoolExecutor] = []
+        check_sendable(work)
+
+    def _start_process(self) -> ProcessPoolExecutor:
+        process = ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=initialise,
+            initargs=(self.key, self.work),
+        )
+        self._all.append(process)
+        return process
+
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        fresh = ((number, unit, 1) for number, unit in enumerate(units))
+        retries = deque[tuple[int, Any, int]]()
+        busy: dict[Future[Any], tuple[ProcessPoolExecutor, int, Any, int]] = {}
+        try:
+            while True:
+                while len(busy) < self.workers:
+                    following = retries.popleft() if retries else next(fresh, None)
+                    if following is None:
+                        break
+                    process = self._idle.pop() if self._idle else self._start_process()
+                    try:
+                        future = process.submit(perform, self.key, following[1])
+                    except BrokenProcessPool:  # it died while it had nothing to do
+                        self._all.remove(process)
+                        retries.appendleft(following)
+                    else:
+                        busy[future] = process, *following
+                if not busy:
+                    return
+                done, _ = wait(busy, timeout=BEAT, return_when=FIRST_COMPLETED)
+                for future in done:
+                    process, number, unit, tries = busy.pop(future)
+                    try:
+                        with self.doing(unit):
+                            result = future.result()
+                    except BrokenProcessPool:
+                        self._all.remove(process)
+                        if tries == TRIES:
+                            raise worker_died(self.name(unit), tries) from None
+                        retries.append((number, unit, tries + 1))
+                        continue
+                    except BaseException:
+                        self._idle.append(process)
+                        raise
+                    self._idle.append(process)
+                    yield number, result
+                if beat is not None:
+                    beat()
+        finally:
+            for future, (process, *_) in busy.items():  # left early: nobody needs these results
+                if not future.cancel():
+                    self._end(process)
+
+    def _end(self, process: ProcessPoolExecutor) -> None:
+        self._all.remove(process)
+        for worker in list((process._processes or {}).values()):
+            worker.terminate()
+        process.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        # idle ones are ended rather than waited for: PyTorch takes a second to leave
+        for process in list(self._all):
+            self._end(process)
+        self._idle.clear()
+
+
+class FuturesPool(Pool):
+    """An executor handed over. It is not ours to end or to mend: where it breaks, that is one error."""
+
+    def __init__(self, work: Work, name: Callable[[Any], str], executor: Executor):
+        super().__init__(work, name)
+        self.executor, self.key = executor, uuid.uuid4().hex
+        # MPI's executors say num_workers
+        workers = getattr(executor, "_max_workers", None) or getattr(executor, "num_workers", None)
+        #: Units under way at a time; all of them where the number of workers is unknown.
+        self.window = 2 * workers if isinstance(workers, int) else sys.maxsize
+
+    def completed(
+        self, units: Iterable[Any], beat: Event | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        waiting = enumerate(units)
+        busy: dict[Future[Any], tuple[int, Any]] = {}
+        try:
+            while True:
+                for number, unit in itertools.islice(waiting, self.window - len(busy)):
+                    busy[self._submit(unit)] = number, unit
+                if not busy:
+                    return
+                done, _ = wait(busy, timeout=BEAT, return_when=FIRST_COMPLETED)
+                for future in done:
+                    number, unit = busy.pop(future)
+                    with self.doing(unit):
+                        result = future.result()
+                    if isinstance(result, str) and result == MISSING:
+                        busy[self._submit(unit, self.work)] = number, unit
+                    else:
+                        yield number, result
+                if beat is not None:
+                    beat()
+        except (BrokenExecutor, CancelledError) as error:
+            raise self._broken(error) from None
+        finally:
+            for future in busy:
+                future.cancel()
+
+    def _submit(self, unit: Any, work: Work | None = None) -> Future[Any]:
+        try:
+            return self.executor.submit(perform, self.key, unit, work)
+        except BrokenExecutor:
+            raise
+        except RuntimeError as error:  # it was shut down
+            raise self._broken(error) from None
+
+    def _broken(self, error: Exception) -> FldiagError:
+        return FldiagError(
+            f"the executor {type(self.executor).__name__} is broken ({first_line(error)})",
+            f"mend it, or use another one, and {GO_ON}",
+        )
+
+
+def worker_died(unit: str, tries: int) -> FldiagError:
+    """The error of a unit that ended its worker every time."""
+    return FldiagError(
+        f"{unit}: its worker process died {tries} times (out of memory or shared memory, or a script "
+        "without if __name__ == '__main__')",
+        f"use fewer workers or executor 'serial', and {GO_ON}",
+    )
+
+
+def check_sendable(work: Work) -> None:
+    """Raises FldiagError for work that no other process can get."""
+    try:
+        pickle.dumps(work)
+    except Exception as error:  # whatever somebody's own object raises
+        raise FldiagError(
+            f"what the work needs cannot be sent to worker processes ({type(error).__name__}: {error})",
+            "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
+            usage=True,
+        ) from None
