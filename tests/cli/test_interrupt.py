@@ -80,12 +80,16 @@ def test_ctrl_c_while_workers_train(executor, tmp_path):
     )
 
 
-def test_the_reading_of_the_command_line_is_no_work():
+def test_the_reading_of_the_command_line_is_no_work(monkeypatch):
     scope = {"__name__": "fldiag.verbs.train", "sys": sys, "working": interrupt.working}
     exec("def verb():\n    return working(sys._getframe())\n", scope)
     assert scope["verb"]() and not interrupt.working(sys._getframe())
     scope["__name__"] = "fldiag.cli.training"
     assert not scope["verb"]()
+    scope["__name__"] = "greeting.verbs"  # another package's, once it was imported for its verb
+    assert not scope["verb"]()
+    monkeypatch.setattr(interrupt, "foreign", {"greeting"})
+    assert scope["verb"]()
 
 
 def test_an_import_that_ctrl_c_cut_short_is_stopped_too(capsys):
