@@ -64,12 +64,12 @@ def verdict(row: Reported, line: Row, difference: float, about: dict[str, Any]) 
 def last_rounds(row: Reported, runs: list[str], about: dict[str, Any]) -> dict[str, Any]:
     """Mean ``accuracy`` and deviation ``std`` over the last ``rounds`` of the one run behind an accuracy: the last round is one
     of many. Empty for other numbers, for several runs and for short ones."""
-    found = [
+    entries = [
         run["last_rounds"]
         for run in about["runs"].values()
         if run["hash"] in runs and "last_rounds" in run
     ]
-    return dict(found[0]) if row.metric == "accuracy" and len(runs) == 1 and found else {}
+    return dict(entries[0]) if row.metric == "accuracy" and len(runs) == 1 and entries else {}
 
 
 def printed(row: Reported, difference: float) -> str:
@@ -82,18 +82,18 @@ def _within(
 ) -> str:
     """Whether 0 lies in the 95 % t-interval of the difference of the two means: Welch's, or with the one deviation that is
     known taken for both. Of one seed's run that is the deviation over its last rounds, where it is larger than the paper's."""
-    known = [
+    spreads = [
         (std, n) for std, n in ((theirs, PAPER_SEEDS), (ours, seeds)) if std is not None and n > 1
     ]
-    if late and late["std"] > max((std for std, _ in known), default=0.0):
-        known = [(late["std"], late["rounds"])]
-    if not known:
+    if late and late["std"] > max((std for std, _ in spreads), default=0.0):
+        spreads = [(late["std"], late["rounds"])]
+    if not spreads:
         return "no spread"
-    if len(known) == 1:
-        ((std, n),) = known
+    if len(spreads) == 1:
+        ((std, n),) = spreads
         freedom, error = n - 1.0, std * (1 / PAPER_SEEDS + 1 / max(1, seeds)) ** 0.5
     else:
-        parts = [(std * std / n, n) for std, n in known]
+        parts = [(std * std / n, n) for std, n in spreads]
         total = sum(v for v, _ in parts)
         error, freedom = (
             total**0.5,
@@ -101,7 +101,7 @@ def _within(
         )
     if abs(difference) > stats.t.ppf((1 + LEVEL) / 2, freedom) * error:
         return "no"
-    return "yes" if len(known) == 2 else "one spread"
+    return "yes" if len(spreads) == 2 else "one spread"
 
 
 def _other_public_data(runs: list[str], about: dict[str, Any]) -> bool:
@@ -117,28 +117,28 @@ def _other_public_data(runs: list[str], about: dict[str, Any]) -> bool:
     return False
 
 
-def trained(found: pd.DataFrame) -> pd.DataFrame:
+def trained(ledger: pd.DataFrame) -> pd.DataFrame:
     """The numbers of a ledger that were trained under their paper's protocol."""
-    return found[
-        (found["basis"] == "trained")
-        & found["reported"].notna()
-        & found["measured"].notna()
-        & ~found["agrees"].isin(UNLIKE)
+    return ledger[
+        (ledger["basis"] == "trained")
+        & ledger["reported"].notna()
+        & ledger["measured"].notna()
+        & ~ledger["agrees"].isin(UNLIKE)
     ]
 
 
-def counts(found: pd.DataFrame) -> pd.DataFrame:
+def counts(ledger: pd.DataFrame) -> pd.DataFrame:
     """How many of a ledger's reported numbers were measured like for like, by what they rest on: a row each of :data:`BASES`,
     with ``numbers``, ``yes``, :data:`AS_PROFILED`, ``no`` and ``undecided``. ``attrs``: how many there are (``printed``),
     measured like for like (``like``), and measured otherwise alone (``otherwise``). Derived numbers are nobody's report."""
     cell = ["paper", "id", "setting", "method", "model", "data", "metric"]
-    printed = found[
-        (found["kind"] == "number")
-        & found["reported"].notna()
-        & ~found["note"].fillna("").str.contains("derived")
+    printed = ledger[
+        (ledger["kind"] == "number")
+        & ledger["reported"].notna()
+        & ~ledger["note"].fillna("").str.contains("derived")
     ]
-    there = printed[printed["measured"].notna()]
-    like = there[~there["agrees"].isin(UNLIKE)].drop_duplicates([*cell, "basis"])
+    numbers = printed[printed["measured"].notna()]
+    like = numbers[~numbers["agrees"].isin(UNLIKE)].drop_duplicates([*cell, "basis"])
     decided = like["agrees"].where(like["agrees"].isin(["yes", AS_PROFILED, "no"]), "undecided")
     table = pd.crosstab(like["basis"], decided).reindex(
         index=list(BASES), columns=["yes", AS_PROFILED, "no", "undecided"], fill_value=0
@@ -146,7 +146,7 @@ def counts(found: pd.DataFrame) -> pd.DataFrame:
     table.insert(0, "numbers", table.sum(axis=1))
     each, alike, measured = (
         set(part[cell].fillna("").itertuples(index=False, name=None))
-        for part in (printed, like, there)
+        for part in (printed, like, numbers)
     )
     table.attrs = {"printed": len(each), "like": len(alike), "otherwise": len(measured - alike)}
     return table

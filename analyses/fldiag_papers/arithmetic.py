@@ -103,8 +103,8 @@ def _result(rule: Rule, parts: Sequence[Reported]) -> Worked | None:
             *([v - p.rounding, v + p.rounding] for v, p in zip(values, parts, strict=True))
         )
     ]
-    shown = [f"{v:g}" for v in values]
-    words = text.format(", ".join(shown)) if rule.how == "largest" else text.format(*shown)
+    operands = [f"{v:g}" for v in values]
+    words = text.format(", ".join(operands)) if rule.how == "largest" else text.format(*operands)
     return Worked(way(*values), min(ends), max(ends), f"{parts[0].source}: {words}")
 
 
@@ -122,11 +122,11 @@ def _rows(rule: Rule, row: Reported, method: str) -> list[Reported]:
 
 def _one(rule: Rule, row: Reported, method: str) -> Reported | None:
     """A method's number in the same setting, or else in the same federation. Raises FldiagError where there are several."""
-    found = _rows(rule, row, method)
+    candidates = _rows(rule, row, method)
     alike = (
-        [r for r in found if r.plain == row.plain]
-        or [r for r in found if _federation(r) == _federation(row)]
-        or found
+        [r for r in candidates if r.plain == row.plain]
+        or [r for r in candidates if _federation(r) == _federation(row)]
+        or candidates
     )
     if len(alike) > 1:
         raise FldiagError(

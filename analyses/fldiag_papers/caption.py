@@ -48,22 +48,22 @@ Cells = Mapping[tuple[int, int], str]
 def about(
     study: Study,
     the_plan: Plan,
-    found: pd.DataFrame,
+    table: pd.DataFrame,
     paths: Mapping[str, Path],
     errors: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The json beside a picture. ``found``: the study's table; ``paths``, ``errors``: of runs, by their hash."""
+    """The json beside a picture. ``table``: the study's table; ``paths``, ``errors``: of runs, by their hash."""
     cells = {
         (trial, seed): core
         for (name, trial, seed), core in the_plan.cells.items()
         if name == study.name
     }
-    there = gather.answered(study, the_plan, paths)
+    answered = gather.answered(study, the_plan, paths)
     trained = {core: paths[core] for core in cells.values() if core in paths}
     runs = {core: run_about(the_plan, core, trained[core]) for core in sorted(trained)}
     protocols = _protocols(study, the_plan, cells)
-    less, seeds = reduction(protocols), _seeds(cells, there, found)
-    measured = gather.measured(found, study, the_plan, there)
+    differences, seeds = reduction(protocols), _seeds(cells, answered, table)
+    measured = gather.measured(table, study, the_plan, answered)
     left, failed = (
         _left_out(study, the_plan, cells, errors),
         _failed(study, the_plan, cells, errors),
@@ -71,10 +71,10 @@ def about(
     sentences = [
         study.caption,
         protocol([theirs for theirs, _ in protocols]),
-        *_of_the_scale(study, the_plan, less, trains=bool(cells)),
+        *_of_the_scale(study, the_plan, differences, trains=bool(cells)),
         *_of_the_answers(study, the_plan, seeds, trains=bool(cells)),
         *_of_the_untrained(measured),
-        *_of_the_finished(study, cells, there, errors),
+        *_of_the_finished(study, cells, answered, errors),
         *_of_the_missing(left, cells, errors),
         *_of_the_failed(study, failed, cells, runs),
     ]
@@ -86,11 +86,11 @@ def about(
         "source": study.source,
         "caption": " ".join(filter(None, sentences)),
         "scale": the_plan.scale.name,
-        "reduction": less,
+        "reduction": differences,
         "seeds": seeds,
         "machine": machines(trained.values()),
         **provenance(),
-        "runs": {trained[core].name: said for core, said in runs.items()},
+        "runs": {trained[core].name: entry for core, entry in runs.items()},
         "failed": failed,
         "left_out": left,
         "measured": measured,
@@ -130,11 +130,11 @@ def _protocols(study: Study, the_plan: Plan, cells: Cells) -> list[tuple[Config,
     return trained + untrained
 
 
-def _seeds(cells: Cells, there: Collection[str], found: pd.DataFrame) -> list[int]:
+def _seeds(cells: Cells, answered: Collection[str], table: pd.DataFrame) -> list[int]:
     """The seeds of the runs that have answered; of a study that trains nothing, those in its table."""
     if cells:
-        return sorted({seed for (_, seed), core in cells.items() if core in there})
-    return sorted({int(s) for s in found.loc[found["origin"] == "measured", "seed"].dropna()}) or [
+        return sorted({seed for (_, seed), core in cells.items() if core in answered})
+    return sorted({int(s) for s in table.loc[table["origin"] == "measured", "seed"].dropna()}) or [
         0
     ]
 
@@ -172,17 +172,19 @@ def _failed(
 # ---- sentences of the caption
 
 
-def _of_the_scale(study: Study, the_plan: Plan, less: str, trains: bool) -> Iterator[str]:
+def _of_the_scale(study: Study, the_plan: Plan, differences: str, trains: bool) -> Iterator[str]:
     scale = the_plan.scale
-    if less:
-        named = (
+    if differences:
+        remark = (
             ""
-            if scale.whole or not any(t.setting for t in study.trials)
+            if scale.is_unreduced or not any(t.setting for t in study.trials)
             else "Titles and axes show the paper's settings. "
         )
-        yield f"{named}Scale {scale.name}: {less}."
-    used = {task.config.data.name for task in the_plan.tasks.values() if study.name in task.users}
-    if notes := [note for name, note in scale.notes.items() if name in used]:
+        yield f"{remark}Scale {scale.name}: {differences}."
+    datasets = {
+        task.config.data.name for task in the_plan.tasks.values() if study.name in task.users
+    }
+    if notes := [note for name, note in scale.notes.items() if name in datasets]:
         yield f"Data: {'; '.join(notes)}."
     if scale.test_images and trains:
         worst = 50 / scale.test_images**0.5  # of a share of one half
@@ -195,43 +197,43 @@ def _of_the_answers(
     ours = [
         trial for n, trial in enumerate(study.trials) if (study.name, n) not in the_plan.left_out
     ]
-    asked = questions(
+    settings = questions(
         the_plan.scale,
         [ask for trial in ours for ask in (*study.ask, *trial.ask)] + list(study.alone),
         len(seeds),
     )
-    if asked:
-        yield f"Diagnostics: {asked}."
+    if settings:
+        yield f"Diagnostics: {settings}."
     if len(seeds) > 1 or (trains and seeds):
         yield f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}."
 
 
 def _of_the_untrained(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    found = [
+    low = [
         hit["value"] <= limit
         for hit in measured
         if hit["metric"] == "accuracy"
         and hit["value"] is not None
         and (limit := evidence.floor(hit["trained_on"])) is not None
     ]
-    if any(found):
-        yield f"Not trained far enough to compare methods (near chance, or two classes): {sum(found)} of {len(found)} models."
+    if any(low):
+        yield f"Not trained far enough to compare methods (near chance, or two classes): {sum(low)} of {len(low)} models."
 
 
 def _of_the_finished(
-    study: Study, cells: Cells, there: Collection[str], errors: Mapping[str, str]
+    study: Study, cells: Cells, answered: Collection[str], errors: Mapping[str, str]
 ) -> Iterator[str]:
     """Which lines of a picture there are, where runs of it are still to come."""
     if NOT_YET in {errors.get(core) for core in cells.values()}:
         trials, done = (
             dict.fromkeys(n for n, _ in cells),
-            dict.fromkeys(n for (n, _), core in cells.items() if core in there),
+            dict.fromkeys(n for (n, _), core in cells.items() if core in answered),
         )
-        names = ", ".join(_named(study.trials[n]) for n in done) if len(done) <= NAMED else ""
+        names = ", ".join(_trial_name(study.trials[n]) for n in done) if len(done) <= NAMED else ""
         yield f"Finished so far, {len(done)} of {len(trials)}{': ' if names else ''}{names}."
 
 
-def _named(trial: Trial) -> str:
+def _trial_name(trial: Trial) -> str:
     return words.method(trial.name) + (f" ({trial.setting})" if trial.setting else "")
 
 
@@ -254,10 +256,10 @@ def _of_the_failed(
 ) -> Iterator[str]:
     if failed:
         yield f"Failed: {'; '.join(sorted({str(hit['why']) for hit in failed}))}."
-    lost = {core for core, said in runs.items() if said["status"] == "diverged"}
+    lost = {core for core, entry in runs.items() if entry["status"] == "diverged"}
     if diverged := [(study.trials[n], seed) for (n, seed), core in cells.items() if core in lost]:
-        named = [f"{_named(trial)}, seed {seed}" for trial, seed in diverged]
-        yield f"Diverged: {'; '.join(dict.fromkeys(named))}."
+        labels = [f"{_trial_name(trial)}, seed {seed}" for trial, seed in diverged]
+        yield f"Diverged: {'; '.join(dict.fromkeys(labels))}."
 
 
 def protocol(configs: Sequence[Config]) -> str:
@@ -272,12 +274,12 @@ def protocol(configs: Sequence[Config]) -> str:
         )
         for c in configs
     }
-    said = [
-        f"{what} {found.pop()}"
-        for what, found in (("data", data), ("partition", splits))
-        if len(found) == 1
+    parts = [
+        f"{kind} {values.pop()}"
+        for kind, values in (("data", data), ("partition", splits))
+        if len(values) == 1
     ]
-    return f"In the paper: {', '.join(said)}." if said else ""
+    return f"In the paper: {', '.join(parts)}." if parts else ""
 
 
 def unfinished(about: Mapping[str, Any]) -> bool:
@@ -291,7 +293,7 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
     config = the_plan.tasks[core].config.model_dump(mode="json")
     config["data"].pop("root")  # where data lie is nobody's business
     run = Run.open(path)
-    where = {
+    origin = {
         k: run.index["provenance"].get(k)
         for k in ("fldiag", "commit", "torch", "capability", "device_name", "threads")
     }
@@ -299,7 +301,7 @@ def run_about(the_plan: Plan, core: str, path: Path) -> dict[str, Any]:
         "hash": core[:10],
         "status": run.status,
         "rounds": run.done,
-        **where,
+        **origin,
         "segments": run.index.get("segments", []),
         "config": config,
         **_last_rounds(run),
@@ -310,8 +312,8 @@ def _last_rounds(run: Run) -> dict[str, Any]:
     """Mean and standard deviation of the accuracy, in percent, over the last rounds: what another last round might have given."""
     if run.done < 2 * LAST or not run.has_metrics:
         return {}
-    found = only(run.metrics, metric="accuracy", scope="global")
-    values = 100 * found.loc[found["round"] > run.done - LAST, "value"].astype(float).dropna()
+    rows = only(run.metrics, metric="accuracy", scope="global")
+    values = 100 * rows.loc[rows["round"] > run.done - LAST, "value"].astype(float).dropna()
     if len(values) < LAST:
         return {}
     return {
@@ -335,14 +337,14 @@ def public(text: str, store: Path) -> str:
 
 def machines(paths: Iterable[Path]) -> str:
     """Where the runs were trained."""
-    found = set()
+    names = set()
     for path in paths:
         with suppress(FldiagError):
-            found |= {
+            names |= {
                 part["machine"]
                 for part in Run.open(path).index.get("segments", ())
                 if "machine" in part
             }
         with suppress(OSError, ValueError, KeyError):  # runs of fldiag 0.1.0 name it only here
-            found.add(json.loads((path / CLOCK).read_text("utf-8"))["machine"])
-    return "; ".join(sorted(found)) or machine()
+            names.add(json.loads((path / CLOCK).read_text("utf-8"))["machine"])
+    return "; ".join(sorted(names)) or machine()

@@ -28,11 +28,11 @@ class Verdict:
     outcome: Outcome = "undecided"
     why: str = ""
     labels: tuple[Any, ...] = ()
-    what: str = "seeds"
+    unit: str = "seeds"
 
     @property
     def text(self) -> str:
-        counted = f"{sum(self.votes)} of {len(self.votes)} {self.what}"
+        counted = f"{sum(self.votes)} of {len(self.votes)} {self.unit}"
         return f"{self.outcome} ({'; '.join(filter(None, (counted, self.why)))})"
 
     def undecided(self, why: str) -> Verdict:
@@ -63,21 +63,21 @@ def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFra
 
     Its ``attrs`` say what :mod:`fldiag_papers.evidence` needs to know of accuracies.
     Raises FldiagError when nothing is left."""
-    wanted = {"origin": "measured", **where}
+    selection = {"origin": "measured", **where}
     absent = [
         column
-        for column, value in wanted.items()
+        for column, value in selection.items()
         if column not in table.columns and value is not None
     ]
     if absent:
         raise FldiagError(f"the table has no column {absent[0]!r}", "make the figure again")
-    rows = only(table, **wanted)
+    rows = only(table, **selection)
     numbers = rows.assign(value=pd.to_numeric(rows["value"]))
-    found = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
-    if found.empty:
+    values = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
+    if values.empty:
         raise FldiagError("the table has no rows for this claim", "make the figure again")
-    found.attrs = evidence.known(table, rows, by, where)
-    return found
+    values.attrs = evidence.accuracy_facts(table, rows, by, where)
+    return values
 
 
 def ordered(
@@ -112,7 +112,7 @@ def ordered(
         )
         for i in range(len(labels) - 1)
     ]
-    outcome, why = _all([decided for decided, _ in each], [said for _, said in each])
+    outcome, why = _all([decided for decided, _ in each], [reason for _, reason in each])
     return Verdict(tuple(bool(v) for v in votes), text, outcome, why, tuple(labels))
 
 
@@ -133,29 +133,29 @@ def lowest(
         raise FldiagError(
             f"nothing was measured of {', '.join(absent)}", "see why in the figure's json"
         )
-    whole = values[list(among)].dropna()
-    if whole.empty:
+    complete = values[list(among)].dropna()
+    if complete.empty:
         raise FldiagError("no seed has all that is compared", "see why in the figure's json")
     sign = -1 if highest else 1
-    others = whole.drop(columns=label)
-    votes = sign * whole[label] < (sign * others).min(axis=1)
-    best = (sign * others.mean()).idxmin()
-    means = f"{label} {whole[label].mean():.{digits}g}, best of the others {best} {others[best].mean():.{digits}g}"
+    rivals = complete.drop(columns=label)
+    votes = sign * complete[label] < (sign * rivals).min(axis=1)
+    best = (sign * rivals.mean()).idxmin()
+    means = f"{label} {complete[label].mean():.{digits}g}, best of the others {best} {rivals[best].mean():.{digits}g}"
     each = [
         evidence.step(
-            sign * whole[label].to_numpy(float),
-            sign * others[other].to_numpy(float),
+            sign * complete[label].to_numpy(float),
+            sign * rivals[other].to_numpy(float),
             (label, other),
             values.attrs,
             ceiling=other == best,
         )
-        for other in others
+        for other in rivals
     ]
-    outcome, why = _all([decided for decided, _ in each], [said for _, said in each])
+    outcome, why = _all([decided for decided, _ in each], [reason for _, reason in each])
     return Verdict(tuple(map(bool, votes)), means, outcome, why, (label, best))
 
 
-def everywhere(parts: Mapping[str, Verdict], what: str = "settings") -> Verdict:
+def everywhere(parts: Mapping[str, Verdict], unit: str = "settings") -> Verdict:
     """One statement on several settings: holds where every one holds, does not hold where one clearly does not.
 
     The votes are those of the settings. Raises FldiagError when there is none."""
@@ -167,7 +167,7 @@ def everywhere(parts: Mapping[str, Verdict], what: str = "settings") -> Verdict:
     numbers = "; ".join(f"{name}: {part.numbers} ({part.outcome})" for name, part in parts.items())
     labels = tuple(dict.fromkeys(label for part in parts.values() for label in part.labels))
     return Verdict(
-        tuple(all(part.votes) for part in parts.values()), numbers, outcome, why, labels, what
+        tuple(all(part.votes) for part in parts.values()), numbers, outcome, why, labels, unit
     )
 
 
@@ -179,23 +179,23 @@ def settings(
     """The check in every setting that has all it compares. Raises FldiagError where none has."""
     rows = table[table["origin"] == "measured"]
     keys = [k for k in by if k in rows]
-    found = {}
+    verdicts = {}
     for key, _ in rows.groupby(keys, dropna=False, sort=False):
-        own = table
-        for column, wanted in zip(keys, key, strict=True):
-            own = own[own[column].eq(wanted) | (own[column].isna() if wanted != wanted else False)]
+        part = table
+        for column, value in zip(keys, key, strict=True):
+            part = part[part[column].eq(value) | (part[column].isna() if value != value else False)]
         try:
-            found[", ".join(str(k) for k in key if k == k)] = check(own)
+            verdicts[", ".join(str(k) for k in key if k == k)] = check(part)
         except FldiagError:
             continue
-    return everywhere(found)
+    return everywhere(verdicts)
 
 
 def top(table: pd.DataFrame, method: str, metric: str = "accuracy") -> Verdict:
     """Everywhere: ``method`` above all others that were measured there. Raises FldiagError where nothing was."""
 
-    def check(own: pd.DataFrame) -> Verdict:
-        values = per_seed(own, "method", metric=metric)
+    def check(part: pd.DataFrame) -> Verdict:
+        values = per_seed(part, "method", metric=metric)
         if method not in values or len(values.columns) < 2:
             raise FldiagError(
                 f"nothing beside {method} was measured", "see why in the figure's json"

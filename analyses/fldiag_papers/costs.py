@@ -56,8 +56,8 @@ def flops(config: Config) -> pd.DataFrame:
     Raises FldiagError for data whose size is not known without them."""
     images, name = blank(config.data.name, augment=True), config.method.name
     neutral = registry.method.get(name).meta["neutral"] if name in DRAWN else {}
-    whole = config.replace(**{f"method__{key}": value for key, value in neutral.items()})
-    (short, _), (long, module) = (_forward(whole, images, epochs) for epochs in (1, 2))
+    undrawn = config.replace(**{f"method__{key}": value for key, value in neutral.items()})
+    (short, _), (long, module) = (_forward(undrawn, images, epochs) for epochs in (1, 2))
     count = (long - short) / (2 * STEPS * BATCH)
     if name in DRAWN:
         count = count + DRAWN[name](_federation(config, images, 1).setup, images.train_x[:1])
@@ -71,9 +71,11 @@ def flops(config: Config) -> pd.DataFrame:
         rows += [
             {
                 "metric": f"params_M{end}",
-                "value": STORED[name] * sum(p.numel() for m in found for p in m.parameters()) / 1e6,
+                "value": STORED[name]
+                * sum(p.numel() for m in modules for p in m.parameters())
+                / 1e6,
             }
-            for end, found in (("", [module]), (PROFILED, layers))
+            for end, modules in (("", [module]), (PROFILED, layers))
         ]
     return table(rows, method=name, seed=config.seed, scope="global")
 
@@ -84,20 +86,20 @@ def traffic(config: Config) -> pd.DataFrame:
     federation = _federation(config, blank(config.data.name, augment=False), epochs=1)
     execute = partial(map, federation.setup.train)
     federation.round(execute)
-    seen, trained = federation.round(execute)
+    record, trained = federation.round(execute)
     bytes_of = {
         row["metric"]: row["value"]
-        for row in round_rows(2, {"n": 0}, seen, trained, isolated=False)
+        for row in round_rows(2, {"n": 0}, record, trained, isolated=False)
     }
-    kept = sum(rows[0].numel() * rows.element_size() for rows in trained.state.values())
-    size = seen.w_g.numel() * seen.w_g.element_size()
+    state_bytes = sum(rows[0].numel() * rows.element_size() for rows in trained.state.values())
+    size = record.w_g.numel() * record.w_g.element_size()
     return table(
         [
             {"metric": name, "value": value / size, "unit": "x"}
             for name, value in (
                 ("uplink", bytes_of["uplink"]),
                 ("downlink", bytes_of["downlink"]),
-                ("client_state", kept),
+                ("client_state", state_bytes),
             )
         ],
         method=config.method.name,
@@ -110,18 +112,20 @@ def relative(config: Config) -> float:
     """Multiply-adds of an epoch over those of FedAvg on the same model, on blank images that are not augmented: the received
     model's outputs are then taken once a round, and not counted."""
     images = blank(config.data.name, augment=False)
-    own, fedavg = (_epoch(made, images) for made in (config, config.replace(method__name="fedavg")))
-    return own / fedavg
+    operations_of_method, fedavg = (
+        _epoch(variant, images) for variant in (config, config.replace(method__name="fedavg"))
+    )
+    return operations_of_method / fedavg
 
 
 def blank(name: str, augment: bool) -> data.Dataset:
     """Black images as the data set has them, of different classes. Raises FldiagError where their size is not known."""
-    found = shapes.known(name)
-    if found is None:
+    shape_and_classes = shapes.shape_of(name)
+    if shape_and_classes is None:
         raise FldiagError(
             f"the size of the images of {name} is not known", "add it to fldiag_papers/shapes.py"
         )
-    shape, classes = found
+    shape, classes = shape_and_classes
     x, y = torch.zeros(BATCH * STEPS, *shape), torch.arange(BATCH * STEPS) % classes
     return data.Dataset(
         "blank", x, y, x, y, classes, augment=("hflip",) if augment and len(shape) == 3 else ()
@@ -141,9 +145,11 @@ def _dropped(setup: Setup, x: Tensor) -> np.ndarray:
             b.keep = 0.0 if b is dropped else 1.0
         return _count(module, x)
 
-    every = without(None)
+    undropped = without(None)
     return np.asarray(
-        np.sum([(1 - p) * (without(b) - every) for b, p in zip(blocks, keep, strict=True)], axis=0)
+        np.sum(
+            [(1 - p) * (without(b) - undropped) for b, p in zip(blocks, keep, strict=True)], axis=0
+        )
     )
 
 
@@ -190,9 +196,9 @@ DRAWN: dict[str, Callable[[Setup, Tensor], np.ndarray]] = {
 
 def _count(forward: Callable[..., Any], *inputs: Any) -> np.ndarray:
     """Multiply-adds of a forward pass, without and with pooling."""
-    with torch.no_grad(), _counter() as seen:
+    with torch.no_grad(), _counter() as counter:
         forward(*inputs)
-    return _of_forward(_names(seen)) / 2
+    return _of_forward(_names(counter)) / 2
 
 
 def _counter() -> FlopCounterMode:
@@ -207,9 +213,9 @@ def _counter() -> FlopCounterMode:
     )
 
 
-def _names(seen: FlopCounterMode) -> Counter[str]:
+def _names(counter: FlopCounterMode) -> Counter[str]:
     return Counter(
-        {str(op).rpartition(".")[2]: n for op, n in seen.get_flop_counts()["Global"].items()}
+        {str(op).rpartition(".")[2]: n for op, n in counter.get_flop_counts()["Global"].items()}
     )
 
 
@@ -232,7 +238,7 @@ def _forward(config: Config, images: data.Dataset, epochs: int) -> tuple[np.ndar
 
 def _federation(config: Config, images: data.Dataset, epochs: int) -> Federation:
     """One client that has all images."""
-    made = config.replace(
+    small = config.replace(
         clients__total=1,
         clients__per_round=1,
         train__epochs=epochs,
@@ -245,9 +251,14 @@ def _federation(config: Config, images: data.Dataset, epochs: int) -> Federation
         data__public_size=None,
         metrics={},
     )
-    every = torch.arange(len(images.train_y))
+    indices = torch.arange(len(images.train_y))
     return Federation(
-        Setup(made, dataset=images, parts=[np.arange(len(every))], public=images.batch(every, None))
+        Setup(
+            small,
+            dataset=images,
+            parts=[np.arange(len(indices))],
+            public=images.batch(indices, None),
+        )
     )
 
 
@@ -256,6 +267,6 @@ def operations(federation: Federation) -> Counter[str]:
     then made."""
     execute = partial(map, federation.setup.train)
     federation.round(execute)
-    with _counter() as seen:
+    with _counter() as counter:
         federation.round(execute)
-    return _names(seen)
+    return _names(counter)

@@ -27,8 +27,8 @@ NEAR = 3.0
 ACCURACIES = ("accuracy", "personal_accuracy")
 
 
-def known(
-    table: pd.DataFrame, rows: pd.DataFrame, by: str, where: Mapping[str, Any]
+def accuracy_facts(
+    table: pd.DataFrame, rows: pd.DataFrame, by: str, selection: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What is known of the accuracies in ``rows`` (nothing where they are other numbers).
 
@@ -48,8 +48,8 @@ def known(
     )
     stds: dict[Any, float] = {}
     if "std" in table:
-        there = {k: v for k, v in where.items() if k in ("metric", "setting", "data", "model")}
-        printed = only(table, origin="reported", **there).dropna(subset=["std"])
+        cell = {k: v for k, v in selection.items() if k in ("metric", "setting", "data", "model")}
+        printed = only(table, origin="reported", **cell).dropna(subset=["std"])
         stds = {str(name): float(std) for name, std in printed.groupby(by)["std"].max().items()}
     swings = table.attrs.get("last_rounds", {})
     for name, swing in swings.items():
@@ -74,8 +74,8 @@ def floor(name: str) -> float | None:
     >>> floor("mnist-2000"), floor("cifar100")
     (23.0, 5.0)
     """
-    found = shapes.classes(name)
-    return None if found is None else 100 * min(2, found - 1) / found + NEAR
+    classes = shapes.classes(name)
+    return None if classes is None else 100 * min(2, classes - 1) / classes + NEAR
 
 
 def step(
@@ -89,16 +89,16 @@ def step(
 ) -> tuple[Outcome, str]:
     """Whether ``low`` lies below ``high`` (``equal``: or at it), value by value of the same seeds.
 
-    ``about``: as of :func:`known`, for accuracies; ``ceiling``: whether untrained models among them leave it undecided.
+    ``about``: as of :func:`accuracy_facts`, for accuracies; ``ceiling``: whether untrained models among them leave it undecided.
     Returns the outcome and, where it is undecided, why."""
     if ceiling and (why := _untrained((low, high), labels, about)):
         return "undecided", why
     differences = high - low
     if len(differences) < SEEDS:
-        return _few(low, high, labels, about)
-    found = paired_t(differences)
+        return _compare_few_seeds(low, high, labels, about)
+    interval = paired_t(differences)
     least, most = (
-        found.value if end is None else end for end in (found.low, found.high)
+        interval.value if end is None else end for end in (interval.low, interval.high)
     )  # all alike: no spread
     if least > 0 or (equal and least >= -1e-9):
         return "holds", ""
@@ -106,11 +106,11 @@ def step(
         return "does not hold", ""
     return (
         "undecided",
-        f"{_pair(labels)}: difference {found.value:.2g} ± {most - found.value:.2g} (95 %, paired t)",
+        f"{_pair(labels)}: difference {interval.value:.2g} ± {most - interval.value:.2g} (95 %, paired t)",
     )
 
 
-def _few(
+def _compare_few_seeds(
     low: np.ndarray, high: np.ndarray, labels: Sequence[Any], about: Mapping[str, Any]
 ) -> tuple[Outcome, str]:
     seeds = f"{len(low)} seed{'s' * (len(low) > 1)}"
@@ -133,9 +133,9 @@ def _untrained(
     if not about or about["floor"] is None:
         return ""
     low = [
-        f"{label} {found:.3g} %"
+        f"{label} {percent:.3g} %"
         for label, v in zip(labels, values, strict=True)
-        if (found := abs(float(v.mean())) * about["percent"]) <= about["floor"]
+        if (percent := abs(float(v.mean())) * about["percent"]) <= about["floor"]
     ]
     return f"not trained far enough: {', '.join(low)}" if low else ""
 

@@ -44,54 +44,56 @@ def figures(
     if only_ledger:
         return _ledger(console, out)
     if redraw:
-        found = make.redraw(reported.chosen(ids), out)
+        redrawn = make.redraw(reported.select(ids), out)
         return _report(
             console,
-            [m for m in found if not m.absent] or found,
+            [m for m in redrawn if not m.absent] or redrawn,
             [],
             "fldiag figures NAME makes what is not there",
         )
-    size, studies = sizes.scale(scale), reported.chosen(ids)
+    size, studies = sizes.scale(scale), reported.select(ids)
     if as_is:
         _trains_nothing(shard, dry_run)
-    elif said := emulated(size.over.get("train.precision", "fp32"), device):
-        console.note(said)
+    elif warning := emulated(size.over.get("train.precision", "fp32"), device):
+        console.note(warning)
     choice, part = parse_executor(executor), Shard.parse(shard)
     jobs = choice.workers_here(threads=1)
     the_plan = plan.Plan(size, store)
     if only or dry_run or part:
-        the_plan = plan.made(size, studies, reported.studies().values(), store, records)
-    wanted = plan.only(only, (task.config for task in the_plan.tasks.values()))
+        the_plan = plan.make_plan(size, studies, reported.studies().values(), store, records)
+    is_chosen = plan.only(only, (task.config for task in the_plan.tasks.values()))
     if part is not None:
         mine = set(
-            part.part(sorted(core for core, task in the_plan.tasks.items() if wanted(task.config)))
+            part.part(
+                sorted(core for core, task in the_plan.tasks.items() if is_chosen(task.config))
+            )
         )
 
-        def wanted(config: Config) -> bool:
+        def is_chosen(config: Config) -> bool:
             return config.hash in mine
 
     if dry_run:
-        return forecast(console, the_plan, wanted, jobs, download)
-    began, told, failed_runs = time.perf_counter(), False, list[str]()
+        return forecast(console, the_plan, is_chosen, jobs, download)
+    began, is_announced, failed_runs = time.perf_counter(), False, list[str]()
 
     def on_done(text: str, done: int, total: int) -> None:
-        nonlocal told
+        nonlocal is_announced
         spent = time.perf_counter() - began
         left = spent / done * (total - done)
         if not text.endswith(": done"):
             failed_runs.append(text)
             console.note(text)
         if left > ANNOUNCE and (
-            (not told and (done >= min(FEW, total / 10) or spent > LONG)) or done % 20 == 0
+            (not is_announced and (done >= min(FEW, total / 10) or spent > LONG)) or done % 20 == 0
         ):
-            told = True
+            is_announced = True
             console.note(
                 f"{done} of {total} runs, about {duration(left)} to go; Ctrl-C keeps finished work"
             )
 
     try:
         with console.progress("figures") as bar:
-            made = make.make(
+            results = make.make(
                 studies,
                 size,
                 out=out,
@@ -104,7 +106,7 @@ def figures(
                 strict=strict,
                 draw=part is None,
                 records=records,
-                only=lambda config: not as_is and wanted(config),
+                only=lambda config: not as_is and is_chosen(config),
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -123,7 +125,7 @@ def figures(
         return console.done(store)
     _report(
         console,
-        made,
+        results,
         ledger.write(out),
         f"without {'--as-is' if as_is else '--only'} all that they need is trained"
         if as_is or only
@@ -144,7 +146,7 @@ def _trains_nothing(shard: str | None, dry_run: bool) -> None:
         )
 
 
-def _report(console: Console, made: list[make.Made], files: list[Path], remedy: str) -> None:
+def _report(console: Console, results: list[make.Made], files: list[Path], remedy: str) -> None:
     console.table(
         [
             {
@@ -153,34 +155,34 @@ def _report(console: Console, made: list[make.Made], files: list[Path], remedy: 
                 "file": str(m.files[-1]) if m.files else "–",
                 "problem": m.error or None,
             }
-            for m in made
+            for m in results
         ],
         {
             "figure": "figure",
             "title": "title",
             "file": "file",
-            **({"problem": "problem"} if any(m.error for m in made) else {}),
+            **({"problem": "problem"} if any(m.error for m in results) else {}),
         },
     )
     failed, absent = (
-        [m.study.name for m in made if m.error and m.absent == kind] for kind in (False, True)
+        [m.study.name for m in results if m.error and m.absent == kind] for kind in (False, True)
     )
-    if failed or len(absent) == len(made):
+    if failed or len(absent) == len(results):
         console.done(*files) if console.machine else None
         names = failed or absent
         raise FldiagError(
-            f"{len(names)} of {len(made)} could not be made: {', '.join(names)} (why: in the table above)",
+            f"{len(names)} of {len(results)} could not be made: {', '.join(names)} (why: in the table above)",
             remedy,
         )
     if absent:
         console.note(f"not drawn, because none of their runs is finished: {', '.join(absent)}")
-    console.done(*files, *(f for m in made for f in m.files))
+    console.done(*files, *(f for m in results for f in m.files))
 
 
 def _ledger(console: Console, out: Path) -> None:
     files = ledger.write(out)
-    found = ledger.rows(out)
-    claims = found[found["kind"] == "claim"]
+    rows = ledger.rows(out)
+    claims = rows[rows["kind"] == "claim"]
     console.table(
         [
             {"statement": r["metric"], "scale": r["scale"] or None, "outcome": r["status"]}
@@ -213,7 +215,7 @@ def forecast(
     the_plan.tasks = {core: task for core, task in the_plan.tasks.items() if only(task.config)}
     failures = make.prepare(the_plan, download)
     with console.progress("forecast") as bar:
-        found = forecasts.forecast(the_plan, download, bar)
+        estimate = forecasts.forecast(the_plan, download, bar)
     free = shutil.disk_usage(
         next(
             p for p in [the_plan.store.absolute(), *the_plan.store.absolute().parents] if p.exists()
@@ -221,28 +223,29 @@ def forecast(
     ).free
     console.result |= {
         "scale": the_plan.scale.name,
-        "runs": found.runs,
-        "there": found.there,
-        "rounds": found.rounds,
-        "seconds": None if jobs is None else found.wall(jobs),
-        "core_seconds": found.seconds,
-        "bytes": found.bytes,
+        "runs": estimate.runs,
+        "there": estimate.finished,
+        "rounds": estimate.rounds,
+        "seconds": None if jobs is None else estimate.wall(jobs),
+        "core_seconds": estimate.seconds,
+        "bytes": estimate.bytes,
         "jobs": jobs,
-        "unknown": found.unknown,
+        "unknown": estimate.unknown,
         "left_out": sorted({f"{name}: {why}" for (name, _), why in the_plan.left_out.items()}),
     }
     console.say(
-        f"scale {the_plan.scale.name}: {found.runs} runs, {found.there} of them there, {found.rounds:,} rounds to train"
+        f"scale {the_plan.scale.name}: {estimate.runs} runs, {estimate.finished} of them there, "
+        f"{estimate.rounds:,} rounds to train"
     )
-    spent = "" if jobs is None else f", {duration(found.wall(jobs))} with {jobs} at a time"
+    spent = "" if jobs is None else f", {duration(estimate.wall(jobs))} with {jobs} at a time"
     console.say(
-        f"forecast: {found.seconds / 3600:,.1f} core-hours of training{spent} "
-        f"({forecasts.machine_words()}), {found.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)"
+        f"forecast: {estimate.seconds / 3600:,.1f} core-hours of training{spent} "
+        f"({forecasts.machine_words()}), {estimate.bytes / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)"
     )
-    for line in not_forecast({**failures, **found.unknown}):
+    for line in not_forecast({**failures, **estimate.unknown}):
         console.note(line)
     for why in sorted(set(the_plan.left_out.values())):
         console.note(f"left out: {why}")
-    if found.bytes > free:
+    if estimate.bytes > free:
         console.note("that does not fit on the disk: give --runs a folder on another one")
     console.done(the_plan.store)

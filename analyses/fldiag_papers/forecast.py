@@ -24,7 +24,7 @@ class Forecast:
     ``cohorts``: of a single run, how many units its round has for several workers; ``shared``: the seconds of these in all."""
 
     runs: int
-    there: int
+    finished: int
     rounds: int
     parts: list[float]
     bytes: float
@@ -35,7 +35,7 @@ class Forecast:
     @property
     def phases(self) -> list[list[float]]:
         """Seconds of what is done side by side: the runs, or the clients of a single one, after what is not shared out of it."""
-        if self.runs - self.there != 1 or not self.parts:
+        if self.runs - self.finished != 1 or not self.parts:
             return [self.parts]
         return [[self.parts[0] - self.shared], [self.shared / self.cohorts] * self.cohorts]
 
@@ -53,9 +53,9 @@ def forecast(
     plan: Plan, download: bool = False, progress: Callable[[int, int, str], None] | None = None
 ) -> Forecast:
     """The forecast of what ``make`` would train, without its diagnostics; runs that are there count nothing."""
-    todo = [t for t in plan.tasks.values() if not t.done(t.where(plan.store))]
+    todo = [t for t in plan.tasks.values() if not t.done(t.folder(plan.store))]
     kinds: dict[tuple[Any, ...], Timed] = {}
-    found = Forecast(
+    estimate = Forecast(
         len(plan.tasks),
         len(plan.tasks) - len(todo),
         sum(_rounds(t, plan) for t in todo),
@@ -73,16 +73,18 @@ def forecast(
                 with threads(1):
                     kinds[kind] = _step(task, download)
             timed = kinds[kind]
-            found.parts.append(_seconds(task, plan, timed))
-            found.cohorts = 1 if task.timed else -(-c.clients.per_round // timed.cohort)
-            found.shared = _training(task, plan, timed)
+            estimate.parts.append(_seconds(task, plan, timed))
+            estimate.cohorts = 1 if task.timed else -(-c.clients.per_round // timed.cohort)
+            estimate.shared = _training(task, plan, timed)
         except FldiagError as error:
-            found.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
+            estimate.unknown[f"{c.method.name}, {c.model.name} on {c.data.name}"] = error.what
             continue
         clients = c.clients.per_round if c.checkpoint.clients != "none" else 0
-        kept = len(task.rounds) or 1
-        found.bytes += 4 * timed.layout.size * (kept * (1 + (1 + clients if clients else 0)) + 2)
-    return found
+        stored_rounds = len(task.rounds) or 1
+        estimate.bytes += (
+            4 * timed.layout.size * (stored_rounds * (1 + (1 + clients if clients else 0)) + 2)
+        )
+    return estimate
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _step(task: Task, download: bool) -> Timed:
     setup = Setup(task.config, download=download)
     if not setup.stack and setup.public is None:  # one client's step is like another's
         setup = Setup(task.config.replace(clients__per_round=1), download=download)
-    every = 0 if setup.public is None else len(setup.public)
+    public_examples = 0 if setup.public is None else len(setup.public)
     if setup.public is not None:
         setup.public = setup.public[:PUBLIC]
     federation = Federation(setup)
@@ -128,7 +130,7 @@ def _step(task: Task, download: bool) -> Timed:
     server = time.process_time() - began - sum(local)
     return Timed(
         sum(local) / max(1, steps),
-        server * max(1.0, every / PUBLIC) if every else 0.0,
+        server * max(1.0, public_examples / PUBLIC) if public_examples else 0.0,
         setup.network.layout,
         sum(map(len, setup.parts)),
         len(setup.dataset.test_y),
@@ -155,7 +157,7 @@ def _seconds(task: Task, plan: Plan, timed: Timed) -> float:
 
 def _rounds(task: Task, plan: Plan) -> int:
     """Rounds to train: none of a run that is there and only asked."""
-    return 0 if finished(task.where(plan.store)) else task.config.rounds
+    return 0 if finished(task.folder(plan.store)) else task.config.rounds
 
 
 def machine_words() -> str:

@@ -52,28 +52,28 @@ def table_of(
             f"nothing of {study.name} could be made" + (f": {'; '.join(why)}" if why else ""),
             "see what failed above" if not why else "use --scale paper",
         )
-    found = pd.concat(pieces, ignore_index=True)
+    rows = pd.concat(pieces, ignore_index=True)
     if study.pick:
-        found = pd.concat([picked(found, study), printed(study)], ignore_index=True)
+        rows = pd.concat([picked(rows, study), printed(study)], ignore_index=True)
     elif study.derive is not None:  # a picture of everything, and numbers beside it
-        found = pd.concat(
-            [found, study.derive(found).assign(ask=DERIVED), printed(study)], ignore_index=True
+        rows = pd.concat(
+            [rows, study.derive(rows).assign(ask=DERIVED), printed(study)], ignore_index=True
         )
-    return tidy(found)
+    return tidy(rows)
 
 
 def answered(study: Study, plan: Plan, paths: Mapping[str, Path]) -> set[str]:
     """The runs that gave the study anything."""
-    found, seeds = set(), plan.scale.seed_list(study.seeds)
+    cores, seeds = set(), plan.scale.seed_list(study.seeds)
     for (name, number, seed), core in plan.cells.items():
         if name == study.name and core in paths:
             keys = (
                 ask_key(plan.scale, a, plan.tasks[core].rounds)
-                for a in study.asked(study.trials[number], seeds.index(seed))
+                for a in study.questions_for(study.trials[number], seeds.index(seed))
             )
-            there = answers(paths[core])
-            found |= {core} if any(map(there.has, keys)) else set()
-    return found
+            stored_answers = answers(paths[core])
+            cores |= {core} if any(map(stored_answers.has, keys)) else set()
+    return cores
 
 
 def _alone(study: Study, plan: Plan) -> list[pd.DataFrame]:
@@ -82,13 +82,13 @@ def _alone(study: Study, plan: Plan) -> list[pd.DataFrame]:
     for ask in study.alone:
         keep = plan.store / "toys" / ask_key(plan.scale, ask)
         subject = questions.Subject(None, seeds=seeds, keep=keep)
-        found = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
-        if "run" not in found or found["run"].isna().all():
-            found["run"] = found["method"]
+        answer = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
+        if "run" not in answer or answer["run"].isna().all():
+            answer["run"] = answer["method"]
         pieces.append(
-            found.assign(
+            answer.assign(
                 origin="measured",
-                label=found["method"],
+                label=answer["method"],
                 ask=ask.name,
                 setting="",
                 model="",
@@ -113,14 +113,14 @@ def _of(
     pieces = []
     if config is None and not trial.train and (study.name, number) not in plan.left_out:
         config = plan.scale.config(trial, seed, plan.store)
-    for ask in study.asked(trial, place) if config is not None else ():
+    for ask in study.questions_for(trial, place) if config is not None else ():
         assert config is not None
         if core is None:
-            found = _counted(plan, study, number, config, ask, download)
+            answer = _counted(plan, study, number, config, ask, download)
         else:
             key = ask_key(plan.scale, ask, plan.tasks[core].rounds)
-            found = answers(paths[core]).get(key) if core in paths else None
-        if found is not None:
+            answer = answers(paths[core]).get(key) if core in paths else None
+        if answer is not None:
             about: dict[str, Any] = {
                 **trial.key(),
                 "origin": "measured",
@@ -133,7 +133,7 @@ def _of(
             }
             if varied := _varied(trial, config):
                 about["trained_with"] = varied
-            pieces.append(questions.finite(found).rename(columns={"data": "on"}).assign(**about))
+            pieces.append(questions.finite(answer).rename(columns={"data": "on"}).assign(**about))
     return pieces
 
 
@@ -154,43 +154,46 @@ def _counted(
     plan: Plan, study: Study, number: int, config: Config, ask: Ask, download: bool
 ) -> pd.DataFrame | None:
     """The answer to a question about a config alone, kept beside the runs; None where it fails, which does not stop others."""
-    kept, key = Answers(plan.store / "configs"), f"{config.hash}-{ask_key(plan.scale, ask)}"
-    found = kept.get(key)
-    if found is None:
+    stored_answers, key = (
+        Answers(plan.store / "configs"),
+        f"{config.hash}-{ask_key(plan.scale, ask)}",
+    )
+    answer = stored_answers.get(key)
+    if answer is None:
         try:
             subject = questions.Subject(config, download=download)
-            found = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
+            answer = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
         except FldiagError as error:
             plan.failed[study.name, number] = error.what
             return None
-        kept.put(
+        stored_answers.save(
             key,
-            found,
+            answer,
             {"config": config.hash, "question": ask.name, "options": plan.scale.options(ask)},
         )
-    return found
+    return answer
 
 
-def picked(found: pd.DataFrame, study: Study) -> pd.DataFrame:
+def picked(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     """The rows of ``pick``, each under its name, and those that ``derive`` adds."""
     pieces = []
-    for name, where in study.pick.items():
-        pieces.append(only(found, **where).assign(metric=name))
-    made = pd.concat(pieces, ignore_index=True)
+    for name, conditions in study.pick.items():
+        pieces.append(only(table, **conditions).assign(metric=name))
+    rows = pd.concat(pieces, ignore_index=True)
     if study.derive is not None:
-        made = pd.concat([made, study.derive(found)], ignore_index=True)
+        rows = pd.concat([rows, study.derive(table)], ignore_index=True)
     keys = [*KEYS, "metric", "seed", "label"]
-    twice = made[made.duplicated(keys)]
+    twice = rows[rows.duplicated(keys)]
     if len(twice):
         raise FldiagError(
             f"{study.name}: pick of {twice.iloc[0]['metric']!r} leaves several numbers of one run",
             "name more columns (moment, scope, layer, slice, index)",
         )
-    return made.drop(
+    return rows.drop(
         columns=[
             c
             for c in ("run", "round", "moment", "scope", "slice", "index", "client", "layer")
-            if c in made
+            if c in rows
         ]
     )
 
@@ -220,52 +223,52 @@ def printed(study: Study) -> pd.DataFrame:
     return table(rows)
 
 
-def tidy(found: pd.DataFrame) -> pd.DataFrame:
+def tidy(table: pd.DataFrame) -> pd.DataFrame:
     """Columns in a fixed order, those without any entry left out."""
-    kept = [c for c in found.columns if c in FIRST or found[c].notna().any()]
-    order = [c for c in FIRST if c in kept] + sorted(c for c in kept if c not in FIRST)
-    return found[order].reset_index(drop=True)
+    columns = [c for c in table.columns if c in FIRST or table[c].notna().any()]
+    order = [c for c in FIRST if c in columns] + sorted(c for c in columns if c not in FIRST)
+    return table[order].reset_index(drop=True)
 
 
 def measured(
-    found: pd.DataFrame, study: Study, plan: Plan, there: Collection[str]
+    table: pd.DataFrame, study: Study, plan: Plan, answered: Collection[str]
 ) -> list[dict[str, Any]]:
     """Mean, spread (one standard deviation, from two seeds on) and number of seeds of what ``pick`` chose, by cell.
-    ``there``: the runs that gave anything."""
+    ``answered``: the runs that gave anything."""
     if not study.pick:
         if study.derive is None:
             return []
-        found = found[found["ask"] == DERIVED]
+        table = table[table["ask"] == DERIVED]
     seeds = plan.scale.seed_list(study.seeds)
     cells: dict[
         tuple[Any, ...], list[tuple[str, set[str]]]
     ] = {}  # key and seed -> the runs, and what was asked of them
     for (name, number, seed), core in plan.cells.items():
-        if name == study.name and core in there:
-            asked = {
+        if name == study.name and core in answered:
+            names = {
                 DERIVED,
-                *(a.name for a in study.asked(study.trials[number], seeds.index(seed))),
+                *(a.name for a in study.questions_for(study.trials[number], seeds.index(seed))),
             }
             cells.setdefault((*(study.trials[number].key()[k] for k in KEYS), seed), []).append(
-                (core, asked)
+                (core, names)
             )
-    rows = found[found["origin"] == "measured"]
-    made = []
+    rows = table[table["origin"] == "measured"]
+    records = []
     for key, part in rows.groupby([*KEYS, "metric"], dropna=False, sort=False):
         values = part["value"].astype(float)
-        known = values.dropna()
+        numbers = values.dropna()
         # The mean of those that got there is too early.
-        told = len(known) > 0 and not (
-            str(key[-1]).startswith("rounds_to_") and len(known) < len(values)
+        has_mean = len(numbers) > 0 and not (
+            str(key[-1]).startswith("rounds_to_") and len(numbers) < len(values)
         )
         unconverged = part["converged"].eq(False) if "converged" in part else False
         late = part[values.notna() & (part["ask"] == "best") & unconverged]
-        made.append(
+        records.append(
             {
                 **dict(zip([*KEYS, "metric"], key, strict=True)),
-                "value": float(known.mean()) if told else None,
-                "std": float(known.std(ddof=1)) if told and len(known) > 1 else None,
-                "seeds": len(known),
+                "value": float(numbers.mean()) if has_mean else None,
+                "std": float(numbers.std(ddof=1)) if has_mean and len(numbers) > 1 else None,
+                "seeds": len(numbers),
                 "diverged": int(values.isna().sum()),
                 "diverged_later": len(late),
                 "trained_on": _one(part, "trained_on"),
@@ -274,13 +277,13 @@ def measured(
                     {
                         core[:10]
                         for seed, ask in set(zip(part["seed"], part["ask"], strict=True))
-                        for core, asked in cells.get((*key[:-1], seed), [])
-                        if ask in asked
+                        for core, names in cells.get((*key[:-1], seed), [])
+                        if ask in names
                     }
                 ),
             }
         )
-    return made
+    return records
 
 
 def _one(part: pd.DataFrame, column: str) -> str:

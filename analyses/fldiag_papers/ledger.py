@@ -17,7 +17,7 @@ from fldiag.results import files
 from fldiag.results.table import Row
 from fldiag_papers import agreement, arithmetic, claims, evidence, reported
 from fldiag_papers.agreement import AS_PROFILED
-from fldiag_papers.caption import NOT_YET, unfinished
+from fldiag_papers.caption import NOT_YET, command, unfinished
 from fldiag_papers.gather import KEYS
 from fldiag_papers.reported import Reported
 from fldiag_papers.scales import SCALES
@@ -53,10 +53,10 @@ COLUMNS = [
 DIFFERENCES = {"accuracy_change": "accuracy", "accuracy_gain": "accuracy"}
 
 
-def made(out: Path) -> list[tuple[Path, dict[str, Any]]]:
+def read_figures(out: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The json files of the figures, one of each at each scale (what lies beside a whole one is a part of it), larger scales
     first. Raises FldiagError for one that cannot be read."""
-    found: dict[tuple[str, str, str], tuple[Path, dict[str, Any]]] = {}
+    entries: dict[tuple[str, str, str], tuple[Path, dict[str, Any]]] = {}
     for file in [
         *sorted(out.glob("*/*.json")),
         *(f for s in SCALES for f in sorted(out.glob(f"{s}/*/*.json"))),
@@ -72,26 +72,27 @@ def made(out: Path) -> list[tuple[Path, dict[str, Any]]]:
             and {"paper", "id", "scale", "measured"} <= about.keys()
             and about["scale"] in SCALES
         ):
-            found.setdefault((about["paper"], about["id"], about["scale"]), (file, about))
+            about = {"command": command(about), **about}  # earlier versions did not write it
+            entries.setdefault((about["paper"], about["id"], about["scale"]), (file, about))
     order = list(SCALES)
-    return sorted(found.values(), key=lambda pair: -order.index(pair[1]["scale"]))
+    return sorted(entries.values(), key=lambda pair: -order.index(pair[1]["scale"]))
 
 
 def rows(out: Path) -> pd.DataFrame:
     """The ledger of what lies in a folder of figures."""
-    every = made(out)
+    figures = read_figures(out)
     lines = [
         line
         for paper in reported.papers()
         for row in reported.rows(paper)
-        for line in _numbers(row, every)
+        for line in _numbers(row, figures)
     ]
-    lines += [line for _, about in every for line in _unreported(about)]
-    lines += [line for claim in claims.claims() for line in _claims(claim, every)]
+    lines += [line for _, about in figures for line in _unreported(about)]
+    lines += [line for claim in claims.claims() for line in _claims(claim, figures)]
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-def _numbers(row: Reported, every: list[tuple[Path, dict[str, Any]]]) -> Iterator[Row]:
+def _numbers(row: Reported, figures: list[tuple[Path, dict[str, Any]]]) -> Iterator[Row]:
     """A line for each scale at which a number was measured, or one that says why there is none."""
     base: Row = {
         "kind": "number" if row.metric else "figure",
@@ -109,19 +110,19 @@ def _numbers(row: Reported, every: list[tuple[Path, dict[str, Any]]]) -> Iterato
     }
     mine = [
         (file, about)
-        for file, about in every
+        for file, about in figures
         if (about["paper"], about["id"]) == (row.paper, row.id)
     ]
-    again = arithmetic.worked(row)
-    if again is not None:
+    derived = arithmetic.worked(row)
+    if derived is not None:
         assert row.value is not None
         yield {
             **base,
-            "measured": again.value,
-            "difference": again.value - row.value,
+            "measured": derived.value,
+            "difference": derived.value - row.value,
             "basis": "arithmetic",
-            "agrees": "yes" if again.agrees(row) else "no",
-            "status": f"worked out ({again.text})",
+            "agrees": "yes" if derived.agrees(row) else "no",
+            "status": f"worked out ({derived.text})",
         }
     lines = [line for file, about in mine if (line := _line(row, base, file, about)) is not None]
     yield from lines or [{**base, "status": _why_not(row, mine)}]
@@ -156,7 +157,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         runs = sorted({*runs, *base_hit["runs"]})
     std = hit.get("stderr", std)  # of counts over what was drawn at random
     late = agreement.last_rounds(row, runs, about)
-    said = (
+    remark = (
         "; mean of the last {rounds} rounds {accuracy:.1f} ± {std:.1f}".format(**late)
         if late
         else ""
@@ -175,7 +176,7 @@ def _line(row: Reported, base: Row, file: Path, about: dict[str, Any]) -> Row | 
         else "data"
         if row.metric in agreement.EXAMPLES
         else "trained",
-        "status": _status(hit) + said,
+        "status": _status(hit) + remark,
     }
     if value is not None and row.value is not None:
         line |= {
@@ -209,7 +210,7 @@ def _made_by(about: dict[str, Any]) -> Row:
 
 
 def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dict[str, Any] | None:
-    wanted = [row.plain, method, row.model, row.data, metric]
+    cell = [row.plain, method, row.model, row.data, metric]
     if not method and not row.model:  # a number of the data
         return next(
             (
@@ -220,20 +221,20 @@ def _find(about: dict[str, Any], row: Reported, method: str, metric: str) -> dic
             None,
         )
     if method != row.method:  # the method compared with has no options of this one
-        own = {k for k in row.settings if k not in (*reported.FEDERATION, *reported.MARKS)}
+        options = {k for k in row.settings if k not in (*reported.FEDERATION, *reported.MARKS)}
         for plain in (
             row.plain,
-            ";".join(p for p in row.plain.split(";") if p.split("=")[0] not in own),
+            ";".join(p for p in row.plain.split(";") if p.split("=")[0] not in options),
         ):
             for hit in about["measured"]:
-                if [hit[k] for k in KEYS] + [hit["metric"]] == [plain, *wanted[1:]]:
+                if [hit[k] for k in KEYS] + [hit["metric"]] == [plain, *cell[1:]]:
                     return dict(hit)
         return None
     return next(
         (
             dict(hit)
             for hit in about["measured"]
-            if [hit[k] for k in KEYS] + [hit["metric"]] == wanted
+            if [hit[k] for k in KEYS] + [hit["metric"]] == cell
         ),
         None,
     )
@@ -245,15 +246,15 @@ def _status(hit: dict[str, Any]) -> str:
         hit.get("diverged", 0),
         "not reached" if hit["metric"].startswith(("rounds_to_", "cost_")) else "diverged",
     )
-    some = f"{without} of {hit['seeds'] + without} seeds"
+    share = f"{without} of {hit['seeds'] + without} seeds"
     if hit["value"] is None:
-        return f"{word} by {some}" if hit["seeds"] else word
+        return f"{word} by {share}" if hit["seeds"] else word
     later = (
         f"; {n} of {hit['seeds']} seeds diverged later"
         if (n := hit.get("diverged_later", 0))
         else ""
     )
-    return (f"measured; {some} {word}" if without else "measured") + later
+    return (f"measured; {share} {word}" if without else "measured") + later
 
 
 def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
@@ -266,14 +267,14 @@ def _why_not(row: Reported, mine: list[tuple[Path, dict[str, Any]]]) -> str:
     if not mine:
         return "not run"
     key = [row.plain, row.method, row.model, row.data]
-    said = [
+    reasons = [
         f"{word}: {why}"
         for _, about in mine
         for kind, word in (("left_out", "not run"), ("failed", "failed"))
         if (why := next((hit["why"] for hit in about[kind] if [hit[k] for k in KEYS] == key), ""))
     ]
-    if said:  # what a scale cannot have says more than that a larger one is not finished
-        return next((text for text in said if not text.endswith(NOT_YET)), said[0])
+    if reasons:  # what a scale cannot have says more than that a larger one is not finished
+        return next((text for text in reasons if not text.endswith(NOT_YET)), reasons[0])
     relative = row.metric in DIFFERENCES or row.metric.startswith(("cost_", "rounds_to_best"))
     if relative and any(unfinished(about) for _, about in mine):
         return "not run: what it is relative to is not finished"
@@ -310,7 +311,7 @@ def _unreported(about: dict[str, Any]) -> Iterator[Row]:
             }
 
 
-def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> Iterator[Row]:
+def _claims(claim: claims.Claim, figures: list[tuple[Path, dict[str, Any]]]) -> Iterator[Row]:
     paper, id = claim.study.split("/")
     base: Row = {
         "kind": "claim",
@@ -319,27 +320,29 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
         "source": claim.source,
         "metric": claim.text,
     }
-    mine = [(file, about) for file, about in every if (about["paper"], about["id"]) == (paper, id)]
+    mine = [
+        (file, about) for file, about in figures if (about["paper"], about["id"]) == (paper, id)
+    ]
     for file, about in mine:
         try:
             content = files.read_csv_bytes(file.with_suffix(".csv"), about)
             table = pd.read_csv(io.BytesIO(content), low_memory=False)
             table.attrs["last_rounds"] = _swings(about)
-            verdict = _of_trained_models(claim.check(table), table, about, every)
-            found = {
+            verdict = _of_trained_models(claim.check(table), table, about, figures)
+            verdict_row = {
                 "status": verdict.text + _for_this_partition(about),
                 "note": verdict.numbers,
                 "seeds": len(about["seeds"]),
                 "agrees": {"holds": "yes", "does not hold": "no"}.get(verdict.outcome, "undecided"),
             }
         except (FldiagError, OSError) as error:
-            found = {
+            verdict_row = {
                 "status": "not decided",
                 "note": error.what if isinstance(error, FldiagError) else str(error),
             }
         yield {
             **base,
-            **found,
+            **verdict_row,
             "scale": about["scale"],
             "machine": about["machine"],
             **_made_by(about),
@@ -351,19 +354,19 @@ def _claims(claim: claims.Claim, every: list[tuple[Path, dict[str, Any]]]) -> It
 
 def _swings(about: Mapping[str, Any]) -> dict[str, float]:
     """How much the accuracy in percent changes from one to another of a run's last rounds: the largest deviation by method."""
-    found: dict[str, float] = {}
+    deviations: dict[str, float] = {}
     for run in about["runs"].values():
         if "last_rounds" in run:
             name = run["config"]["method"]["name"]
-            found[name] = max(found.get(name, 0.0), run["last_rounds"]["std"])
-    return found
+            deviations[name] = max(deviations.get(name, 0.0), run["last_rounds"]["std"])
+    return deviations
 
 
 def _of_trained_models(
     verdict: claims.Verdict,
     table: pd.DataFrame,
     about: dict[str, Any],
-    every: list[tuple[Path, dict[str, Any]]],
+    figures: list[tuple[Path, dict[str, Any]]],
 ) -> claims.Verdict:
     """Undecided where models that it compares are near chance: what is said of such models says nothing of methods.
 
@@ -372,8 +375,8 @@ def _of_trained_models(
     limit = max((f for name in names if (f := evidence.floor(str(name))) is not None), default=None)
     if limit is None:
         return verdict
-    found = _accuracies(table, verdict.labels) or _elsewhere(about, every)
-    low = [f"{name} {value:.3g} %" for name, value in found.items() if value <= limit]
+    accuracies = _accuracies(table, verdict.labels) or _elsewhere(about, figures)
+    low = [f"{name} {value:.3g} %" for name, value in accuracies.items() if value <= limit]
     return verdict.undecided(f"not trained far enough: {', '.join(low)}") if low else verdict
 
 
@@ -395,20 +398,22 @@ def _accuracies(table: pd.DataFrame, labels: tuple[Any, ...]) -> dict[str, float
     }
 
 
-def _elsewhere(about: dict[str, Any], every: list[tuple[Path, dict[str, Any]]]) -> dict[str, float]:
+def _elsewhere(
+    about: dict[str, Any], figures: list[tuple[Path, dict[str, Any]]]
+) -> dict[str, float]:
     """Mean accuracy that figures have of these runs, by method."""
     method = {
         run["hash"]: run["config"]["method"]["name"]
         for run in about["runs"].values()
         if "config" in run
     }
-    found: dict[str, list[float]] = {}
-    for _, other in every:
+    accuracies: dict[str, list[float]] = {}
+    for _, other in figures:
         for hit in other["measured"]:
             if hit["metric"] == "accuracy" and hit["value"] is not None:
                 for name in {method[run] for run in hit["runs"] if run in method}:
-                    found.setdefault(name, []).append(hit["value"])
-    return {name: sum(values) / len(values) for name, values in found.items()}
+                    accuracies.setdefault(name, []).append(hit["value"])
+    return {name: sum(values) / len(values) for name, values in accuracies.items()}
 
 
 def _for_this_partition(about: dict[str, Any]) -> str:
@@ -426,12 +431,12 @@ def write(out: Path) -> list[Path]:
     from fldiag_papers.ledger_page import gallery, page
     from fldiag_papers.ledger_picture import draw
 
-    found = rows(out)
-    there = made(out)
-    style.save(draw(found), out / "ledger", ("png",))
+    ledger = rows(out)
+    figures = read_figures(out)
+    style.save(draw(ledger), out / "ledger", ("png",))
     pages = {
-        "ledger.md": page(found, there, out),
-        "gallery.md": gallery(there, out),
-        "ledger.csv": files.csv_text(found, digits=6),
+        "ledger.md": page(ledger, figures, out),
+        "gallery.md": gallery(figures, out),
+        "ledger.csv": files.csv_text(ledger, digits=6),
     }
     return [files.write_text(out / name, content) for name, content in pages.items()]

@@ -16,37 +16,37 @@ from fldiag_papers.scales import SCALES
 NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
 
 
-def page(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+def page(ledger: pd.DataFrame, figures: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     """Markdown: claims, then every paper's figures with captions and its numbers."""
     parts = [
         "# Reported and measured",
         "",
         "![Reported and measured numbers](ledger.png)",
         "",
-        *_intro(found, made),
+        *_intro(ledger, figures),
         "## Measured under the paper's conditions",
         "",
-        *_like(found),
-        *_hours(made),
+        *_like(ledger),
+        *_hours(figures),
     ]
-    parts += ["## Statements", "", *_claims(found[found["kind"] == "claim"])]
+    parts += ["## Statements", "", *_claims(ledger[ledger["kind"] == "claim"])]
     for paper in sorted(reported.papers(), key=lambda p: ([*NAMES, p].index(p), p)):
         parts += [f"## {NAMES.get(paper, paper)}", ""]
-        mine = found[(found["paper"] == paper) & (found["kind"] != "claim")]
+        mine = ledger[(ledger["paper"] == paper) & (ledger["kind"] != "claim")]
         for id, part in mine.groupby("id", sort=False):
             parts += [f"### {part['source'].iloc[0]}", ""]
-            for file, about in made:
+            for file, about in figures:
                 if (about["paper"], about["id"]) == (paper, id):
-                    shown = file.with_suffix(".png").relative_to(out).as_posix()
+                    picture = file.with_suffix(".png").relative_to(out).as_posix()
                     parts += [
-                        f"[{about['title']}, scale {about['scale']}]({shown}): {about['caption']}",
+                        f"[{about['title']}, scale {about['scale']}]({picture}): {about['caption']}",
                         "",
                     ]
             parts += _numbers(part)
     return "\n".join(parts).rstrip() + "\n"
 
 
-def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+def gallery(figures: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     """Markdown: every picture with its caption and the command that makes it."""
     parts = [
         "# Gallery",
@@ -57,18 +57,18 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     ]
     for paper, name in NAMES.items():
         mine = sorted(
-            (pair for pair in made if pair[1]["paper"] == paper),
+            (pair for pair in figures if pair[1]["paper"] == paper),
             key=lambda pair: ("varies" in pair[1], _natural(pair[1]["id"])),
         )
         parts += [f"## {name}", ""] if mine else []
         for file, about in mine:
-            shown = file.with_suffix(".png").relative_to(out).as_posix()
+            picture = file.with_suffix(".png").relative_to(out).as_posix()
             several = sum(other["id"] == about["id"] for _, other in mine) > 1
             parts += [
                 f"### {about['source']}: {about['title']}"
                 + (f" (scale {about['scale']})" if several else ""),
                 "",
-                f"![{about['title']}]({shown})",
+                f"![{about['title']}]({picture})",
                 "",
                 about["caption"],
                 "",
@@ -80,11 +80,11 @@ def gallery(made: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    whole = agreement.counts(found).attrs
+def _intro(ledger: pd.DataFrame, figures: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    totals = agreement.counts(ledger).attrs
     scales = []
     for scale in reversed(SCALES):
-        if mine := [unfinished(about) for _, about in made if about["scale"] == scale]:
+        if mine := [unfinished(about) for _, about in figures if about["scale"] == scale]:
             scales.append(
                 f"{len(mine)} at scale {scale}"
                 + (f" ({sum(mine)} of them unfinished)" if any(mine) else "")
@@ -111,21 +111,21 @@ def _intro(found: pd.DataFrame, made: list[tuple[Path, dict[str, Any]]]) -> list
         "points of chance, or of what two classes alone give, are undecided too.",
         "",
         f"Figures and tables made: {', '.join(scales) or 'none'}. "
-        f"Of {whole['printed']} reported numbers, {whole['like']} were measured under the paper's conditions (by kind: see "
-        f"below), {whole['otherwise']} only under a reduced or unknown protocol or with other data or models. These do not "
+        f"Of {totals['printed']} reported numbers, {totals['like']} were measured under the paper's conditions (by kind: see "
+        f"below), {totals['otherwise']} only under a reduced or unknown protocol or with other data or models. These do not "
         "show whether the paper's number is right. With one seed, they compare methods only where the difference is far "
         "larger than the changes from round to round.",
         "",
     ]
 
 
-def _like(found: pd.DataFrame) -> list[str]:
+def _like(ledger: pd.DataFrame) -> list[str]:
     """How many agree, by what they rest on, and those that do not, each with what is known of the cause."""
     lines = [
         "| numbers of the papers | measured | agree | agree as profilers count | do not agree | undecided |",
         "|---" * 6 + "|",
     ]
-    for basis, row in agreement.counts(found).iterrows():
+    for basis, row in agreement.counts(ledger).iterrows():
         lines.append(f"| {agreement.BASES[str(basis)]} | " + " | ".join(str(n) for n in row) + " |")
     lines += [
         "",
@@ -135,20 +135,20 @@ def _like(found: pd.DataFrame) -> list[str]:
         "| source | method | model, data | metric | reported | measured | note |",
         "|---" * 7 + "|",
     ]
-    for r in found[
-        found["basis"].notna() & (found["agrees"] == "no") & found["measured"].notna()
+    for r in ledger[
+        ledger["basis"].notna() & (ledger["agrees"] == "no") & ledger["measured"].notna()
     ].to_dict("records"):
-        own = "; ".join(
+        options = "; ".join(
             part
             for part in _text(r["setting"]).split(";")
             if part.split("=")[0] not in reported.FEDERATION
         )
-        named = words.method(_text(r["method"])) + (f" ({own})" if own else "")
-        where = ", ".join(filter(None, (_text(r["model"]), words.data(_text(r["data"])))))
+        method = words.method(_text(r["method"])) + (f" ({options})" if options else "")
+        protocol = ", ".join(filter(None, (_text(r["model"]), words.data(_text(r["data"])))))
         cells = [
             r["source"],
-            named,
-            where,
+            method,
+            protocol,
             pictures.words(r["metric"]),
             _pair(r["reported"], r["reported_std"]),
             _pair(r["measured"], r["measured_std"]),
@@ -158,13 +158,13 @@ def _like(found: pd.DataFrame) -> list[str]:
     return [*lines, ""]
 
 
-def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+def _hours(figures: list[tuple[Path, dict[str, Any]]]) -> list[str]:
     """What the runs of the papers' whole protocols took, each once, by machine and code: a part may have been trained
     elsewhere."""
     runs = {
         name: run
-        for _, about in made
-        if SCALES[about["scale"]].whole
+        for _, about in figures
+        if SCALES[about["scale"]].is_unreduced
         for name, run in about["runs"].items()
         if run.get("segments")
     }
@@ -202,9 +202,9 @@ def _hours(made: list[tuple[Path, dict[str, Any]]]) -> list[str]:
     return [*lines, ""]
 
 
-def _claims(found: pd.DataFrame) -> list[str]:
+def _claims(claims: pd.DataFrame) -> list[str]:
     lines = ["| statement | source | scale | outcome | numbers |", "|---|---|---|---|---|"]
-    for r in found.to_dict("records"):
+    for r in claims.to_dict("records"):
         lines.append(
             "| "
             + " | ".join(_cell(r[k]) for k in ("metric", "source", "scale", "status", "note"))

@@ -37,38 +37,38 @@ PERCENT = (
 )
 
 
-def draw(found: pd.DataFrame) -> Figure:
-    """``found``: the ledger. One point a number; bars of one standard deviation, as printed and over the seeds, or over the last
+def draw(ledger: pd.DataFrame) -> Figure:
+    """``ledger``: the ledger. One point a number; bars of one standard deviation, as printed and over the seeds, or over the last
     rounds of the only run."""
-    there = found[
-        (found["kind"] == "number") & found["reported"].notna() & found["measured"].notna()
+    numbers = ledger[
+        (ledger["kind"] == "number") & ledger["reported"].notna() & ledger["measured"].notna()
     ]
-    percent = there["metric"].isin(PERCENT)
-    spans = there[~percent & (there["reported"] > 0) & (there["measured"] > 0)]
+    percent = numbers["metric"].isin(PERCENT)
+    spans = numbers[~percent & (numbers["reported"] > 0) & (numbers["measured"] > 0)]
     with style.paper():
         fig, (left, right) = style.panels(2, 4.0, across=2, least=2.6)
         _panel(left, spans, "costs, rounds, curvature, examples", log=True)
-        _panel(right, there[percent], "accuracy and savings [%]", log=False)
-        shown = [basis for basis in NAMES if basis in set(_alike(there)["basis"])]
+        _panel(right, numbers[percent], "accuracy and savings [%]", log=False)
+        bases = [basis for basis in NAMES if basis in set(_alike(numbers)["basis"])]
         grey = (
             [Line2D([], [], linestyle="none", marker=".", color=GREY)]
-            if len(_alike(there)) < len(there)
+            if len(_alike(numbers)) < len(numbers)
             else []
         )
         keys = [
             Line2D(
                 [], [], linestyle="none", marker=_look(b).marker, color=_look(b).color, markersize=4
             )
-            for b in shown
+            for b in bases
         ]
-        keys, texts = keys + grey, [NAMES[b] for b in shown] + [OTHERWISE] * len(grey)
+        keys, texts = keys + grey, [NAMES[b] for b in bases] + [OTHERWISE] * len(grey)
         if keys:
             style.legend(fig, keys, texts, loc="outside lower center", ncols=len(texts))
     return fig
 
 
-def _alike(there: pd.DataFrame) -> pd.DataFrame:
-    return there[~there["agrees"].isin(agreement.UNLIKE)]
+def _alike(numbers: pd.DataFrame) -> pd.DataFrame:
+    return numbers[~numbers["agrees"].isin(agreement.UNLIKE)]
 
 
 def _look(basis: str) -> style.Look:
@@ -95,7 +95,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, title: str, *, log: bool) -> None:
             zorder=4 + number,
         )
     if log:
-        _named(ax, alike)
+        _annotate_outliers(ax, alike)
     values = rows[["reported", "measured"]].to_numpy(float)
     if len(values):
         ends = np.array([values.min(), values.max()])
@@ -106,7 +106,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, title: str, *, log: bool) -> None:
     ax.set_box_aspect(1)
 
 
-def _named(ax: Axes, alike: pd.DataFrame) -> None:
+def _annotate_outliers(ax: Axes, alike: pd.DataFrame) -> None:
     """Names beside those that are far off: once where a metric of a table has several."""
     off = alike[(np.log(alike["measured"] / alike["reported"])).abs() > np.log(FAR)]
     for (source, metric), part in off.groupby(["source", "metric"], sort=False):

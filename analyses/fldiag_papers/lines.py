@@ -69,7 +69,7 @@ def lines(
         ]
         if len(names) == 1:  # what the caption is about
             keys, names = [], []
-        if any(drawn.get_label() == "_sampled" for ax in axes for drawn in ax.containers):
+        if any(container.get_label() == "_sampled" for ax in axes for container in ax.containers):
             keys.append(Line2D([], [], color=FAINT, linewidth=1.6))
             names.append("± standard error over the test examples, one seed")
         if names:
@@ -80,18 +80,18 @@ def lines(
 def learning(table: pd.DataFrame) -> Figure:
     """Accuracy over the rounds: a panel a data set, a line a method, moving means over a fifteenth of the rounds where that is
     two or more. Dotted, where the paper's own data were trained on: the accuracies that it prints."""
-    asked = only(table, ask="curve")
-    window = max(1, int(asked["round"].max()) // 15)
-    named, panels = (
-        asked.drop(columns="slice").assign(metric=asked["data"]),
-        list(dict.fromkeys(asked["data"])),
+    answers = only(table, ask="curve")
+    window = max(1, int(answers["round"].max()) // 15)
+    rows, panels = (
+        answers.drop(columns="slice").assign(metric=answers["data"]),
+        list(dict.fromkeys(answers["data"])),
     )
     figure = curves.draw(
-        named, panels, smooth=window, chance=10, note=trained_on(asked), width=style.TWO_COLUMNS
+        rows, panels, smooth=window, chance=10, note=trained_on(answers), width=style.TWO_COLUMNS
     )
-    looks = style.looks(asked["label"])
+    looks = style.looks(answers["label"])
     for ax, panel in zip(figure.axes, panels, strict=True):
-        if set(only(asked, data=panel)["trained_on"]) == {panel}:
+        if set(only(answers, data=panel)["trained_on"]) == {panel}:
             _printed(ax, only(table, origin="reported", data=panel, label=tuple(looks)), looks)
         ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
         ax.set(ylabel=ax.get_ylabel().replace(words.metric(panel), "test accuracy"))
@@ -117,16 +117,16 @@ def ends(
     ahead = late[late[by] != base].merge(
         only(late, **{by: base})[[*alike, "value"]], on=list(alike), suffixes=("", "_base")
     )
-    made = [rows[rows["round"] == end][[*keys, "value"]].assign(metric="accuracy")]
+    pieces = [rows[rows["round"] == end][[*keys, "value"]].assign(metric="accuracy")]
     for name, part in (
         ("accuracy_late", late),
         ("accuracy_ahead", ahead.assign(value=ahead["value"] - ahead["value_base"])),
     ):
-        found = part.groupby(keys, as_index=False).agg(
+        statistics = part.groupby(keys, as_index=False).agg(
             value=("value", "mean"), std=("value", "std")
         )
-        made.append(found.assign(metric=name))
-    return pd.concat(made, ignore_index=True)
+        pieces.append(statistics.assign(metric=name))
+    return pd.concat(pieces, ignore_index=True)
 
 
 def _printed(ax: Any, rows: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:
@@ -168,31 +168,31 @@ def _sampled(ax: Any, part: pd.DataFrame, x: str) -> None:
 
 def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:
     """The mean of ``value`` over ``x``, with bars of one standard deviation where there are several seeds."""
-    found = (
+    statistics = (
         part.dropna(subset=[x])
         .astype({"value": float})
         .groupby(x)["value"]
         .agg(["mean", "std"])
         .sort_index()
     )
-    if found.empty:
+    if statistics.empty:
         return
-    at = found.index.to_numpy(float)
+    at = statistics.index.to_numpy(float)
     ax.plot(
         at,
-        found["mean"],
+        statistics["mean"],
         color=look.color,
         linestyle=look.dash,
         marker=look.marker,
         markersize=3.6,
         label=label,
     )
-    several = found["std"].notna().to_numpy()
+    several = statistics["std"].notna().to_numpy()
     if several.any():
         ax.errorbar(
             at[several],
-            found["mean"][several],
-            yerr=found["std"][several],
+            statistics["mean"][several],
+            yerr=statistics["std"][several],
             fmt="none",
             ecolor=look.color,
             elinewidth=0.8,

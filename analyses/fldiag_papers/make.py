@@ -64,15 +64,15 @@ def make(
     A run or figure that fails is reported and does not stop the others; each figure is written when its last run is done.
     Raises KeyboardInterrupt when stopped (the same call goes on from there), and FldiagError when a folder cannot be written
     or a study is not valid."""
-    the_plan = plan.made(scale, studies, reported.studies().values(), store, records)
+    the_plan = plan.make_plan(scale, studies, reported.studies().values(), store, records)
     _writable(out, store, *([records] if records else []))
     failures = prepare(the_plan, download)
-    written: dict[str, Made] = {}
+    results: dict[str, Made] = {}
 
     def ready(name: str, paths: Mapping[str, Path], errors: Mapping[str, str]) -> None:
         if not draw:
             return
-        written[name] = _write(
+        results[name] = _write(
             next(s for s in studies if s.name == name),
             the_plan,
             out,
@@ -95,7 +95,7 @@ def make(
         strict,
         only,
     )
-    return [written[s.name] for s in studies if s.name in written]
+    return [results[s.name] for s in studies if s.name in results]
 
 
 def _writable(*folders: Path) -> None:
@@ -121,34 +121,34 @@ def prepare(the_plan: Plan, download: bool) -> dict[str, str]:
         if file.is_file():
             continue
         try:
-            whole = data.load(name.rpartition("-")[0], download=download)
-            files.write_atomic(file, lambda f, w=whole: reduce(w, scale, f))  # type: ignore[misc]
+            dataset = data.load(name.rpartition("-")[0], download=download)
+            files.write_atomic(file, lambda f, w=dataset: reduce(w, scale, f))  # type: ignore[misc]
         except FldiagError as error:
             failures[name] = error.what
     return failures
 
 
-def reduce(whole: Any, scale: Scale, file: Any) -> None:
+def reduce(dataset: Any, scale: Scale, file: Any) -> None:
     """The first examples of every class, in the order of the data set, equally many of each; channels repeated."""
     import numpy as np
 
     def first(y: Any, count: int) -> Any:
-        classes = whole.classes
+        classes = dataset.classes
         each = [np.flatnonzero(y.numpy() == c)[: -(-count // classes)] for c in range(classes)]
         return np.sort(np.concatenate(each))[:count]
 
     def pixels(x: Any, index: Any) -> Any:
         x = x[index].permute(0, 2, 3, 1).numpy()
-        return np.repeat(x, whole.repeat, -1) if whole.repeat > 1 else x
+        return np.repeat(x, dataset.repeat, -1) if dataset.repeat > 1 else x
 
-    train = first(whole.train_y, scale.images or len(whole.train_y))
-    test = first(whole.test_y, scale.test_images or len(whole.test_y))
+    train = first(dataset.train_y, scale.images or len(dataset.train_y))
+    test = first(dataset.test_y, scale.test_images or len(dataset.test_y))
     np.savez_compressed(
         file,
-        train_images=pixels(whole.train_x, train),
-        train_labels=whole.train_y[train].numpy(),
-        test_images=pixels(whole.test_x, test),
-        test_labels=whole.test_y[test].numpy(),
+        train_images=pixels(dataset.train_x, train),
+        train_labels=dataset.train_y[train].numpy(),
+        test_images=pixels(dataset.test_x, test),
+        test_labels=dataset.test_y[test].numpy(),
     )
 
 
@@ -181,10 +181,10 @@ def _run(
     for name in [n for n, cores in awaited.items() if not cores]:
         ready(name, paths, errors)
 
-    def tell(core: str, done: int, of: int, what: str) -> None:
+    def tell(core: str, done: int, of: int, text: str) -> None:
         at[core] = max(at[core], done)  # what a run said before it ended may come later
         if progress:
-            progress(sum(at.values()), total, what)
+            progress(sum(at.values()), total, text)
 
     def finished(outcome: workers.Outcome) -> None:
         nonlocal count
@@ -221,7 +221,7 @@ def _sorted(
     errors: dict[str, str] = {}
     missing: list[Task] = []
     for core, task in the_plan.tasks.items():
-        path = task.where(the_plan.store)
+        path = task.folder(the_plan.store)
         if task.done(path):
             paths[core] = path
             continue
@@ -237,19 +237,19 @@ def _sorted(
 # ---- writing
 
 
-def target(out: Path, study: Study, scale: Scale, whole: bool = True) -> Path:
+def target(out: Path, study: Study, scale: Scale, is_complete: bool = True) -> Path:
     """``out/<paper>/<id>``. Files made there at a larger scale are kept; so are complete files where the new result is partial.
     The new result is then written to ``out/<scale>/<paper>/<id>``."""
-    there = out / study.paper / f"{study.id}.json"
+    path = out / study.paper / f"{study.id}.json"
     order = list(SCALES)
     try:
-        made = files.read_json(there)
-        before = made["scale"]
+        former = files.read_json(path)
+        before = former["scale"]
     except (OSError, ValueError, KeyError, TypeError):
         before = None
     stays = before in SCALES and (
         order.index(before) > order.index(scale.name)
-        or (not whole and (before != scale.name or not unfinished(made)))
+        or (not is_complete and (before != scale.name or not unfinished(former)))
     )
     return (out / scale.name if stays else out) / study.paper / study.id
 
@@ -272,24 +272,29 @@ def _write(
     ):
         return Made(study, error="none of its runs is finished", absent=True)
     try:
-        found = gather.table_of(study, the_plan, paths, download)
+        table = gather.table_of(study, the_plan, paths, download)
         lost = {name for name, _ in the_plan.failed}
         path = target(
-            out, study, the_plan.scale, whole=not mine & errors.keys() and study.name not in lost
+            out,
+            study,
+            the_plan.scale,
+            is_complete=not mine & errors.keys() and study.name not in lost,
         )
-        again = read(files.csv_text(found))  # what is drawn is what the csv holds, to the digit
-        said = about(study, the_plan, again, paths, errors)
+        read_back = read(files.csv_text(table))  # what is drawn is what the csv holds, to the digit
+        about_figure = about(study, the_plan, read_back, paths, errors)
         page = (
-            "" if study.layout is None else f"{said['caption']}\n\n{markdown(study.layout(again))}"
+            ""
+            if study.layout is None
+            else f"{about_figure['caption']}\n\n{markdown(study.layout(read_back))}"
         )
         pictures = style.write(
-            study.draw(again), path
+            study.draw(read_back), path
         )  # numbers are not written where anything fails
-        written = files.write_table(found, path, said)
+        tables = files.write_table(table, path, about_figure)
         return Made(
             study,
             [
-                *written,
+                *tables,
                 *([files.write_text(files.beside(path, ".md"), page)] if page else []),
                 *pictures,
             ],
@@ -306,8 +311,8 @@ def _write(
 
 def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
     """Draw again from the csv files in ``out`` and in its folders of scales: pictures and pages anew, numbers and provenance as
-    they are. The json notes under ``drawn`` what drew. What is not there, or does not fit its json, is left as it is."""
-    found, drawn = [], provenance()  # before files under version control change
+    they are. The json notes under ``origin`` what drew. What is not there, or does not fit its json, is left as it is."""
+    results, origin = [], provenance()  # before files under version control change
     places = [
         (s, folder / s.paper / s.id)
         for s in studies
@@ -317,23 +322,23 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Made]:
         if path.parents[1] != out and not files.beside(path, ".json").is_file():
             continue  # most have nothing beside the whole
         try:
-            said = files.read_json(files.beside(path, ".json"))
-            table = read(files.read_csv_bytes(files.beside(path, ".csv"), said).decode())
-            written = style.write(study.draw(table), path)
+            about_figure = files.read_json(files.beside(path, ".json"))
+            table = read(files.read_csv_bytes(files.beside(path, ".csv"), about_figure).decode())
+            paths = style.write(study.draw(table), path)
         except FileNotFoundError:
-            found.append(Made(study, error="not there", absent=True))
+            results.append(Made(study, error="not there", absent=True))
             continue
         except FldiagError as error:
-            found.append(Made(study, error=f"{error.what}; {error.remedy}"))
+            results.append(Made(study, error=f"{error.what}; {error.remedy}"))
             continue
         if study.layout is not None:
-            page = f"{said['caption']}\n\n{markdown(study.layout(table))}"
-            written.insert(0, files.write_text(files.beside(path, ".md"), page))
+            page = f"{about_figure['caption']}\n\n{markdown(study.layout(table))}"
+            paths.insert(0, files.write_text(files.beside(path, ".md"), page))
         note = files.write_text(
-            files.beside(path, ".json"), files.json_text({**said, "drawn": drawn})
+            files.beside(path, ".json"), files.json_text({**about_figure, "drawn": origin})
         )
-        found.append(Made(study, [note, *written]))
-    return found
+        results.append(Made(study, [note, *paths]))
+    return results
 
 
 def read(text: str) -> pd.DataFrame:

@@ -56,16 +56,17 @@ def table_of(
     caption: str,
     ask: tuple[Ask, ...] = (final(),),
     pick: Mapping[str, Mapping[str, Any]] = ACCURACY,
-    where: Callable[[Reported], bool] = lambda row: True,
+    rows_where: Callable[[Reported], bool] = lambda row: True,
     over: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Study:
     """The study of a table, one trial for each setting, method, model and data set of its rows in reported.csv.
 
-    ``where`` chooses rows; ``over``: overrides of all trials; ``more``: other fields of the study."""
+    ``rows_where`` chooses rows; ``over``: overrides of all trials; ``more``: other fields of the study."""
     source = next(row.source for row in reported.rows(paper) if row.id == id)
     return Study(
         **{
+            "id": id,
             "title": title,
             "source": source.split(" = ")[0],
             "caption": caption,
@@ -73,7 +74,11 @@ def table_of(
             "pick": pick,
             "draw": pictures.dots,
             "layout": pictures.cells,
-            **({} if "trials" in more else {"trials": trials(paper, id, where=where, over=over)}),
+            **(
+                {}
+                if "trials" in more
+                else {"trials": trials(paper, id, rows_where=rows_where, over=over)}
+            ),
             **more,
         }
     )
@@ -91,8 +96,8 @@ def counts_of(
     """The study of a table's columns that are counted, on the paper's model and without data; each number also as profilers of
     layers count it, which the picture leaves away."""
     both = {
-        name + end: {**where, "metric": where["metric"] + end}
-        for name, where in pick.items()
+        name + end: {**conditions, "metric": conditions["metric"] + end}
+        for name, conditions in pick.items()
         for end in ("", PROFILED)
     }
     return table_of(
@@ -107,9 +112,10 @@ def counts_of(
     )
 
 
-def sizes_of(presets: Mapping[str, str], *, source: str, caption: str) -> Study:
+def sizes_of(id: str, presets: Mapping[str, str], *, source: str, caption: str) -> Study:
     """The study of how many examples data sets have: name -> a preset that loads them."""
     return Study(
+        id=id,
         title="Sizes of the data sets",
         source=source,
         caption=caption,
@@ -128,11 +134,11 @@ def trials(
     paper: str,
     id: str,
     *,
-    where: Callable[[Reported], bool] = lambda row: True,
+    rows_where: Callable[[Reported], bool] = lambda row: True,
     over: Mapping[str, Any] | None = None,
 ) -> tuple[Trial, ...]:
     """A trial for each cell of a table that can be run: those with a partition, a method and a registered data set."""
-    found: dict[tuple[str, ...], Trial] = {}
+    unique: dict[tuple[str, ...], Trial] = {}
     for row in reported.rows(paper):
         if (
             row.id == id
@@ -140,10 +146,10 @@ def trials(
             and "partition" in row.settings
             and row.data in registry.dataset
             and row.plain == row.setting
-            and where(row)
+            and rows_where(row)
         ):
-            found.setdefault((row.setting, row.method, row.model, row.data), trial(row, over))
-    return tuple(found.values())
+            unique.setdefault((row.setting, row.method, row.model, row.data), trial(row, over))
+    return tuple(unique.values())
 
 
 def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
@@ -151,26 +157,26 @@ def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
     s = dict(row.settings)
     short, key = SPLITS[s["partition"]]
     preset = f"{row.paper}-{row.data}{'-resnet18' if row.model == 'resnet18_gn' else ''}-{short}{s[key] if key else ''}"
-    given = values(preset, row.method, row.id)
+    overrides = values(preset, row.method, row.id)
     if row.model in registry.model and configs.load(preset).model.name != row.model:
-        given["model.name"] = row.model
+        overrides["model.name"] = row.model
     if "clients" in s:
-        given["clients.total"] = int(s["clients"])
-        given["clients.per_round"] = round(float(s.get("ratio", 1)) * int(s["clients"]))
+        overrides["clients.total"] = int(s["clients"])
+        overrides["clients.per_round"] = round(float(s.get("ratio", 1)) * int(s["clients"]))
     for name, place, kind in (
         ("rounds", "rounds", int),
         ("epochs", "train.epochs", int),
         ("lr", "train.lr", float),
     ):
         if name in s:
-            given[place] = kind(s[name])
-    given |= {
+            overrides[place] = kind(s[name])
+    overrides |= {
         f"method.{k}": value(v) for k, v in s.items() if k not in (*FEDERATION, *reported.MARKS)
     }
     return Trial(
         preset,
         row.method,
-        {**given, **(over or {})},
+        {**overrides, **(over or {})},
         label(row.method, s),
         row.setting,
         row.model,
@@ -181,14 +187,16 @@ def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
 def values(preset: str, method: str, id: str = "") -> dict[str, Any]:
     """What is set for a method that is not the preset's own."""
     paper, data = preset.split("-")[:2]
-    found: dict[str, Any] = {}
-    own = configs.load(preset).method
-    if method in registry.method and method != own.name:
+    overrides: dict[str, Any] = {}
+    method_of_preset = configs.load(preset).method
+    if method in registry.method and method != method_of_preset.name:
         theirs = registry.method.get(method).options.model_fields
-        found = {f"method.{k}": own.options[k] for k in COMMON.get(paper, ()) if k in theirs}
+        overrides = {
+            f"method.{k}": method_of_preset.options[k] for k in COMMON.get(paper, ()) if k in theirs
+        }
     for name in (paper, f"{paper}-{data}", f"{paper}/{id}"):
-        found |= VALUES.get((name, method), {})
-    return found
+        overrides |= VALUES.get((name, method), {})
+    return overrides
 
 
 def value(text: str) -> Any:
@@ -198,8 +206,8 @@ def value(text: str) -> Any:
 
 def label(method: str, settings: Mapping[str, str]) -> str:
     """The method, and its own options where the setting has any."""
-    own = [f"{k}={v}" for k, v in settings.items() if k not in (*FEDERATION, *reported.MARKS)]
-    return method + (f" ({', '.join(own)})" if own else "")
+    options = [f"{k}={v}" for k, v in settings.items() if k not in (*FEDERATION, *reported.MARKS)]
+    return method + (f" ({', '.join(options)})" if options else "")
 
 
 def markdown(layout: pd.DataFrame) -> str:
@@ -217,7 +225,7 @@ def _none(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def own(trial: Trial) -> Trial:
+def with_values(trial: Trial) -> Trial:
     """A trial written by hand, with what the paper sets for its method, so that it is a run of the tables too."""
     return replace(trial, over={**values(trial.preset, trial.method), **trial.over})
 

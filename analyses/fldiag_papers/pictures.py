@@ -77,9 +77,11 @@ def columns(table: pd.DataFrame) -> pd.Series:
     for (_, row), setting in zip(table.iterrows(), settings, strict=True):
         parts = [words(row[c]) if c == "metric" else str(row[c]) for c in several if row[c]]
         parts += _of_the_federation(setting, differs)
-        here = instead[row["metric"]].get(row["data"])
+        stand_in = instead[row["metric"]].get(row["data"])
         names.append(
-            ", ".join([*(parts or [words(row["metric"])]), *([f"here {here}"] if here else [])])
+            ", ".join(
+                [*(parts or [words(row["metric"])]), *([f"here {stand_in}"] if stand_in else [])]
+            )
         )
     return pd.Series(names, index=table.index)
 
@@ -113,35 +115,37 @@ def _of_the_federation(setting: Mapping[str, str], differs: set[str]) -> list[st
 
 def stand_ins(table: pd.DataFrame) -> dict[str, str]:
     """Data of the paper -> those that were trained on instead, where they are others."""
-    found = {}
+    pairs = {}
     if "trained_on" in table:
         for theirs, ours in (
             table[["data", "trained_on"]].dropna().drop_duplicates().itertuples(index=False)
         ):
             if theirs and ours and theirs != ours.split("@")[0]:
-                found[str(theirs)] = str(ours)
-    return found
+                pairs[str(theirs)] = str(ours)
+    return pairs
 
 
 def trained_on(table: pd.DataFrame) -> str:
     """What is said once of a picture whose panels name the paper's data, where others were trained on."""
-    used = sorted({words_of.data(d) for d in stand_ins(table).values()})
-    return f"trained on {', '.join(used)}" if used else ""
+    names = sorted({words_of.data(d) for d in stand_ins(table).values()})
+    return f"trained on {', '.join(names)}" if names else ""
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
     """What its row is called: the method and those of its options in which its rows differ."""
-    every = [
+    options = [
         {k: v for k, v in parse(s).items() if k not in (*FEDERATION, *MARKS)}
         for s in table["setting"]
     ]
     of: dict[str, list[dict[str, str]]] = {}
-    for method, own in zip(table["method"], every, strict=True):
-        of.setdefault(method, []).append(own)
+    for method, row_options in zip(table["method"], options, strict=True):
+        of.setdefault(method, []).append(row_options)
     names = []
-    for method, own in zip(table["method"], every, strict=True):
-        shown = [f"{k}={v}" for k, v in own.items() if len({o.get(k) for o in of[method]}) > 1]
-        names.append(str(method) + (f" ({', '.join(shown)})" if shown else ""))
+    for method, row_options in zip(table["method"], options, strict=True):
+        differing = [
+            f"{k}={v}" for k, v in row_options.items() if len({o.get(k) for o in of[method]}) > 1
+        ]
+        names.append(str(method) + (f" ({', '.join(differing)})" if differing else ""))
     return pd.Series(names, index=table.index)
 
 
@@ -155,7 +159,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     keys = ["column", "row"]
     mine, theirs = table[table["origin"] == "measured"], table[table["origin"] == "reported"]
     grouped = mine.groupby(keys, sort=False)
-    made = (
+    averages = (
         grouped["value"]
         .agg(measured="mean", measured_std="std", seeds="count")
         .join(grouped[["data", "model", "metric"]].first())
@@ -164,23 +168,23 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         ["value", *(["std"] if "std" in theirs else [])]
     ]
     printed = printed.rename(columns={"value": "reported", "std": "reported_std"})
-    made["missing"] = grouped["value"].agg(lambda v: int(v.isna().sum()))
-    late = made["metric"].str.startswith("rounds_to_") & (made["missing"] > 0)
-    made.loc[late, ["measured", "measured_std"]] = (
+    averages["missing"] = grouped["value"].agg(lambda v: int(v.isna().sum()))
+    late = averages["metric"].str.startswith("rounds_to_") & (averages["missing"] > 0)
+    averages.loc[late, ["measured", "measured_std"]] = (
         np.nan
     )  # the mean of those that got there is too early
-    found = made.join(printed, how="outer", sort=False).reset_index()
+    lines = averages.join(printed, how="outer", sort=False).reset_index()
     rank = {
         k: i for i, k in enumerate(dict.fromkeys(zip(table["column"], table["row"], strict=True)))
     }
     return (
-        found.iloc[
+        lines.iloc[
             np.argsort(
-                [rank[k] for k in zip(found["column"], found["row"], strict=True)], kind="stable"
+                [rank[k] for k in zip(lines["column"], lines["row"], strict=True)], kind="stable"
             )
         ]
         .reset_index(drop=True)
-        .reindex(columns=[*found.columns, *({"reported", "reported_std"} - set(found.columns))])
+        .reindex(columns=[*lines.columns, *({"reported", "reported_std"} - set(lines.columns))])
     )
 
 
@@ -193,10 +197,10 @@ def by_data(table: pd.DataFrame) -> pd.DataFrame:
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:
     """Rows and columns as in the paper: measured ± std, the paper's number in brackets."""
-    found = summary(table)
-    found["text"] = [_text(r) for r in found.to_dict("records")]
-    rows, heads = list(dict.fromkeys(found["row"])), list(dict.fromkeys(found["column"]))
-    layout = found.pivot(index="row", columns="column", values="text").reindex(
+    lines = summary(table)
+    lines["text"] = [_text(r) for r in lines.to_dict("records")]
+    rows, heads = list(dict.fromkeys(lines["row"])), list(dict.fromkeys(lines["column"]))
+    layout = lines.pivot(index="row", columns="column", values="text").reindex(
         index=rows, columns=heads
     )
     layout.index.name, layout.columns.name = "method", None
@@ -204,12 +208,12 @@ def cells(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text(r: Mapping[str, Any]) -> str:
-    there = (
+    count = (
         f"{r['seeds']:.0f} of {r['seeds'] + r['missing']:.0f} seeds"
         if r.get("seeds", 0) > 0
         else "–"
     )
-    mine = _pair(r, "measured") or there
+    mine = _pair(r, "measured") or count
     return mine + (f" ({theirs})" if (theirs := _pair(r, "reported")) else "")
 
 
@@ -225,22 +229,22 @@ def _pair(r: Mapping[str, Any], name: str) -> str:
 def dots(table: pd.DataFrame) -> Figure:
     """A panel for each column of the table that was measured, a line for each method: measured filled, reported hollow;
     bars of one standard deviation. Raises FldiagError when nothing was measured."""
-    found = summary(table)
-    seen = found.groupby("column", sort=False)["measured"].apply(lambda v: v.notna().any())
-    heads = [c for c in dict.fromkeys(found["column"]) if seen[c]]
+    lines = summary(table)
+    is_measured = lines.groupby("column", sort=False)["measured"].apply(lambda v: v.notna().any())
+    heads = [c for c in dict.fromkeys(lines["column"]) if is_measured[c]]
     if not heads:
         raise FldiagError(f"the {PICTURE} has no measured number", "train something first")
-    found = found[found["column"].isin(heads)]
-    rows = {r: _row(r) for r in dict.fromkeys(found["row"])}
+    lines = lines[lines["column"].isin(heads)]
+    rows = {r: _row(r) for r in dict.fromkeys(lines["row"])}
     if len(rows) == 1 and len(heads) > 2:  # dots beneath each other would compare nothing
-        return _listed(found, heads, *rows.values())
+        return _listed(lines, heads, *rows.values())
     room = min(0.35 + max(style.text_width(r) for r in rows.values()), 2.2)
     width = style.wide()
     across = max(1, min(len(heads), int((width - room) / 1.15)))
     down = -(-len(heads) // across)
     across = -(-len(heads) // down)  # rows of about the same length
     tall = max(0.17 * len(rows) + 0.1, 0.5)
-    titles, here = _heads(heads)
+    titles, stand_in = _heads(heads)
     with style.paper():
         fig = style.figure(
             width if len(heads) > 2 else min(width, room + 2.2 * len(heads)),
@@ -249,16 +253,16 @@ def dots(table: pd.DataFrame) -> Figure:
         )
         axes = fig.subplots(down, across, sharey=True, squeeze=False)
         for ax, head, title in zip(axes.flat, heads, titles, strict=False):
-            _panel(ax, found[found["column"] == head], rows)
+            _panel(ax, lines[lines["column"] == head], rows)
             text = [line for part in title for line in style.wrap(part, 1.15, 2, 7)]
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
         for ax in axes.flat[len(heads) :]:
             ax.remove()
-        (metric, *others) = found["metric"].dropna().unique()
+        (metric, *further_metrics) = lines["metric"].dropna().unique()
         for ax in axes.flat[max(len(heads) - across, 0) : len(heads)]:  # the lowest of every column
-            if not others:  # else it stands above every panel
+            if not further_metrics:  # else it stands above every panel
                 ax.set_xlabel(style.plain(words(metric)))
-            elif all(str(m).startswith("rounds_to") for m in (metric, *others)):
+            elif all(str(m).startswith("rounds_to") for m in (metric, *further_metrics)):
                 ax.set_xlabel("round")
         keys = [
             Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
@@ -272,14 +276,14 @@ def dots(table: pd.DataFrame) -> Figure:
                 markersize=4,
             ),
         ]
-        spread = [found[c].notna().any() for c in ("measured_std", "reported_std")]
+        spread = [lines[c].notna().any() for c in ("measured_std", "reported_std")]
         texts = [
             "measured here"
-            + (f" on {here}" if here else "")
+            + (f" on {stand_in}" if stand_in else "")
             + (" (± std of the seeds)" if spread[0] else ""),
             "reported in the paper" + (" (± as printed)" if spread[1] else ""),
         ]
-        if _late(found).any():
+        if _late(lines).any():
             keys.append(
                 Line2D(
                     [],
@@ -302,14 +306,14 @@ def dots(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def _listed(found: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
+def _listed(summary_rows: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
     """One method in several settings, as a table: a line a setting."""
-    titles, here = _heads(heads)
+    titles, stand_in = _heads(heads)
     cells = [
         (
             ", ".join(title),
             *(
-                _pair(found[found["column"] == head].iloc[0], name)
+                _pair(summary_rows[summary_rows["column"] == head].iloc[0], name)
                 for name in ("measured", "reported")
             ),
         )
@@ -318,19 +322,19 @@ def _listed(found: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
     width = style.wide(
         min(style.TWO_COLUMNS, 2.4 + max(style.text_width(c[0], 7.5) for c in cells))
     )
-    tops = (row, "measured" + (f" on\n{here}" if here else ""), "reported\nin the paper")
+    tops = (row, "measured" + (f" on\n{stand_in}" if stand_in else ""), "reported\nin the paper")
     with style.paper():
         lines = [style.wrap(c[0], width - 2.1, 2, 7.5) for c in cells]
         tall = sum(0.15 * len(line) + 0.05 for line in lines) + 0.55
         fig = style.figure(width, tall)
         at, places = tall - 0.08, (0.06, width - 1.05, width - 0.06)
 
-        def put(texts: Sequence[str], **more: Any) -> None:
+        def write_line(texts: Sequence[str], **more: Any) -> None:
             for x, text, side in zip(places, texts, ("left", "right", "right"), strict=True):
-                said = "\n".join(map(style.plain, text.split("\n")))
-                fig.text(x / width, at / tall, said, ha=side, va="top", fontsize=7.5, **more)
+                plain = "\n".join(map(style.plain, text.split("\n")))
+                fig.text(x / width, at / tall, plain, ha=side, va="top", fontsize=7.5, **more)
 
-        put(tops, weight="bold")
+        write_line(tops, weight="bold")
         at -= 0.34
         for y in (tall - 0.04, at, 0.06):
             fig.add_artist(
@@ -340,7 +344,7 @@ def _listed(found: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
             )
         at -= 0.06
         for line, cell in zip(lines, cells, strict=True):
-            put(("\n".join(line), *cell[1:]))
+            write_line(("\n".join(line), *cell[1:]))
             at -= 0.15 * len(line) + 0.05
     return fig
 
@@ -348,11 +352,11 @@ def _listed(found: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
 def _row(label: str) -> str:
     """A row as it is drawn: the method's display name, its options with their symbols."""
     method, _, options = label.partition(" (")
-    said = [
+    option_texts = [
         f"{words_of.symbol(k)} = {v}" if v else k
         for k, _, v in (o.partition("=") for o in options.rstrip(")").split(", "))
     ]
-    return words_of.method(method) + (f" ({', '.join(said)})" if options else "")
+    return words_of.method(method) + (f" ({', '.join(option_texts)})" if options else "")
 
 
 def _heads(heads: Sequence[str]) -> tuple[list[list[str]], str]:
@@ -369,19 +373,19 @@ def _heads(heads: Sequence[str]) -> tuple[list[list[str]], str]:
         p[-1] if h.rpartition(", ")[2].startswith("here ") else ""
         for h, p in zip(heads, parts, strict=True)
     }
-    if len(instead) == 1 and (here := instead.pop()):
-        return [p[:-1] or [""] for p in parts], here
+    if len(instead) == 1 and (stand_in := instead.pop()):
+        return [p[:-1] or [""] for p in parts], stand_in
     return [
         [*p[:-1], f"here {p[-1]}"] if h.rpartition(", ")[2].startswith("here ") else p
         for h, p in zip(heads, parts, strict=True)
     ], ""
 
 
-def _late(found: pd.DataFrame) -> pd.Series:
+def _late(lines: pd.DataFrame) -> pd.Series:
     """Which cells are first rounds of an accuracy that not all seeds reached."""
-    if "seeds" not in found:
-        return pd.Series(False, index=found.index)
-    return found["metric"].astype(str).str.startswith("rounds_to") & (found["missing"] > 0).fillna(
+    if "seeds" not in lines:
+        return pd.Series(False, index=lines.index)
+    return lines["metric"].astype(str).str.startswith("rounds_to") & (lines["missing"] > 0).fillna(
         False
     )
 
@@ -406,21 +410,21 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
             capsize=0,
             **options,
         )
-    known = np.concatenate(
+    numbers = np.concatenate(
         [part[c].to_numpy(dtype=float, na_value=np.nan) for c in ("measured", "reported")]
     )
-    known = known[np.isfinite(known)]
+    numbers = numbers[np.isfinite(numbers)]
     counted = bool(part["metric"].astype(str).str.startswith("rounds_to").any())
-    if len(known) and known.min() > 0 and known.max() > 30 * known.min():
+    if len(numbers) and numbers.min() > 0 and numbers.max() > 30 * numbers.min():
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(
-            LogLocator(subs=(1, 3) if known.max() < 100 * known.min() else (1,))
+            LogLocator(subs=(1, 3) if numbers.max() < 100 * numbers.min() else (1,))
         )
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_locator(NullLocator())
     else:
-        if counted and len(known):
-            ax.set_xlim(0, 1.12 * known.max())
+        if counted and len(numbers):
+            ax.set_xlim(0, 1.12 * numbers.max())
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=counted))
     late = _late(part).to_numpy(bool)
     ax.plot(

@@ -20,8 +20,8 @@ from fldiag_papers.study import Ask, Study, Trial
 
 def ask_key(scale: Scale, ask: Ask, rounds: tuple[int, ...] = ()) -> str:
     """Names the answer's file; of questions over the rounds each choice of rounds has its own."""
-    what = {**scale.options(ask), **({"rounds": list(rounds)} if ask.needs == "rounds" else {})}
-    return f"{ask.name}-{digest(what)[:12]}"
+    decisive = {**scale.options(ask), **({"rounds": list(rounds)} if ask.needs == "rounds" else {})}
+    return f"{ask.name}-{digest(decisive)[:12]}"
 
 
 @dataclass
@@ -61,18 +61,18 @@ class Task:
             )
         )
 
-    def where(self, store: Path) -> Path:
+    def folder(self, store: Path) -> Path:
         """The run's folder: one that is there and has what is asked, or the one to train in."""
-        for path in self._there(store):
+        for path in self._folders(store):
             if self.fits(path):
                 return path
-        kept = digest([self.config.fingerprint(checkpoint=True), list(self.rounds), self.state])
-        return store / f"{self.stem}-{kept[:6]}"
+        suffix = digest([self.config.fingerprint(checkpoint=True), list(self.rounds), self.state])
+        return store / f"{self.stem}-{suffix[:6]}"
 
     def ended(self, store: Path) -> Path | None:
         """Where a run lies that ended, whether it has what is asked or not."""
         return next(
-            (path for path in [self.where(store), *self._there(store)] if finished(path)), None
+            (path for path in [self.folder(store), *self._folders(store)] if finished(path)), None
         )
 
     def is_record(self, path: Path) -> bool:
@@ -82,7 +82,7 @@ class Task:
         except FldiagError:
             return False
 
-    def _there(self, store: Path) -> list[Path]:
+    def _folders(self, store: Path) -> list[Path]:
         """The run's folders, those with weights first."""
         return [
             path
@@ -98,18 +98,20 @@ class Task:
             return False
         if run.status not in ("finished", "diverged"):
             return self._goes_on(run)
-        kept, there = run.index["config"], answers(path)
-        return all(there.has(key) or self._has(run, kept, ask) for key, ask in self.asks.items())
+        config, stored_answers = run.index["config"], answers(path)
+        return all(
+            stored_answers.has(key) or self._has(run, config, ask) for key, ask in self.asks.items()
+        )
 
     def _goes_on(self, run: Run) -> bool:
         """Whether training can take the run up and all of its rounds then hold what is wanted."""
         try:
-            there = run.config.fingerprint(version=run.method_version, checkpoint=True)
+            fingerprint = run.config.fingerprint(version=run.method_version, checkpoint=True)
         except FldiagError:
             return False
-        return there == self.config.fingerprint(checkpoint=True)
+        return fingerprint == self.config.fingerprint(checkpoint=True)
 
-    def _has(self, run: Run, kept: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
+    def _has(self, run: Run, config: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
         if ask.needs not in ("nothing", "metrics") and run.is_record:
             return False
         if (
@@ -118,16 +120,20 @@ class Task:
             and not set(self.rounds) <= set(run.rounds)
         ):
             return False
-        if ask.needs in ("clients", "rounds") and kept["checkpoint"]["clients"] == "none":
+        if ask.needs in ("clients", "rounds") and config["checkpoint"]["clients"] == "none":
             return False
-        if ask.steps and (not kept["metrics"]["steps"] or kept["metrics"]["proximal"] != ask.steps):
+        if ask.steps and (
+            not config["metrics"]["steps"] or config["metrics"]["proximal"] != ask.steps
+        ):
             return False
         return ask.needs != "state" or not run.index.get("thinned", {}).get("state", False)
 
     def done(self, path: Path) -> bool:
         """Whether nothing is left to train or ask."""
-        there = answers(path)
-        return all(there.has(key) for key in self.asks) and self.fits(path) and finished(path)
+        stored_answers = answers(path)
+        return (
+            all(stored_answers.has(key) for key in self.asks) and self.fits(path) and finished(path)
+        )
 
 
 def finished(path: Path) -> bool:
@@ -149,7 +155,7 @@ class Answers:
     def get(self, key: str, on_damage: Tell | None = None) -> pd.DataFrame | None:
         return self.cache.get(*_split(key), on_damage)
 
-    def put(self, key: str, answer: pd.DataFrame, about: dict[str, Any]) -> None:
+    def save(self, key: str, answer: pd.DataFrame, about: dict[str, Any]) -> None:
         self.cache.put(*_split(key), answer, {**provenance(), **about})
 
 
@@ -177,7 +183,7 @@ class Plan:
     records: Path | None = None
 
 
-def made(
+def make_plan(
     scale: Scale,
     studies: Iterable[Study],
     everything: Iterable[Study],
@@ -199,7 +205,7 @@ def made(
                     continue
                 if not trial.train:
                     continue
-                core, asks = config.hash, study.asked(trial, place)
+                core, asks = config.hash, study.questions_for(trial, place)
                 configs[core] = config
                 wants.setdefault(core, []).extend(asks)
                 if study.name in names:
@@ -236,27 +242,33 @@ def _config(
 
 def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
     """Fill in what the run has to keep."""
-    rounds, every = task.config.rounds, min(scale.every, task.config.rounds)
+    rounds, interval = task.config.rounds, min(scale.checkpoint_every, task.config.rounds)
     needs, steps = {a.needs for a in wants}, {a.steps for a in wants if a.steps}
     if len(steps) > 1:
         raise FldiagError(
             f"studies want different proximal losses of the steps of {task.text}: {', '.join(sorted(steps))}",
             "agree on one (drift(steps=...))",
         )
-    stored = [*range(every, rounds, every), rounds]
+    checkpoints = [*range(interval, rounds, interval), rounds]
     if "rounds" in needs:
-        count = min(len(stored), scale.history)
+        count = min(len(checkpoints), scale.history)
         task.rounds = tuple(
-            sorted({stored[round((i + 1) * len(stored) / count) - 1] for i in range(count)})
+            sorted(
+                {checkpoints[round((i + 1) * len(checkpoints) / count) - 1] for i in range(count)}
+            )
         )
     task.state = "state" in needs
     task.timed = any(a.name == "seconds" for a in wants)
     keep = {
-        "checkpoint__every": every,
+        "checkpoint__every": interval,
         "checkpoint__clients": "sampled" if needs & {"clients", "rounds"} else "none",
     }
     if steps:
-        keep |= {"metrics__steps": True, "metrics__every": every, "metrics__proximal": steps.pop()}
+        keep |= {
+            "metrics__steps": True,
+            "metrics__every": interval,
+            "metrics__proximal": steps.pop(),
+        }
     task.config = task.config.replace(**keep)
 
 
@@ -265,7 +277,7 @@ def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], 
     them.
 
     Raises FldiagError for what is no KEY=VALUE, and for keys and values that none of ``configs`` has (where there are any)."""
-    wanted: dict[str, list[Any]] = {}
+    choices: dict[str, list[Any]] = {}
     for text in texts:
         key, _, choice = text.partition("=")
         if not key or not choice:
@@ -274,17 +286,19 @@ def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], 
                 "give KEY=VALUE, such as --only method.name=fedavg or --only seed=0",
                 usage=True,
             )
-        wanted.setdefault(key, []).extend(
+        choices.setdefault(key, []).extend(
             parse_override(f"{key}={value}")[1] for value in choice.split(",")
         )
-    every = [flat(c) for c in configs]
-    for key, values in wanted.items() if every else ():
-        there = [f[key] for f in every if f.get(key) is not None]
-        if not there:
+    flat_configs = [flat(c) for c in configs]
+    for key, values in choices.items() if flat_configs else ():
+        values_of_key = [f[key] for f in flat_configs if f.get(key) is not None]
+        if not values_of_key:
             raise unknown(
-                "key of --only", key, {k for f in every for k, v in f.items() if v is not None}
+                "key of --only",
+                key,
+                {k for f in flat_configs for k, v in f.items() if v is not None},
             )
         for value in values:
-            if value not in there:
-                raise unknown(f"{key} of --only", str(value), set(map(str, there)))
-    return lambda config: all(flat(config).get(key) in values for key, values in wanted.items())
+            if value not in values_of_key:
+                raise unknown(f"{key} of --only", str(value), set(map(str, values_of_key)))
+    return lambda config: all(flat(config).get(key) in values for key, values in choices.items())

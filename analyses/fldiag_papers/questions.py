@@ -51,13 +51,13 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
     if name in OWN:
         return OWN[name](subject, **options)
     run = subject.trained
-    where: dict[str, Any] = {
+    options_of_subject: dict[str, Any] = {
         "device": subject.device,
         "download": subject.download,
         "executor": subject.executor,
     }
     if registry.diagnostic.get(name).on == "run":
-        where["rounds"] = (
+        options_of_subject["rounds"] = (
             subject.rounds
             if known.over_rounds(known.item("diagnostics", name) or {})
             else run.rounds[-1:]
@@ -67,17 +67,17 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
         name,
         cache=run.path / "diagnostics" / "cache",
         progress=subject.progress,
-        **{**where, **options},
+        **{**options_of_subject, **options},
     )
 
 
 def _global(run: Run, metrics: tuple[str, ...]) -> pd.DataFrame:
-    found = run.metrics
-    found = only(found, metric=metrics, scope=["global", "pair"]).copy()
-    share = (found["metric"] == "accuracy").to_numpy()
-    found.loc[share, "value"] *= 100
-    found.loc[share, "unit"] = "%"
-    return found
+    rows = run.metrics
+    rows = only(rows, metric=metrics, scope=["global", "pair"]).copy()
+    share = (rows["metric"] == "accuracy").to_numpy()
+    rows.loc[share, "value"] *= 100
+    rows.loc[share, "unit"] = "%"
+    return rows
 
 
 def _curve(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
@@ -87,23 +87,23 @@ def _curve(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
 def _final(s: Subject, metrics: tuple[str, ...]) -> pd.DataFrame:
     """A run that diverged has no final value: the row says so in ``converged``."""
     run = s.trained
-    found = _global(run, metrics)
+    rows = _global(run, metrics)
     if run.status != "diverged":
-        return found[found["round"] == run.config.rounds]
-    last = found.drop_duplicates("metric", keep="last").copy()
-    return last.assign(value=pd.NA, converged=False).astype(found.dtypes)
+        return rows[rows["round"] == run.config.rounds]
+    last = rows.drop_duplicates("metric", keep="last").copy()
+    return last.assign(value=pd.NA, converged=False).astype(rows.dtypes)
 
 
 def _best(s: Subject) -> pd.DataFrame:
     """Also of a run that diverged later, which ``converged`` says; one without any accuracy has a row without a value."""
-    found = _global(s.trained, ("accuracy",))
+    rows = _global(s.trained, ("accuracy",))
     first = (
-        found.loc[found["value"].idxmax() :].iloc[:1]
-        if found["value"].notna().any()
-        else found.iloc[:1]
+        rows.loc[rows["value"].idxmax() :].iloc[:1]
+        if rows["value"].notna().any()
+        else rows.iloc[:1]
     )
     return (
-        first.assign(converged=False).astype(found.dtypes)
+        first.assign(converged=False).astype(rows.dtypes)
         if s.trained.status == "diverged"
         else first
     )
@@ -127,17 +127,17 @@ def _seconds(s: Subject) -> pd.DataFrame:
 
 
 def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
-    found = _global(s.trained, ("accuracy",))
+    accuracies = _global(s.trained, ("accuracy",))
     rows = []
     for level in levels:
-        there = found.loc[found["value"] >= level, "round"]
+        rounds = accuracies.loc[accuracies["value"] >= level, "round"]
         rows.append(
             {
                 "metric": f"rounds_to_{level:g}",
-                "value": int(there.min()) if len(there) else None,
+                "value": int(rounds.min()) if len(rounds) else None,
                 "unit": "rounds",
                 "scope": "global",
-                "converged": bool(len(there)),
+                "converged": bool(len(rounds)),
                 "index": s.trained.config.rounds,
             }
         )
@@ -145,7 +145,7 @@ def _reach(s: Subject, levels: tuple[float, ...]) -> pd.DataFrame:
 
 
 def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFrame:
-    found = api.diagnose(
+    rows = api.diagnose(
         s.trained,
         "personalise",
         epochs=epochs,
@@ -155,8 +155,8 @@ def _personal(s: Subject, epochs: tuple[int, ...], **options: Any) -> pd.DataFra
         executor=s.executor,
         **options,
     )
-    found = only(found, scope="global", metric=[PERSONAL, f"{PERSONAL}_std"]).copy()
-    return found.assign(value=100 * found["value"], stderr=100 * found["stderr"], unit="%")
+    rows = only(rows, scope="global", metric=[PERSONAL, f"{PERSONAL}_std"]).copy()
+    return rows.assign(value=100 * rows["value"], stderr=100 * rows["stderr"], unit="%")
 
 
 def _cost(s: Subject) -> pd.DataFrame:
@@ -204,17 +204,17 @@ def _traffic(s: Subject) -> pd.DataFrame:
 
 def _examples(s: Subject) -> pd.DataFrame:
     assert s.config is not None
-    found = data.load(s.config.data.name, s.config.data.root, s.download)
-    counts = {"train_examples": found.train_y, "test_examples": found.test_y}
+    dataset = data.load(s.config.data.name, s.config.data.root, s.download)
+    counts = {"train_examples": dataset.train_y, "test_examples": dataset.test_y}
     return table([{"metric": name, "value": len(y)} for name, y in counts.items()], scope="global")
 
 
 def _plane(s: Subject, **options: Any) -> pd.DataFrame:
     from fldiag_papers.toys import plane
 
-    found, geometry = plane.run(**options), plane.geometry(**options)
+    trajectory, geometry = plane.run(**options), plane.geometry(**options)
     ends = [{"metric": m, "x": geometry[m][0], "y": geometry[m][1]} for m in ("w_g", "w_l")]
-    return pd.concat([found, table(ends)], ignore_index=True).drop(columns="run")
+    return pd.concat([trajectory, table(ends)], ignore_index=True).drop(columns="run")
 
 
 def _iris(

@@ -55,26 +55,26 @@ def keep(run: Run, folder: Path) -> Path:
             "finish it first: the same command with --resume",
             usage=True,
         )
-    there = folder / run.name
-    if there.resolve() == run.path.resolve():
-        return there
-    owner.refuse_links(there)
-    if not (finished(there) and Run.open(there).metrics_digest == run.metrics_digest):
+    record = folder / run.name
+    if record.resolve() == run.path.resolve():
+        return record
+    owner.refuse_links(record)
+    if not (finished(record) and Run.open(record).metrics_digest == run.metrics_digest):
         shutil.rmtree(
-            there / ANSWERS, ignore_errors=True
+            record / ANSWERS, ignore_errors=True
         )  # first: without run.json nobody would know whose they are
-        if finished(there):
-            remove(there)
+        if finished(record):
+            remove(record)
     metrics = run.index.get("metrics")
     if metrics is not None:
-        write_bytes(there / metrics, run.verified(metrics).read_bytes())
+        write_bytes(record / metrics, run.verified(metrics).read_bytes())
     if (run.path / CLOCK).is_file():
-        write_bytes(there / CLOCK, (run.path / CLOCK).read_bytes())
-    given = run.path / ANSWERS
-    for file in sorted(given.glob("*.parquet")) + sorted(
-        given.glob("*.json")
+        write_bytes(record / CLOCK, (run.path / CLOCK).read_bytes())
+    answers = run.path / ANSWERS
+    for file in sorted(answers.glob("*.parquet")) + sorted(
+        answers.glob("*.json")
     ):  # a json vouches for what is there before it
-        write_bytes(there / ANSWERS / file.name, file.read_bytes())
+        write_bytes(record / ANSWERS / file.name, file.read_bytes())
     index = {
         **run.index,
         "record": True,
@@ -89,5 +89,5 @@ def keep(run: Run, folder: Path) -> Path:
     }
     data = {**index["config"]["data"], "root": None}  # where data lay is nobody's business
     index["config"] = {**index["config"], "data": data}
-    write_index(there, index)
-    return there
+    write_index(record, index)
+    return record

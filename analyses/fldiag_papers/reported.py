@@ -106,41 +106,41 @@ def module(paper: str, name: str) -> ModuleType:
 
 @cache
 def studies() -> dict[str, Study]:
-    """Name (``fedsol/fig6``) -> study, tables before figures, by number."""
-    found = {}
+    """Name (``fedsol/fig6``) -> study, by paper: figures, then tables, by number."""
+    unordered = {}
     for paper in papers():
-        paths = [p for p in (FOLDER / paper).glob("*.py") if p.stem not in ("__init__", CLAIMS)]
-        for path in sorted(paths, key=_order):
-            study = getattr(module(paper, path.stem), "STUDY", None)
-            if not isinstance(study, Study):
-                raise FldiagError(
-                    f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
-                )
-            found[f"{paper}/{path.stem}"] = replace(study, paper=paper, id=path.stem)
-    return found
+        for path in (FOLDER / paper).glob("*.py"):
+            if path.stem in ("__init__", CLAIMS):
+                continue
+            content = module(paper, path.stem)
+            for study in getattr(content, "STUDIES", None) or [getattr(content, "STUDY", None)]:
+                if not isinstance(study, Study):
+                    raise FldiagError(
+                        f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
+                    )
+                study = replace(study, paper=paper, id=study.id or path.stem)
+                unordered[study.name] = study
+    return {name: unordered[name] for name in sorted(unordered, key=_order)}
 
 
-def _order(path: Path) -> tuple[str, int, str]:
-    word = path.stem.rstrip("0123456789")
-    digits = path.stem[len(word) :]
-    return (
-        "zyx"[["table", "fig"].index(word)] if word in ("table", "fig") else "x",
-        int(digits or 0),
-        path.stem,
-    )
+def _order(name: str) -> tuple[str, str, int, str]:
+    paper, _, id = name.partition("/")
+    word = id.rstrip("0123456789")
+    number = int(id[len(word) :] or 0)
+    return paper, {"table": "z", "fig": "y"}.get(word, "x"), number, id
 
 
-def chosen(ids: list[str]) -> list[Study]:
+def select(ids: list[str]) -> list[Study]:
     """The studies called for: ``fedsol/fig6``, ``fedsol`` (all of a paper), ``fig6`` where only one paper has it; none: all.
 
     Raises FldiagError for anything else."""
-    known = studies()
+    by_name = studies()
     if not ids:
-        return list(known.values())
-    found: dict[str, Study] = {}
+        return list(by_name.values())
+    selection: dict[str, Study] = {}
     for id in ids:
-        hits = [n for n in known if n == id or n.split("/")[0] == id] or [
-            n for n in known if n.split("/")[1] == id
+        hits = [n for n in by_name if n == id or n.split("/")[0] == id] or [
+            n for n in by_name if n.split("/")[1] == id
         ]
         if len(hits) > 1 and id not in papers():
             raise FldiagError(
@@ -148,10 +148,12 @@ def chosen(ids: list[str]) -> list[Study]:
             )
         if not hits:
             raise FldiagError(
-                f"unknown figure {id!r}", nearest(id, [*known, *papers()]) + _silent(id), usage=True
+                f"unknown figure {id!r}",
+                nearest(id, [*by_name, *papers()]) + _silent(id),
+                usage=True,
             )
-        found |= {n: known[n] for n in hits}
-    return list(found.values())
+        selection |= {n: by_name[n] for n in hits}
+    return list(selection.values())
 
 
 def _silent(id: str) -> str:

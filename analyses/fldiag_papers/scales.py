@@ -28,17 +28,19 @@ class Share:
 
 @dataclass(frozen=True)
 class Scale:
-    """``whole``: nothing is reduced, only ``over`` is set; ``images``: training examples kept (None: all); ``seeds``: at least;
-    ``every``: rounds that an interruption may lose; ``data``: what stands for which data set, by paper; ``publics``: the public
-    data of each of these, where not a part of the private ones; ``untrained``: as ``data``, where nothing is trained;
-    ``models``; ``over``: further overrides; ``notes``: what a caption says of a data set; ``asks``: options of diagnostics,
+    """What a scale makes of a protocol.
+
+    ``is_unreduced``: only ``over`` is set. ``images``: training examples kept (None: all). ``seeds``: at least.
+    ``checkpoint_every``: rounds that an interruption may lose. ``data``: what stands for which data set, by paper; ``publics``:
+    the public data of each of these, where not a part of the private ones; ``untrained``: as ``data``, where nothing is trained;
+    ``models``. ``over``: further overrides. ``notes``: what a caption says of a data set. ``asks``: options of diagnostics,
     where a study has none."""
 
     name: str
     text: str
-    whole: bool = False
+    is_unreduced: bool = False
     seeds: int = 1
-    every: int = 1
+    checkpoint_every: int = 1
     images: int | None = None
     test_images: int | None = None
     public: int | None = None
@@ -62,109 +64,125 @@ class Scale:
         """The config of a trial at this scale, without saying what is kept of the run. ``store``: where reduced data lie.
 
         Raises LeftOut for data and models that the scale has not."""
-        made = trial.protocol().replace(seed=seed)
+        protocol = trial.protocol().replace(seed=seed)
         if not trial.train and (
-            self.whole or (trial.ask and all(ask.name in COUNTED for ask in trial.ask))
+            self.is_unreduced or (trial.ask and all(ask.name in COUNTED for ask in trial.ask))
         ):
-            return made  # what is counted needs no data
-        if self.whole:
-            return made.replace(**{k.replace(".", "__"): v for k, v in self.over.items()})
+            return protocol  # what is counted needs no data
+        if self.is_unreduced:
+            return protocol.replace(**{k.replace(".", "__"): v for k, v in self.over.items()})
         return (
-            self._reduce(made, trial.paper, store)
+            self._reduce(protocol, trial.paper, store)
             if trial.train
-            else self._elsewhere(made, trial.paper)
+            else self._elsewhere(protocol, trial.paper)
         )
 
-    def _stand_in(self, made: Config, paper: str, data: Mapping[str, str]) -> str:
-        found = data.get(f"{paper}/{made.data.name}", data.get(made.data.name, data.get("*", "")))
-        if not found:
+    def _stand_in(self, protocol: Config, paper: str, data: Mapping[str, str]) -> str:
+        name = data.get(
+            f"{paper}/{protocol.data.name}", data.get(protocol.data.name, data.get("*", ""))
+        )
+        if not name:
             raise LeftOut(
-                f"{made.data.name} is not part of the scale {self.name}", "use --scale paper"
+                f"{protocol.data.name} is not part of the scale {self.name}", "use --scale paper"
             )
-        return found
+        return name
 
-    def _elsewhere(self, made: Config, paper: str) -> Config:
+    def _elsewhere(self, protocol: Config, paper: str) -> Config:
         """The same on the data that the scale has: where nothing is trained, nothing need be reduced."""
-        name = self._stand_in(made, paper, self.data if self.untrained is None else self.untrained)
-        return made if name == made.data.name else made.replace(data__name=name, data__variant=None)
+        name = self._stand_in(
+            protocol, paper, self.data if self.untrained is None else self.untrained
+        )
+        return (
+            protocol
+            if name == protocol.data.name
+            else protocol.replace(data__name=name, data__variant=None)
+        )
 
-    def _reduce(self, made: Config, paper: str, store: Path | None) -> Config:
-        federation = self._federation(made, self.shares.get(paper, Share()))
+    def _reduce(self, protocol: Config, paper: str, store: Path | None) -> Config:
+        federation = self._federation(protocol, self.shares.get(paper, Share()))
         new = {
-            **self._data(made, paper, store),
-            **self._model(made),
+            **self._data(protocol, paper, store),
+            **self._model(protocol),
             **federation,
-            **self._minibatches(made),
-            **self._method(made, federation["rounds"]),
+            **self._minibatches(protocol),
+            **self._method(protocol, federation["rounds"]),
             **self.over,
         }
-        return made.replace(**{k.replace(".", "__"): v for k, v in new.items()})
+        return protocol.replace(**{k.replace(".", "__"): v for k, v in new.items()})
 
-    def _data(self, made: Config, paper: str, store: Path | None) -> dict[str, Any]:
+    def _data(self, protocol: Config, paper: str, store: Path | None) -> dict[str, Any]:
         new: dict[str, Any] = {}
-        data = self._stand_in(made, paper, self.data)
-        kept = f"{data}-{self.images}" if self.images else data
-        if kept != made.data.name:
+        data = self._stand_in(protocol, paper, self.data)
+        name = f"{data}-{self.images}" if self.images else data
+        if name != protocol.data.name:
             new |= {
-                "data.name": kept,
+                "data.name": name,
                 "data.variant": None,
                 "data.root": str(packed(store)) if self.images and store else None,
             }
             if self.images:  # a file of its own: as the whole set is, standardised
                 new["data.normalise"] = "standard"
-        if made.data.public:
+        if protocol.data.public:
             public = self.publics.get(data)
             new["data.public"] = public or f"holdout:{self.public}"
             new |= {"data.public_size": self.public} if public else {}
         return new
 
-    def _model(self, made: Config) -> dict[str, Any]:
-        model = self.models.get(made.model.name, self.models.get("*", made.model.name))
+    def _model(self, protocol: Config) -> dict[str, Any]:
+        model = self.models.get(protocol.model.name, self.models.get("*", protocol.model.name))
         if not model:
             raise LeftOut(
-                f"{made.model.name} is too large for the scale {self.name}, and has no smaller relative",
+                f"{protocol.model.name} is too large for the scale {self.name}, and has no smaller relative",
                 "use --scale paper",
             )
-        return {"model.name": model} if model != made.model.name else {}
+        return {"model.name": model} if model != protocol.model.name else {}
 
-    def _federation(self, made: Config, share: Share) -> dict[str, Any]:
+    def _federation(self, protocol: Config, share: Share) -> dict[str, Any]:
         total = max(
-            min(share.fewest, made.clients.total), round(made.clients.total * share.clients)
+            min(share.fewest, protocol.clients.total), round(protocol.clients.total * share.clients)
         )
         new = {
             "clients.total": total,
-            "clients.per_round": min(total, max(1, round(made.clients.per_round * share.sampled))),
-            "train.epochs": max(1, round(made.train.epochs * share.epochs)),
-            "rounds": min(made.rounds, next(to for upto, to in self.rounds if made.rounds <= upto)),
+            "clients.per_round": min(
+                total, max(1, round(protocol.clients.per_round * share.sampled))
+            ),
+            "train.epochs": max(1, round(protocol.train.epochs * share.epochs)),
+            "rounds": min(
+                protocol.rounds, next(to for upto, to in self.rounds if protocol.rounds <= upto)
+            ),
         }
-        if made.partition.kind in ("lda", "lda_fedsol"):
-            new["partition.min_size"] = min(made.partition.min_size or 1, self.min_size or 1)
+        if protocol.partition.kind in ("lda", "lda_fedsol"):
+            new["partition.min_size"] = min(protocol.partition.min_size or 1, self.min_size or 1)
         return new
 
-    def _minibatches(self, made: Config) -> dict[str, Any]:
+    def _minibatches(self, protocol: Config) -> dict[str, Any]:
         new: dict[str, Any] = {}
         if self.batch:
-            halved = made.method.name == "perfedavg"  # it halves every minibatch
-            new["train.batch_size"] = min(self.batch * (2 if halved else 1), made.train.batch_size)
+            halved = protocol.method.name == "perfedavg"  # it halves every minibatch
+            new["train.batch_size"] = min(
+                self.batch * (2 if halved else 1), protocol.train.batch_size
+            )
         # Clients are so small that a short minibatch may be all they have.
-        if made.train.drop_last:
+        if protocol.train.drop_last:
             new["train.drop_last"] = False
-        if made.train.aggregate == "batches":
+        if protocol.train.aggregate == "batches":
             new["train.aggregate"] = "n"
         return new
 
-    def _method(self, made: Config, rounds: int) -> dict[str, Any]:
+    def _method(self, protocol: Config, rounds: int) -> dict[str, Any]:
         most = {
             "memory_size": self.public,
             "memory_batch": 64,
             "batch_size": 64,
             "first_round": max(1, rounds // 10),
         }
-        given = made.method.options
+        options = protocol.method.options
         return {
             f"method.{option}": limit
             for option, limit in most.items()
-            if limit is not None and isinstance(given.get(option), int) and given[option] > limit
+            if limit is not None
+            and isinstance(options.get(option), int)
+            and options[option] > limit
         }
 
     def options(self, ask: Ask) -> dict[str, Any]:
@@ -199,7 +217,7 @@ SILENT = ("name", "seed", "data.root", "train.drop_last", "checkpoint", "metrics
 
 def reduction(pairs: Iterable[tuple[Config, Config]]) -> str:
     """How the configs made differ from the papers', (paper's, made) each: a sentence, empty for no difference."""
-    found: dict[str, dict[str, None]] = {}
+    sentences: dict[str, dict[str, None]] = {}
     for theirs, ours in pairs:
         old, new = flat(theirs), flat(ours)
         for key in new:
@@ -207,22 +225,22 @@ def reduction(pairs: Iterable[tuple[Config, Config]]) -> str:
                 text = WORDS.get(key, key + " {new} instead of {old}").format(
                     new=new[key], old=old.get(key, "none")
                 )
-                found.setdefault(key, {})[text] = None
-    order = [k for k in WORDS if k in found] + [k for k in found if k not in WORDS]
-    return "; ".join(text for key in order for text in found[key])
+                sentences.setdefault(key, {})[text] = None
+    order = [k for k in WORDS if k in sentences] + [k for k in sentences if k not in WORDS]
+    return "; ".join(text for key in order for text in sentences[key])
 
 
 def questions(scale: Scale, asks: Iterable[Ask], seeds: int) -> str:
     """What a scale sets of the questions, and those asked of fewer seeds: a sentence, empty for nothing."""
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for ask in asks:
-        given = {k: v for k, v in scale.asks.get(ask.name, {}).items() if k not in ask.options}
-        words = [f"{k.replace('_', ' ')} {v}" for k, v in given.items()]
+        settings = {k: v for k, v in scale.asks.get(ask.name, {}).items() if k not in ask.options}
+        words = [f"{k.replace('_', ' ')} {v}" for k, v in settings.items()]
         if ask.needs != "nothing" and ask.seeds is not None and ask.seeds < seeds:
             words.append(f"first {ask.seeds} of the seeds")
         if words:
-            found[f"{ask.name} ({', '.join(words)})"] = None
-    return "; ".join(found)
+            sentences[f"{ask.name} ({', '.join(words)})"] = None
+    return "; ".join(sentences)
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -246,9 +264,9 @@ _RESNETS = dict.fromkeys(
     "small_resnet",
 )
 _WHOLE: dict[str, Any] = {
-    "whole": True,
+    "is_unreduced": True,
     "seeds": 3,
-    "every": 10,
+    "checkpoint_every": 10,
     "history": 30,
     "asks": {"landscape": {"samples": 10_000}, "spectrum": {"samples": 10_000}},
 }

@@ -17,10 +17,10 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
-def known(name: str) -> tuple[tuple[int, ...], int] | None:
+def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
     """Shape and classes of a data set, also of a reduced one or a variant; None where nobody knows.
 
-    >>> known("mnist-2000")
+    >>> shape_of("mnist-2000")
     ((3, 28, 28), 10)
     """
     base = name.partition("@")[0]
@@ -33,5 +33,5 @@ def classes(name: str) -> int | None:
     >>> classes("mnist-2000"), classes("snli")
     (10, 3)
     """
-    found = known(name)
-    return found[1] if found else {s.name: s.classes for s in text.SETS}.get(name)
+    shape = shape_of(name)
+    return shape[1] if shape else {s.name: s.classes for s in text.SETS}.get(name)

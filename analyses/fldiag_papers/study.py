@@ -3,11 +3,10 @@
 How to write a study
 --------------------
 A file ``fldiag_papers/<paper>/<id>.py`` with the name of the id in ``reported.csv`` and one variable ``STUDY``; it is found by
-itself. A table whose cells are final accuracies takes its runs from ``reported.csv``::
+itself. A table whose cells are final accuracies takes its runs from ``reported.csv``, and is an entry of ``STUDIES`` in
+``<paper>/tables.py``::
 
-    from fldiag_papers.paper_tables import table_of
-
-    STUDY = table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
+    table_of("fedsol", "table2", title="Accuracy of 8 methods", caption="Final test accuracy.")
 
 A figure names its trials, what is asked of each finished run, and draws::
 
@@ -103,21 +102,21 @@ class Trial:
     def protocol(self) -> Config:
         """The paper's config. Raises FldiagError for unknown presets, methods and options."""
         name, _, id = self.method.partition(":")
-        given = {
+        overrides = {
             **({"method.name": name} if name else {}),
             **({"method.id": id} if id else {}),
             **self.over,
         }
-        return configs.build(configs.load(self.preset).model_dump(), given)
+        return configs.build(configs.load(self.preset).model_dump(), overrides)
 
     def key(self) -> dict[str, str]:
         """What its numbers are called in reported.csv."""
-        made = self.protocol()
+        config = self.protocol()
         return {
             "setting": self.setting,
-            "method": self.method or made.method.name,
-            "model": made.model.name if self.model is None else self.model,
-            "data": made.data.name if self.data is None else self.data,
+            "method": self.method or config.method.name,
+            "model": config.model.name if self.model is None else self.model,
+            "data": config.data.name if self.data is None else self.data,
         }
 
     @property
@@ -157,7 +156,7 @@ class Study:
     def name(self) -> str:
         return f"{self.paper}/{self.id}"
 
-    def asked(self, trial: Trial, seed_number: int) -> tuple[Ask, ...]:
+    def questions_for(self, trial: Trial, seed_number: int) -> tuple[Ask, ...]:
         """What is asked of the trial's run of this seed (counted from 0)."""
         return tuple(a for a in (*self.ask, *trial.ask) if a.seeds is None or seed_number < a.seeds)
 

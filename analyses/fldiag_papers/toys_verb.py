@@ -35,7 +35,7 @@ def plane(
     geometry = toy.geometry(**options)
     frame = toy.run(**options)
     path = places.prepare(out or places.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
-    written = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
+    tables = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
     pictures = style.write(plane_picture.draw(frame, geometry), path)
     rows = []
     for (method, client), part in frame[frame["client"].notna()].groupby(
@@ -46,7 +46,7 @@ def plane(
             at = [number(part, metric, column=axis) for axis in ("x", "y")]
             if None not in at:
                 row[metric] = f"({at[0]:.6f}, {at[1]:.6f})"
-        row |= {m: found for m in ("distance", "angle") if (found := number(part, m)) is not None}
+        row |= {m: value for m in ("distance", "angle") if (value := number(part, m)) is not None}
         rows.append(row)
     console.table(
         rows,
@@ -64,7 +64,7 @@ def plane(
             f"rho = {rho:g} is not below |w_l* - w_g| = {geometry['distance']:.4g}: FedSOL has no equilibrium "
             "and hovers around w_g"
         )
-    console.done(*written, *pictures)
+    console.done(*tables, *pictures)
 
 
 def iris(
@@ -86,35 +86,35 @@ def iris(
     protocols = (
         iris_toy.variants(rounds=rounds, train_test=train_test) if protocol is None else (protocol,)
     )
-    chosen = range(first, first + seeds)
-    what = "variants" if protocol is None else protocol.name
+    seed_range = range(first, first + seeds)
+    label = "variants" if protocol is None else protocol.name
     about = {
         "protocols": [asdict(p) | {"name": p.name} for p in protocols],
         "methods": list(methods),
-        "seeds": list(chosen),
+        "seeds": list(seed_range),
     }
-    path = places.prepare(out or places.FALLBACK) / f"toy-iris-{what}-{digest(about)[:8]}"
+    path = places.prepare(out or places.FALLBACK) / f"toy-iris-{label}-{digest(about)[:8]}"
     keep = path.with_name(f".{path.name}.parts")
     with console.progress("iris") as bar:
         frame = iris_toy.run(
             protocols,
             methods,
-            chosen,
+            seed_range,
             keep=keep,
             executor=executor,
             progress=_forecast(console, bar),
             on_damage=console.note,
         )
-    found = iris_reported.summary(frame)
-    said = iris_reported.statements(frame)
+    averages = iris_reported.summary(frame)
+    sentences = iris_reported.statements(frame)
     about = {
         **provenance(seed=first),
         **about,
         "reported": iris_reported.REPORTED,
-        "statements": said,
+        "statements": sentences,
     }
-    whole, table = files.write_table(frame, path, about, DIGITS)
-    summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(found, DIGITS))
+    json_path, csv_path = files.write_table(frame, path, about, DIGITS)
+    summary = files.write_text(files.beside(path, "-summary.csv"), files.csv_text(averages, DIGITS))
     seed_rows = iris_reported.per_seed(frame)
     if protocol is None:
         pictures = style.write(iris_picture.protocols(seed_rows, iris_reported.REPORTED), path)
@@ -125,21 +125,21 @@ def iris(
         )
         pictures += style.write(iris_picture.regions(frame), path)
     shutil.rmtree(keep, ignore_errors=True)
-    _shown(console, found, several=len(protocols) > 1)
-    for sentence in said:
+    _print_averages(console, averages, several=len(protocols) > 1)
+    for sentence in sentences:
         console.say(sentence)
-    console.result["statements"] = said
+    console.result["statements"] = sentences
     if protocol is not None and protocol.lr != iris_reported.REPORTED_LR:
         console.note(
             f"the paper's learning rate is {iris_reported.REPORTED_LR:g}: --lr {iris_reported.REPORTED_LR:g}, or "
             "--variants for other protocols beside this one"
         )
-    console.done(whole, summary, table, *pictures)
+    console.done(json_path, summary, csv_path, *pictures)
 
 
-def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:
+def _print_averages(console: Console, table: pd.DataFrame, *, several: bool) -> None:
     if console.machine:
-        console.result["rows"] = found.astype(object).where(found.notna(), None).to_dict("records")
+        console.result["rows"] = table.astype(object).where(table.notna(), None).to_dict("records")
         return
     columns = {
         "accuracy": "global (%)",
@@ -151,16 +151,16 @@ def _shown(console: Console, found: pd.DataFrame, *, several: bool) -> None:
         "disagreement": "differs (%)",
     }
     rows = []
-    for _, row in found.iterrows():
-        shown = {
+    for _, row in table.iterrows():
+        cells = {
             "run": row["run"],
             "method": row["method"],
             "paper": "–" if pd.isna(row["reported"]) else f"{100 * row['reported']:.2f}",
         }
         for m in iris_reported.MEASURES:
             spread = "" if pd.isna(row[f"{m}_std"]) else f" ± {100 * row[f'{m}_std']:.1f}"
-            shown[m] = f"{100 * row[m]:.1f}{spread}"
-        rows.append(shown)
+            cells[m] = f"{100 * row[m]:.1f}{spread}"
+        rows.append(cells)
     console.table(rows, {**({"run": "protocol"} if several else {}), "method": "method", **columns})
 
 
@@ -168,14 +168,14 @@ def _forecast(
     console: Console, bar: Callable[[int, int, str], None]
 ) -> Callable[[int, int, str], None]:
     """The bar, and one remark when what is left takes longer than a minute."""
-    began, told = time.perf_counter(), False
+    began, is_announced = time.perf_counter(), False
 
     def progress(done: int, total: int, text: str) -> None:
-        nonlocal told
+        nonlocal is_announced
         elapsed = time.perf_counter() - began
         # Methods differ in cost: after three trainings each of the default ones has been timed.
-        if not told and done >= 3 and elapsed > 1:
-            told, rest = True, elapsed / done * (total - done)
+        if not is_announced and done >= 3 and elapsed > 1:
+            is_announced, rest = True, elapsed / done * (total - done)
             if rest > ANNOUNCE:
                 console.note(f"about {duration(rest)} to go: {total - done} of {total} trainings")
         bar(done, total, text)

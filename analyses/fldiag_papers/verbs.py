@@ -212,7 +212,7 @@ def iris(
         from fldiag_papers import toys_verb as verb
         from fldiag_papers.toys.iris import Protocol
 
-        given = [
+        flags = [
             flag
             for flag, value in (
                 ("--split", split),
@@ -222,13 +222,13 @@ def iris(
             )
             if value is not None
         ]
-        if variants and given:
+        if variants and flags:
             raise FldiagError(
-                f"--variants has its own protocols, so {', '.join(given)} would be ignored",
+                f"--variants has its own protocols, so {', '.join(flags)} would be ignored",
                 "leave out one or the other",
                 usage=True,
             )
-        chosen = (
+        protocol = (
             None
             if variants
             else Protocol(
@@ -243,5 +243,5 @@ def iris(
         names = [name.strip() for name in methods.split(",") if name.strip()]
         with sheet.asked(width, format):
             verb.iris(
-                Console(json), chosen, names, seeds, seed or 0, rounds, train_test, executor, out
+                Console(json), protocol, names, seeds, seed or 0, rounds, train_test, executor, out
             )

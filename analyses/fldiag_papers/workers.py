@@ -51,7 +51,7 @@ class Bench:
 
 def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
     """Train the run if need be, answer what has no answer yet, and drop the weights that no study wants."""
-    path = task.where(bench.store)
+    path = task.folder(bench.store)
     outcome = Outcome(task.core, path)
     try:
         with threads(1):  # the same bits however many run at a time
@@ -78,9 +78,9 @@ def perform(task: Task, bench: Bench, tell: Tell) -> Outcome:
 
 
 def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
-    here = task.timed or parse_executor(bench.executor).kind == "serial"
+    is_timed = task.timed or parse_executor(bench.executor).kind == "serial"
     file = path / questions.CLOCK
-    if not here:  # what this process does in a round is not what the round takes
+    if not is_timed:  # what this process does in a round is not what the round takes
         file.unlink(missing_ok=True)
     clock: list[float] = json.loads(file.read_text("utf-8"))["seconds"] if file.is_file() else []
 
@@ -92,7 +92,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
     def on_event(event: dict[str, Any]) -> None:
         nonlocal last
         if event["event"] == "round":
-            if here:
+            if is_timed:
                 del clock[
                     event["round"] - 1 :
                 ]  # of rounds that were not stored when it was stopped, and are trained again
@@ -109,7 +109,7 @@ def _train(task: Task, path: Path, bench: Bench, tell: Tell) -> Run:
         on_event=on_event,
         device=bench.device,
         download=bench.download,
-        executor="serial" if here else bench.executor,
+        executor="serial" if is_timed else bench.executor,
     )
 
 
@@ -117,32 +117,32 @@ def _answer(
     task: Task, run: Run, key: str, ask: Any, bench: Bench, tell: Tell, notes: list[str]
 ) -> str:
     """Answer one question, unless it was. Returns what was wrong."""
-    kept = answers(run.path)
-    said: list[str] = []
-    if kept.get(key, said.append) is not None:
+    stored_answers = answers(run.path)
+    damage: list[str] = []
+    if stored_answers.get(key, damage.append) is not None:
         return ""
-    notes += said
+    notes += damage
 
-    def progress(done: int, total: int, what: str) -> None:
+    def progress(done: int, total: int, text: str) -> None:
         tell(task.core, task.config.rounds, task.config.rounds, f"{task.text}: {ask.name}")
 
-    there = set(run.rounds)
+    rounds = set(run.rounds)
     subject = questions.Subject(
         task.config,
         run,
-        tuple(r for r in task.rounds if r in there),
+        tuple(r for r in task.rounds if r in rounds),
         device=bench.device,
         download=bench.download,
         progress=progress,
         executor=bench.executor,
     )
     try:
-        found = questions.answer(subject, ask.name, bench.scale.options(ask))
+        table = questions.answer(subject, ask.name, bench.scale.options(ask))
     except FldiagError as error:
         return f"{ask.name}: {error.what}"
-    kept.put(
+    stored_answers.save(
         key,
-        questions.finite(found),
+        questions.finite(table),
         {"run": run.path.name, "question": ask.name, "options": bench.scale.options(ask)},
     )
     return ""
@@ -170,8 +170,8 @@ class Clocks:
 
     def __init__(self, tasks: list[Task], bench: Bench, tell: Tell):
         self.tell = tell
-        self.tasks = [(task, task.where(bench.store) / questions.CLOCK) for task in tasks]
-        self.seen: dict[Path, float] = {}
+        self.tasks = [(task, task.folder(bench.store) / questions.CLOCK) for task in tasks]
+        self.modified: dict[Path, float] = {}
         self.looked = 0.0
 
     def look(self) -> None:
@@ -183,8 +183,11 @@ class Clocks:
         for task, file in self.tasks:
             with suppress(OSError, ValueError, KeyError):  # not there yet, or gone again
                 changed = file.stat().st_mtime
-                if changed != self.seen.get(file):
-                    self.seen[file], done = changed, json.loads(file.read_text("utf-8"))["round"]
+                if changed != self.modified.get(file):
+                    self.modified[file], done = (
+                        changed,
+                        json.loads(file.read_text("utf-8"))["round"],
+                    )
                     self.tell(task.core, done, task.config.rounds, f"{task.text}: round {done}")
 
 

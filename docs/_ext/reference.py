@@ -207,7 +207,7 @@ def _page(kind: str, name: str, item: known.Item) -> str:
 
 @cache
 def _made() -> list[tuple[Path, dict[str, Any]]]:
-    return ledger.made(ROOT / "figures")
+    return ledger.read_figures(ROOT / "figures")
 
 
 def _figure(name: str, item: known.Item) -> str:

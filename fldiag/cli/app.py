@@ -20,10 +20,6 @@ from fldiag.interrupt import work_begins
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
 
 
-#: The entry points whose names are verbs: see docs/how_to/extend.md.
-GROUP = "fldiag.verbs"
-
-
 class Verbs(TyperGroup):
     """The verbs of fldiag, then those of other packages and of their diagnostics.
 
@@ -32,17 +28,14 @@ class Verbs(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        verbs = [point.name for point in plugins.entry_points(GROUP)]
-        return list(
-            dict.fromkeys([*super().list_commands(ctx), *verbs, *known.packages("diagnostics")])
-        )
+        own = super().list_commands(ctx)
+        return list(dict.fromkeys([*own, *plugin_verbs(), *known.packages("diagnostics")]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if command := super().get_command(ctx, cmd_name):
             return command
-        for point in plugins.entry_points(GROUP):
-            if point.name == cmd_name:
-                return plugin_verb(point)
+        if cmd_name in plugin_verbs():
+            return plugin_verb(plugin_verbs()[cmd_name])
         package = known.packages("diagnostics").get(cmd_name)
         summary = f"A diagnostic of the package {package}."
         return None if package is None else TyperCommand(cmd_name, help=summary)
@@ -58,8 +51,7 @@ class Verbs(TyperGroup):
                     f"use fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}",
                     usage=True,
                 )
-        verbs = [point.name for point in plugins.entry_points(GROUP)]
-        if name not in verbs and name in known.packages("diagnostics"):
+        if name not in plugin_verbs() and name in known.packages("diagnostics"):
             return name, derived.command(name), args[1:]
         return super().resolve_command(ctx, args)
 
@@ -72,6 +64,12 @@ class Verbs(TyperGroup):
             ):
                 raise
             raise _explained(error) from None
+
+
+def plugin_verbs() -> dict[str, EntryPoint]:
+    """The verbs of other packages by name, as docs/how_to/extend.md describes them."""
+    points = plugins.entry_points("fldiag.verbs")
+    return {point.name: point for point in points if point.name not in known.FLAGS}
 
 
 def plugin_verb(point: EntryPoint) -> Any:

@@ -34,7 +34,7 @@ def test_the_command_in_a_json_makes_what_it_describes(file):
     options = figures.make_context("figures", words).params
     assert list(options["ids"]) == [f"{about['paper']}/{about['id']}"]
     assert options["scale"] == about["scale"]
-    (study,) = reported.chosen(list(options["ids"]))
+    (study,) = reported.select(list(options["ids"]))
     configs = [Config(**run["config"]) for run in about["runs"].values() if "config" in run]
     is_trained = plan.only(options["only"] or [], configs)
     assert all(map(is_trained, configs)), "it trains all runs that are shown"

@@ -21,7 +21,7 @@ def planned(tmp_path, preset, method, *asks):
         paper="test",
         id="a",
     )
-    found = plan.made(SMOKE, [study], [], tmp_path)
+    found = plan.make_plan(SMOKE, [study], [], tmp_path)
     make.prepare(found, download=False)
     return found, next(iter(found.tasks.values()))
 

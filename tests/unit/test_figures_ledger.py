@@ -695,7 +695,7 @@ def test_every_committed_number_can_be_tied_to_the_code_that_made_it():
     made = found[found["scale"].notna()]
     assert made["code"].str.match(r"\S+ at (commit not recorded|[0-9a-f]{40}\b)").all()
     assert made["torch"].str.match(r"\d+\.\d+").all()
-    for _, about in ledger.made(FIGURES):
+    for _, about in ledger.read_figures(FIGURES):
         name = f"{about['paper']}/{about['id']}"
         assert {"fldiag", "torch"} <= about.keys() and (
             name in WITHOUT_A_COMMIT and about["scale"] == "small"
@@ -728,7 +728,7 @@ def test_a_line_names_the_code_of_the_runs_and_not_of_who_drew_them(tmp_path):
 
 
 def test_every_committed_figure_is_whole_and_of_this_inventory():
-    made = [file for file, _ in ledger.made(FIGURES)]
+    made = [file for file, _ in ledger.read_figures(FIGURES)]
     assert made and {f"{f.parent.name}/{f.stem}" for f in made} <= set(reported.studies())
     for file in made:
         assert all(
@@ -742,7 +742,7 @@ def test_every_committed_figure_is_whole_and_of_this_inventory():
 @pytest.mark.slow
 def test_committed_figures_are_of_the_studies_as_they_are():
     """Captions begin with the study's, and tables for reading are laid out from the csv as they would be today."""
-    for file, about in ledger.made(FIGURES):
+    for file, about in ledger.read_figures(FIGURES):
         study = reported.studies()[f"{about['paper']}/{about['id']}"]
         again = f"fldiag figures {study.name} --scale {about['scale']} --as-is"
         assert about["caption"].startswith(study.caption), again

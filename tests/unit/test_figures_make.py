@@ -277,18 +277,19 @@ def test_a_smaller_scale_does_not_replace_a_larger_one(world, tmp_path):
     assert make.target(tmp_path, study, SMOKE) == tmp_path / "smoke" / "fedsol" / "fig12"
     assert make.target(tmp_path, study, scale("paper")) == tmp_path / "fedsol" / "fig12"
     assert (
-        make.target(tmp_path, study, scale("paper"), whole=False)
+        make.target(tmp_path, study, scale("paper"), is_complete=False)
         == tmp_path / "paper" / "fedsol" / "fig12"
     )
     assert (
-        make.target(tmp_path, study, scale("small"), whole=False)
+        make.target(tmp_path, study, scale("small"), is_complete=False)
         == tmp_path / "small" / "fedsol" / "fig12"
     )
     (tmp_path / "fedsol" / "fig12.json").write_text(
         '{"scale": "small", "left_out": [{"why": "not finished yet"}]}'
     )
     assert (
-        make.target(tmp_path, study, scale("small"), whole=False) == tmp_path / "fedsol" / "fig12"
+        make.target(tmp_path, study, scale("small"), is_complete=False)
+        == tmp_path / "fedsol" / "fig12"
     )
 
 
@@ -301,7 +302,7 @@ def test_reduced_data_are_balanced_and_the_first_of_each_class(world):
 
 def test_left_out_everywhere_is_said(tmp_path):
     study = replace(some("fedsol/fig6")[0], trials=(Trial("fedsol-svhn-lda0.1", "fedavg"),))
-    small = plan.made(scale("small"), [study], [], tmp_path)
+    small = plan.make_plan(scale("small"), [study], [], tmp_path)
     with pytest.raises(FldiagError, match="svhn is not part of the scale small"):
         gather.table_of(study, small, {})
 
@@ -488,7 +489,7 @@ def test_a_record_stands_for_a_run_whose_weights_are_gone(world, tmp_path, monke
 @pytest.mark.slow
 def test_only_the_chosen_runs_are_trained(tmp_path):
     study = some("fedsol/fig6")[0]
-    tasks = plan.made(SMOKE, [study], [], tmp_path).tasks.values()
+    tasks = plan.make_plan(SMOKE, [study], [], tmp_path).tasks.values()
     chosen = plan.only(["method.name=fedavg", "partition.kind=lda"], [t.config for t in tasks])
     (made,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "runs", only=chosen)
     trained = [Run.open(p.parent).config for p in (tmp_path / "runs").glob("*/run.json")]
@@ -500,7 +501,9 @@ def test_only_the_chosen_runs_are_trained(tmp_path):
     )
     (part,) = make.make([study], SMOKE, out=tmp_path, store=tmp_path / "empty", only=chosen)
     assert part.files[-1] == tmp_path / "smoke" / "fedsol" / "fig6.png"  # what is whole stays
-    assert [file for file, _ in ledger.made(tmp_path)] == [tmp_path / "fedsol" / "fig6.json"]
+    assert [file for file, _ in ledger.read_figures(tmp_path)] == [
+        tmp_path / "fedsol" / "fig6.json"
+    ]
 
 
 @pytest.mark.slow
@@ -508,7 +511,7 @@ def test_one_seed_of_several_is_told_as_one(tmp_path):
     """Caption, json and numbers name the runs that are there."""
     study = replace(shorter("fedsol/table2", 2), seeds=2)
     twice = replace(SMOKE, name="small", seeds=2)
-    tasks = plan.made(twice, [study], [], tmp_path / "runs").tasks
+    tasks = plan.make_plan(twice, [study], [], tmp_path / "runs").tasks
     (made,) = make.make(
         [study],
         twice,
@@ -543,14 +546,16 @@ def test_one_seed_of_several_is_told_as_one(tmp_path):
     ],
 )
 def test_a_choice_that_no_run_has_is_an_error(text, message, tmp_path):
-    tasks = plan.made(SMOKE, some("fedsol/fig6"), [], tmp_path).tasks.values()
+    tasks = plan.make_plan(SMOKE, some("fedsol/fig6"), [], tmp_path).tasks.values()
     with pytest.raises(FldiagError) as raised:
         plan.only([text], [t.config for t in tasks])
     assert message in str(raised.value) and raised.value.usage
 
 
 def test_a_choice_is_read_as_a_setting_is(tmp_path):
-    configs = [t.config for t in plan.made(SMOKE, some("fedsol/fig3"), [], tmp_path).tasks.values()]
+    configs = [
+        t.config for t in plan.make_plan(SMOKE, some("fedsol/fig3"), [], tmp_path).tasks.values()
+    ]
 
     def chosen(*texts):
         return [c for c in configs if plan.only(texts, configs)(c)]

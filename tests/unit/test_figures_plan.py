@@ -23,7 +23,7 @@ def study(id, *trials, ask=(final(),), **more):
 
 
 def made(studies, everything=(), store=None):
-    found = plan.made(SMOKE, studies, everything, store)
+    found = plan.make_plan(SMOKE, studies, everything, store)
     assert make.prepare(found, download=False) == {}
     return found
 
@@ -73,7 +73,7 @@ def test_studies_that_cannot_share_a_recording_are_told(tmp_path):
 
 
 def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
-    (task,) = plan.made(
+    (task,) = plan.make_plan(
         scale("small"),
         [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))],
         [],
@@ -82,7 +82,7 @@ def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
     assert task.rounds == (2, 4, 6, 8, 10, 12)
     task = next(
         iter(
-            plan.made(
+            plan.make_plan(
                 scale("paper"),
                 [study("a", Trial(PRESET, "fedavg"), ask=(diagnostic("drift"),))],
                 [],
@@ -97,7 +97,7 @@ def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
 
 def test_questions_of_few_seeds(tmp_path):
     a = study("a", Trial(PRESET, "fedavg"), ask=(final(), curve(seeds=1)), seeds=2)
-    found = plan.made(scale("small"), [a], [], tmp_path)
+    found = plan.make_plan(scale("small"), [a], [], tmp_path)
     asked = {
         t.config.seed: sorted(ask.name for ask in t.asks.values()) for t in found.tasks.values()
     }
@@ -172,12 +172,13 @@ def test_a_new_question_is_asked_of_the_old_run_where_it_has_the_weights(trained
         store=bench.store,
     ).tasks.values()
     assert (
-        more.config.checkpoint != task.config.checkpoint and more.where(bench.store) == outcome.path
+        more.config.checkpoint != task.config.checkpoint
+        and more.folder(bench.store) == outcome.path
     )
     (states,) = made(
         [study("c", Trial(PRESET, "scaffold"), ask=(personal(1),))], store=bench.store
     ).tasks.values()
-    assert states.where(bench.store) != outcome.path, "the clients' states are gone"
+    assert states.folder(bench.store) != outcome.path, "the clients' states are gone"
 
 
 def test_a_poorer_run_does_not_serve(tmp_path):
@@ -190,12 +191,14 @@ def test_a_poorer_run_does_not_serve(tmp_path):
         (rich,) = made(
             [study("a", Trial(PRESET, "fedavg"), ask=(ask,))], store=tmp_path
         ).tasks.values()
-        assert rich.core == poor.core and rich.where(tmp_path) != path
+        assert rich.core == poor.core and rich.folder(tmp_path) != path
 
 
 def test_rounds_that_are_trained_again_are_clocked_once(tmp_path, monkeypatch):
     """A run that was killed after round 3 and had stored 2 goes on with the third."""
-    (task,) = plan.made(SMOKE, [study("a", Trial(PRESET, "fedavg"))], [], tmp_path).tasks.values()
+    (task,) = plan.make_plan(
+        SMOKE, [study("a", Trial(PRESET, "fedavg"))], [], tmp_path
+    ).tasks.values()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / questions.CLOCK).write_text('{"seconds": [1.0, 2.0, 3.0]}')
 

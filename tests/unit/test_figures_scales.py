@@ -205,7 +205,7 @@ def test_figures_are_called_by_their_names(monkeypatch):
     monkeypatch.setattr(reported, "studies", lambda: known)
 
     def names(*ids):
-        return [s.name for s in reported.chosen(list(ids))]
+        return [s.name for s in reported.select(list(ids))]
 
     assert (
         names() == [*known]

@@ -238,13 +238,13 @@ def test_a_run_says_its_version_and_another_version_does_not_go_on_with_it(tmp_p
 def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     """A run that the store began as fldiag 0.1.0 wrote it: its folder, whether it goes on, whether it serves."""
     everything = reported.studies().values()
-    made = plan.made(scales.scale("paper"), everything, everything, tmp_path)
+    made = plan.make_plan(scales.scale("paper"), everything, everything, tmp_path)
     task = next(
         t
         for t in made.tasks.values()
         if t.stem == "cifar10-fedavg-s0-5010f8f61d" and "fedsol" in t.config.name
     )
-    where = task.where(tmp_path)
+    where = task.folder(tmp_path)
     assert where.name == "cifar10-fedavg-s0-5010f8f61d-bf591e"
     assert task.config.fingerprint(checkpoint=True) == "4da14763c2419d7b"
     tree = task.config.model_dump(mode="json")
@@ -262,7 +262,7 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     other = tmp_path / f"{task.stem}-elsewhere"
     other.mkdir()
     write_index(other, index)
-    assert task.fits(other) and task.where(tmp_path) == other
+    assert task.fits(other) and task.folder(tmp_path) == other
     resume.same_run(Run.open(other), task.config)
     poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
     write_index(other, poorer)

@@ -10,7 +10,7 @@ import pytest
 import fldiag
 from fldiag import known, registry, write_catalogue
 from fldiag.errors import FldiagError
-from fldiag_papers import study
+from fldiag_papers import catalogue, study
 
 SCRIPT = """
 import json, sys
@@ -28,6 +28,11 @@ def test_the_file_is_what_the_registry_says():
     assert file == json.loads(write_catalogue.text()), "run: python -m fldiag.write_catalogue"
 
 
+def test_the_list_of_the_figures_is_what_the_studies_say():
+    text = catalogue.FILE.read_text("utf-8")
+    assert text == catalogue.text(), "run: python -m fldiag_papers.catalogue"
+
+
 @pytest.mark.slow
 def test_asking_what_there_is_imports_no_torch():
     found = known.built_in()
@@ -36,7 +41,7 @@ def test_asking_what_there_is_imports_no_torch():
         ["--help"],
         ["-h"],
         ["--version"],
-        *(["list", kind] for kind in found),
+        *(["list", kind] for kind in known.kinds()),
         *(["explain", name] for name in names),
         *(
             [verb, "--help"]

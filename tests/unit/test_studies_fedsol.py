@@ -27,7 +27,9 @@ ROUNDS = (10, 20)
 #: "real" has text tasks only, which FedSOL does not have.
 @pytest.fixture(scope="module", params=[name for name in SCALES if name != "real"])
 def planned(request, tmp_path_factory):
-    return plan.made(scale(request.param), STUDIES.values(), [], tmp_path_factory.mktemp("runs"))
+    return plan.make_plan(
+        scale(request.param), STUDIES.values(), [], tmp_path_factory.mktemp("runs")
+    )
 
 
 def test_every_trial_is_a_run_or_left_out_for_its_data_or_model(planned):
@@ -220,7 +222,7 @@ ANSWERS = {
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     """Table of each study as its csv has it, of a scale that leaves nothing out, with as many seeds as the study wants."""
-    whole = plan.made(
+    whole = plan.make_plan(
         replace(scale("smoke"), name="test"),
         [STUDIES[n] for n in DRAWN],
         [],

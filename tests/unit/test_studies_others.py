@@ -108,7 +108,7 @@ def answer(trial, ask, seed, number):
 
 def whole(study, size, monkeypatch):
     """The study's table as it is written and read back, without a run."""
-    the_plan = plan.made(size, [study], [], Path("nowhere"))
+    the_plan = plan.make_plan(size, [study], [], Path("nowhere"))
     numbers = {trial: n for n, trial in enumerate(map(id, study.trials))}
     pieces = []
     for trial in study.trials:
@@ -126,7 +126,7 @@ def whole(study, size, monkeypatch):
                 finite(answer(trial, ask, seed, numbers[id(trial)]))
                 .rename(columns={"data": "on"})
                 .assign(ask=ask.name, **about)
-                for ask in study.asked(trial, place)
+                for ask in study.questions_for(trial, place)
             ]
     monkeypatch.setattr(gather, "_alone", lambda *_: pieces)
     monkeypatch.setattr(gather, "_of", lambda *_: [])
@@ -139,7 +139,7 @@ def test_every_trial_is_a_valid_run_at_every_scale(tmp_path):
     every = {t.protocol().data.name for s in OTHERS.values() for t in s.trials if t.train}
     lacking = {"small": {"cifar100", "cinic10", "imagenet200", *texts}, "real": every - texts}
     for size in SCALES.values():
-        made = plan.made(size, OTHERS.values(), [], tmp_path)
+        made = plan.make_plan(size, OTHERS.values(), [], tmp_path)
         assert {t.config.seed for t in made.tasks.values()} >= {0} and all(
             t.asks for t in made.tasks.values()
         )
@@ -149,7 +149,7 @@ def test_every_trial_is_a_valid_run_at_every_scale(tmp_path):
             if name in OTHERS
         }
         assert left == lacking.get(size.name, set())
-    small = plan.made(scale("small"), OTHERS.values(), [], tmp_path)
+    small = plan.make_plan(scale("small"), OTHERS.values(), [], tmp_path)
     assert len(small.tasks) < 250, "runs are shared: hours, not days"
 
 
@@ -234,7 +234,7 @@ def test_moon_has_its_head_where_the_paper_has_it_and_small_models_do_not(tmp_pa
 def test_who_holds_what_is_asked_once():
     """A partition is the same for every seed: it is asked once."""
     assert [
-        len(OTHERS["fedtoga/fig4"].asked(t, place))
+        len(OTHERS["fedtoga/fig4"].questions_for(t, place))
         for t in OTHERS["fedtoga/fig4"].trials[:1]
         for place in range(3)
     ] == [1, 0, 0]
@@ -345,7 +345,7 @@ def test_iris_numbers_are_those_of_the_last_round_under_their_learning_rate(
         for m, v in zip(names, values, strict=True)
     ]
     monkeypatch.setattr(gather.questions, "answer", lambda *_: table(rows))
-    the_plan = plan.made(scale("smoke"), [study], [], Path("nowhere"))
+    the_plan = plan.make_plan(scale("smoke"), [study], [], Path("nowhere"))
     study = replace(study, alone=study.alone[:1])
     made = gather.table_of(study, the_plan, {})
     found = {

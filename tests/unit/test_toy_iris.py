@@ -144,7 +144,7 @@ def test_config_distils_like_the_clients_train():
 @pytest.mark.parametrize("batch", [None, 5])
 def test_a_round_is_local_sgd_and_the_mean(batch):
     protocol, seed = iris.Protocol("two", 0.05, batch, rounds=1), 4
-    rows = iris.trained(None, iris.Job(protocol, "fedavg", seed, shown=True))
+    rows = iris.trained(None, iris.Job(protocol, "fedavg", seed, is_drawn=True))
     made = iris.world(protocol, seed)
     x, y = made.dataset.train_x, made.dataset.train_y
     start = models.build("mlp_iris", (2,), 3, {}, seed=seed).state_dict()

@@ -50,7 +50,7 @@ def forgotten(table):
     return ordered(values, ["FedSOL", "FedAvg"])
 
 
-def kept(table):
+def more_accurate(table):
     values = per_seed(
         table, metric="accuracy", slice="test", scope="global", moment="trained", index=None
     )
@@ -156,11 +156,11 @@ def head_like_full(table):
     """Equal within the noise cannot be shown, only refuted: head not below full."""
     rows = table[table["setting"].astype(str).str.contains("rho=1.5")]
     values = per_seed(rows, "setting", metric="accuracy")
-    named = {
+    columns = {
         part: next((c for c in values if f"part={part}" in c), f"part={part}")
         for part in ("full", "head")
     }
-    return ordered(values, [named["full"], named["head"]], equal=[True])
+    return ordered(values, [columns["full"], columns["head"]], equal=[True])
 
 
 def personalised(table):
@@ -213,7 +213,7 @@ CLAIMS = (
         "After local training FedSOL's clients are more accurate on the test set than FedAvg's.",
         "FedSOL Figure 7a",
         "fedsol/fig7",
-        kept,
+        more_accurate,
     ),
     Claim(
         "fedsol-divergence",

@@ -26,7 +26,7 @@ STUDY = Study(
         "fedsol",
         "table2",
         over=THEIRS,
-        where=lambda row: (
+        rows_where=lambda row: (
             row.data == "cifar10"
             and row.method in METHODS
             and row.setting == "partition=lda;alpha=0.1"

@@ -9,7 +9,9 @@ STUDY = Study(
     source="FedSOL Figure 10",
     caption="Test accuracy over the rounds under LDA 0.1. With thirty rounds or more, lines are moving means over a fifteenth "
     "of the rounds, and raw curves are faint.",
-    trials=trials("fedsol", "table2", where=lambda row: row.setting == "partition=lda;alpha=0.1"),
+    trials=trials(
+        "fedsol", "table2", rows_where=lambda row: row.setting == "partition=lda;alpha=0.1"
+    ),
     ask=(curve(),),
     derive=ends,
     draw=learning,

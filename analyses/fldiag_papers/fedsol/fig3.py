@@ -14,13 +14,13 @@ COSINE, LOSS = "cosine of the gradients", "mean proximal loss (KL)"
 
 
 def draw(table):
-    whole = table[
+    rows = table[
         (table["scope"] == "global") & (table["moment"] == "trained") & table["layer"].isna()
     ].drop(columns="slice")
-    cosine = whole[(whole["metric"] == "cos_gu_gp") & (whole["estimator"] == "steps")].assign(
+    cosine = rows[(rows["metric"] == "cos_gu_gp") & (rows["estimator"] == "steps")].assign(
         metric=COSINE
     )
-    loss = whole[(whole["metric"] == "proximal_loss") & (whole["estimator"] == "exact")].assign(
+    loss = rows[(rows["metric"] == "proximal_loss") & (rows["estimator"] == "exact")].assign(
         metric=LOSS
     )
     return curves.draw(pd.concat([cosine, loss]), (COSINE, LOSS))

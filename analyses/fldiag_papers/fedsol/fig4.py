@@ -27,12 +27,12 @@ RHOS = (0.1, 0.5, 1.0, 1.5, 2.0)
 def trained(row):
     """The value on the axis, as it was trained: a scale changes shares of clients and epochs."""
     (factor,) = set(pictures.parse(row["setting"])) & set(TEXT)
-    used = pictures.parse(row.get("trained_with"))
-    if factor == "ratio" and used:
-        return 100 * float(used["clients.per_round"]) / float(used["clients.total"])
+    values = pictures.parse(row.get("trained_with"))
+    if factor == "ratio" and values:
+        return 100 * float(values["clients.per_round"]) / float(values["clients.total"])
     key = {"epochs": "train.epochs", "lr": "train.lr"}.get(factor)
     return (100 if factor == "ratio" else 1) * float(
-        used.get(key, pictures.parse(row["setting"])[factor])
+        values.get(key, pictures.parse(row["setting"])[factor])
     )
 
 
@@ -77,15 +77,17 @@ def draw(table):
         for ax in axes:
             style.chance(ax, 10, name=ax is axes[0])
         axes[0].set_ylabel("test accuracy [%]")
-        named = {
+        handles = {
             label: handle
             for ax in reversed(axes)
             for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
         }
-        named = {label: named[label] for label in looks if label in named}
+        handles = {label: handles[label] for label in looks if label in handles}
         if table["value"].isna().any():
-            named["diverged"] = style.diverged()
-        style.legend(fig, list(named.values()), list(named), loc="outside lower center", ncols=3)
+            handles["diverged"] = style.diverged()
+        style.legend(
+            fig, list(handles.values()), list(handles), loc="outside lower center", ncols=3
+        )
     return fig
 
 

@@ -11,12 +11,12 @@ METRICS = ("global_local_divergence", "local_local_divergence")
 
 
 def draw(table):
-    whole = (
+    rows = (
         table[(table["scope"] == "global") & (table["moment"] == "trained") & table["layer"].isna()]
         if "layer" in table
         else table[(table["scope"] == "global") & (table["moment"] == "trained")]
     )
-    figure = curves.draw(whole, METRICS)
+    figure = curves.draw(rows, METRICS)
     for ax in figure.axes:
         ax.set_ylim(bottom=0)
     return figure

@@ -15,17 +15,17 @@ def draw(table):
     table = only(table, scope="global", slice="test")
     labels, looks = list(dict.fromkeys(table["label"])), style.looks(table["label"])
     with style.paper():
-        fig, (left, *others) = style.panels(1 + len(labels), 2.3, 0.3, across=1 + len(labels))
+        fig, (left, *heatmaps) = style.panels(1 + len(labels), 2.3, 0.3, across=1 + len(labels))
         for label in labels:
             rows = only(table, label=label, metric="accuracy")
             for moment, look, text in (
                 ("received", "-", "before local training"),
                 ("trained", ":", "after"),
             ):
-                found = 100 * only(rows, moment=moment).groupby("round")["value"].mean()
+                means = 100 * only(rows, moment=moment).groupby("round")["value"].mean()
                 left.plot(
-                    found.index,
-                    found,
+                    means.index,
+                    means,
                     linestyle=look,
                     color=looks[label].color,
                     marker=looks[label].marker,
@@ -35,13 +35,14 @@ def draw(table):
             cells = 100 * only(
                 table, label=label, metric="class_accuracy", moment="aggregated"
             ).pivot_table(index="index", columns="round", values="value", aggfunc="mean")
-            ax = others[labels.index(label)]
+            ax = heatmaps[labels.index(label)]
             image = ax.imshow(
                 cells, aspect="auto", cmap=style.COLORMAP, vmin=0, vmax=100, interpolation="nearest"
             )
-            every = max(1, len(cells.columns) // 6)
+            spacing = max(1, len(cells.columns) // 6)
             ax.set_xticks(
-                np.arange(len(cells.columns))[::every], [f"{r:g}" for r in cells.columns[::every]]
+                np.arange(len(cells.columns))[::spacing],
+                [f"{r:g}" for r in cells.columns[::spacing]],
             )
             ax.set(title=label, xlabel="round", ylabel="class")
             ax.set_yticks(range(len(cells)), [f"{c:g}" for c in cells.index])
@@ -51,7 +52,7 @@ def draw(table):
             style.ceiling(left, 100 * most)
         style.chance(left, 10)
         left.grid(True)
-        fig.colorbar(image, ax=others, label="accuracy on the class [%]")
+        fig.colorbar(image, ax=heatmaps, label="accuracy on the class [%]")
         style.legend(fig, *left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
 

@@ -85,11 +85,11 @@ def sharper_with_heterogeneity(table):
     )
 
 
-def tuned(option, best_, others):
+def tuned(option, best_, rivals):
     return lambda table: lowest(
         per_seed(table, "setting", metric="accuracy"),
         f"{option}={best_}",
-        [f"{option}={v}" for v in (best_, *others)],
+        [f"{option}={v}" for v in (best_, *rivals)],
         highest=True,
     )
 

@@ -2,7 +2,7 @@
 
 from fldiag.plotting import curves
 from fldiag_papers import pictures
-from fldiag_papers.paper_tables import own
+from fldiag_papers.paper_tables import with_values
 from fldiag_papers.study import Study, Trial, curve
 
 METHODS = {
@@ -42,7 +42,7 @@ STUDY = Study(
     caption="Test accuracy of the global model by round, LeNet; 10 % of 100 clients or 5 % of 200 per round. Only three of the "
     "six methods are shown where no table needs the others.",
     trials=tuple(
-        own(
+        with_values(
             Trial(
                 f"fedtoga-{data}-{split}",
                 method,

@@ -15,7 +15,9 @@ LEVELS = {
 
 
 def levels(trial):
-    return next(found for split, found in LEVELS.items() if trial.setting.startswith(split))
+    return next(
+        thresholds for split, thresholds in LEVELS.items() if trial.setting.startswith(split)
+    )
 
 
 STUDY = table_of(

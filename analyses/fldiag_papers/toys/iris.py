@@ -186,10 +186,10 @@ def config(protocol: Protocol, method: str, seed: int, largest: int) -> Config:
     """The run's config; ``largest`` client. Methods that distil do so for 5 epochs of SGD at temperature 3 with the
     clients' learning rate; FedProj without its penalty on weights, so that it is FedDF plus projection."""
     options: dict[str, Any] = {"name": method}
-    known = registry.method.get(method).options.model_fields
-    if {"epochs", "tau", "lr", "optimizer"} <= known.keys():
+    fields = registry.method.get(method).options.model_fields
+    if {"epochs", "tau", "lr", "optimizer"} <= fields.keys():
         options |= {"epochs": DISTILLED, "tau": 3.0, "lr": protocol.lr, "optimizer": "sgd"}
-    if "gamma_wd" in known:
+    if "gamma_wd" in fields:
         options["gamma_wd"] = 0.0
     return build(
         {
@@ -215,12 +215,12 @@ def config(protocol: Protocol, method: str, seed: int, largest: int) -> Config:
 
 @dataclass(frozen=True)
 class Job:
-    """One training; ``shown``: its points and regions join the rows."""
+    """One training; ``is_drawn``: its points and regions join the rows."""
 
     protocol: Protocol
     method: str
     seed: int
-    shown: bool = False
+    is_drawn: bool = False
 
     @property
     def name(self) -> str:
@@ -236,7 +236,7 @@ class Job:
 
     def as_table(self, rows: list[Row]) -> pd.DataFrame:
         """The rows of the training, with what they are of."""
-        made = table(
+        frame = table(
             rows,
             run=self.protocol.name,
             method=self.method,
@@ -244,7 +244,9 @@ class Job:
             estimator="exact",
             slice="test" if self.protocol.train_test else "all",
         )
-        return made.astype({column: "string" for column in ("reference", "line") if column in made})
+        return frame.astype(
+            {column: "string" for column in ("reference", "line") if column in frame}
+        )
 
 
 def trained(_: None, job: Job) -> list[Row]:
@@ -256,9 +258,9 @@ def trained(_: None, job: Job) -> list[Row]:
 
 
 def _one_thread(job: Job) -> list[Row]:
-    made = world(job.protocol, job.seed)
-    settings = config(job.protocol, job.method, job.seed, max(map(len, made.parts)))
-    setup = Setup(settings, dataset=made.dataset, parts=made.parts, public=made.public)
+    problem = world(job.protocol, job.seed)
+    settings = config(job.protocol, job.method, job.seed, max(map(len, problem.parts)))
+    setup = Setup(settings, dataset=problem.dataset, parts=problem.parts, public=problem.public)
     federation = Federation(setup)
     execute = partial(map, setup.train)
     rows: list[Row] = []
@@ -272,13 +274,13 @@ def _one_thread(job: Job) -> list[Row]:
                 "lower --lr",
                 usage=True,
             )
-        predicted = predict(setup.network, models, made.dataset.test_x)
-        rows += [{"round": t, **row} for row in accuracies(predicted, made.dataset.test_y)]
-    regions = predict(setup.network, models, made.grid)
+        predicted = predict(setup.network, models, problem.dataset.test_x)
+        rows += [{"round": t, **row} for row in accuracies(predicted, problem.dataset.test_y)]
+    regions = predict(setup.network, models, problem.grid)
     rows += [{"round": t, **row} for row in differences(regions)]
-    if job.shown:
-        rows += points(made.dataset, made.parts) + [
-            {"round": t, **row} for row in lines(regions, *made.axes)
+    if job.is_drawn:
+        rows += points(problem.dataset, problem.parts) + [
+            {"round": t, **row} for row in lines(regions, *problem.axes)
         ]
     return rows
 
@@ -288,7 +290,7 @@ def run(
     methods: Sequence[str] = METHODS,
     seeds: Iterable[int] = range(5),
     *,
-    shown: int | None = None,
+    drawn_seed: int | None = None,
     keep: Path | None = None,
     executor: str | Executor = "serial",
     on_damage: Tell | None = None,
@@ -300,7 +302,7 @@ def run(
     class) of the model received, of each client's after training, of the aggregated one; and of each client ``drop`` =
     accuracy of the received minus the trained model, ``forgetting`` = the same of the class that loses most; with moment
     trained and scope global, their means over the clients. Of the last round ``disagreement`` with the global model on a
-    200 x 200 grid, and for seed ``shown`` these grids, ``region``, and the flowers, ``point`` (unless given: of a single
+    200 x 200 grid, and for seed ``drawn_seed`` these grids, ``region``, and the flowers, ``point`` (unless given: of a single
     protocol those of the first seed, of several none).
 
     ``keep``: a folder in which finished trainings are kept and found again; ``on_damage`` is told of those that were damaged
@@ -310,8 +312,8 @@ def run(
     """
     seeds = list(seeds)
     _check(protocols, methods, seeds)
-    shown = seeds[0] if shown is None and len(protocols) == 1 else shown
-    jobs = [Job(p, m, int(s), s == shown) for p in protocols for s in seeds for m in methods]
+    drawn_seed = seeds[0] if drawn_seed is None and len(protocols) == 1 else drawn_seed
+    jobs = [Job(p, m, int(s), s == drawn_seed) for p in protocols for s in seeds for m in methods]
     return _stacked(
         [*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)]
     )
@@ -340,23 +342,23 @@ def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequenc
 
 def _trainings(
     jobs: Sequence[Job],
-    kept: Cache | None,
+    cache: Cache | None,
     executor: str | Executor,
     progress: Progress | None,
     on_damage: Tell | None,
 ) -> Iterator[pd.DataFrame]:
     """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
-    found = [None if kept is None else kept.get(job.name, job.key, on_damage) for job in jobs]
-    missing = [job for job, frame in zip(jobs, found, strict=True) if frame is None]
+    frames = [None if cache is None else cache.get(job.name, job.key, on_damage) for job in jobs]
+    missing = [job for job, frame in zip(jobs, frames, strict=True) if frame is None]
     with open_pool(executor, trained, None, threads=1, name=_name, most=len(missing)) as pool:
         fresh = pool.map(missing)
-        for done, (job, frame) in enumerate(zip(jobs, found, strict=True)):
+        for done, (job, frame) in enumerate(zip(jobs, frames, strict=True)):
             if progress:
                 progress(done, len(jobs), _name(job))
             if frame is None:
                 frame = job.as_table(next(fresh))
-                if kept is not None:
-                    kept.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
+                if cache is not None:
+                    cache.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
             yield frame
         if progress:
             progress(len(jobs), len(jobs), "done")
@@ -368,5 +370,5 @@ def _name(job: Job) -> str:
 
 def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The tables below each other, with the columns of the schema first."""
-    whole = pd.concat(frames, ignore_index=True)
-    return whole[[*COLUMNS, *sorted(set(whole.columns) - set(COLUMNS))]]
+    rows = pd.concat(frames, ignore_index=True)
+    return rows[[*COLUMNS, *sorted(set(rows.columns) - set(COLUMNS))]]

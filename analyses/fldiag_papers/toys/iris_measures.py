@@ -36,19 +36,19 @@ def accuracies(predicted: Tensor, y: Tensor) -> list[Row]:
     the clients, from the classes ``predicted`` [2 + K, n] of examples with labels y [n]."""
     right = (predicted == y).double()
     classes = torch.stack([right[:, y == c].mean(1) for c in range(CLASSES)], 1)
-    whole = right.mean(1)
+    accuracy = right.mean(1)
     measures = {
-        "accuracy": whole,
-        "drop": whole[0] - whole,
+        "accuracy": accuracy,
+        "drop": accuracy[0] - accuracy,
         "forgetting": (classes[0] - classes).amax(1),
     }
     rows: list[Row] = []
     for i in range(len(right)):
-        here = _model(i, len(right))
-        some = measures if here["moment"] == "trained" else {"accuracy": whole}
-        rows += [{**here, "metric": m, "value": float(v[i])} for m, v in some.items()]
+        model = _model(i, len(right))
+        values = measures if model["moment"] == "trained" else {"accuracy": accuracy}
+        rows += [{**model, "metric": m, "value": float(v[i])} for m, v in values.items()]
         rows += [
-            {**here, "metric": "class_accuracy", "index": c, "value": float(classes[i, c])}
+            {**model, "metric": "class_accuracy", "index": c, "value": float(classes[i, c])}
             for c in range(CLASSES)
         ]
     mean = {"moment": "trained", "scope": "global"}

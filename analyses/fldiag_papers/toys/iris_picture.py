@@ -37,18 +37,18 @@ _RUNS = re.compile(r"(\d+)([a-z])")
 
 def classes(line: str) -> np.ndarray:
     """The classes of a line written by run length: ``"2a1c"`` -> [0, 0, 2]. Raises FldiagError for anything else."""
-    found = _RUNS.findall(line)
+    pairs = _RUNS.findall(line)
     if (
-        "".join(n + c for n, c in found) != line
-        or not found
-        or any(c not in LETTERS for _, c in found)
+        "".join(n + c for n, c in pairs) != line
+        or not pairs
+        or any(c not in LETTERS for _, c in pairs)
     ):
         raise FldiagError(
             f"region line {style.shorten(line, 40)!r} is not made of runs such as 57a143c",
             "give the table as the Iris toy wrote it",
             usage=True,
         )
-    return np.repeat([LETTERS.index(c) for _, c in found], [int(n) for n, _ in found])
+    return np.repeat([LETTERS.index(c) for _, c in pairs], [int(n) for n, _ in pairs])
 
 
 def regions(table: pd.DataFrame) -> Figure:
@@ -79,17 +79,17 @@ def regions(table: pd.DataFrame) -> Figure:
         ),
         PICTURE,
     )
-    drawn, flowers = select(table, "region", PICTURE), select(table, "point", PICTURE)
-    if len(set(names(drawn["run"]))) > 1 or drawn["seed"].nunique() > 1:
+    rows, flowers = select(table, "region", PICTURE), select(table, "point", PICTURE)
+    if len(set(names(rows["run"]))) > 1 or rows["seed"].nunique() > 1:
         raise FldiagError(
             f"the table for the {PICTURE} has regions of several runs or seeds",
             "give the rows of one",
             usage=True,
         )
-    methods = list(dict.fromkeys(names(drawn["method"])))
-    owners = sorted({int(c) for c in drawn["client"].dropna()})
+    methods = list(dict.fromkeys(names(rows["method"])))
+    owners = sorted({int(c) for c in rows["client"].dropna()})
     with style.paper():
-        maps = {(m, k): _map(drawn, m, k) for m in methods for k in (*owners, None)}
+        maps = {(m, k): _map(rows, m, k) for m in methods for k in (*owners, None)}
         x, y = next(iter(maps.values()))[:2]
         if len({(m[2].shape, *m[0][[0, -1]], *m[1][[0, -1]]) for m in maps.values()}) > 1:
             raise FldiagError(
@@ -108,10 +108,10 @@ def regions(table: pd.DataFrame) -> Figure:
                 other = maps[method, k][2] != maps[method, None][2]
                 _panel(ax, *maps[method, k], other)
                 _flowers(ax, mine, k)
-                share = _accuracy(table, drawn, method, k)
-                told = [] if share is None else [f"{100 * share:.1f} % right"]
-                told += [] if k is None else [f"differs in {100 * other.mean():.0f} %"]
-                ax.set_title(", ".join(told), fontsize=6.5, pad=2.5)
+                share = _accuracy(table, rows, method, k)
+                share_text = [] if share is None else [f"{100 * share:.1f} % right"]
+                share_text += [] if k is None else [f"differs in {100 * other.mean():.0f} %"]
+                ax.set_title(", ".join(share_text), fontsize=6.5, pad=2.5)
             row[0].set_ylabel(f"{style.plain(words.method(method))}\nsecond component")
         for ax in axes[-1]:
             ax.set_xlabel("first principal component")
@@ -130,12 +130,12 @@ def regions(table: pd.DataFrame) -> Figure:
 
 
 def _map(
-    drawn: pd.DataFrame, method: str, k: int | None
+    region_rows: pd.DataFrame, method: str, k: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """x of the columns, y of the rows, and the classes [rows, columns] of a model."""
-    scope = (drawn["scope"] == "global") if k is None else (drawn["client"] == k)
-    rows = drawn[
-        (np.array(names(drawn["method"])) == method) & scope.fillna(False).astype(bool)
+    scope = (region_rows["scope"] == "global") if k is None else (region_rows["client"] == k)
+    rows = region_rows[
+        (np.array(names(region_rows["method"])) == method) & scope.fillna(False).astype(bool)
     ].sort_values("index")
     who = f"{method}, {'global model' if k is None else f'client {k}'}"
     if rows.empty:
@@ -161,10 +161,10 @@ def _map(
     return x, y, np.stack(decoded)
 
 
-def _panel(ax, x: np.ndarray, y: np.ndarray, found: np.ndarray, other: np.ndarray) -> None:
+def _panel(ax, x: np.ndarray, y: np.ndarray, predicted: np.ndarray, other: np.ndarray) -> None:
     dx, dy = (x[1] - x[0]) / 2, (y[1] - y[0]) / 2
     ax.imshow(
-        found,
+        predicted,
         cmap=ListedColormap(FILLS),
         vmin=-0.5,
         vmax=2.5,
@@ -190,12 +190,12 @@ def _flowers(ax, flowers: pd.DataFrame, k: int | None) -> None:
     """A client's own filled; in the global panel all that somebody trains on; tests are always hollow."""
     owner, label = floats(flowers["client"]), floats(flowers["value"])
     at = np.stack([floats(flowers["x"]), floats(flowers["y"])])
-    own = ~np.isnan(owner) if k is None else owner == k
+    is_own = ~np.isnan(owner) if k is None else owner == k
     for c in range(len(FILLS)):
-        for mask, face, size in ((~own, "white", 1.9), (own, INKS[c], 2.6)):
-            shown = at[:, (label == c) & mask]
+        for mask, face, size in ((~is_own, "white", 1.9), (is_own, INKS[c], 2.6)):
+            points = at[:, (label == c) & mask]
             ax.plot(
-                *shown,
+                *points,
                 linestyle="none",
                 marker=MARKERS[c],
                 markersize=size,
@@ -206,18 +206,20 @@ def _flowers(ax, flowers: pd.DataFrame, k: int | None) -> None:
             )
 
 
-def _accuracy(table: pd.DataFrame, drawn: pd.DataFrame, method: str, k: int | None) -> float | None:
+def _accuracy(
+    table: pd.DataFrame, region_rows: pd.DataFrame, method: str, k: int | None
+) -> float | None:
     rows = only(table, metric="accuracy")
-    at = (floats(rows["round"]) == floats(drawn["round"])[0]) & (
-        floats(rows["seed"]) == floats(drawn["seed"])[0]
+    at = (floats(rows["round"]) == floats(region_rows["round"])[0]) & (
+        floats(rows["seed"]) == floats(region_rows["seed"])[0]
     )
     at &= (np.array(names(rows["method"])) == method) & (
-        np.array(names(rows["run"])) == names(drawn["run"])[0]
+        np.array(names(rows["run"])) == names(region_rows["run"])[0]
     )
     at &= np.array(names(rows["moment"])) == ("aggregated" if k is None else "trained")
     who = floats(rows["client"])
-    found = floats(rows["value"])[at & (np.isnan(who) if k is None else who == k)]
-    return float(found[0]) if len(found) else None
+    values = floats(rows["value"])[at & (np.isnan(who) if k is None else who == k)]
+    return float(values[0]) if len(values) else None
 
 
 def _key(fig: Figure) -> None:
@@ -393,8 +395,8 @@ def _dots(
             continue
         at, look = place + ((i + 0.5) / len(methods) - 0.5) * 0.75, looks[method]
         spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        where = (values, np.full(len(values), at - 0.06)), (float(values.mean()), at + 0.06)
-        dots, mean = where if flip else tuple(w[::-1] for w in where)
+        positions = (values, np.full(len(values), at - 0.06)), (float(values.mean()), at + 0.06)
+        dots, mean = positions if flip else tuple(w[::-1] for w in positions)
         ax.plot(
             *dots,
             linestyle="none",

@@ -44,7 +44,7 @@ def per_seed(frame: pd.DataFrame) -> pd.DataFrame:
     )
     flat = flat[(flat["scope"] == "global") & flat["round"].notna()]
     last = flat["round"] == flat["round"].max()
-    made = {}
+    columns = {}
     for name, metric, moment in (
         ("accuracy", "accuracy", "aggregated"),
         ("late", "accuracy", "aggregated"),
@@ -60,10 +60,10 @@ def per_seed(frame: pd.DataFrame) -> pd.DataFrame:
             & (flat["moment"] == moment)
             & (flat["reference"] != "received")
         ]
-        made[name] = rows.groupby(["run", "method", "seed"], sort=False)["value"].apply(
+        columns[name] = rows.groupby(["run", "method", "seed"], sort=False)["value"].apply(
             lambda v: float(np.mean(list(v)))
         )
-    wide = pd.DataFrame(made).reset_index()
+    wide = pd.DataFrame(columns).reset_index()
     if wide.empty or wide.isna().any(axis=None):
         raise FldiagError(
             "the table has no accuracies of local and global models",
@@ -129,14 +129,14 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 def statements(frame: pd.DataFrame) -> list[str]:
     """What the numbers say about the paper's, in plain words: of one run method by method and as differences from
     FedAvg, paired by seed; of several runs which give all reported numbers at once."""
-    found = summary(frame)
+    table = summary(frame)
     rounds = int(frame["round"].max())
     begin = (
         []
         if rounds == REPORTED_ROUNDS
         else [f"The paper's numbers are those after {REPORTED_ROUNDS} rounds; here are {rounds}."]
     )
-    judged = found[found["reported"].notna()]
+    judged = table[table["reported"].notna()]
     if judged.empty:
         return begin
     if (judged["seeds"] < 2).any():
@@ -144,9 +144,9 @@ def statements(frame: pd.DataFrame) -> list[str]:
             *begin,
             "One seed has no spread, so nothing is said about agreement with the paper: give --seeds 2 or more.",
         ]
-    if found["run"].nunique() > 1:
+    if table["run"].nunique() > 1:
         return begin + _several(judged)
-    said = [_one(row) for _, row in judged.iterrows()] + _paired(per_seed(frame))
+    sentences = [_one(row) for _, row in judged.iterrows()] + _paired(per_seed(frame))
     texts = {
         "mean": "fits the mean of this protocol",
         "run": "is not the mean of this protocol, though a single run may give it",
@@ -154,8 +154,8 @@ def statements(frame: pd.DataFrame) -> list[str]:
     }
     for word, text in texts.items():
         if methods := list(judged.loc[judged["agreement"] == word, "method"]):
-            said.append(f"The paper's accuracy of {', '.join(methods)} {text}.")
-    return [*begin, *said]
+            sentences.append(f"The paper's accuracy of {', '.join(methods)} {text}.")
+    return [*begin, *sentences]
 
 
 def _one(row: pd.Series) -> str:
@@ -172,7 +172,7 @@ def _spread(mean: float, std: float) -> str:
 
 def _paired(seeds: pd.DataFrame) -> list[str]:
     table = seeds.set_index(["seed", "method"])
-    said = []
+    sentences = []
     for method in REPORTED:
         if method == "fedavg" or not {method, "fedavg"} <= set(seeds["method"]):
             continue
@@ -181,21 +181,21 @@ def _paired(seeds: pd.DataFrame) -> list[str]:
             for m in ("accuracy", "local")
         )
         claim = 100 * (REPORTED[method] - REPORTED["fedavg"])
-        said.append(
+        sentences.append(
             f"{method} against fedavg, seed by seed: global accuracy {gap.mean():+.1f} ± {gap.std(ddof=1):.1f} points "
             f"(paper {claim:+.1f}), local models {local.mean():+.1f} ± {local.std(ddof=1):.1f} points."
         )
-    return said
+    return sentences
 
 
 def _several(judged: pd.DataFrame) -> list[str]:
-    said = []
+    sentences = []
     for method, part in judged.groupby("method", sort=False):
-        where = {word: list(part.loc[part["agreement"] == word, "run"]) for word in ("mean", "run")}
-        said.append(
+        runs = {word: list(part.loc[part["agreement"] == word, "run"]) for word in ("mean", "run")}
+        sentences.append(
             f"{method}: the paper's {100 * REPORTED[str(method)]:.2f} % may be the mean of "
-            f"{', '.join(where['mean']) or 'none of these protocols'}"
-            + (f"; a single run of {', '.join(where['run'])}" if where["run"] else "")
+            f"{', '.join(runs['mean']) or 'none of these protocols'}"
+            + (f"; a single run of {', '.join(runs['run'])}" if runs["run"] else "")
             + "."
         )
     methods = ", ".join(dict.fromkeys(judged["method"]))
@@ -203,8 +203,8 @@ def _several(judged: pd.DataFrame) -> list[str]:
         good = judged.groupby("run", sort=False)["agreement"].apply(
             lambda v, w=words: bool(v.isin(w).all())
         )
-        said.append(
+        sentences.append(
             f"All the paper's numbers for {methods}, each by itself {text}: "
             f"{', '.join(good[good].index) or 'no protocol here'}."
         )
-    return said
+    return sentences

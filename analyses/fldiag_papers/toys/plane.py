@@ -229,7 +229,7 @@ def run(
     rates = _rates(curvatures, rho, beta, distance)
     if lr is not None:
         rates = dict.fromkeys(rates, _positive("lr", lr))
-    steps = _enough(curvatures, rho, beta, distance, rates) if steps is None else _count(steps)
+    steps = _step_count(curvatures, rho, beta, distance, rates) if steps is None else _count(steps)
     methods: list[dict[str, Any]] = [
         {"name": "fedsol", "rho": rho, "loss": "l2", "strength": "fixed", "part": "full"},
         {"name": "fedprox", "mu": beta},
@@ -327,7 +327,7 @@ def _rates(a: list[float], rho: float, beta: float, distance: float) -> dict[str
     }
 
 
-def _enough(
+def _step_count(
     a: list[float], rho: float, beta: float, distance: float, rates: dict[str, float]
 ) -> int:
     """Steps that shrink the flattest direction of either method by 1e-10; hovering needs none."""

@@ -218,15 +218,15 @@ def _key(fig: Figure, texts: list[str], columns: int) -> None:
         )
         for i in range(len(texts) - 2)
     ]
-    others = [
+    marks = [
         Line2D([], [], color="#777777", linewidth=0.8, dashes=(5, 3)),
         Line2D(
             [], [], linestyle="none", marker="x", markersize=3.5, color="black", markeredgewidth=0.8
         ),
     ]
-    made = style.legend(
+    legend = style.legend(
         fig,
-        clients + others,
+        clients + marks,
         texts,
         loc="outside lower center",
         handlelength=3.2,
@@ -234,4 +234,4 @@ def _key(fig: Figure, texts: list[str], columns: int) -> None:
         ncols=columns,
         borderpad=0.2,
     )
-    made.get_texts()[-2].set_text(r"line $w_g$ to $w_l^*$")
+    legend.get_texts()[-2].set_text(r"line $w_g$ to $w_l^*$")
