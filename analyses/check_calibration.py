@@ -25,7 +25,7 @@ from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
 import fldiag
-from fldiag.comparison.reading import Reader
+from fldiag.compare.reading import Reader
 from fldiag.plotting import style
 from fldiag.results.files import write_text
 from fldiag.results.uncertainty import LEVEL, paired_t

@@ -3,7 +3,7 @@
     python analyses/convert_runs.py FOLDER ...          every run in and below these folders
 
 - A journal (of a run that was stopped) in which each checksum covered the one before gets checksums of each line by itself.
-- One file a client in ``state`` becomes a segment (``fldiag.checkpoint.client_states``).
+- One file a client in ``state`` becomes a segment (``fldiag.runs.client_states``).
 - A run.json without a digest gets one.
 
 Each step verifies what it reads. A run is read and resumed afterwards as if it had been written so; a run that another process
@@ -18,12 +18,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import journal
-from fldiag.checkpoint.client_states import ClientStates
-from fldiag.checkpoint.index import CHAINED, CONTINUED, write_index
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.tensor_files import read_tensors
 from fldiag.results import files
+from fldiag.runs import journal
+from fldiag.runs.client_states import ClientStates
+from fldiag.runs.index import CHAINED, CONTINUED, write_index
+from fldiag.runs.run import Run
+from fldiag.runs.tensor_files import read_tensors
 
 
 def convert_run(folder: Path) -> list[str]:

@@ -26,9 +26,9 @@ from torch import nn
 
 import fldiag
 from fldiag import Config, registry
-from fldiag.checkpoint.run import Run
 from fldiag.data import load, partition
 from fldiag.results.provenance import provenance
+from fldiag.runs.run import Run
 
 PARTITIONS: tuple[dict[str, Any], ...] = (
     {"kind": "lda", "alpha": 0.05},

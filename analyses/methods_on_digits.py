@@ -31,10 +31,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fldiag
 from fldiag import Config, registry
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.results.provenance import provenance
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs.open_problem import open_problem
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 

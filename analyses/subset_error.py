@@ -27,7 +27,7 @@ from fldiag.curvature.lanczos import lanczos
 from fldiag.plotting import style, words
 from fldiag.results.provenance import provenance
 from fldiag.results.select import number, only
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs.open_problem import open_problem
 
 EXAMPLES = Path("checkpoints/example")
 MODELS = tuple(

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from fldiag import data
-from fldiag.export import flower
+from fldiag.integrations import flower
 
 CLIENTS, ROUNDS, OUT = 10, 3, "runs/flower"
 digits = data.load("digits")

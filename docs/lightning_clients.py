@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fldiag
 from fldiag import data
-from fldiag.export import lightning as recording
+from fldiag.integrations import lightning as recording
 
 CLIENTS, ROUNDS = 3, 2
 digits = data.load("digits")

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import fldiag
-from fldiag.export import huggingface
+from fldiag.integrations import huggingface
 
 CLIENTS, ROUNDS = 3, 2
 

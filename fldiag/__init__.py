@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
     from fldiag.api import catalogue, check, diagnose, diff, draw, load
-    from fldiag.checkpoint.run import Run
-    from fldiag.checkpoint.schema import Checkpoint
     from fldiag.config import Config
     from fldiag.errors import FldiagError
-    from fldiag.export.convert import convert
-    from fldiag.export.recorder import Recorder
+    from fldiag.integrations.convert import convert
+    from fldiag.integrations.recorder import Recorder
     from fldiag.method import Method, Part
     from fldiag.problem.problem import Problem
-    from fldiag.rounds.history import History
+    from fldiag.runs.history import History
+    from fldiag.runs.run import Run
+    from fldiag.runs.schema import Checkpoint
     from fldiag.training.forecast import forecast
     from fldiag.training.rounds import train
     from fldiag.training.sweep import sweep
@@ -47,16 +47,16 @@ __all__ = [
 ]
 #: Where a public name is, unless it is in fldiag.api.
 _MODULES = {
-    "Checkpoint": "fldiag.checkpoint.schema",
+    "Checkpoint": "fldiag.runs.schema",
     "Config": "fldiag.config",
     "FldiagError": "fldiag.errors",
-    "History": "fldiag.rounds.history",
+    "History": "fldiag.runs.history",
     "Method": "fldiag.method",
     "Part": "fldiag.method",
     "Problem": "fldiag.problem.problem",
-    "Recorder": "fldiag.export.recorder",
-    "Run": "fldiag.checkpoint.run",
-    "convert": "fldiag.export.convert",
+    "Recorder": "fldiag.integrations.recorder",
+    "Run": "fldiag.runs.run",
+    "convert": "fldiag.integrations.convert",
     "forecast": "fldiag.training.forecast",
     "sweep": "fldiag.training.sweep",
     "train": "fldiag.training.rounds",

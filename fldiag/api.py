@@ -14,12 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fldiag import known, registry
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
-from fldiag.comparison import compare, picture
-from fldiag.comparison.compare import Checked
-from fldiag.comparison.reading import Reader
-from fldiag.comparison.sides import Given, Pairing, sides
+from fldiag.compare import compare, picture
+from fldiag.compare.compare import Checked
+from fldiag.compare.reading import Reader
+from fldiag.compare.sides import Given, Pairing, sides
 from fldiag.diagnosis.question import open_question
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.diagnosis.tables import joined, tables
@@ -28,6 +26,8 @@ from fldiag.plotting import sheet
 from fldiag.registry import Progress
 from fldiag.results.notebook import shown
 from fldiag.results.standing import doubts
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load"]
 
@@ -126,7 +126,7 @@ def check(
             seed.
         b: the baseline, likewise; without one, conditions compare with numbers only.
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
-            ``fldiag.comparison.conditions``); by default ``"accuracy < baseline"``.
+            ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
         pair: how runs are paired: by ``seed``, or by ``order``, where seeds are not known.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         model: as for ``diagnose``, of plain weights.

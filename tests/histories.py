@@ -8,8 +8,8 @@ from torch import nn
 
 from fldiag.data import Dataset
 from fldiag.params import flatten
-from fldiag.rounds.history import History
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
 
 
 def separable(classes=4, per_class=30, test_per_class=(25,) * 4, seed=0):

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
-from fldiag.comparison import picture as difference
+from fldiag.compare import picture as difference
 from fldiag.diagnostics import density
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.connectivity import picture as connectivity

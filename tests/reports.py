@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fldiag import config as configs
-from fldiag.checkpoint.run import Run
 from fldiag.results.table import table
+from fldiag.runs.run import Run
 
 EVIL = "<script>alert(1)</script>"
 CLIENTS, CLASSES = (1, 4, 7), 3

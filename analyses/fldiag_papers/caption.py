@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.plotting import words
 from fldiag.results.machine import machine
 from fldiag.results.provenance import provenance
 from fldiag.results.select import only
+from fldiag.runs.run import Run
 from fldiag_papers import evidence, gather
 from fldiag_papers.plan import Plan
 from fldiag_papers.questions import CLOCK

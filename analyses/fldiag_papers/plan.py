@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config, parse_override
 from fldiag.errors import FldiagError, unknown
 from fldiag.results.cache import Cache, Tell
 from fldiag.results.provenance import digest, provenance
+from fldiag.runs.run import Run
 from fldiag_papers.scales import LeftOut, Scale, flat
 from fldiag_papers.study import Ask, Study, Trial
 

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 
 from fldiag import api, data, known, registry
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.diagnosis.partition import dealt
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.select import only
 from fldiag.results.table import PERSONAL, table
+from fldiag.runs.run import Run
 
 #: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
 CLOCK = "clock.json"

@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from fldiag.checkpoint import owner
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.prune import remove
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.results.files import write_bytes
+from fldiag.runs import owner
+from fldiag.runs.index import write_index
+from fldiag.runs.prune import remove
+from fldiag.runs.run import Run
 from fldiag_papers.plan import Plan, finished
 from fldiag_papers.questions import CLOCK
 

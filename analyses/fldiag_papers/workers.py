@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import prune
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError, error_text
 from fldiag.execution.executor import parse_executor
 from fldiag.execution.pools import open_pool
 from fldiag.execution.worker import threads
 from fldiag.results import files
 from fldiag.results.machine import machine
+from fldiag.runs import prune
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag_papers import questions
 from fldiag_papers.plan import Task, answers

@@ -40,8 +40,8 @@ from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.rounds.history import History
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
 
 JOBS = {
     "products": "10 Hessian-vector products",

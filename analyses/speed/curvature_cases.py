@@ -21,7 +21,7 @@ import fldiag
 from fldiag import data, models
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.problem import Problem
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs.open_problem import open_problem
 from fldiag.seeding import torch_rng
 
 ROOT = Path(__file__).parents[2]

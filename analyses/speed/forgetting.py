@@ -26,8 +26,8 @@ import torch
 
 import fldiag
 from fldiag import config
-from fldiag.rounds import pool
-from fldiag.rounds.history import History
+from fldiag.runs import pool
+from fldiag.runs.history import History
 
 WAYS: tuple[Literal["auto", "on", "off"], ...] = ("on", "off", "auto")
 

@@ -19,7 +19,7 @@ from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.mlp import mlp
 from fldiag.models.vit import SLViT
 from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs.open_problem import open_problem
 
 POINTS, ROUNDS = 41, 5
 #: Examples of a surface, where they are not 100.

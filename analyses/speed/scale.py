@@ -28,8 +28,8 @@ import pandas as pd
 import torch
 
 import fldiag
-from fldiag.checkpoint import prune
 from fldiag.results.machine import machine
+from fldiag.runs import prune
 
 SAMPLED, MOST_MB, MOST_TIMES, POLL = 100, 1500, 1.10, 0.2
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldiag import registry
-from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.answer import Answer, answer
 from fldiag.diagnosis.subjects import load
 from fldiag.results.summary import Note, Say, Small
+from fldiag.runs.run import Run
 
 if TYPE_CHECKING:
-    from fldiag.checkpoint.schema import Checkpoint
+    from fldiag.runs.schema import Checkpoint
 
 
 def ask(

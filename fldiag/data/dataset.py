@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 
 if TYPE_CHECKING:
     from fldiag.data.arrays import Packed
-    from fldiag.data.text import Text, Words
+    from fldiag.data.words import Text, Words
 
 TOKENS = (torch.int32, torch.int64)
 

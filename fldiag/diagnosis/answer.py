@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.checkpoint.index import unverified
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.plotting import style
 from fldiag.registry import Diagnostic
 from fldiag.results import files, standing
 from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.runs.index import unverified
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
 
 if TYPE_CHECKING:
     from fldiag.diagnosis.subjects import Target

@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 
 from fldiag import registry
-from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import code_of
@@ -22,7 +21,8 @@ from fldiag.results.cache import Cache
 from fldiag.results.kept_units import SpareStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
-from fldiag.rounds.history import History
+from fldiag.runs.history import History
+from fldiag.runs.run import Run
 from fldiag.user_code import importable
 
 Subject = Problem | History | Sequence[Run] | Sequence[Problem]

@@ -12,11 +12,11 @@ import pandas as pd
 
 from fldiag import config as configs
 from fldiag import data, user_code
-from fldiag.checkpoint.run import Run
 from fldiag.data import partition
 from fldiag.data.public import deal
 from fldiag.diagnosis import places
 from fldiag.plotting import words
+from fldiag.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.errors import FldiagError
 from fldiag.results.files import refuse_links_above
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
 
 #: Where results go that belong to no single run, or to one that cannot be written to.
 FALLBACK = Path("fldiag-out")

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fldiag import data, registry
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import places, subjects
 from fldiag.diagnosis.measure import Subject
 from fldiag.diagnosis.options import plain, rounds
@@ -19,7 +17,9 @@ from fldiag.execution.executor import parse_executor
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
-from fldiag.rounds.history import REMEDY, History
+from fldiag.runs.history import REMEDY, History
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
 from fldiag.user_code import importable
 
 

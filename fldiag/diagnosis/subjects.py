@@ -15,16 +15,16 @@ import pydantic
 import torch
 
 from fldiag import registry
-from fldiag.checkpoint import foreign, schema
-from fldiag.checkpoint.run import Run, verify
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Also, Diagnostic
-from fldiag.rounds.history import History
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs import pretrained, schema
+from fldiag.runs.history import History
+from fldiag.runs.open_problem import open_problem
+from fldiag.runs.run import Run, verify
+from fldiag.runs.schema import Checkpoint
 from fldiag.sections import read_normalisation
 from fldiag.user_code import importable
 
@@ -65,8 +65,8 @@ def load(
             usage=True,
         )
     path = Path(path)
-    if foreign.is_pretrained(path):
-        return with_overrides(foreign.read_pretrained(path), model, data, key).allow(allow_code)
+    if pretrained.is_pretrained(path):
+        return with_overrides(pretrained.read_pretrained(path), model, data, key).allow(allow_code)
     if os.path.isdir(path) or path.name == "run.json":
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
     verify(path)
@@ -134,7 +134,7 @@ def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
 def problems(
     targets: Sequence[Checkpoint | Problem], subject_options: Mapping[str, Any]
 ) -> list[Problem]:
-    """The loss around each target; the options are those of ``fldiag.rounds.open_problem``."""
+    """The loss around each target; the options are those of ``fldiag.runs.open_problem``."""
     client = subject_options.get("client")
     suffix = "" if client is None else f" client {client}"
     names = iter(labels([t for t in targets if isinstance(t, Checkpoint)]))

@@ -14,7 +14,7 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, cores
-from fldiag.execution.pools import BEAT, GO_ON, TRIES, Event, Pool, check_sendable, worker_died
+from fldiag.execution.pool import BEAT, GO_ON, TRIES, Event, Pool, check_sendable, worker_died
 from fldiag.execution.worker import Work, forget, keep, paused, perform, versions
 from fldiag.version import version
 

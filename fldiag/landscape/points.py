@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fldiag.execution.pools import Pool
+from fldiag.execution.pool import Pool
 from fldiag.registry import Progress
 from fldiag.results.kept_units import ArrayStore
 

@@ -68,7 +68,7 @@ class Source:
 class Member:
     """A run of the report.
 
-    ``run``: the ``fldiag.checkpoint.run.Run``. ``given``: its path as the user wrote it. ``label``: its name in the report, and
+    ``run``: the ``fldiag.runs.run.Run``. ``given``: its path as the user wrote it. ``label``: its name in the report, and
     ``place`` its number, which figures take for its colour. ``tables``: kind -> table; the kind is the diagnostic's name, with
     ``:VARIANT`` where it has variants.
     """

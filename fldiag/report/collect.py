@@ -18,8 +18,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint.index import unverified
-from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.places import FALLBACK, distinct
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -28,6 +26,8 @@ from fldiag.report import search
 from fldiag.report.search import Candidate
 from fldiag.results.files import csv_text
 from fldiag.results.table import check
+from fldiag.runs.index import unverified
+from fldiag.runs.run import Run
 
 
 def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> Collected:

@@ -19,7 +19,7 @@ from fldiag.registry import Progress
 from fldiag.results.files import write_atomic
 
 if TYPE_CHECKING:
-    from fldiag.execution.pools import Pool
+    from fldiag.execution.pool import Pool
 
 
 class ArrayStore:

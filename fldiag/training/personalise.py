@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
@@ -26,6 +25,7 @@ from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
+from fldiag.runs.run import Run
 from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.step import Step

@@ -6,12 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import base
-from fldiag.checkpoint.run import RECORD, Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.errors import FldiagError
 from fldiag.results.table import PERSONAL
+from fldiag.runs import base
+from fldiag.runs.run import RECORD, Run
 from fldiag.training.setup import Setup
 
 

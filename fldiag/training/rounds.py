@@ -13,15 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import base, journal, owner
-from fldiag.checkpoint.client_states import HELD
-from fldiag.checkpoint.owner import Owner
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config, check_config
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
-from fldiag.execution.pools import Pool, open_pool
+from fldiag.execution.pool import Pool
+from fldiag.execution.pools import open_pool
 from fldiag.results.table import PERSONAL
+from fldiag.runs import base, journal, owner
+from fldiag.runs.client_states import HELD
+from fldiag.runs.owner import Owner
+from fldiag.runs.run import Run
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, evaluate_block
 from fldiag.training.personalise import GlobalModel, measure, personal_plan

@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint.client_states import ClientStates, State
-from fldiag.checkpoint.run import Run
 from fldiag.method import Method, Round
+from fldiag.runs.client_states import ClientStates, State
+from fldiag.runs.run import Run
 from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
 from fldiag.training.setup import Cohort, Setup, load_weights

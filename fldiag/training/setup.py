@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data, models, registry, user_code
-from fldiag.checkpoint import base
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.data.arrays import ready
@@ -27,6 +25,8 @@ from fldiag.local import Local
 from fldiag.method import Method
 from fldiag.models.network import Network, forward_macs
 from fldiag.results import provenance as origin
+from fldiag.runs import base
+from fldiag.runs.run import Run
 from fldiag.sections import Normalise
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.training import client

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data import partition
 from fldiag.method import Round
 from fldiag.results.machine import capability, commit, machine
 from fldiag.results.table import Row
+from fldiag.runs.run import Run
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import score_rows
 from fldiag.training.server import Federation, merge

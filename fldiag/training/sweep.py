@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from fldiag import data
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.data.arrays import spread
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import Shard, parse_executor
 from fldiag.execution.pools import open_pool
+from fldiag.runs.run import Run
 from fldiag.seeding import numpy_rng
 from fldiag.training import rounds
 from fldiag.training.rounds import Listener, failure

@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.comparison import compare, words
-from fldiag.comparison.junit import junit
-from fldiag.comparison.reading import Reader
-from fldiag.comparison.sides import Pairing, Sides, sides
+from fldiag.compare import compare, words
+from fldiag.compare.junit import junit
+from fldiag.compare.reading import Reader
+from fldiag.compare.sides import Pairing, Sides, sides
 from fldiag.console import Console
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
@@ -91,7 +91,7 @@ def diff(
     where: Mapping[str, Any],
 ) -> None:
     """Every number of both sides, and their picture."""
-    from fldiag.comparison import picture  # matplotlib, which a check does without
+    from fldiag.compare import picture  # matplotlib, which a check does without
     from fldiag.plotting import style
 
     asked, reader = _asked(console, both, pair, allow_code, where)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint.run import Run
 from fldiag.console import Console
-from fldiag.export import convert as library
+from fldiag.integrations import convert as library
 from fldiag.results.table import Row
+from fldiag.runs.run import Run
 
 COLUMNS = {
     "round": "round",

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import config as configs
-from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis import places
 from fldiag.diagnosis.answer import answer
 from fldiag.execution.worker import threads
 from fldiag.results.summary import Small
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.verbs import report
 

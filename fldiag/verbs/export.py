@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fldiag import api
-from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError, check_name, unknown
-from fldiag.export import trackers
+from fldiag.integrations import trackers
+from fldiag.runs.run import Run
 
 
 def export(

@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fldiag.checkpoint import owner, prune
-from fldiag.checkpoint.index import unverified
-from fldiag.checkpoint.run import Run
 from fldiag.console import Console
 from fldiag.diagnosis.options import rounds as choice
 from fldiag.errors import FldiagError, counted, short_path
+from fldiag.runs import owner, prune
+from fldiag.runs.index import unverified
+from fldiag.runs.run import Run
 
 COLUMNS = {name: name for name in ("run", "method", "seed", "rounds", "status", "MB", "changed")}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint.run import Run
 from fldiag.clock import duration
 from fldiag.config import Config, parse_override
 from fldiag.console import Console
@@ -17,6 +16,7 @@ from fldiag.execution.executor import Shard, parse_executor
 from fldiag.plotting import words
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
+from fldiag.runs.run import Run
 from fldiag.training import forecast as forecasts
 from fldiag.training import sweep as sweeps
 from fldiag.training.rounds import failure

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import config as configs
-from fldiag.checkpoint import prune
 from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
 from fldiag.errors import FldiagError
 from fldiag.results.machine import emulated
 from fldiag.results.summary import Small
+from fldiag.runs import prune
 from fldiag.training import forecast as forecasts
 from fldiag.training import rounds
 from fldiag.training.diagnostics import personalise as personal

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 import fldiag
 from fldiag import models
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.config import load
 from fldiag.data import partition
 from fldiag.params import Layout
-from fldiag.rounds.history import History
+from fldiag.runs.history import History
+from fldiag.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"

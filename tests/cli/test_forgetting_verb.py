@@ -9,10 +9,10 @@ import torch
 from commands import last, run, table
 
 import fldiag
-from fldiag.checkpoint.index import write_index
 from fldiag.diagnosis.options import rounds
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.runs.index import write_index
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fldiag import interrupt
-from fldiag.checkpoint.run import Run
 from fldiag.cli.app import working
 from fldiag.console import Console, errors
+from fldiag.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """

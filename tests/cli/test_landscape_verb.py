@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from commands import run
 
-from fldiag.checkpoint.run import Run
+from fldiag.runs.run import Run
 
 QUICK = ["--samples", 60, "--device", "cpu"]
 

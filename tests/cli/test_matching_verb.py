@@ -10,12 +10,12 @@ import torch
 from commands import last, run, table
 
 import fldiag
-from fldiag.checkpoint.index import write_index
 from fldiag.diagnosis.options import size
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results import files
 from fldiag.results.select import only
+from fldiag.runs.index import write_index
 
 SMALL = (
     "--set",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fldiag.checkpoint.run import Run
+from fldiag.runs.run import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "other_frameworks.md"
 

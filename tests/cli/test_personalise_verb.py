@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from commands import run
 
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.run import Run
+from fldiag.runs.index import write_index
+from fldiag.runs.run import Run
 
 QUICK = [
     "--set",

@@ -223,7 +223,7 @@ def test_it_stands_in_the_report(place, told):
 def test_it_is_a_question_of_a_figure(place):
     script = """
 import fldiag
-from fldiag.checkpoint.run import Run
+from fldiag.runs.run import Run
 from fldiag_papers import questions
 run = Run.open("run")
 subject = questions.Subject(run.config, run, tuple(run.rounds))

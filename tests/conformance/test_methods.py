@@ -17,8 +17,8 @@ from helpers import (
 )
 
 from fldiag import registry
-from fldiag.checkpoint.run import Run
 from fldiag.execution.pools import open_pool
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup

@@ -58,7 +58,7 @@ def test_lightning(example):
 
 def test_without_clients_every_epoch_is_a_round(example):
     lightning = pytest.importorskip("lightning")
-    from fldiag.export import lightning as recording
+    from fldiag.integrations import lightning as recording
 
     made = example("lightning_clients")
     net = made.net()

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from fldiag import minilm, models
-from fldiag.data.text import Words
+from fldiag.data.words import Words
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 

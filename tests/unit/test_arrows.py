@@ -30,10 +30,9 @@ GROUND = {
 MIDDLE = GROUND | {
     "data",
     "models",
-    "checkpoint",
     "results",
     "problem",
-    "rounds",
+    "runs",
     "plotting",
     "diagnosis",
 }
@@ -61,13 +60,12 @@ MAY = {
     "data": GROUND,
     "models": GROUND,
     "results": GROUND,
-    "checkpoint": GROUND | {"data", "models", "results"},
     "local": GROUND | {"models"},
     "step": GROUND | {"local", "models", "data"},
     "method": GROUND | {"local", "step", "data", "models"},
     "parts": GROUND | {"method", "local", "step", "data", "models"},
     "methods": GROUND | {"method", "local", "step", "parts", "data", "models"},
-    "training": GROUND | {"method", "local", "step", "data", "models", "checkpoint", "results"},
+    "training": GROUND | {"method", "local", "step", "data", "models", "results", "runs"},
     "curvature": GROUND | {"models", "results"},
     "problem": GROUND | {"data", "models", "results", "curvature"},
     "landscape": GROUND | {"models", "results", "curvature", "problem"},
@@ -78,47 +76,43 @@ MAY = {
         "step",
         "data",
         "models",
-        "checkpoint",
         "results",
+        "runs",
         "training",
         "plotting",
         "problem",
-        "rounds",
     },
-    "rounds": GROUND | {"data", "models", "checkpoint", "results", "curvature", "problem"},
+    "runs": GROUND | {"data", "models", "results", "curvature", "problem"},
     "plotting": {"errors", "results"},
     "diagnostics": GROUND
     | {
         "data",
         "models",
-        "checkpoint",
         "results",
         "curvature",
         "problem",
         "landscape",
-        "rounds",
+        "runs",
         "plotting",
     },
-    "diagnosis": GROUND
-    | {"known", "data", "models", "checkpoint", "results", "problem", "rounds", "plotting"},
-    "comparison": MIDDLE | {"diagnostics"},
+    "diagnosis": GROUND | {"known", "data", "models", "results", "problem", "runs", "plotting"},
+    "compare": MIDDLE | {"diagnostics"},
     "presets": set(),
     "known": {"errors", "plugins", "registry", "config"},
     "write_catalogue": {"known", "registry", "config"},
-    "api": MIDDLE | {"known", "training", "comparison"},
+    "api": MIDDLE | {"known", "training", "compare"},
     "report": MIDDLE | {"api", "known"},
-    "export": MIDDLE | {"api", "training"},
-    "verbs": TOP | {"comparison", "console", "report", "export"},
-    "cli": TOP | {"comparison", "console", "report", "export", "verbs", "plugins", "interrupt"},
+    "integrations": MIDDLE | {"api", "training"},
+    "verbs": TOP | {"compare", "console", "report", "integrations"},
+    "cli": TOP | {"compare", "console", "report", "integrations", "verbs", "plugins", "interrupt"},
     "": {
         "errors",
         "config",
         "api",
-        "checkpoint",
-        "export",
+        "integrations",
         "method",
         "problem",
-        "rounds",
+        "runs",
         "training",
     },
 }
@@ -286,6 +280,6 @@ def test_no_two_files_of_one_name_among_what_shows_results():
     names = [
         f.name
         for f in FILES
-        if f.parent.name in {"report", "export", "plotting"} and f.name != "__init__.py"
+        if f.parent.name in {"report", "integrations", "plotting"} and f.name != "__init__.py"
     ]
     assert len(names) == len(set(names))

@@ -6,14 +6,14 @@ import torch
 from scipy import stats
 
 import fldiag
-from fldiag.checkpoint.run import Run
-from fldiag.comparison import evidence
-from fldiag.comparison.reading import Reader
+from fldiag.compare import evidence
+from fldiag.compare.reading import Reader
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.results.numbers import numbers
 from fldiag.results.table import check as fits
 from fldiag.results.uncertainty import Interval, mcnemar
+from fldiag.runs.run import Run
 
 
 def planted(folder, seed, accuracy, *, status="finished", partition=b"same", data="1", **options):

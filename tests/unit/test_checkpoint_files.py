@@ -13,10 +13,10 @@ import torch
 from helpers import config
 from torch import nn
 
-from fldiag.checkpoint import schema
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.runs import schema
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import config
 
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 

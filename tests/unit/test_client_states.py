@@ -8,9 +8,9 @@ from helpers import analysis, config, play
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fldiag.checkpoint.client_states import ClientStates
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.runs.client_states import ClientStates
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup

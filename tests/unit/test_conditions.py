@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fldiag import registry
-from fldiag.comparison.conditions import parse
+from fldiag.compare.conditions import parse
 from fldiag.errors import FldiagError
 from fldiag.report import summary
 from fldiag.results.numbers import Number, numbers

@@ -18,14 +18,14 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError, models
-from fldiag.checkpoint import schema
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.data import load as load_data
 from fldiag.report.collect import collect
 from fldiag.results.files import provenance_beside
-from fldiag.rounds.history import History
+from fldiag.runs import schema
+from fldiag.runs.history import History
+from fldiag.runs.index import write_index
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 LONG = "x" * 5000

@@ -9,7 +9,8 @@ import torch
 import fldiag
 from fldiag import data
 from fldiag.data.public import load_public
-from fldiag.data.text import END, PAD, START, UNKNOWN, Reading, Words
+from fldiag.data.text import Reading
+from fldiag.data.words import END, PAD, START, UNKNOWN, Words
 from fldiag.errors import FldiagError
 
 GOOD, BAD, REST = "fine great superb", "dull weak poor", "the film a story of actors and music"

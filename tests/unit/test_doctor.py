@@ -14,7 +14,6 @@ from torch import nn
 
 import fldiag
 from fldiag import registry
-from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.diagnosis.question import open_question
 from fldiag.diagnostics.doctor import fails
@@ -24,6 +23,7 @@ from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
 from fldiag.errors import FldiagError
+from fldiag.runs.run import Run
 
 BAD = ("fault", "warning")
 

@@ -10,9 +10,9 @@ import torch
 
 import fldiag
 from fldiag import models
-from fldiag.checkpoint.run import Run
 from fldiag.data import partition
 from fldiag.params import Layout
+from fldiag.runs.run import Run
 
 
 def own(path, **options):

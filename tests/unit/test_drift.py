@@ -17,9 +17,9 @@ from fldiag.errors import FldiagError
 from fldiag.losses import strengths
 from fldiag.models.network import Network
 from fldiag.params import Layout
-from fldiag.rounds import proximal
-from fldiag.rounds.pool import ExamplePool
-from fldiag.rounds.proximal import Losses
+from fldiag.runs import proximal
+from fldiag.runs.pool import ExamplePool
+from fldiag.runs.proximal import Losses
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
 PLAIN = {"gradients": False, "representation": False, "propositions": False, "rho": ()}

@@ -17,7 +17,8 @@ from helpers import config
 from fldiag.errors import FldiagError
 from fldiag.execution.dask_cluster import DaskCluster
 from fldiag.execution.executor import cores, parse_executor
-from fldiag.execution.pools import TRIES, open_pool
+from fldiag.execution.pool import TRIES
+from fldiag.execution.pools import open_pool
 from fldiag.training import rounds
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.export import trackers
+from fldiag.integrations import trackers
 from fldiag.results.files import write_table
 from fldiag.results.table import table
 

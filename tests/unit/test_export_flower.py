@@ -23,10 +23,10 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint.run import Run
-from fldiag.export import flower
+from fldiag.integrations import flower
 from fldiag.params import flatten
-from fldiag.rounds.history import History
+from fldiag.runs.history import History
+from fldiag.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -341,7 +341,7 @@ def test_another_architecture_stops_the_first_round(tmp_path):
 
 
 def test_a_later_failure_costs_the_record_and_not_the_training(tmp_path, monkeypatch):
-    from fldiag.checkpoint import recording
+    from fldiag.runs import recording
 
     real = recording.Recording.add
 

@@ -8,11 +8,11 @@ import torch
 from helpers import config, needs
 from test_journal import on_disk, train_until
 
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.results.table import PERSONAL
+from fldiag.runs.index import write_index
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from fldiag.checkpoint.run import Run
 from fldiag.data import load
 from fldiag.errors import FldiagError
-from fldiag.rounds.history import History
+from fldiag.runs.history import History
+from fldiag.runs.run import Run
 from fldiag_papers import (
     gather,
     ledger,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.runs.run import Run
 from fldiag_papers import make, plan, questions, workers
 from fldiag_papers.scales import scale
 from fldiag_papers.study import Study, Trial, curve, diagnostic, final, personal

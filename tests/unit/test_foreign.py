@@ -13,14 +13,14 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint import schema, tensor_files
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.recording import Recording, mean
-from fldiag.checkpoint.run import Run
 from fldiag.data import partition
-from fldiag.export import client_files
+from fldiag.integrations import client_files
 from fldiag.models import state_dict
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs import schema, tensor_files
+from fldiag.runs.index import write_index
+from fldiag.runs.open_problem import open_problem
+from fldiag.runs.recording import Recording, mean
+from fldiag.runs.run import Run
 
 
 def net(seed=0):
@@ -626,7 +626,7 @@ def test_what_was_not_known_is_said_when_it_is_asked_for(tmp_path):
     assert open_problem(given, client=2).n == 40
     with pytest.raises(FldiagError, match="needs a partition"):
         open_problem(given, slice="client:0")
-    history = fldiag.rounds.history.History.of(run, model=net(), data=data)
+    history = fldiag.runs.history.History.of(run, model=net(), data=data)
     notes = (
         fldiag.diagnose(history, "forgetting", min_count=1)
         .query("metric == 'missing'")["note"]
@@ -643,7 +643,7 @@ def test_statistics_that_the_first_clients_received_are_those_of_the_initial_mod
     start[1].running_mean += 3
     recording.initial(start.state_dict())
     recording.add(1, net(1).state_dict(), {0: net(2).state_dict()}, start.state_dict())
-    history = fldiag.rounds.history.History.of(recording.finish(), model=net(), data=data)
+    history = fldiag.runs.history.History.of(recording.finish(), model=net(), data=data)
     (first,) = [s for s in history.each() if s.round == 1]
     assert torch.equal(first.received_buffers["1.running_mean"], start[1].running_mean)
     assert not [n for n in history.notes if n["round"] == 0]

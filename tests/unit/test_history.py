@@ -11,9 +11,9 @@ import fldiag
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
 from fldiag.params import flatten
-from fldiag.rounds.history import History
-from fldiag.rounds.pool import stacked, workers
-from fldiag.rounds.round_weights import ranges
+from fldiag.runs.history import History
+from fldiag.runs.pool import stacked, workers
+from fldiag.runs.round_weights import ranges
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import torch
 from helpers import config as small
 
 from fldiag import identity, registry
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config, build, load
 from fldiag.errors import FldiagError
+from fldiag.runs.index import write_index
+from fldiag.runs.run import Run
 from fldiag.training import resume, rounds
 from fldiag_papers import plan, reported, scales
 
@@ -188,7 +188,7 @@ def test_a_resumed_run_may_keep_other_things_from_then_on(tmp_path):
 
 
 def test_rounds_are_not_missed_where_another_spacing_was_wanted(tmp_path):
-    from fldiag.rounds.history import History
+    from fldiag.runs.history import History
 
     start = chosen().replace(checkpoint__every=1)
     stopped(start, tmp_path / "run")

@@ -15,14 +15,14 @@ from helpers import analysis, config
 from test_resume import equal_runs
 from typer.testing import CliRunner
 
-from fldiag.checkpoint import journal
-from fldiag.checkpoint import run as runs
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
+from fldiag.runs import journal
+from fldiag.runs import run as runs
+from fldiag.runs.index import write_index
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 convert_runs = analysis("convert_runs")

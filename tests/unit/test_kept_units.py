@@ -19,7 +19,7 @@ from fldiag.method import Personal
 from fldiag.models.lora import with_adapters
 from fldiag.results import kept_units
 from fldiag.results.kept_units import ArrayStore, KeptUnits
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.round_weights import Stored
 from fldiag.training.personalise import GlobalModel, measure
 
 

@@ -15,7 +15,7 @@ from fldiag.landscape import directions as rules
 from fldiag.landscape.grid import Heights
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs.open_problem import open_problem
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedavg-digits.pt"
 OPTIONS = {"directions": "random", "points": 21}

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag import registry
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.setup import Seeded
 

@@ -11,9 +11,9 @@ import pytest
 from helpers import config
 from test_resume import equal_runs
 
-from fldiag.checkpoint import owner
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.runs import owner
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 ROOT = Path(__file__).parents[2]

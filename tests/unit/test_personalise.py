@@ -23,10 +23,10 @@ from test_methods_personal import normed
 from torch.nn import functional as F
 
 import fldiag
-from fldiag.checkpoint.run import Run
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.method import Neighbours, Personal
+from fldiag.runs.run import Run
 from fldiag.seeding import seed_for
 from fldiag.training import personalise as library
 from fldiag.training import rounds

@@ -12,10 +12,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fldiag
-from fldiag.checkpoint import owner, prune
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
 from fldiag.errors import FldiagError
+from fldiag.runs import owner, prune
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 

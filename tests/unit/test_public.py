@@ -145,7 +145,7 @@ def test_docstrings_of_classes_and_their_methods(name):
 @pytest.mark.parametrize(
     "module",
     [
-        "checkpoint.run",
+        "runs.run",
         "config",
         "errors",
         "method",
@@ -153,7 +153,7 @@ def test_docstrings_of_classes_and_their_methods(name):
         "training.forecast",
         "training.rounds",
         "training.sweep",
-        "export.convert",
+        "integrations.convert",
     ],
 )
 def test_examples_of_classes_run(module):

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint.run import Run
 from fldiag.params import flatten
+from fldiag.runs.run import Run
 
 SIZES = (20, 13, 7)
 
@@ -188,7 +188,7 @@ def test_what_is_recorded_is_the_state_at_the_call(tmp_path):
 
 def test_a_round_that_the_disk_refuses_is_told_and_taken_back(tmp_path, monkeypatch):
     """The next round has its number."""
-    from fldiag.checkpoint.recording import Recording
+    from fldiag.runs.recording import Recording
 
     data, parts, net = world(norm=False)
     real = Recording.add
@@ -355,7 +355,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, name, pa
     for module in (package, f"{package}.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(FldiagError, match="is not installed") as caught:
-        importlib.import_module(f"fldiag.export.{name}").callback(None)
+        importlib.import_module(f"fldiag.integrations.{name}").callback(None)
     assert f"fldiag[{package}]" in caught.value.remedy
 
 

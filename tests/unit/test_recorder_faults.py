@@ -16,14 +16,14 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint import prune
-from fldiag.checkpoint.run import Run
 from fldiag.params import flatten
 from fldiag.report import performance
 from fldiag.report.collect import collect
 from fldiag.report.glance import glance
 from fldiag.results import files as result_files
 from fldiag.results.standing import standing
+from fldiag.runs import prune
+from fldiag.runs.run import Run
 
 
 def recorder(path, **options):

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import reports
 
-from fldiag.checkpoint.index import write_index
 from fldiag.diagnostics.account.section import section as account
 from fldiag.diagnostics.drift.section import section as drift
 from fldiag.diagnostics.forgetting.section import section as forgetting
@@ -25,6 +24,7 @@ from fldiag.report import performance, steps, summary
 from fldiag.report.collect import collect
 from fldiag.report.performance import _one_source
 from fldiag.results.numbers import numbers
+from fldiag.runs.index import write_index
 from fldiag.training.diagnostics.personalise.section import section as personal
 from fldiag_papers.records import keep
 

@@ -12,7 +12,6 @@ import pytest
 import reports
 
 from fldiag import registry
-from fldiag.checkpoint.run import Run
 from fldiag.diagnosis.answer import answer
 from fldiag.diagnostics.forgetting.section import _clients as clients_of
 from fldiag.plotting import style
@@ -20,6 +19,7 @@ from fldiag.plotting.sections import Figure, Group, Section, Table, lines
 from fldiag.report import build
 from fldiag.report.collect import collect
 from fldiag.results.summary import Note, Say, Small
+from fldiag.runs.run import Run
 
 FORMAT1 = Path(__file__).parents[1] / "fixtures" / "format1"
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import classification, config, setup
 
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.runs.run import Run
 from fldiag.training import rounds, storing
 
 ROOT = Path(__file__).parents[2]

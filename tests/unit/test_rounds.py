@@ -8,8 +8,8 @@ from helpers import classification, config, federation, play, setup
 from torch.nn import functional as F
 
 from fldiag import data, models
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
+from fldiag.runs.run import Run
 from fldiag.training import evaluate, rounds
 from fldiag.training.setup import Setup
 

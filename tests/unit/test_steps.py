@@ -13,12 +13,12 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fldiag
-from fldiag.checkpoint.run import Run
 from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.identity import ADDED_KEYS
 from fldiag.results.table import check, columns, table
-from fldiag.rounds.history import History
+from fldiag.runs.history import History
+from fldiag.runs.run import Run
 from fldiag.sections import MetricsSection
 from fldiag.training import rounds
 from fldiag.training.setup import Setup

@@ -7,11 +7,11 @@ from helpers import config
 
 import fldiag
 from fldiag import data
-from fldiag.checkpoint.run import Run
 from fldiag.data import partition, synthetic
 from fldiag.data.public import deal
 from fldiag.data.synthetic import EXAMPLES
 from fldiag.errors import FldiagError
+from fldiag.runs.run import Run
 from fldiag.sections import PartitionSection
 from fldiag.training import rounds
 

@@ -12,9 +12,9 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.checkpoint.index import write_index
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
+from fldiag.runs.index import write_index
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import fldiag
 from fldiag import Config, FldiagError, known, models, sections, user_code
-from fldiag.checkpoint.run import Run
 from fldiag.cli import app
+from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fldiag
-from fldiag.checkpoint.run import Run
+from fldiag.runs.run import Run
 
 FORMAT1 = Path(__file__).parents[1] / "fixtures" / "format1"
 EXPECTED = json.loads((FORMAT1 / "expected.json").read_text())

@@ -15,8 +15,8 @@ from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
-    from fldiag.rounds.round_weights import Stored
+    from fldiag.runs.history import History
+    from fldiag.runs.round_weights import Stored
 
 
 @diagnostic(
@@ -91,7 +91,7 @@ def account(
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
     from fldiag.diagnostics.account import measure
-    from fldiag.rounds.round_cache import rows_of_rounds
+    from fldiag.runs.round_cache import rows_of_rounds
 
     counted = progress or (lambda done, total, text: None)
 

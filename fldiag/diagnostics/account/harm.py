@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fldiag.results.table import Row
-from fldiag.rounds.history import History
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
 
 
 def harm(history: History, stored: Stored, where: str) -> list[Row]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field, SkipValidation
 
-from fldiag.checkpoint.run import Run
 from fldiag.choices import Device, Download, Root
 from fldiag.diagnostics.doctor import picture
 from fldiag.diagnostics.doctor.checks import described
@@ -17,6 +16,7 @@ from fldiag.diagnostics.doctor.findings import FAULT, WARNING
 from fldiag.diagnostics.doctor.section import section
 from fldiag.diagnostics.doctor.summary import summary
 from fldiag.registry import Progress, diagnostic
+from fldiag.runs.run import Run
 
 
 def fails(table: pd.DataFrame, strict: bool) -> bool:

@@ -16,10 +16,10 @@ from fldiag.errors import FldiagError, first_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fldiag.checkpoint.run import Run
-    from fldiag.checkpoint.schema import Checkpoint
     from fldiag.diagnostics.doctor.models import Models
-    from fldiag.rounds.history import History
+    from fldiag.runs.history import History
+    from fldiag.runs.run import Run
+    from fldiag.runs.schema import Checkpoint
 
 #: How the statistics of batch-norm end, for runs whose model is not known.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -142,7 +142,7 @@ class Case:
     @cached_property
     def history(self) -> History | None:
         """Model, data and partition, as every diagnostic of runs opens them; None where they cannot be had."""
-        from fldiag.rounds.history import History
+        from fldiag.runs.history import History
 
         try:
             found = History.of(self.run, model=self.run.model, data=self.run.data, **self.options)

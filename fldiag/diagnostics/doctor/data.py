@@ -24,7 +24,7 @@ from fldiag.errors import counted
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fldiag.rounds.history import History
+    from fldiag.runs.history import History
 
 
 #: Fewer examples that two clients share say nothing: one is all of a client that has one.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.checkpoint.run import Run
 from fldiag.diagnostics.doctor.case import Case
 from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.findings import (
@@ -23,7 +22,8 @@ from fldiag.diagnostics.doctor.findings import (
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.table import Row, table
-from fldiag.rounds.round_weights import ranges
+from fldiag.runs.round_weights import ranges
+from fldiag.runs.run import Run
 
 
 def examine(

@@ -14,8 +14,8 @@ from fldiag.losses import predicted
 from fldiag.results.select import spread
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
-    from fldiag.rounds.round_weights import Stored
+    from fldiag.runs.history import History
+    from fldiag.runs.round_weights import Stored
 
 #: So many rounds are evaluated, evenly spread: the global model in many, the clients' in few.
 MANY, FEW = 12, 6

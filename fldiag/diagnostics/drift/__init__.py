@@ -14,14 +14,15 @@ from fldiag.diagnostics.drift import picture
 from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import Serial, open_pool
+from fldiag.execution.pool import Serial
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
-    from fldiag.rounds.round_weights import Stored
+    from fldiag.runs.history import History
+    from fldiag.runs.round_weights import Stored
 
 Radius = Annotated[float, Field(ge=0)]
 
@@ -127,7 +128,7 @@ def drift(
     Raises FldiagError when no round has client weights, or the model has no such part.
     """
     from fldiag.diagnostics.drift import measure
-    from fldiag.rounds.round_cache import finished_units, rows_of_rounds
+    from fldiag.runs.round_cache import finished_units, rows_of_rounds
 
     if part not in ("full", "body", "head"):
         raise FldiagError(

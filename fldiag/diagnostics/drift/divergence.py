@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fldiag.params import Layout
 from fldiag.results.table import Row
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.round_weights import Stored
 
 #: Columns in one step of a product of long rows: bounds the float64 copies.
 STRIP = 2**20

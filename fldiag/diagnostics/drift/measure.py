@@ -19,10 +19,10 @@ from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
 from fldiag.params import cosine
 from fldiag.results.table import Row
-from fldiag.rounds import proximal
-from fldiag.rounds.history import History
-from fldiag.rounds.proximal import Losses
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs import proximal
+from fldiag.runs.history import History
+from fldiag.runs.proximal import Losses
+from fldiag.runs.round_weights import Stored
 
 #: Of what training records of every local step when asked to (``Run.steps``): what is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")

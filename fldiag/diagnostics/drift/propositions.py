@@ -22,7 +22,7 @@ from fldiag.curvature.hvp import Hessian
 from fldiag.errors import FldiagError
 from fldiag.losses import perturbation
 from fldiag.results.table import Row
-from fldiag.rounds.proximal import Losses, gradient, value
+from fldiag.runs.proximal import Losses, gradient, value
 
 #: Predicted orders: the relative error falls as this power of eta, of rho.
 ORDER_STEP, ORDER_PERTURBATION = 1.0, 2.0

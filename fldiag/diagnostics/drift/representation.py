@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fldiag.rounds.history import History
-from fldiag.rounds.pool import BATCH, Weights
+from fldiag.runs.history import History
+from fldiag.runs.pool import BATCH, Weights
 
 
 def cka(a: Tensor, b: Tensor) -> float | None:

@@ -20,8 +20,8 @@ from fldiag.results.numbers import Number
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
-    from fldiag.rounds.round_weights import Stored
+    from fldiag.runs.history import History
+    from fldiag.runs.round_weights import Stored
 
 
 def spread(name: str, text: str, better: Literal["higher", "lower"], share: bool = True) -> Number:
@@ -112,7 +112,7 @@ def fairness(
     Raises FldiagError for data without classes, and where nobody says which examples are whose.
     """
     from fldiag.diagnostics.fairness import measure
-    from fldiag.rounds.round_cache import rows_of_rounds
+    from fldiag.runs.round_cache import rows_of_rounds
 
     if not history.dataset.tested:
         on = "train"

@@ -18,8 +18,8 @@ from fldiag.results.binned import Binned, bin_of, floor, gini, worst_decile
 from fldiag.results.shares import share
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
-from fldiag.rounds.history import History
-from fldiag.rounds.pool import Weights
+from fldiag.runs.history import History
+from fldiag.runs.pool import Weights
 
 #: Multiply-adds of a bootstrap that are worth its digits, and the draws that it takes at least.
 WORK, DRAWS = 5e8, 400

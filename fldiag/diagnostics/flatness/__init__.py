@@ -22,7 +22,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
+    from fldiag.runs.history import History
 
 
 @diagnostic(

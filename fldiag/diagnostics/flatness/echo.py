@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fldiag.params import cosine
 from fldiag.results.table import Row
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.round_weights import Stored
 
 LAGS = range(1, 6)
 

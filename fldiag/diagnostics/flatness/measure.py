@@ -14,7 +14,7 @@ from torch import Tensor
 from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import Pool
+from fldiag.execution.pool import Pool
 from fldiag.losses import noise_floor
 from fldiag.params import cosine
 from fldiag.problem.diagonal import diagonal_of
@@ -23,11 +23,11 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits, packed, unpacked
 from fldiag.results.table import Row
-from fldiag.rounds import proximal
-from fldiag.rounds.history import History
-from fldiag.rounds.pool import Weights
-from fldiag.rounds.proximal import Losses
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs import proximal
+from fldiag.runs.history import History
+from fldiag.runs.pool import Weights
+from fldiag.runs.proximal import Losses
+from fldiag.runs.round_weights import Stored
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from pydantic import Field
 from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.section import section
 from fldiag.diagnostics.forgetting.summary import summary
-from fldiag.execution.pools import Serial, open_pool
+from fldiag.execution.pool import Serial
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Also, Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
+    from fldiag.runs.history import History
 
 LAST = {"moment": "trained", "slice": "test", "layer": None, "index": None}
 NUMBERS = (
@@ -124,7 +125,7 @@ def forgetting(
     Raises FldiagError when no round has client weights.
     """
     from fldiag.diagnostics.forgetting.measure import Measure, evaluated
-    from fldiag.rounds.round_cache import FinishedRounds
+    from fldiag.runs.round_cache import FinishedRounds
 
     measure = Measure(history, min_count, confidence, own)
     kept = FinishedRounds(

@@ -12,9 +12,9 @@ from fldiag.errors import FldiagError
 from fldiag.results.shares import share
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
-from fldiag.rounds.history import History
-from fldiag.rounds.pool import CohortScores
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.history import History
+from fldiag.runs.pool import CohortScores
+from fldiag.runs.round_weights import Stored
 
 
 def evaluated(history: History, round: int, own: bool = True) -> CohortScores | None:

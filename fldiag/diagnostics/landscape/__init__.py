@@ -21,7 +21,8 @@ from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import Serial, open_pool
+from fldiag.execution.pool import Serial
+from fldiag.execution.pools import open_pool
 from fldiag.registry import Choice, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.select import only

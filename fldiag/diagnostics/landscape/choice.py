@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fldiag.checkpoint.run import Run
-from fldiag.checkpoint.schema import Checkpoint
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice
-from fldiag.rounds.open_problem import open_problem
+from fldiag.runs.open_problem import open_problem
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
 LONGEST = 50

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fldiag.execution.pools import Pool
+from fldiag.execution.pool import Pool
 from fldiag.landscape import grid as grids
 from fldiag.landscape.evaluator import Evaluator
 from fldiag.landscape.points import Place, Points, Value

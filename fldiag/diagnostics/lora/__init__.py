@@ -14,8 +14,8 @@ from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
-    from fldiag.rounds.round_weights import Stored
+    from fldiag.runs.history import History
+    from fldiag.runs.round_weights import Stored
 
 
 @diagnostic(
@@ -69,7 +69,7 @@ def lora(
     from fldiag.diagnostics.lora import measure, spectra
     from fldiag.errors import FldiagError
     from fldiag.models.lora import adapters
-    from fldiag.rounds.round_cache import rows_of_rounds
+    from fldiag.runs.round_cache import rows_of_rounds
 
     layers = adapters(history.network.module)
     if not layers:

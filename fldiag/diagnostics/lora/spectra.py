@@ -13,8 +13,8 @@ from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
-from fldiag.rounds.history import History
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
 
 
 def rows(

@@ -21,8 +21,8 @@ from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
-    from fldiag.rounds.history import History
-    from fldiag.rounds.round_weights import Stored
+    from fldiag.runs.history import History
+    from fldiag.runs.round_weights import Stored
 
 
 def check(history: History, options: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ def matching(
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
     from fldiag.diagnostics.matching import one_round
-    from fldiag.rounds.round_cache import rows_of_rounds
+    from fldiag.runs.round_cache import rows_of_rounds
 
     options = one_round.Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
     places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]

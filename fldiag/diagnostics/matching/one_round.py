@@ -13,15 +13,15 @@ from fldiag.choices import Estimate, Stack
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.diagnostics.matching.comparison import Space, Summary, matching_rows, overlap_rows
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import Pool
+from fldiag.execution.pool import Pool
 from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
 from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import Progress
 from fldiag.results.table import Row
-from fldiag.rounds.history import History
-from fldiag.rounds.round_weights import Stored
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
 
 Data = Literal["client", "global"]
 #: Clients whose shares of the curvature are one unit; the eigenvectors are sent along.

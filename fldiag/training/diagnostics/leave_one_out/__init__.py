@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fldiag.checkpoint.run import Run
 from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.plotting.tables import of_clients
 from fldiag.registry import Progress, diagnostic
@@ -20,6 +19,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
+from fldiag.runs.run import Run
 from fldiag.training.diagnostics.leave_one_out import picture
 
 Window = Annotated[int, Field(ge=1)]

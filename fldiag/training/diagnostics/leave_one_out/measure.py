@@ -14,7 +14,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fldiag.checkpoint.run import Run
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
 from fldiag.method import Round
@@ -22,8 +21,9 @@ from fldiag.registry import Progress
 from fldiag.results.kept_units import KeptUnits
 from fldiag.results.select import only
 from fldiag.results.table import Row
-from fldiag.rounds.history import History
-from fldiag.rounds.pool import Weights
+from fldiag.runs.history import History
+from fldiag.runs.pool import Weights
+from fldiag.runs.run import Run
 from fldiag.seeding import numpy_rng
 from fldiag.training.server import Federation
 from fldiag.training.setup import Batches, Schedule, Setup, load_weights

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import BeforeValidator, Field
 
-from fldiag.checkpoint.run import Run
 from fldiag.choices import Data, Device, Download, Executor, Model, Root
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress, diagnostic
@@ -17,6 +16,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL
+from fldiag.runs.run import Run
 from fldiag.training.diagnostics.personalise import picture
 from fldiag.training.diagnostics.personalise.section import section
 

@@ -1,0 +1,192 @@
+"""What the members of the sides say: numbers of their tables, and what their models answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fldiag.choices import FEWEST
+from fldiag.compare.sides import Member
+from fldiag.diagnosis import places
+from fldiag.errors import FldiagError
+from fldiag.registry import Progress
+from fldiag.results.numbers import Number
+from fldiag.results.select import last_round, number, only
+from fldiag.runs.run import Run
+
+if TYPE_CHECKING:
+    from fldiag.diagnostics.fairness.measure import Answers, Groups
+
+Bar = Callable[[str], AbstractContextManager[Progress]]
+
+
+def no_numbers(name: str = "") -> FldiagError:
+    """Of weights, those of ``name`` if there are others, that are or give NaN or infinity."""
+    return FldiagError(
+        f"{name}{': ' * bool(name)}its weights give no numbers",
+        "use a checkpoint from before the training diverged",
+    )
+
+
+def no_classes() -> FldiagError:
+    return FldiagError("the data have no classes", "ask for the loss: loss > baseline")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A model on the test examples: ``right`` [n] (None: no classes), ``loss`` [n] of each, and their labels."""
+
+    right: np.ndarray | None
+    loss: np.ndarray
+    y: np.ndarray
+
+
+@dataclass
+class Reader:
+    """Reads members, each thing once. ``where``: options of the subject, as model, data, root and device. ``cache``: whether
+    tables are kept in the runs' folders."""
+
+    where: Mapping[str, Any] = field(default_factory=dict)
+    cache: bool = False
+    bar: Bar = lambda title: nullcontext(lambda done, total, text: None)
+    _known: dict[Any, Any] = field(default_factory=dict)
+
+    def _once(self, key: Any, find: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            try:
+                self._known[key] = find()
+            except FldiagError as error:
+                self._known[key] = error
+        if isinstance(self._known[key], FldiagError):
+            raise self._known[key]
+        return self._known[key]
+
+    def table(self, member: Member, number: Number) -> pd.DataFrame:
+        """The table of the diagnostic that measures the number. Raises FldiagError where the member has none."""
+
+        def find() -> pd.DataFrame:
+            from fldiag.diagnosis.question import open_question  # imports PyTorch
+            from fldiag.diagnosis.tables import tables
+
+            question = open_question(number.source, [member], {**number.options, **self.where})
+            kept = places.cache(places.folder([member])) if self.cache else None
+            return tables(question, bar=self.bar, tell=lambda text: None, cache=kept)[
+                question.entry
+            ]
+
+        return self._once((number.source, id(member)), find)
+
+    def value(self, member: Member, wanted: Number) -> float:
+        """The number of the last round. Raises FldiagError that says why there is none."""
+        if wanted.source == "metrics":
+            found = self._trained(member, wanted)
+            if found is not None:
+                return found
+            tested = self.tested(member)
+            if wanted.name == "accuracy" and tested.right is None:
+                raise no_classes()
+            if not np.isfinite(tested.loss).all():
+                raise no_numbers()
+            return float((tested.loss if wanted.name == "loss" else tested.right).mean())  # type: ignore[union-attr]
+        frame = self.table(member, wanted)
+        found = number(frame, **{"scope": "global", **wanted.row})
+        if found is None or not np.isfinite(found):
+            raise FldiagError(self._why(frame, wanted))
+        return found
+
+    def _trained(self, member: Member, wanted: Number) -> float | None:
+        """What training itself measured after its last round, or None."""
+        if (
+            not isinstance(member, Run)
+            or not member.has_metrics
+            or member.model is not None
+            or member.data is not None
+        ):
+            return None
+        if self.where.get("model") is not None or self.where.get("data") is not None:
+            return None
+        rows = only(self._once(("metrics", id(member)), lambda: member.metrics), **wanted.row)
+        found = number(rows, round=member.done) if last_round(rows) == member.done else None
+        if found is not None and not np.isfinite(found):
+            raise no_numbers()
+        return found
+
+    @staticmethod
+    def _why(frame: pd.DataFrame, wanted: Number) -> str:
+        """What the table says of a number that it lacks."""
+        rows = only(frame, **{"scope": "global", **wanted.row})
+        notes = [
+            *rows.get("note", pd.Series(dtype=object)).dropna(),
+            *only(frame, metric="missing").get("note", []),
+        ]
+        return str(notes[0]) if notes else "there is no such number"
+
+    def tested(self, member: Member) -> Tested:
+        """What the last global model does on the test examples; where the examples themselves were given, on these."""
+
+        def find() -> Tested:
+            from fldiag.diagnosis import subjects
+            from fldiag.runs.open_problem import open_problem
+            from fldiag.user_code import importable
+
+            with importable():
+                given = subjects.with_overrides(
+                    member, self.where.get("model"), self.where.get("data")
+                )
+                where = {k: v for k, v in self.where.items() if k not in ("model", "data")}
+                target = given.checkpoint() if isinstance(given, Run) else given
+                try:
+                    made = open_problem(target, slice="test", **where)
+                except FldiagError:
+                    if target.data is None:
+                        raise
+                    made = open_problem(target, **where)
+            scores, targets = made.scores(), list(made.targets())
+            if scores.each is None:
+                raise FldiagError(
+                    "the loss cannot be taken example by example",
+                    "give data with one label an example",
+                )
+            right = scores.right
+            if right is not None and right.dtype != torch.bool:  # several targets an example
+                right = None
+            y = (
+                torch.cat(targets)
+                if all(isinstance(t, torch.Tensor) for t in targets)
+                else torch.empty(0)
+            )
+            return Tested(
+                None if right is None else right.cpu().numpy(),
+                scores.each.cpu().numpy(),
+                y.cpu().numpy(),
+            )
+
+        return self._once(("tested", id(member)), find)
+
+    def served(self, member: Member) -> tuple[Groups, Answers]:
+        """The examples of every client, and what the last global model answers, as the diagnostic ``fairness`` has them."""
+
+        def find() -> tuple[Groups, Answers]:
+            from fldiag.diagnosis import subjects
+            from fldiag.diagnostics.fairness import measure
+
+            if not isinstance(member, Run):
+                raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
+            history = subjects.history(member, {**self.where, "rounds": member.rounds[-1:]})
+            if not history.dataset.tested:
+                raise FldiagError(
+                    f"{history.name} has no test examples", "give them: --data with a test split"
+                )
+            stored = history.last(clients=False)
+            model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
+            if model is None:
+                raise no_numbers()
+            return measure.groups(history, "test", FEWEST), model
+
+        return self._once(("served", id(member)), find)

@@ -1,0 +1,494 @@
+"""One's own training loop as a run of fldiag: three lines in the script, and every diagnostic of runs works on it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fldiag import models
+from fldiag.errors import FldiagError, counted
+from fldiag.integrations.evaluation import Evaluation
+from fldiag.integrations.recorder_inputs import (
+    confirm_numbers,
+    examples_of,
+    natural,
+    number_of,
+    partition_of,
+    read_clients,
+    rows_of,
+    seen_as,
+    weights_by_name,
+)
+from fldiag.models import frozen, state_dict
+from fldiag.models.state_dict import State
+from fldiag.problem.ingredients import unwrap_model
+from fldiag.results.table import Row
+from fldiag.runs import owner
+from fldiag.runs.in_memory import UNTESTED
+from fldiag.runs.recording import Recording, confirm_same
+from fldiag.runs.run import Run
+
+#: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
+Weights = Any
+#: The highest number of a round.
+ROUNDS = 10**6
+#: The recorders of this process that are not closed, by their folder: ``resume`` takes the place of one that was forgotten.
+_OPEN: dict[str, Recorder] = {}
+
+
+class Recorder:
+    """A run folder that your own training loop writes, round by round.
+
+    Weights are given as state_dicts, modules, flat vectors of the parameters, or lists of arrays in the order of the state_dict
+    (or of the parameters). They are copied, and the model is not changed. A round is on the disk, and can be diagnosed, when
+    ``round`` returns. A round that is refused leaves nothing behind, also not the clients that were recorded for it.
+    A test of the global model that fails is a note in the run and a warning, never an error in the loop.
+
+    Args:
+        out: the run's folder, which this process owns until ``close``, the end of a ``with`` block, or its own end.
+        model: the network, or its registered name or ``pkg.mod:factory``: it names the tensors.
+        data: the federation's data: (x, y) of the training examples, x a tensor, or tensors in a dict or tuple; a dict with
+            ``labels``; a ``Dataset`` or ``DataLoader``; a ``fldiag.data.Dataset`` or a data set's name. The global model is
+            evaluated after every round; arrays of up to 256 MB are kept with the run.
+        clients: which examples belong to which client: for each client the indices into ``data``, or a ``Subset`` of it (in a
+            list, a dict or a partition's file), or without ``data`` the examples themselves, in any of these forms.
+        test: the test examples, in the forms of ``data``; without them accuracy and loss are those of the training examples, and
+            are called so.
+        method: what tables call the training.
+        seed: seed of the training, which tables show.
+        evaluate: evaluate the global model after every round.
+        resume: continue the run in ``out`` after its last stored round; model, data, partition and options must be the same. An
+            earlier recorder of this process that still has the folder is closed.
+        origin: plain values that describe where the run comes from.
+        trainable: store only the parameters with ``requires_grad`` in the rounds, such as adapters of peft; the others are stored
+            once, and weights in which they differ are refused.
+
+    Raises:
+        FldiagError: the folder is taken, or what is given does not fit together, or not what the run was recorded with so far.
+
+    >>> import tempfile, fldiag, torch
+    >>> net, x, y = torch.nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
+    >>> with fldiag.Recorder(tempfile.mkdtemp() + "/run", net, data=(x, y), clients=[range(4), range(4, 8)]) as rec:
+    ...     rec.round(received=net, clients={0: net, 1: net}, aggregated=net, metrics={"lr": 0.1})
+    >>> rec.run.rounds
+    [0, 1]
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        model: nn.Module | str,
+        data: Any = None,
+        clients: Any = None,
+        *,
+        test: Any = None,
+        method: str = "own",
+        seed: int = 0,
+        evaluate: bool = True,
+        resume: bool = False,
+        origin: Mapping[str, Any] | None = None,
+        trainable: bool = False,
+    ):
+        path, remarks = Path(out), list[str]()
+        if data is None and clients is not None and not isinstance(clients, (str, Path)):
+            data, clients, remarks = read_clients(clients, model)
+        self.dataset, keep = examples_of(data, test, model)
+        if isinstance(model, str):
+            shape = None if self.dataset is None else self.dataset.shape
+            classes = 0 if self.dataset is None else self.dataset.classes
+            module, name = models.build(model, shape, classes, allow_code={model}), model
+        else:
+            module, name = unwrap_model(model)[0], None
+        if trainable:
+            module = copy.deepcopy(module)
+            frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
+        self.parts = None if clients is None else partition_of(clients, self.dataset, data)
+        self.module = module
+        self._done, self._begun, self._shift = 0, False, 0
+        self._staged: dict[int, State] = {}
+        self._received: State | None = None
+        self._rows: list[Row] = []
+        self._examples: dict[int, int] = {}
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        self._kinds, self._shapes = (
+            {n: t.dtype for n, t in tensors.items()},
+            {n: t.shape for n, t in tensors.items()},
+        )
+        self._last: State | None = None
+        self._evaluation: Evaluation | None = None
+        self._failed = self._closed = False
+        self._stack = contextlib.ExitStack()
+        self._process, self._folder = os.getpid(), os.path.realpath(path)
+        continued = (path / "run.json").is_file()
+        if continued and not resume:
+            raise FldiagError(
+                f"{path} already holds a run",
+                "choose another folder, or go on with it: resume=True",
+                usage=True,
+            )
+        about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
+        if continued:  # also before an earlier recorder of the folder is closed for it
+            confirm_same(Run.open(path), about, module, self.dataset, self.parts)
+        earlier = _OPEN.get(self._folder)
+        if earlier is not None:
+            earlier._release()
+        self._owner = self._stack.enter_context(owner.hold(path))
+        atexit.register(self._release)
+        try:
+            self.recording = Recording(
+                path,
+                module,
+                model=name,
+                data=_name(data, keep),
+                dataset=self.dataset,
+                origin=about,
+                parts=self.parts,
+                method=method,
+                seed=seed,
+                normalise=seen_as(keep),
+                resume=resume,
+            )
+            self._counts()
+            if self._done:
+                self._last = self.state(self.run.checkpoint().state)
+            if keep is not None and "data.npz" not in self.run.index["files"]:
+                self.run.put("data.npz", lambda f: np.savez(f, **keep))  # type: ignore[arg-type]
+                self.run.commit()
+        except BaseException:
+            self._release()
+            raise
+        _OPEN[self._folder] = self
+        if self.dataset is not None and not self.dataset.tested:
+            self.note(UNTESTED)
+        for text in [*remarks, *(() if self.dataset is None else self.dataset.remarks)]:
+            self.note(text)
+        if data is not None and self.dataset is None:
+            self.note(
+                "not every example has one label: the run holds weights alone, and its data are given with a question"
+            )
+        if evaluate and self.dataset is not None:
+            self._evaluation = Evaluation(module, self.dataset, self.note, self._warn)
+
+    def __repr__(self) -> str:
+        return (
+            f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, "
+            f"{self.recording.layout.size:,} parameters)"
+        )
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if error is None:
+                self.close()
+        finally:
+            self._release()
+
+    @property
+    def run(self) -> Run:
+        """The run as it is now."""
+        return self.recording.run
+
+    # -- what a loop says
+
+    def client(
+        self,
+        number: int,
+        weights: Weights,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        examples: int | None = None,
+    ) -> None:
+        """Record a client's trained weights for the current round.
+
+        Args:
+            number: the client's.
+            weights: after its training.
+            metrics: numbers of its training, by name.
+            examples: how many it trained on, where the data do not say.
+
+        Raises:
+            FldiagError: the weights do not fit the model.
+        """
+        k = number_of(number)
+        state = self.state(weights, f"client {k}")
+        rows = rows_of(metrics, moment="trained", scope="client", client=k, source="the loop")
+        if examples is not None:
+            self._examples[k] = natural(examples, f"client {k}: examples =")
+        self._staged[k] = state
+        self._rows = [row for row in self._rows if row.get("client") != k] + rows
+
+    def received(self, weights: Weights) -> None:
+        """Record the weights from which the clients of the current round start.
+
+        Args:
+            weights: of the global model.
+
+        Raises:
+            FldiagError: the weights do not fit the model.
+        """
+        self._received = self.state(weights, "the received model")
+
+    def round(
+        self,
+        *,
+        aggregated: Weights,
+        received: Weights | None = None,
+        clients: Mapping[int, Weights] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Write a round.
+
+        Args:
+            aggregated: the global model after it.
+            received: what its clients started from; by default what ``received`` recorded, else the previous global model, where
+                that is of the round before.
+            clients: client -> its trained weights, in addition to those that ``client`` recorded.
+            metrics: numbers of the round by name; a dict under a name holds a number for each client.
+            number: the round's, above all before it; by default the next. A loop that counts from 0 is understood: its rounds are
+                stored under the next number. Round 0 without clients is the model before training.
+
+        Raises:
+            FldiagError: weights or number do not fit, or the disk refuses the round. Nothing of the round is kept then.
+        """
+        try:
+            if received is not None:
+                self.received(received)
+            for k, weights in (clients or {}).items():
+                self.client(k, weights)
+            t, shift = (self._done + 1, self._shift) if number is None else self._numbered(number)
+            rows = [
+                *self._rows,
+                *rows_of(metrics, moment="aggregated", scope="global", source="the loop"),
+            ]
+            before = (
+                self._last if t == self._done + 1 else None
+            )  # over a gap nobody knows what the clients started from
+            self.store(
+                t,
+                aggregated,
+                self._staged,
+                before if self._received is None else self._received,
+                rows,
+                shift=shift,
+            )
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Nothing is known of the next round."""
+        self._staged, self._received, self._rows, self._examples = {}, None, [], {}
+
+    def _numbered(self, number: Any) -> tuple[int, int]:
+        """The number under which a round is stored, and how much higher that is than the loop's own."""
+        n = natural(number, "round number", ROUNDS)
+        from_zero = n == 0 and not self._begun and bool(self._staged or self._received is not None)
+        shift = 1 if from_zero else self._shift
+        return n + shift, shift
+
+    def close(self) -> Run:
+        """End the recording and release the folder.
+
+        Returns:
+            The run.
+        """
+        if not self._closed:
+            if self._done:
+                with self._writing():
+                    self.recording.finish()
+            self._release()
+        return self.recording.run
+
+    # -- what recorders of other programs use
+
+    def store(
+        self,
+        t: int,
+        aggregated: Weights,
+        clients: Mapping[int, State],
+        received: State | None,
+        rows: Sequence[Row],
+        *,
+        shift: int = 0,
+    ) -> None:
+        """Write round t with the global model's scores.
+
+        Args:
+            t: the round's number, above all before it; 0 for the model before training.
+            aggregated: the global model after it.
+            clients: what they made of it, as ``state`` gives it.
+            received: what they started from, None where that is not known.
+            rows: numbers of the round.
+            shift: how much higher t is than the loop's own number.
+
+        Raises:
+            FldiagError: weights or numbers do not fit, or the disk refuses the round.
+        """
+        if self._begun and t <= self._done:
+            last = self._done - shift
+            raise FldiagError(
+                f"round {t - shift} is not after round {last}, the last that was recorded",
+                f"give a number above {last}, or leave it out: the next is taken",
+                usage=True,
+            )
+        if self.parts is not None:
+            confirm_numbers(clients, self.parts)
+        state = self.state(aggregated, "the aggregated model")
+        outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
+        scores = [] if self._evaluation is None else self._evaluation.rows(state)
+        with self._writing():
+            if t == 0:
+                self.recording.initial(state)
+                self.recording.add_rows(0, [*rows, *scores])
+            else:
+                if received is not None and not self.recording.run.rounds:
+                    self.recording.initial(received)
+                self.recording.know(examples=self._examples, shift=shift, outside=outside)
+                self.recording.add(t, state, clients, received, [*rows, *scores])
+        self._last, self._begun, self._done, self._shift = state, True, t, shift
+
+    def begin(self, state: State) -> None:
+        """Write the model before training.
+
+        Args:
+            state: as ``state`` gives it.
+
+        Raises:
+            FldiagError: the recorder is closed.
+        """
+        with self._writing():
+            self.recording.initial(state)
+
+    def note(self, text: str) -> None:
+        """Remember what was missing or had to be supposed; every table of the run will say so.
+
+        Args:
+            text: in words.
+        """
+        with self._writing():
+            self.recording.note(text)
+
+    def state(self, weights: Weights, label: str = "the model") -> State:
+        """Weights in any form as a copy of the model's state_dict.
+
+        Args:
+            weights: see the class.
+            label: what an error calls them.
+
+        Returns:
+            Name -> tensor on the CPU, in the model's types.
+
+        Raises:
+            FldiagError: they do not fit the model, or differ from the frozen weights, which are not stored with a round.
+        """
+        tensors = weights_by_name(weights, self.module, self.recording.layout)
+        if base := frozen.weights(self.module):
+            tensors = state_dict.without_prefix(tensors, self.module)[0]
+            moved = next(
+                (n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None
+            )
+            if moved is not None:
+                raise FldiagError(
+                    f"frozen weights of {label} differ from those of the recorder's model: {moved}",
+                    "keep them as they are in training; or store all weights: record into another folder with "
+                    "trainable=False",
+                    usage=True,
+                )
+            tensors = {n: t for n, t in tensors.items() if n not in base}
+        if {
+            n: v.shape for n, v in tensors.items()
+        } == self._shapes:  # as a rule; walking the module takes as long as the disk
+            state = {n: tensors[n] for n in self._kinds}
+        else:
+            state, _ = state_dict.fit(
+                state_dict.with_first_names(tensors, self.module), self.module
+            )
+        # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
+        return {
+            n: (v if self._kinds[n].is_floating_point else v.round()).to(
+                "cpu", self._kinds[n], copy=True
+            )
+            for n, v in state.items()
+        }
+
+    def _warn(self, text: str) -> None:
+        self.note(text)
+        if not self._failed:
+            warnings.warn(
+                f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)",
+                stacklevel=2,
+            )
+        self._failed = True
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse to write for a closed recorder and into a folder that is gone.
+
+        After an error, or Ctrl-C, the recorder goes back to what is on the disk: the round that was not written is the next one.
+        """
+        if self._closed:
+            raise FldiagError(
+                f"the recorder of {self.recording.run.path} is closed",
+                "continue the run with a new one: fldiag.Recorder(..., resume=True)",
+                usage=True,
+            )
+        try:
+            self._owner.confirm()
+            yield
+        except BaseException:
+            with contextlib.suppress(FldiagError):
+                self.recording.reload()
+            self._counts()
+            raise
+
+    def _counts(self) -> None:
+        run = self.recording.run
+        self._done, self._begun, self._shift = run.done, bool(run.rounds), self.recording.shift
+
+    def _release(self) -> None:
+        if os.getpid() != self._process:  # a copy of the process: the folder is not its own
+            return
+        atexit.unregister(self._release)
+        if _OPEN.get(self._folder) is self:
+            del _OPEN[self._folder]
+        self._closed = True
+        self._stack.close()
+
+
+def _equal(tensor: Tensor, base: Tensor) -> bool:
+    """Whether frozen weights are the same but for rounding: averages and copies in another precision keep half the digits."""
+    if tensor.shape != base.shape:
+        return False
+    a, b = tensor.detach().to(base.device), base.detach()
+    if a.dtype == b.dtype and torch.equal(a, b):
+        return True
+    digits = max((torch.finfo(t.dtype).eps for t in (a, b) if t.is_floating_point()), default=0.0)
+    a, b = a.double(), b.double()
+    return bool(
+        torch.allclose(
+            a,
+            b,
+            rtol=0,
+            atol=digits**0.5 * float(b.abs().max()) if b.numel() else 0,
+            equal_nan=True,
+        )
+    )
+
+
+def _name(data: Any, keep: Mapping[str, np.ndarray] | None) -> str | None:
+    """What the run's files say of the data; the path of those in the run is from its folder, which may move."""
+    if keep is not None:
+        return "npz:data.npz"
+    return data if isinstance(data, str) else None

@@ -1,0 +1,322 @@
+"""From a run or checkpoint to the Problem that a diagnostic sees, and its parts: data, model, partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fldiag import data, losses, models, user_code
+from fldiag.data import Dataset, partition, sources
+from fldiag.data.public import deal
+from fldiag.data.text import Reading
+from fldiag.errors import FldiagError, unknown
+from fldiag.models import pretrained
+from fldiag.models.state_dict import State, describe_choice, with_first_names, without_prefix
+from fldiag.params import Layout
+from fldiag.problem import inputs
+from fldiag.problem.ingredients import forward_of, unwrap_model
+from fldiag.problem.problem import Problem
+from fldiag.runs import base
+from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
+from fldiag.runs.run import Run
+from fldiag.runs.schema import Checkpoint
+from fldiag.sections import FILES, Normalise, PartitionSection
+
+
+def open_problem(
+    target: Run | Checkpoint,
+    *,
+    slice: str = "train",
+    samples: int | None = None,
+    client: int | None = None,
+    round: int | None = None,
+    root: str | None = None,
+    download: bool = False,
+    normalise: Normalise | None = None,
+    name: str | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> Problem:
+    """The loss surface of stored weights on a slice.
+
+    ``client``: the trained weights of that client instead of the aggregated ones (only if stored). ``slice``,
+    ``samples``: see ``fldiag.data.take``. ``round``: of a run (default: the last). ``normalise``: of data that are given,
+    see ``fldiag.data.load``. ``loss``: a name of ``losses.BY_NAME``, ``pkg.mod:function`` or a function (outputs, y) -> the mean;
+    by default what training minimises on such labels, and of batches that are dicts the model's own. ``options``: further ones
+    of ``Problem``.
+
+    Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
+    a file names: such code is never run.
+    """
+    checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
+    checkpoint = replace(checkpoint, data=load_examples(checkpoint.data))
+    check_code(checkpoint)
+    dataset: Dataset | None = None
+    if _is_examples(checkpoint.data):
+        _refuse_data_set_options(slice, samples, normalise)
+        checkpoint = replace(checkpoint, data=inputs.draw(checkpoint.data))
+    else:
+        dataset = load_dataset(checkpoint, root, download, normalise)
+    module = build_module(checkpoint, dataset)
+    if dataset is None:
+        examples: Any = inputs.as_data(checkpoint.data, forward_of(module))
+        y = examples.batch(0, 1)[1]
+        criterion = _criterion(loss, y.is_floating_point() if isinstance(y, Tensor) else None)
+    else:
+        deals = slice.startswith("client") or dataset.is_lazy
+        parts = load_partition(checkpoint, dataset) if deals else None
+        examples = data.take(dataset, slice, parts, samples)
+        criterion = _criterion(loss, dataset.regression)
+    state, remarks = _named_state(checkpoint, module)
+    params, buffers = _weights(checkpoint, module, state, client)
+    labels: dict[str, Any] = {
+        "moment": "aggregated" if client is None else "trained",
+        "scope": "global" if client is None else "client",
+    }
+    if client is not None:
+        labels["client"] = client
+    if checkpoint.manifest:
+        labels |= {
+            "method": str(checkpoint.manifest["method"].get("name")),
+            "round": checkpoint.round,
+            "seed": checkpoint.manifest["seed"],
+        }
+    label = checkpoint.label if client is None else f"{checkpoint.label} client {client}"
+    problem = Problem(
+        module,
+        criterion,
+        examples,
+        params,
+        buffers,
+        name=name or label,
+        device=device,
+        labels=labels,
+        **options,
+    )
+    problem.remarks += [*remarks, *([] if dataset is None else data.remarks(dataset))]
+    return problem
+
+
+def _refuse_data_set_options(slice: str, samples: int | None, normalise: Normalise | None) -> None:
+    if normalise is not None:
+        raise FldiagError(
+            f"normalise = {normalise!r} is for a data set, and the examples themselves were given",
+            "leave it out, and give them as the model sees them",
+            usage=True,
+        )
+    if slice != "train" or samples is not None:
+        raise FldiagError(
+            "slice and samples choose from a data set, and the examples themselves were given",
+            "leave them out, or give the data set",
+            usage=True,
+        )
+
+
+def check_code(c: Checkpoint) -> None:
+    """Raises FldiagError, before anything is read, for code that only the file names as the model (or in its options) or the
+    data of these weights, without consent. The other keys of its config are not used here."""
+    config = c.config
+    tree = {"model": config.get("model", {}), "data": {"name": config.get("data", {}).get("name")}}
+    user_code.check({k: v for k, v in tree.items() if getattr(c, k) is None}, c.allow_code, c.path)
+
+
+def _criterion(
+    loss: str | Callable[..., Any] | None, regression: bool | None
+) -> Callable[..., Any]:
+    """``regression`` None: the targets are no single tensor."""
+    if loss is None:
+        return losses.model_loss if regression is None else losses.criterion(regression)
+    if callable(loss):
+        return loss
+    if ":" in loss:
+        function: Callable[..., Tensor] = user_code.load(loss, "loss", {loss})
+        return function
+    if loss not in losses.BY_NAME:
+        raise unknown("loss", loss, losses.BY_NAME)
+    return losses.BY_NAME[loss]
+
+
+def _is_examples(source: Any) -> bool:
+    """Whether these are inputs and targets, not a data set with its parts."""
+    return (
+        source is not None
+        and not isinstance(source, (str, Path, Dataset))
+        and not inputs.is_split(source)
+    )
+
+
+def load_examples(source: Any) -> Any:
+    """The examples that a user's loader returns where ``source`` names one; all other sources, and loaders of a data set, as
+    they are."""
+    if not isinstance(source, str) or ":" not in source or source.startswith(FILES):
+        return source
+    content = sources.call_loader(source, {source})
+    arrays = inputs.is_split(content) and not any(
+        isinstance(part, (Mapping, tuple, list)) for part in content
+    )
+    return source if isinstance(content, Dataset) or arrays else content
+
+
+def load_dataset(
+    c: Checkpoint, root: str | None, download: bool, normalise: Normalise | None = None
+) -> Dataset:
+    """The data set that comes with the checkpoint, else the one that it names, which must be the one of its training."""
+    source = c.data
+    if isinstance(source, (str, Path)):
+        return data.load(str(source), root, download, normalise=normalise, allow_code={str(source)})
+    if normalise is not None:
+        raise FldiagError(
+            f"normalise = {normalise!r} is for data that are given by name, and these are not",
+            "leave it out, or give the data: --data npz:PATH",
+            usage=True,
+        )
+    if isinstance(source, Dataset):
+        return source
+    if source is not None:
+        return dataset_of(source, forward=forward_of(c.model))
+    spec = c.config.get("data", {})
+    if "name" not in spec:
+        raise FldiagError(
+            f"{c.path} does not say which data it belongs to",
+            "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader",
+            usage=True,
+        )
+    name, folder = str(spec["name"]), spec.get("root")
+    variant, scaling = spec.get("variant"), spec.get("normalise")
+    file = _in_the_run(c, name)
+    dataset = data.load(
+        file or name,
+        root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None),
+        download,
+        variant if isinstance(variant, str) else None,
+        normalise=scaling if isinstance(scaling, str) else None,
+        reading=Reading.of(spec),
+        allow_code=c.allow_code,
+    )
+    dataset = replace(dataset, name=name) if file else dataset
+    fingerprint = c.manifest.get("provenance", {}).get("data")
+    if fingerprint and dataset.fingerprint() != fingerprint:
+        raise FldiagError(
+            f"the data set {name!r} found here is not the one {c.path} was trained on (fingerprint "
+            f"{dataset.fingerprint()}, not {fingerprint})",
+            f"point to the same data, or accept it: --data {name}",
+        )
+    return dataset
+
+
+def _in_the_run(c: Checkpoint, name: str) -> str | None:
+    """Where data lie that a recorded run keeps in its own folder. Raises FldiagError when they were changed or are not there."""
+    file = name.removeprefix("npz:")
+    if "origin" not in c.manifest or file == name or Path(file).is_absolute():
+        return None
+    folder = c.path.parent.parent
+    if (folder / "run.json").is_file() and file in (run := Run.open(folder)).index["files"]:
+        return f"npz:{run.verified(file)}"
+    if Path(file).is_file():  # a converted folder names its data as the command did
+        return None
+    raise FldiagError(
+        f"the data of {c.path} are the file {file} of its run, and it does not lie in that",
+        f"give them: --data npz:RUN/{file}",
+    )
+
+
+def build_module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
+    module = with_packed_inputs(_built(c, dataset), dataset)
+    return (
+        as_logits(module, dataset)[0] if dataset is not None and "origin" in c.manifest else module
+    )
+
+
+def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
+    if isinstance(c.model, nn.Module):
+        return base.restore(c.model, c)
+    if c.model is not None:
+        shape, classes = (dataset.shape, dataset.classes) if dataset is not None else _shapes(c)
+        return base.restore(
+            models.build(str(c.model), shape, classes, allow_code={str(c.model)}), c
+        )
+    if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
+        return pretrained.build(c.path.parent)
+    spec = dict(c.config.get("model", {}))
+    if "name" not in spec:
+        raise FldiagError(
+            f"{c.path} holds weights but does not say which model they belong to",
+            "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
+            usage=True,
+        )
+    name = str(spec.pop("name"))
+    module = models.build(
+        name,
+        tuple(c.manifest["shape"]),
+        c.manifest["classes"],
+        spec,
+        seed=c.manifest["seed"],
+        most=sum(t.numel() for t in c.state.values()),
+        allow_code=c.allow_code,
+    )
+    return base.restore(module, c)
+
+
+def _shapes(c: Checkpoint) -> tuple[tuple[int, ...] | None, int]:
+    if c.manifest:
+        return tuple(c.manifest["shape"]), c.manifest["classes"]
+    examples = inputs.as_data(c.data)
+    x, y = examples.batch(0, examples.n)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return None, 0
+    return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
+
+
+def _named_state(c: Checkpoint, module: nn.Module) -> tuple[State, list[str]]:
+    """The state_dict with the model's own names, and a remark where it had others."""
+    if c.manifest:
+        return c.state, []
+    module = unwrap_model(module)[0]
+    state, prefix, alternatives = without_prefix(with_first_names(c.state, module), module)
+    remarks = [describe_choice(c.key, c.alternatives)] if c.alternatives else []
+    remarks += [describe_choice(prefix, alternatives)] if alternatives else []
+    remarks += [f"the names fit the model without {prefix!r} before them"] if prefix else []
+    return state, [f"{c.path.name}: {text}" for text in remarks]
+
+
+def _weights(c: Checkpoint, module: nn.Module, state: State, client: int | None) -> tuple[Any, Any]:
+    names = {n for n, _ in module.named_buffers()}
+    params = {n: t for n, t in state.items() if n not in names}
+    buffers = {n: t for n, t in state.items() if n in names}
+    if client is None:
+        return params, buffers
+    if c.clients is None or client not in c.client_ids:
+        clients = ", ".join(map(str, c.client_ids)) or "none"
+        raise FldiagError(
+            f"{c.path} holds no trained weights of client {client} (it has: {clients})",
+            "train with checkpoint.clients = 'sampled'",
+            usage=True,
+        )
+    row = c.client_ids.index(client)
+    if c.clients.shape[1:] != (Layout.of(module).size,):
+        raise FldiagError(
+            f"{c.path}: client weights of shape {list(c.clients.shape)} do not fit the model",
+            "the file was edited; use the original",
+        )
+    return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
+
+
+def load_partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:
+    """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
+    folder = c.path.parent.parent
+    file = folder / "partition.npz"
+    if file.is_file():
+        if (folder / "run.json").is_file():
+            file = Run.open(folder).verified("partition.npz")
+        return partition.load_parts(file)
+    # how another program dealt its data cannot be told from here
+    if not c.manifest or "origin" in c.manifest:
+        return None
+    assert dataset is not None  # a run of fldiag names its data
+    spec = PartitionSection.model_validate(c.config["partition"])
+    return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
