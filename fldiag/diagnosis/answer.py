@@ -16,7 +16,8 @@ from fldiag.checkpoint.run import Run
 from fldiag.checkpoint.schema import Checkpoint
 from fldiag.diagnosis import places, recalled
 from fldiag.diagnosis.options import plain
-from fldiag.plotting import style
+from fldiag.plotting import pages, style
+from fldiag.plotting.sections import Interactive
 from fldiag.registry import Diagnostic
 from fldiag.results import files, standing
 from fldiag.results.summary import Item, Note, Say, Small
@@ -144,6 +145,8 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     found: list[Path] = []
     for ending, draw in entry.more.items():
         made = draw(table)
+        if isinstance(made, Interactive):
+            made = pages.interactive(made)
         if isinstance(made, str):
             found.append(files.write_text(path.with_name(path.name + ending), made))
         elif made is not None:

@@ -10,7 +10,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.account import picture
-from fldiag.diagnostics.account.section import section
 from fldiag.diagnostics.account.summary import summary
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
@@ -40,8 +39,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     more={"-classes": picture.classes_if_any},
     summary=summary,
     cost=cost,
-    section=section,
-    order=60,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )
 def account(

@@ -42,7 +42,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     draw=picture.draw,
     summary=summary,
     cost=cost,
-    order=55,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
 )
 def flatness(

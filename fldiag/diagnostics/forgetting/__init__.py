@@ -15,7 +15,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.forgetting import picture
-from fldiag.diagnostics.forgetting.section import section
 from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.execution.pool import Serial
 from fldiag.execution.start import started
@@ -70,7 +69,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     "forgetting",
     on="run",
     parts=True,
-    cheap=True,
     needs="clients",
     draw=picture.curves_if_any,
     more={"-classes": picture.heatmap_if_any},
@@ -86,8 +84,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
             leads=True,
         )
     },
-    section=section,
-    order=30,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --why",
 )
 def forgetting(

@@ -30,7 +30,6 @@ def cost(history: History, options: Mapping[str, Any]) -> float:
     draw=picture.draw,
     summary=summary,
     cost=cost,
-    order=65,
     example="checkpoints/texts-fedavg-s0-1a2b3c4d",
 )
 def lora(
