@@ -165,12 +165,16 @@ class Collected:
 def name(members: Sequence[Member]) -> None:
     """Give every run its label: method and seed, and of runs that agree in both what else differs, or else the folder."""
     labels = [words.method(str(m.setting("method", "name", "unknown"))) for m in members]
-    for key in _differing(members):
-        seeded = Counter(zip(labels, (m.seed for m in members), strict=True))
+    for key in _keys(members):
+        alike: dict[tuple[str, Any], list[int]] = {}
         for i, m in enumerate(members):
-            value = m.settings.get(key)
-            if seeded[labels[i], m.seed] > 1 and value is not None:
-                labels[i] += f", {words.symbol(key.partition('.')[2] or key)} = {plain(value)}"
+            alike.setdefault((labels[i], m.seed), []).append(i)
+        for places in alike.values():
+            values = {i: members[i].settings.get(key) for i in places}
+            if len({plain(v) for v in values.values()}) > 1:
+                option = words.symbol(key.partition(".")[2] or key)
+                for i in (i for i in places if values[i] is not None):
+                    labels[i] += f", {option} = {plain(values[i])}"
     labels = [
         label if m.seed is None else f"{label}, seed {m.seed}"
         for label, m in zip(labels, members, strict=True)
@@ -183,17 +187,10 @@ def name(members: Sequence[Member]) -> None:
         m.look = looks[m.label]
 
 
-def _differing(members: Sequence[Member]) -> list[str]:
-    """Keys in which runs of one method differ, those of the method first."""
-    values: dict[str, dict[str, set[str]]] = {}
-    for m in members:
-        for key, value in m.settings.items():
-            of_method = values.setdefault(key, {}).setdefault(
-                str(m.setting("method", "name")), set()
-            )
-            of_method.add(plain(value))
-    keys = [k for k, methods in values.items() if any(len(v) > 1 for v in methods.values())]
-    return sorted(keys, key=lambda k: not k.startswith("method."))
+def _keys(members: Sequence[Member]) -> list[str]:
+    """The keys of the settings, those of the method first."""
+    keys = dict.fromkeys(key for m in members for key in m.settings)
+    return sorted(keys, key=lambda key: not key.startswith("method."))
 
 
 def plain(value: Any) -> str:
