@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fldiag.plotting.collected import Member
 from fldiag.report.collect import collect
+from fldiag.report.members import Member
 from fldiag.report.summary import method, setting
 from fldiag.results.files import write_table
 from fldiag.results.provenance import provenance
@@ -45,18 +45,18 @@ def main() -> None:
 
 def compare(members: list[Member], count: int) -> pd.DataFrame:
     """A row a run, then one for each two that can be compared; accuracies and differences in percent."""
-    accuracy = {m.label: of_rounds(m) for m in members}
+    accuracy = {m.folder: of_rounds(m) for m in members}
     rows = [
-        {**about(m), "last": accuracy[m.label].iloc[-1], **late(accuracy[m.label], count)}
+        {**about(m), "last": accuracy[m.folder].iloc[-1], **late(accuracy[m.folder], count)}
         for m in members
     ]
     for one, other in itertools.combinations(members, 2):
         if alike(one) == alike(other):
-            ahead = accuracy[other.label] - accuracy[one.label]
+            ahead = accuracy[other.folder] - accuracy[one.folder]
             rows.append(
                 {
                     **about(other),
-                    "than": one.label,
+                    "than": one.folder,
                     "minus": method(one),
                     "last": ahead.iloc[-1],
                     **late(ahead, count),
@@ -88,7 +88,7 @@ def alike(m: Member) -> tuple[object, ...]:
 
 def about(m: Member) -> dict[str, object]:
     where = f"{setting(m)}, {m.setting('train', 'precision')}, seed {m.seed}"
-    return {"run": m.label, "method": method(m), "setting": where, "rounds": m.run.done}
+    return {"run": m.folder, "method": method(m), "setting": where, "rounds": m.run.done}
 
 
 def of_rounds(m: Member) -> pd.Series:

@@ -162,16 +162,14 @@ class Diagnostic(Entry):
       ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run; ``checkpoints``: a list of Problem.
     - ``needs``: ``clients`` where it takes the clients' weights.
     - ``draw``: table -> Figure, or None where there is nothing to draw. ``more``: ending of the file's name -> table ->
-      further Figure, or the text of a file (``.html``).
+      further Figure, the text of a file, or charts to turn (``.html``: ``fldiag.plotting.sections.Interactive``).
     - ``pictured``: options that say how to draw, and change no number; ``draw`` finds them in the table's ``attrs["options"]``.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
-    - ``section``: the runs of a report with their tables (``fldiag.plotting.collected``) -> its section
-      (``fldiag.plotting.sections``); without one: pictures and summaries. ``order``: its place.
     - ``variant``: options of a table -> a word for those that a report shows beside the others, not instead of them (""
       where there is one kind only); None: it shows none such.
     - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
-    - ``cheap``: whether ``fldiag report --compute`` makes its table, with the defaults.
-    - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
+    - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``);
+      ``fldiag report --compute`` makes the tables of those that it shows.
     - ``alarms``: table -> what is wrong with the run, in words, worst first: the report begins with them.
     - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
     - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
@@ -187,11 +185,8 @@ class Diagnostic(Entry):
     more: dict[str, Callable[..., Any]] = field(default_factory=dict)
     pictured: tuple[str, ...] = ()
     summary: Callable[..., Any] | None = None
-    section: Callable[..., Any] | None = None
-    order: int = 100
     variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
     parts: bool = False
-    cheap: bool = False
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
     check: Callable[..., None] | None = None
@@ -328,7 +323,8 @@ diagnostic = Registry(
 
 
 def diagnostics() -> list[Diagnostic]:
-    """All that can be used, in the order of a report's sections."""
+    """All that can be used, in the order of a report's sections: alarms, numbers of the first table, weights before runs."""
     return sorted(
-        (diagnostic.get(name) for name in diagnostic.names()), key=lambda e: (e.order, e.name)
+        (diagnostic.get(name) for name in diagnostic.names()),
+        key=lambda e: (e.alarms is None, not e.numbers, e.on != "problem", e.name),
     )

@@ -29,7 +29,7 @@ def report(
     compute: Annotated[
         bool,
         typer.Option(
-            "--compute", help="First compute missing tables that are cheap: forgetting and drift."
+            "--compute", help="First compute what the first table lacks: λ₁, drift and forgetting."
         ),
     ] = False,
     allow_code: AllowCode = None,

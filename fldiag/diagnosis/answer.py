@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
-from fldiag.plotting import style
+from fldiag.plotting import pages, style
+from fldiag.plotting.sections import Interactive
 from fldiag.registry import Diagnostic
 from fldiag.results import files, standing
 from fldiag.results.summary import Item, Note, Say, Small
@@ -132,6 +133,8 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     paths: list[Path] = []
     for ending, draw in entry.more.items():
         picture = draw(table)
+        if isinstance(picture, Interactive):
+            picture = pages.interactive(picture)
         if isinstance(picture, str):
             paths.append(files.write_text(path.with_name(path.name + ending), picture))
         elif picture is not None:

@@ -1,4 +1,4 @@
-"""What every page that stands alone, the landscape's and the report's, tells the browser."""
+"""Pages that stand alone: the report, and a landscape to turn. Everything is inside the file; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,66 @@ import base64
 import codecs
 import gzip
 import hashlib
+import json
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from typing import Any
+
+from fldiag.errors import printable
+from fldiag.plotting.sections import Group, Interactive, Section
+
+
+def render(
+    template: str, package: str, title: str, sections: Sequence[Section], **more: Any
+) -> str:
+    """A page as text. ``template``: one of ``package``'s that extends ``page.html``; ``more``: what it needs.
+
+    Text reaches the page only escaped. Pictures, charts and downloads are packed; the page's script unpacks them.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    loaders = [PackageLoader(p) for p in dict.fromkeys(("fldiag.plotting", package))]
+    environment = Environment(
+        loader=ChoiceLoader(loaders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    home = resources.files("fldiag.plotting") / "templates"
+    script = (home / "page.js").read_text("utf-8")
+    charts = [chart for s in sections for g in s.groups for chart in g.charts]
+    pictures = [picture for s in sections for g in s.groups for picture in g.pictures]
+    figures = [{"kind": c.kind, "traces": c.traces, "layout": c.layout} for c in charts]
+    return printable(
+        environment.get_template(template).render(
+            title=title,
+            sections=sections,
+            place={id(item): i for items in (charts, pictures) for i, item in enumerate(items)},
+            charts=pack(json.dumps(figures, allow_nan=False, separators=(",", ":"))),
+            pictures=[pack(p.content) for p in pictures],
+            plotly=packed_plotly() if charts else "",
+            policy=policy(get_plotlyjs(), script),
+            style=(home / "page.css").read_text("utf-8"),
+            script=script,
+            id=id,
+            **more,
+        )
+    )
+
+
+def interactive(shown: Interactive) -> str:
+    """A page with charts to hover over and to turn."""
+    tables = [shown.table] if shown.table else []
+    section = Section(
+        "charts",
+        shown.title,
+        shown.lead,
+        [Group(notes=shown.notes, charts=shown.charts, tables=tables)],
+    )
+    return render("page.html", "fldiag.plotting", shown.title, [section])
 
 
 def policy(*scripts: str) -> str:
@@ -49,13 +107,13 @@ def pack_table(raw: bytes) -> tuple[str, int]:
     return pack(b"\n".join(cell for column in zip(*rows, strict=True) for cell in column)), columns
 
 
-def unpacking() -> str:
-    """The script that both need which read what is packed."""
-    return (resources.files("fldiag.plotting") / "unpack.js").read_text("utf-8")
-
-
 @cache
 def packed_plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return pack(get_plotlyjs())
+
+
+def literal(text: object) -> str:
+    """Text for plotly, which reads a few HTML tags in its labels."""
+    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from fldiag.plotting import sheet, words
 from fldiag.results.files import drawn, write_pictures
@@ -306,9 +306,9 @@ def level(ax: Axes, value: float, name: str, below: bool = False) -> None:
 
 
 def percents(*axes: Any) -> None:
-    """Tick labels of shares of 1 as whole percents: 40 %."""
+    """Tick labels of shares of 1 in percent: 40 %, 2.5 %."""
     for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %"))
 
 
 def diverged() -> Line2D:
@@ -354,7 +354,8 @@ def write(fig: Figure, path: Path) -> list[Path]:
     return save(fig, path, sheet.current().formats)
 
 
-def png(fig: Figure) -> bytes:
-    """The figure as a small PNG for a page (200 dpi, 64 colours); the same figure gives the same bytes."""
+def image(fig: Figure, kind: str) -> bytes:
+    """The figure for a page: ``svg`` as ``save`` writes it, or a small ``png`` (200 dpi, 64 colours); the same figure gives the
+    same bytes."""
     with paper():
-        return drawn(fig, "png", 200, 64)
+        return drawn(fig, "svg", DPI) if kind == "svg" else drawn(fig, "png", 200, 64)

@@ -49,6 +49,17 @@ def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
     return rows
 
 
+def compares_runs(draw: Any) -> Any:
+    """Decorator of a drawing function: of a table with several runs it draws them together, told apart by ``run``."""
+    draw.compares_runs = True
+    return draw
+
+
+def several_runs(draw: Any) -> bool:
+    """Whether the drawing function is marked with ``compares_runs``."""
+    return bool(getattr(draw, "compares_runs", False))
+
+
 #: With more clients than this, pictures show how a number is spread over them instead of one place a client.
 MANY = 50
 

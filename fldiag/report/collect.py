@@ -13,6 +13,7 @@ of more rounds, of more of the report's runs, then the newest. The others are co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ import pandas as pd
 
 from fldiag.diagnosis.places import FALLBACK, distinct
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
-from fldiag.plotting.collected import Claim, Collected, Member, Source
-from fldiag.report import search
+from fldiag.report import members, search
+from fldiag.report.members import Claim, Collected, Member, Source
 from fldiag.report.search import Candidate
 from fldiag.results.files import csv_text
-from fldiag.results.table import check
+from fldiag.results.select import only
+from fldiag.results.table import PERSONAL, check
 from fldiag.runs.index import unverified
 from fldiag.runs.run import Run
 
@@ -38,35 +39,39 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
     if not paths:
         raise FldiagError("no run was given", "give one or more run folders", usage=True)
     runs = [Run.open(p) for p in paths]
-    names = distinct([r.path for r in runs])
-    looks = style.looks(names)
-    members = [
-        Member(run, Path(given) if Path(given).is_dir() else run.path, name, i, looks[name])
-        for i, (run, given, name) in enumerate(zip(runs, paths, names, strict=True))
-    ]
-    found = Collected(members, [], [f"{text}." for text in unverified(r.path for r in runs)])
+    folders = distinct([r.path for r in runs])
+    collection = Collected(
+        [
+            Member(run, Path(given) if Path(given).is_dir() else run.path, folder, i)
+            for i, (run, given, folder) in enumerate(zip(runs, paths, folders, strict=True))
+        ],
+        [],
+        [f"{text}." for text in unverified(r.path for r in runs)],
+    )
+    members.name(collection.members)
     candidates = list(
         search.candidates(
-            {m.run.path: m.rounds for m in members},
+            {m.run.path: m.rounds for m in collection.members},
             [Path(p) for p in places],
             FALLBACK,
-            found.notes,
+            collection.notes,
         )
     )
-    for member in members:
-        _metrics(found, member)
+    for member in collection.members:
+        _metrics(collection, member)
         for kind in dict.fromkeys(c.kind for c in candidates):
-            _choose(found, member, [c for c in candidates if c.kind == kind])
-    return found
+            _choose(collection, member, [c for c in candidates if c.kind == kind])
+        _personal(member)
+    return collection
 
 
-def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> None:
+def _choose(collection: Collected, member: Member, candidates: list[Candidate]) -> None:
     """The best readable table of one kind becomes the member's."""
 
     def rank(c: Candidate) -> tuple[Any, ...]:
         rounds, options = c.owned(member.rounds), c.about.get("options")
         whole = isinstance(options, dict) and bool(options.get("every_round"))
-        shared = sum(bool(c.owned(m.rounds)) for m in found.members)
+        shared = sum(bool(c.owned(m.rounds)) for m in collection.members)
         return c.given, max(rounds), whole, len(rounds), shared, c.modified
 
     mine = sorted((c for c in candidates if c.owned(member.rounds)), key=rank, reverse=True)
@@ -77,20 +82,20 @@ def _choose(found: Collected, member: Member, candidates: list[Candidate]) -> No
             except (
                 Exception
             ) as error:  # whatever is wrong with one table, the report shows the others
-                found.notes.append(
+                collection.notes.append(
                     f"{candidate.csv.name} is not shown: it cannot be read as a table "
                     f"({error.what if isinstance(error, FldiagError) else type(error).__name__})."
                 )
                 candidates.remove(candidate)
                 continue
-            candidate.source.place = len(found.sources)
-            found.sources.append(candidate.source)
+            candidate.source.place = len(collection.sources)
+            collection.sources.append(candidate.source)
         candidate.source.others = max(candidate.source.others, len(mine) - 1)
         member.tables[candidate.kind] = candidate.source
         return
 
 
-def _metrics(found: Collected, member: Member) -> None:
+def _metrics(collection: Collected, member: Member) -> None:
     """The table that training wrote."""
     index = member.run.index
     if not member.run.has_metrics:
@@ -98,19 +103,33 @@ def _metrics(found: Collected, member: Member) -> None:
     try:
         frame = check(member.run.metrics)
     except Exception as error:  # as above
-        found.notes.append(
+        collection.notes.append(
             f"{member.label}: {error.what if isinstance(error, FldiagError) else type(error).__name__}"
         )
         return
     claims = [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())]
     made = Source(
         "metrics",
-        f"metrics-{member.label.replace('/', '-')}.csv",
-        {**index["provenance"], "run": member.label, "config": index["hash"]},
+        f"metrics-{member.folder.replace('/', '-')}.csv",
+        {**index["provenance"], "run": member.folder, "config": index["hash"]},
         csv_text(frame).encode(),
         pd.DataFrame(frame),
         claims,
-        place=len(found.sources),
+        place=len(collection.sources),
     )
-    found.sources.append(made)
+    collection.sources.append(made)
     member.tables["metrics"] = made
+
+
+def _personal(member: Member) -> None:
+    """The clients' own accuracies that training measured, where no table of them was computed."""
+    metrics = member.tables.get("metrics")
+    if metrics is not None and "personalise" not in member.tables:
+        rows = only(metrics.frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
+        if len(rows) and "index" in rows.columns and rows["index"].notna().all():
+            last = (
+                rows[rows["round"] == rows["round"].max()] if rows["round"].notna().any() else rows
+            )
+            member.tables["personalise"] = replace(
+                metrics, kind="personalise", frame=last, claims=[]
+            )

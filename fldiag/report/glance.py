@@ -7,29 +7,30 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from fldiag import registry
-from fldiag.plotting.collected import Collected, Member
-from fldiag.plotting.sections import Section, Table, percent
+from fldiag import known, registry
+from fldiag.plotting.sections import Group, Section, Table
 from fldiag.plotting.style import number
 from fldiag.registry import Diagnostic
+from fldiag.report.members import Collected, Member, absent
 from fldiag.report.summary import accuracy, method, recipe, replicates
 from fldiag.results.select import only, split_of
+from fldiag.results.summary import percent
 from fldiag.results.uncertainty import LEVEL, SEEDS, Interval, holm, paired_t
 
 #: How much of what is wrong is named here.
 NAMED = 3
 
 
-def glance(found: Collected) -> Section:
+def glance(collection: Collected) -> Section:
     section = Section(
         "glance",
         "At a glance",
         "What is wrong, what is better, and how sure that is. Each has a section below.",
     )
-    section.notes = list(found.chosen)
+    section.notes = list(collection.chosen)
     untested = [
         m.label
-        for m in found.members
+        for m in collection.members
         if "metrics" in m.tables and _untested(m.tables["metrics"].frame)
     ]
     if untested:
@@ -39,9 +40,10 @@ def glance(found: Collected) -> Section:
         )
     for entry in registry.diagnostics():
         if entry.alarms is not None:
-            _findings(section, found, entry, entry.alarms)
-    section.tables = [t for t in (_methods(found.members),) if t]
-    if not section.tables and len(found.members) > 1:
+            _findings(section, collection, entry, entry.alarms)
+    if table := _methods(collection.members):
+        section.groups.append(Group(tables=[table]))
+    elif len(collection.members) > 1:
         section.notes.append(
             "These runs cannot show which method is better: that needs runs of two methods on the same data "
             f"with at least {SEEDS} common seeds. `fldiag check A B` compares two given models over test "
@@ -60,25 +62,26 @@ def _untested(metrics: pd.DataFrame) -> bool:
 
 def _findings(
     section: Section,
-    found: Collected,
+    collection: Collected,
     entry: Diagnostic,
     alarms: Callable[[pd.DataFrame], Sequence[str]],
 ) -> None:
     """What the tables of a diagnostic say is wrong, and which runs it has not looked at."""
-    for m, source in found.having(entry.name):
+    for m, source in collection.having(entry.name):
         whats = alarms(source.frame)
         more = f", and {len(whats) - NAMED} more" if len(whats) > NAMED else ""
         section.notes.append(
             f"{m.label}: {'; '.join(whats[:NAMED])}{more}."
             if whats
-            else f"{m.label}: no fault was found."
+            else f"{m.label}: no fault was collection."
         )
         section.sources.append(source.place)
-    unseen = [m.label for m in found.members if entry.name not in m.tables]
+    unseen = [m for m in collection.members if entry.name not in m.tables]
     if unseen:
-        section.notes.append(
-            f"Not yet checked for faults: {', '.join(unseen)} (fldiag {entry.name}; its section says how)."
-        )
+        section.notes.append(f"Not yet checked for faults: {', '.join(m.label for m in unseen)}.")
+        section.missing += [
+            absent(m, known.command(entry.name), clients=entry.needs == "clients") for m in unseen
+        ]
 
 
 def _methods(members: Sequence[Member]) -> Table | None:

@@ -1,36 +1,57 @@
-"""Learning curves, from the table that training writes."""
+"""Learning curves, from the table that training writes: the one chart of the report that is not a diagnostic's picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from fldiag.plotting.collected import Collected, Member, worlds
-from fldiag.plotting.sections import Figure, Group, Missing, Section, Table, lines, percent, series
-from fldiag.plotting.style import number
+from fldiag.plotting.pages import literal
+from fldiag.plotting.sections import Chart, Group, Missing, Section, Table
+from fldiag.plotting.style import Look, number
+from fldiag.plotting.tables import floats
+from fldiag.report.members import Collected, Member, worlds
 from fldiag.report.summary import accuracy, interval, replicates
 from fldiag.results import select
 from fldiag.results.select import SPLITS, last_round, only, split_of
+from fldiag.results.summary import percent
+
+#: matplotlib's marks in plotly's words.
+MARKS = {
+    "o": "circle",
+    "D": "diamond",
+    "s": "square",
+    "^": "triangle-up",
+    "v": "triangle-down",
+    "P": "cross",
+    "X": "x",
+    "p": "pentagon",
+    "*": "star",
+}
+_DASHES = {1: "solid", 2: "dash", 4: "dashdot", 6: "longdashdot"}
+#: Significant digits of the numbers in charts; downloads hold them as the tables do.
+DIGITS = 5
 
 
-def curves(found: Collected) -> Section:
+def curves(collection: Collected) -> Section:
     section = Section(
         "curves",
         "Learning curves",
         "Accuracy and loss of the global model after each round on the test split (of "
         "runs without test examples: on the training split), and the mean minibatch loss of the clients that "
-        "trained in it. A band is the standard deviation over seeds.",
+        "trained in it. A band is the standard deviation over seeds. Click on a name to hide its line.",
     )
-    names = worlds(found.members)
+    names = worlds(collection.members)
     for data, name in names.items():
         members = [
             (m, m.tables["metrics"].frame)
-            for m in found.members
+            for m in collection.members
             if m.data == data and "metrics" in m.tables
         ]
-        group = Group(title=f"On {name}" if len(names) > 1 else "")
+        group = Group(f"On {name}" if len(names) > 1 else "")
         drawings: list[tuple[str, str, Callable[[pd.DataFrame], pd.DataFrame]]] = [
             (metric, f"{word} {metric}", partial(_judged, split=split))
             for metric in ("accuracy", "loss")
@@ -40,15 +61,12 @@ def curves(found: Collected) -> Section:
             *drawings,
             ("minibatch_loss", "training loss of the clients", _of_training),
         ]:
-            if drawn := _lines(
-                [(m, choose(only(frame, metric=metric, scope="global"))) for m, frame in members]
-            ):
-                group.figures.append(
-                    Figure(text.capitalize(), lines(drawn, text, share=metric == "accuracy"))
-                )
-        if group.figures:
-            section.groups.append(group)
-    for m in found.members:
+            rows = [(m, choose(only(f, metric=metric, scope="global"))) for m, f in members]
+            if traces := _lines(rows, share=metric == "accuracy"):
+                about = layout(text, share=metric == "accuracy")
+                group.charts.append(Chart(text.capitalize(), "lines", traces, about))
+        section.groups.append(group)
+    for m in collection.members:
         if "metrics" not in m.tables:
             section.missing.append(
                 Missing(
@@ -56,54 +74,118 @@ def curves(found: Collected) -> Section:
                     "its table of metrics is missing; training writes it after the first round",
                 )
             )
-    section.tables = [
-        Table(
-            f"Last and best round on the {word} split. Best-round accuracy is optimistically biased.",
-            (
+    numbers = Group()
+    for split, word in SPLITS.items():
+        trained = [m for m in collection.members if "metrics" in m.tables]
+        if cells := [row for m in trained for row in _best(m, split)]:
+            head = (
                 "Run",
                 "Last round",
                 f"{word.capitalize()} accuracy (95 % interval)",
                 f"{word.capitalize()} loss",
                 "Best accuracy",
                 "in round",
-            ),
-            rows,
-        )
-        for split, word in SPLITS.items()
-        if (rows := [r for m in found.members if "metrics" in m.tables for r in _best(m, split)])
-    ]
-    section.sources = [s.place for _, s in found.having("metrics")]
+            )
+            caption = f"Last and best round on the {word} split. Best-round accuracy is optimistically biased."
+            numbers.tables.append(Table(caption, head, cells))
+    section.groups.append(numbers)
+    section.sources = [s.place for _, s in collection.having("metrics")]
     return section
 
 
-def _lines(members: Sequence[tuple[Member, pd.DataFrame]]) -> list[dict[str, object]]:
+def layout(y: str, *, share: bool = False) -> dict[str, Any]:
+    """plotly's layout of lines over rounds."""
+    axis: dict[str, Any] = {"automargin": True, "zeroline": False}
+    return {
+        "xaxis": {**axis, "title": {"text": "round"}, "nticks": 8, "tickformat": "d"},
+        "yaxis": {
+            **axis,
+            "title": {"text": literal(y)},
+            **({"tickformat": "~%"} if share else {}),
+        },
+        "margin": {"l": 48, "r": 14, "t": 30, "b": 44},
+        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"},
+        "showlegend": True,
+        "hovermode": "closest",
+    }
+
+
+def line(
+    name: str, rows: pd.DataFrame, look: Look, *, share: bool = False, faint: bool = False
+) -> list[dict[str, Any]]:
+    """plotly's traces of a line over rounds; where there is a column ``std``, a band of that half width."""
+    rows = rows.dropna(subset=["round"]).sort_values("round")
+    values = floats(rows["value"])
+    text, x = literal(name), [int(r) for r in rows["round"]]
+    traces: list[dict[str, Any]] = []
+    if "std" in rows.columns:
+        std = floats(rows["std"])
+        red, green, blue = (int(look.color[i : i + 2], 16) for i in (1, 3, 5))
+        edge = {
+            "type": "scatter",
+            "mode": "lines",
+            "x": x,
+            "line": {"width": 0},
+            "legendgroup": text,
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+        fill = {"fill": "tonexty", "fillcolor": f"rgba({red}, {green}, {blue}, 0.16)"}
+        traces = [
+            {**edge, "y": shorts(values - std)},
+            {**edge, "y": shorts(values + std), **fill},
+        ]
+    dash = "solid" if look.dash == "-" else _DASHES.get(len(look.dash[1]), "dash")
+    hover = f"round %{{x}}<br>{'%{y:.4~%}' if share else '%{y:.4~g}'}"
+    return [
+        *traces,
+        {
+            "type": "scatter",
+            "mode": "lines+markers" if len(x) <= 30 else "lines",
+            "x": x,
+            "y": shorts(values),
+            "name": text,
+            "legendgroup": text,
+            "opacity": 0.35 if faint else 1,
+            "line": {
+                "color": look.color,
+                "dash": "dot" if look.dash != "-" and look.dash[1] == (1, 1) else dash,
+                "width": 1 if faint else 2,
+            },
+            "marker": {
+                "color": look.color,
+                "symbol": MARKS[look.marker],
+                "size": 4 if faint else 7,
+            },
+            "hovertemplate": f"<b>{text}</b><br>{hover}<extra></extra>",
+        },
+    ]
+
+
+def shorts(values: np.ndarray) -> list[float | None]:
+    """Numbers with few digits for a chart; None where there is none to draw."""
+    return [float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None for v in values]
+
+
+def _lines(members: Sequence[tuple[Member, pd.DataFrame]], *, share: bool) -> list[dict[str, Any]]:
     """A line a run; runs that differ by the seed only become one line with a band, theirs faint beneath."""
     tables = {m.place: rows for m, rows in members}
-    drawn = []
+    traces = []
     for group in replicates([m for m, _ in members if tables[m.place]["value"].notna().any()]):
-        lead = group[0]
-        several = len(group) > 1
-        drawn += [
-            series(m.label, tables[m.place], run=m.place, look=lead.place, faint=several)
-            for m in group
-        ]
+        look, several = group[0].look, len(group) > 1
+        for m in group:
+            traces += line(m.label, tables[m.place], look, share=share, faint=several)
         if several:
-            values = (
+            mean = (
                 pd.concat([tables[m.place] for m in group])
                 .groupby("round")["value"]
                 .agg(["mean", "std"])
                 .reset_index()
+                .rename(columns={"mean": "value"})
             )
-            values = values.rename(columns={"mean": "value"})
-            drawn.append(
-                series(
-                    f"mean of {len(group)} seeds: {', '.join(m.label for m in group)}",
-                    values,
-                    run=lead.place,
-                    spread="std",
-                )
-            )
-    return drawn
+            text = f"mean of {len(group)} seeds: {', '.join(m.label for m in group)}"
+            traces += line(text, mean, look, share=share)
+    return traces
 
 
 def _of_training(rows: pd.DataFrame) -> pd.DataFrame:

@@ -13,8 +13,8 @@ import pandas as pd
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.plotting.collected import Claim, Source
 from fldiag.registry import Diagnostic
+from fldiag.report.members import Claim, Source
 from fldiag.results.files import read_csv_bytes, read_json
 from fldiag.results.table import COLUMNS, check
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fldiag.errors import FldiagError
-from fldiag.plotting.collected import Claim, Collected, Member, Source
-from fldiag.plotting.sections import (
-    Control,
-    Figure,
-    Group,
-    Missing,
-    Section,
-    Table,
-    axes,
-    plus_minus,
-    series,
-    short,
-)
+from fldiag.plotting import series, style
+from fldiag.plotting.sections import Group, Missing, Section, picture
+from fldiag.plotting.tables import floats
+from fldiag.report.members import Claim, Collected, Member, Source
 from fldiag.results.files import csv_text
 from fldiag.results.select import only, spread
 
@@ -34,23 +24,22 @@ NAMES = {
     "lambda_mean": "mean Λ × √size",
     "proximal_loss": "proximal loss",
 }
-EVERYWHERE = "all weights"
 KEYS = ["round", "index", "metric", "layer", "proximal"]
 
 
-def collect(found: Collected) -> None:
+def collect(collection: Collected) -> None:
     """Add to every run that recorded steps a table of means and standard deviations over its clients."""
-    for m in found.members:
-        there = m.run.recorded
-        chosen = spread(there, MOST)
+    for m in collection.members:
+        recorded = m.run.recorded
+        rounds = spread(recorded, MOST)
         try:
             frame = (
-                pd.concat([_means(m.run.steps(r)) for r in chosen], ignore_index=True)
-                if chosen
+                pd.concat([_means(m.run.steps(r)) for r in rounds], ignore_index=True)
+                if rounds
                 else None
             )
         except Exception as error:  # whatever is wrong with one table, the report shows the others
-            found.notes.append(
+            collection.notes.append(
                 f"{m.label}: the recorded steps are not shown: "
                 f"{error.what if isinstance(error, FldiagError) else repr(error)}."
             )
@@ -58,24 +47,24 @@ def collect(found: Collected) -> None:
         if frame is None or frame.empty:
             continue
         note = (
-            f"Means over the clients, computed for this report from {len(chosen)} of {len(there)} recorded rounds; every "
-            "client's numbers are in the run's folder steps."
+            f"Means over the clients, computed for this report from {len(rounds)} of {len(recorded)} recorded rounds; "
+            "every client's numbers are in the run's folder steps."
         )
-        made = Source(
+        source = Source(
             "steps",
-            f"steps-{m.label.replace('/', '-')}.csv",
-            {**m.run.index["provenance"], "run": m.label, "config": m.run.index["hash"]},
+            f"steps-{m.folder.replace('/', '-')}.csv",
+            {**m.run.index["provenance"], "run": m.folder, "config": m.run.index["hash"]},
             csv_text(frame).encode(),
             frame,
             [
                 Claim(str(m.run.index["files"].get(f"steps/{r:04d}.parquet")), round=r)
-                for r in chosen
+                for r in rounds
             ],
             note=note,
-            place=len(found.sources),
+            place=len(collection.sources),
         )
-        found.sources.append(made)
-        m.tables["steps"] = made
+        collection.sources.append(source)
+        m.tables["steps"] = source
 
 
 def _means(rows: pd.DataFrame) -> pd.DataFrame:
@@ -88,133 +77,67 @@ def _means(rows: pd.DataFrame) -> pd.DataFrame:
     flat = rows.assign(
         value=value, proximal=rows["proximal"] if "proximal" in rows.columns else None
     )
-    found = (
+    means = (
         flat.groupby(KEYS, dropna=False, sort=False)["value"]
         .agg(["mean", "std", "count"])
         .reset_index()
     )
-    return found.rename(columns={"mean": "value", "count": "n_clients"})
+    return means.rename(columns={"mean": "value", "count": "n_clients"})
 
 
-def steps(found: Collected) -> Section:
+def steps(collection: Collected) -> Section | None:
+    tables = collection.having("steps")
+    if not tables:
+        return None
     section = Section(
         "steps",
         "Inside local training",
-        "Quantities recorded at the local steps: means over the clients of a "
-        "round, with a band of one standard deviation. Clients with few "
-        "examples take fewer steps, so later steps average over fewer clients.",
+        "Quantities recorded at the local steps of each run's last recorded round: means over its clients, with a band of "
+        "one standard deviation. Clients with few examples take fewer steps, so later steps average over fewer clients. "
+        "The tables have the other rounds.",
+        sources=[s.place for _, s in tables],
     )
-    tables = {m.place: (m, s.frame) for m, s in found.having("steps")}
-    section.missing = [_absent(m) for m in found.members if m.place not in tables]
-    if not tables:
-        return section
-    whole = pd.concat([frame for _, frame in tables.values()])
-    rounds = sorted({int(r) for r in whole["round"]})
-    group = Group(
-        controls=[
-            Control(
-                "step-round", "Round", [str(r) for r in rounds], slider=True, start=len(rounds) - 1
-            )
-        ]
-    )
-    for metric in sorted({str(v) for v in whole["metric"]}):
-        _figure(group, metric, list(tables.values()), only(whole, metric=metric), rounds)
-    section.groups = [group]
-    if len({str(v) for v in whole["proximal"].dropna()}) > 1:
+    with_steps = {m.place for m, _ in tables}
+    section.missing = [absent(m) for m in collection.members if m.place not in with_steps]
+    last = [(m, s.frame[s.frame["round"] == s.frame["round"].max()]) for m, s in tables]
+    section.groups = [Group(pictures=[picture(draw(last), "Local steps of the last round")])]
+    if len({str(v) for _, rows in last for v in rows["proximal"].dropna()}) > 1:
         section.notes.append(
             "The runs' proximal losses are not the same kind (see the names of the lines): train with "
             "--set metrics.proximal=kl to compare them."
         )
-    section.tables = [
-        Table(
-            f"Mean over steps and clients, round {rounds[-1]}",
-            (
-                "Run",
-                "Metric",
-                "Layer",
-                "Proximal loss",
-                "First step",
-                "Last step",
-                "Mean over steps",
-            ),
-            [
-                row
-                for m, frame in tables.values()
-                for row in _ends(m, only(frame, round=rounds[-1]))
-            ],
-        )
-    ]
-    section.sources = [s.place for _, s in found.having("steps")]
     return section
 
 
-def _absent(m: Member) -> Missing:
+def absent(m: Member) -> Missing:
+    """Why a run has no steps."""
     if "origin" in m.run.index:
         return Missing(m.label, "another program trained it and recorded no steps")
     return Missing(m.label, "its steps were not recorded; train it with --set metrics.steps=true")
 
 
-def _figure(
-    group: Group,
-    metric: str,
-    tables: Sequence[tuple[Member, pd.DataFrame]],
-    rows: pd.DataFrame,
-    rounds: Sequence[int],
-) -> None:
-    """One metric over the steps of a round; with a choice of layer where there are several."""
-    layers = list(dict.fromkeys(None if pd.isna(v) else str(v) for v in rows["layer"]))
-    controls, name = ["step-round"], NAMES.get(metric, metric.replace("_", " "))
-    if len(layers) > 1:
-        controls.append(f"step-layer-{metric}")
-        group.controls.append(
-            Control(controls[-1], f"Layer of the {name}", [v or EVERYWHERE for v in layers])
-        )
-    frames: dict[str, dict[str, list[dict[str, Any]]]] = {
-        (f"{r}|{layer or EVERYWHERE}" if len(layers) > 1 else str(r)): {"series": []}
-        for r in rounds
-        for layer in layers
-    }
-    for m, frame in tables:
-        own_rows = only(frame, metric=metric)
-        for (r, layer, kind), part in own_rows.groupby(
-            ["round", "layer", "proximal"], dropna=False, sort=False
-        ):
-            key = f"{r}|{EVERYWHERE if pd.isna(layer) else layer}" if len(layers) > 1 else str(r)
-            own = m.label if pd.isna(kind) else f"{m.label} ({kind})"
-            frames[key]["series"].append(series(own, part, run=m.place, x="index", spread="std"))
-    low = short(rows["value"].astype(float).min())
-    group.figures.append(
-        Figure(
-            name[0].upper()
-            + name[1:]
-            + (f", {layers[0]}" if len(layers) == 1 and layers[0] else ""),
-            {
-                "kind": "lines",
-                "controls": controls,
-                "frames": frames,
-                **axes(name, x="local step", zero=low is not None and low < 0),
-            },
-        )
-    )
-
-
-def _ends(m: Member, rows: pd.DataFrame) -> list[list[str]]:
-    made = []
-    for (metric, layer, kind), part in rows.groupby(
-        ["metric", "layer", "proximal"], dropna=False, sort=False
-    ):
-        part = part.sort_values("index").dropna(subset=["value"])
-        if len(part):
-            first, last = part.iloc[0], part.iloc[-1]
-            made.append(
-                [
-                    m.label,
-                    str(metric),
-                    "–" if pd.isna(layer) else str(layer),
-                    "–" if pd.isna(kind) else str(kind),
-                    plus_minus(first["value"], first["std"]),
-                    plus_minus(last["value"], last["std"]),
-                    plus_minus(part["value"].astype(float).mean(), None),
-                ]
-            )
-    return made
+def draw(runs: list[tuple[Member, pd.DataFrame]]) -> Figure:
+    """A panel a metric and layer, a line a run."""
+    every = pd.concat([rows for _, rows in runs])
+    panels = list(every[["metric", "layer"]].drop_duplicates().itertuples(index=False))
+    with style.paper():
+        fig, axes = style.panels(len(panels), 2.0, 0.15 * len(runs))
+        keys, texts = [], []
+        for ax, (metric, layer) in zip(axes, panels, strict=True):
+            for m, rows in runs:
+                part = only(rows, metric=metric, layer=None if pd.isna(layer) else layer)
+                for kind, own in part.groupby("proximal", dropna=False, sort=False):
+                    own = own.set_index("index").sort_index()
+                    middle, std = floats(own["value"]), np.nan_to_num(floats(own["std"]))
+                    series.line(ax, own, m.look, (middle - std, middle + std))
+                    text = m.label if pd.isna(kind) else f"{m.label} ({kind})"
+                    if text not in texts:
+                        keys.append(series.key(m.look))
+                        texts.append(text)
+            title = NAMES.get(str(metric), str(metric).replace("_", " "))
+            ax.set_title(title if pd.isna(layer) else f"{title}\n{style.plain(layer)}", fontsize=8)
+            series.rounds_axis(ax)
+            ax.set_xlabel("local step")
+            ax.grid(True)
+        style.legend(fig, keys, texts, loc="outside lower center", ncols=3)
+    return fig

@@ -6,22 +6,21 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from fldiag import identity, known, registry
 from fldiag.plotting import words
-from fldiag.plotting.collected import Collected, Member, worlds
-from fldiag.plotting.sections import Section, Table, percent, plus_minus
+from fldiag.plotting.sections import Group, Missing, Section, Table
 from fldiag.plotting.style import number
+from fldiag.report.members import Collected, Member, absent, plain, worlds
 from fldiag.results import select
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import last_round, only
 from fldiag.results.shares import wilson
-
-SECTIONS = ("data", "partition", "clients", "model", "method", "train")
+from fldiag.results.summary import percent, plus_minus
 
 
 @dataclass(frozen=True)
@@ -35,29 +34,45 @@ class Value:
     about: str = ""
 
 
-def summary(found: Collected) -> Section:
+def summary(collection: Collected) -> Section:
     section = Section(
         "runs",
         "Runs",
         "Numbers of the last round. Each section below says which weights and data its numbers "
         "belong to, how uncertain they are and where they come from.",
     )
-    names = worlds(found.members)
+    group = Group()
+    names = worlds(collection.members)
     for data, name in names.items():
-        members = [m for m in found.members if m.data == data]
-        section.tables.append(
-            Table(
-                f"Runs on {name}" if len(names) > 1 else "Runs", head(), [row(m) for m in members]
-            )
-        )
-        section.tables += [t for t in (seeds(members, name if len(names) > 1 else ""),) if t]
-    section.notes = [*remarks(found), *found.notes]
-    if len(found.members) > 1 and (table := differences(found.members)):
-        section.tables.append(table)
+        members = [m for m in collection.members if m.data == data]
+        caption = f"Runs on {name}" if len(names) > 1 else "Runs"
+        group.tables.append(Table(caption, head(), [row(m) for m in members]))
+        if table := seeds(members, name if len(names) > 1 else ""):
+            group.tables.append(table)
+    section.notes = [*remarks(collection), *collection.notes]
+    if len(collection.members) > 1 and (table := differences(collection.members)):
+        group.tables.append(table)
+    section.groups = [group]
+    section.missing = [lack for m in collection.members for lack in _absent(m)]
     section.sources = [
-        s.place for m in found.members for k, s in m.tables.items() if k == "metrics"
+        s.place for m in collection.members for k, s in m.tables.items() if k == "metrics"
     ]
     return section
+
+
+def _absent(m: Member) -> list[Missing]:
+    """What makes the numbers that the first table lacks of a run."""
+    sources = dict.fromkeys(n.source for n in shown_numbers() if measured(m, n) is None)
+    entries = [registry.diagnostic.get(source) for source in sources]
+    lacks = [absent(m, known.command(e.name), clients=e.needs == "clients") for e in entries]
+    if not any(lack.command for lack in lacks):
+        return [
+            replace(lack, why=f"no {e.name}: {lack.why}")
+            for e, lack in zip(entries, lacks, strict=True)
+        ]
+    names = ", ".join(n.short for n in shown_numbers() if measured(m, n) is None)
+    compute = absent(m, "report", "--compute")
+    return [replace(compute, why=f"{names}: not computed yet")]
 
 
 def head() -> list[str]:
@@ -70,6 +85,7 @@ def head() -> list[str]:
         "Test loss",
         *(n.column for n in shown_numbers()),
         "Seed",
+        "Folder",
     ]
 
 
@@ -90,6 +106,7 @@ def row(m: Member) -> list[str]:
         shown(loss(m)),
         *(shown(measured(m, n), share=n.share) for n in shown_numbers()),
         "–" if m.seed is None else str(m.seed),
+        m.folder,
     ]
 
 
@@ -124,16 +141,6 @@ def setting(m: Member) -> str:
     return (
         f"{data}, {' '.join([words.PARTITIONS.get(kind, kind), *options])}, "
         f"{m.setting('clients', 'total', '?')} clients, {m.setting('clients', 'per_round', '?')} a round"
-    )
-
-
-def plain(value: Any) -> str:
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, default=str)
     )
 
 
@@ -312,13 +319,7 @@ def over_seeds(found: Sequence[Value | None], share: bool = False) -> str:
 def differences(members: Sequence[Member]) -> Table | None:
     """The keys of the config that are not the same in all runs; options that only one kind of method or model has, are
     told by its name."""
-    flat = [
-        {
-            "rounds": m.run.index["config"].get("rounds"),
-            **{f"{s}.{k}": v for s in SECTIONS for k, v in m.config.get(s, {}).items()},
-        }
-        for m in members
-    ]
+    flat = [m.settings for m in members]
     keys = list(dict.fromkeys(k for f in flat for k in f))
     rows = [
         [key, *("–" if f.get(key) is None else plain(f[key]) for f in flat)]
@@ -338,9 +339,9 @@ def differences(members: Sequence[Member]) -> Table | None:
     )
 
 
-def remarks(found: Collected) -> list[str]:
+def remarks(collection: Collected) -> list[str]:
     """What must not be compared, in words."""
-    members, names, said = found.members, worlds(found.members), []
+    members, names, said = collection.members, worlds(collection.members), []
     if len(names) > 1:
         said.append(
             f"The runs are on different data ({', '.join(names.values())}): accuracies, losses and everything made from "

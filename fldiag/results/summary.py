@@ -65,3 +65,22 @@ def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
     if len(texts) > most:
         notes.append(Note(f"and {len(texts) - most} more (rows metric = missing of the table)"))
     return notes
+
+
+def percent(value: Any, digits: int = 3) -> str:
+    """A share in percent, – for none."""
+    missing = value is None or math.isnan(float(value))
+    return "–" if missing else f"{number(100 * float(value), digits)} %"
+
+
+def plus_minus(value: Any, error: Any, share: bool = False) -> str:
+    """``12.3 ± 0.4``, in percent with ``share``; no more digits than the error leaves certain."""
+    if value is None or math.isnan(float(value)):
+        return "–"
+    scale, end = (100, " %") if share else (1, "")
+    shown, tail = scale * float(value), ""
+    if error is not None and not math.isnan(float(error)):
+        tail = f" ± {number(scale * float(error), 2)}"
+        if 0 < scale * float(error) < math.inf and math.isfinite(shown):
+            shown = round(shown, 1 - math.floor(math.log10(scale * float(error))))
+    return f"{number(shown, 4)}{tail}{end}"

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fldiag import registry
 from fldiag.console import Console
 from fldiag.diagnosis.answer import answer
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
-from fldiag.plotting.collected import Collected, Member
 from fldiag.report import build, summary
 from fldiag.report.collect import collect
+from fldiag.report.members import Collected, Member
 from fldiag.results.provenance import digest
 
 
@@ -37,12 +36,12 @@ def report(
         found = collect(runs, places)
     found.chosen += chosen
     labels = "-".join(
-        "".join(c if c.isalnum() or c in "._" else "-" for c in m.label) for m in found.members
+        "".join(c if c.isalnum() or c in "._" else "-" for c in m.folder) for m in found.members
     )
     name = (
         labels
         if len(labels) <= 60
-        else f"{len(found.members)}-runs-{digest([m.label for m in found.members])[:8]}"
+        else f"{len(found.members)}-runs-{digest([m.folder for m in found.members])[:8]}"
     )
     with console.progress("report") as progress:
         path = build.write(found, folder / f"report-{name}.html", title=title, progress=progress)
@@ -91,21 +90,19 @@ def _row(m: Member) -> dict[str, Any]:
         "loss": summary.loss(m),
         **{n.name: summary.measured(m, n) for n in summary.shown_numbers()},
     }
-    kinds = {k.split(":")[0] for k in m.tables}
-    # What trains again is not counted as missing.
-    usual = [
-        e.name
-        for e in registry.diagnostics()
-        if e.section is not None and e.on in ("problem", "run")
-    ]
-    missing = [name for name in usual if name not in kinds]
     return {
-        "run": m.label,
+        "run": m.folder,
         "method": str(m.setting("method", "name")),
         "rounds": m.run.done,
         **{k: None if v is None else v.value for k, v in values.items()},
-        "missing": ", ".join(missing),
+        "missing": ", ".join(_lacks(m)),
     }
+
+
+def _lacks(m: Member) -> list[str]:
+    """The diagnostics whose numbers the report's first table lacks of a run."""
+    numbers = [n for n in summary.shown_numbers() if summary.measured(m, n) is None]
+    return list(dict.fromkeys(n.source for n in numbers))
 
 
 def _compute(
@@ -115,11 +112,10 @@ def _compute(
     kinds: Sequence[str] | None = None,
     allow_code: Sequence[str] = (),
 ) -> bool:
-    """Make the tables that are missing, of all cheap diagnostics or of these; what cannot be made is noted."""
-    kinds = [e.name for e in registry.diagnostics() if e.cheap] if kinds is None else kinds
+    """Make the tables that the first table lacks, or these; what cannot be made is noted."""
     made = False
     for m in found.members:
-        for kind in [k for k in kinds if k not in m.tables]:
+        for kind in _lacks(m) if kinds is None else [k for k in kinds if k not in m.tables]:
             try:
                 run = m.run.allow(allow_code)
                 answer(
@@ -131,5 +127,5 @@ def _compute(
                 )
                 made = True
             except FldiagError as error:
-                console.note(f"{m.label}: no {kind}: {error}")
+                console.note(f"{m.folder}: no {kind}: {error}")
     return made

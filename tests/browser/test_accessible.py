@@ -9,6 +9,7 @@ import reports
 from chromium import Browser
 
 from fldiag.diagnostics.landscape import interactive
+from fldiag.plotting import pages as plotting
 from fldiag.report import build
 from fldiag.report.collect import collect
 from fldiag.results.table import table
@@ -41,7 +42,8 @@ def pages(tmp_path_factory):
         reports.run(folder / "c", "fedprox", keep="none").path,
     ]
     surface = folder / "landscape.html"
-    surface.write_text(interactive.page(table(reports.surface(), run="fedavg")), "utf-8")
+    shown = interactive.charts(table(reports.surface(), run="fedavg"))
+    surface.write_text(plotting.interactive(shown), "utf-8")
     return {"report": build.write(collect(runs), folder / "r.html"), "landscape": surface}
 
 

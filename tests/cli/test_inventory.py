@@ -34,6 +34,8 @@ GOES = {
     "fldiag.Problem.hessian(form)": "hessian(), which chooses",
     "fldiag.registry.diagnostic(cost)": "nothing: a progress bar forecasts from the first part on",
     "fldiag.Recorder.flush": "nothing: a round is on the disk when round() returns",
+    "fldiag.registry.diagnostic(cheap)": "numbers with a column, whose tables report --compute makes",
+    "fldiag.registry.diagnostic(order)": "nothing: alarms, then numbers, then weights before runs",
     "fldiag.registry.diagnostic(section)": "draw and summary, which the report shows",
 }
 #: What a value may be instead without refusing what was accepted: a choice is a text that is checked sooner.

@@ -49,7 +49,7 @@ def roughness(
     return table([{"metric": "roughness", "value": value, "estimator": "exact"}], **weights.common)
 
 
-@diagnostic("wobble", on="run", needs="clients", draw=draw, order=7)
+@diagnostic("wobble", on="run", needs="clients", draw=draw)
 def wobble(
     history,
     progress=None,

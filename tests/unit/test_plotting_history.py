@@ -81,13 +81,13 @@ def test_heatmap_cells_masks_and_unseen_classes(tables, tmp_path):
 @pytest.mark.slow
 def test_drift_panels_follow_what_was_computed(made, tables, tmp_path):
     fig = drawn(drift.draw(tables["drift"]), tmp_path)
-    assert len(fig.axes) == 6
-    bare = drift.draw(
-        fldiag.diagnose(
-            made, "drift", gradients=False, representation=False, propositions=False, rho=()
-        )
+    assert len(fig.axes) == 3
+    bare = fldiag.diagnose(
+        made, "drift", gradients=False, representation=False, propositions=False, rho=()
     )
-    assert len(drawn(bare, tmp_path, "bare").axes) == 4  # no CKA, no cosine of g_u and g_p
+    assert len(drawn(drift.draw(bare), tmp_path, "bare").axes) == 2  # no CKA
+    conflict = (drift.conflict_if_any(tables["drift"]), drift.conflict_if_any(bare))
+    assert [len(f.axes) for f in conflict] == [2, 1]  # no cosine of g_u and g_p
     lines = [ax.get_lines() for ax in fig.axes[:2]]
     assert (
         len(lines[0]) == 2 and len(lines[1]) == 3
@@ -135,29 +135,27 @@ def with_steps(frame, rounds=(1, 2, 3)):
 @pytest.mark.slow
 def test_drift_shows_recorded_steps_beside_the_recomputed(tables, tmp_path):
     frame = with_steps(tables["drift"], (1, 2, 3, 5))
-    fig = drawn(drift.draw(frame), tmp_path, "steps")
+    fig = drawn(drift.conflict_if_any(frame), tmp_path, "steps")
     labels = {ax.get_ylabel(): ax for ax in fig.axes}
-    assert len(fig.axes) == 8 and "proximal loss, KL, τ = 3\n(mean over local steps)" in labels
+    assert len(fig.axes) == 4 and "proximal loss, KL, τ = 3\n(mean over local steps)" in labels
     angles = labels["cosine of $g_u$ and $g_p$\n(mean over local steps)"]
     whole, head = angles.get_lines()[:2]
     assert whole.get_ydata()[[0, 1, 2, 4]] == pytest.approx([0.8, 1.8, 2.8, 4.8]) and np.isnan(
         whole.get_ydata()[3]
     )
     assert head.get_ydata()[0] == pytest.approx(0.7)
-    bars = labels["mean Λ × √size"].containers
-    assert len(bars) == 2 and [b.get_height() for b in bars[0]] == pytest.approx(
-        [1.0]
-    )  # of round 5, beside the trained models'
-    exact = (
-        tables["drift"]
-        .query("metric == 'lambda_mean' and scope == 'global' and round == 5")
-        .scaled.astype(float)
-        .tolist()
+    (ax,) = drawn(drift.layers_if_any(frame), tmp_path, "layers").axes
+    exact, recorded = (
+        next(line for line in ax.get_lines() if line.get_label() == how).get_xdata()
+        for how in ("exact", "steps")
     )
-    assert [b.get_height() for b in bars[1]] == pytest.approx(exact)
+    assert recorded == pytest.approx([1.0])  # of round 5, beside the trained models'
+    values = tables["drift"].query("metric == 'lambda_mean' and scope == 'global' and round == 5")
+    assert exact == pytest.approx(values.scaled.astype(float).tolist())
     csv = tmp_path / "steps.csv"
     frame.to_csv(csv, index=False)
-    assert len(drawn(drift.draw(pd.read_csv(csv)), tmp_path, "again").axes) == 8
+    again = drawn(drift.conflict_if_any(pd.read_csv(csv)), tmp_path, "again")
+    assert len(again.axes) == 4
 
 
 def test_account_shows_every_term_and_the_true_change(tables, tmp_path):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-
 import numpy as np
 
 from fldiag.diagnostics.landscape import interactive
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.landscape.surfaces import surfaces
+from fldiag.plotting import pages
 from fldiag.results.table import table
 
 
@@ -28,7 +26,7 @@ def contours(fig):
 
 
 def page(tmp_path, frame) -> str:
-    return interactive.page(frame)
+    return pages.interactive(interactive.charts(frame))
 
 
 def interpolated(run="A"):
@@ -83,9 +81,8 @@ def test_points_of_a_plane_are_marked_except_the_centre():
 
 def test_page_lays_the_trajectory_on_the_surface(tmp_path):
     found, way = walked()
-    text = page(tmp_path, table(found))
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', text, re.S).group(1))
-    (trace,) = data["marks"][0]
+    scene, flat = interactive.charts(table(found)).charts
+    trace = scene.traces[1]
     assert (
         list(zip(trace["x"], trace["y"], strict=True)) == way
         and trace["text"][1] == "round 10, loss 2"
@@ -93,7 +90,7 @@ def test_page_lays_the_trajectory_on_the_surface(tmp_path):
     grid = surfaces(table(found))[0]
     lift = np.array(trace["z"]) - grid.height_at(np.array(way))
     assert lift.min() >= 0 and lift.max() < 0.01 * (grid.highest - grid.lowest)
-    assert data["marks"] != [[]] and "data.marks[i]" in text
+    assert (flat.traces[1]["x"], flat.traces[1]["y"]) == (trace["x"], trace["y"])
 
 
 def test_height_between_grid_points_is_bilinear_and_unknown_outside():

@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 import reports
 
+from fldiag import registry
 from fldiag.diagnosis.places import distinct
-from fldiag.diagnostics.account.section import section as account
 from fldiag.errors import FldiagError
-from fldiag.report import build
+from fldiag.report import build, measured
 from fldiag.report.collect import collect
-from fldiag.report.guard import guarded
 from fldiag.results.files import write_table
 
 
@@ -231,25 +230,12 @@ def test_a_table_that_no_section_can_draw_does_not_stop_the_report(tmp_path):
     csv.write_text(csv.read_text().replace(",4,", ",inf,"))  # no number of a client
     found = collect([good.path, bad.path])
     assert "account" in kinds(found, 1) and not found.notes
-    with pytest.raises((ValueError, OverflowError, TypeError)) as direct:
-        account(found)
-    section = guarded(account, found)
-    assert [g.title for g in section.groups] == ["a"]
-    assert section.notes == [
-        f"account-b.csv is not shown here: its numbers cannot be drawn ({type(direct.value).__name__}: {direct.value})."
-    ]
-    assert (
-        "account-b.csv is not shown here"
-        in build.write(found, tmp_path / "report.html").read_text()
-    )
-
-
-def test_a_section_that_fails_without_tables_fails(tmp_path):
-    def part(found):
-        raise ValueError("always")
-
-    with pytest.raises(ValueError, match="always"):
-        guarded(part, collect([reports.run(tmp_path / "a").path]))
+    (section,) = measured.sections(registry.diagnostic.get("account"), found)
+    (group,) = section.groups
+    assert {p.caption for p in group.pictures} == {"Account, FedAvg, seed 0"}
+    assert any("account-b.csv is not drawn" in note for note in group.notes)
+    page = build.write(found, tmp_path / "report.html").read_text()
+    assert "account-b.csv is not drawn" in page
 
 
 def test_wrong_use_is_refused(tmp_path):
@@ -268,3 +254,22 @@ def test_wrong_use_is_refused(tmp_path):
 def test_labels_are_as_short_as_they_can_be(tmp_path):
     assert distinct([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
     assert distinct([tmp_path / "x" / "a", tmp_path / "y" / "b"]) == ["a", "b"]
+
+
+def test_runs_are_named_by_method_and_seed_and_by_what_else_differs(tmp_path):
+    def labels(*runs):
+        return [m.label for m in collect([r.path for r in runs]).members]
+
+    a, b = reports.run(tmp_path / "1f3e"), reports.run(tmp_path / "2c4d", "fedsol", seed=1)
+    assert labels(a, b) == ["FedAvg, seed 0", "FedSOL, seed 1"]
+    c = reports.run(tmp_path / "rho", "fedsol", seed=1, method__rho=0.5)
+    assert labels(a, b, c) == [
+        "FedAvg, seed 0",
+        "FedSOL, ρ = 1.5, seed 1",
+        "FedSOL, ρ = 0.5, seed 1",
+    ]
+    d = reports.run(tmp_path / "lr", train__lr=0.5)
+    first, second = labels(a, d)
+    assert first != second and "learning rate = 0.5" in second
+    again = reports.run(tmp_path / "again")
+    assert labels(a, again) == ["FedAvg, seed 0 (1f3e)", "FedAvg, seed 0 (again)"]

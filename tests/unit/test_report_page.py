@@ -6,14 +6,16 @@ import json
 import re
 import time
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 import reports
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import pages
-from fldiag.report import build
+from fldiag.plotting import pages, style
+from fldiag.report import build, performance
 from fldiag.report.collect import collect
 
 EVIL, unpack = reports.EVIL, reports.unpacked
@@ -62,10 +64,26 @@ KNOWN = {
     "b",
     "br",
     "script",
-    "select",
-    "option",
-    "output",
     "img",
+}
+
+
+SVG = {
+    "svg",
+    "defs",
+    "style",
+    "metadata",
+    "RDF",
+    "Work",
+    "type",
+    "format",
+    "g",
+    "path",
+    "use",
+    "clipPath",
+    "rect",
+    "image",
+    "pattern",
 }
 
 
@@ -130,26 +148,30 @@ def test_no_name_becomes_markup(evil):
     _, _, text = evil
     read = Reader(text)
     assert set(read.tags) <= KNOWN and not [k for k, _ in read.attributes if k.startswith("on")]
-    count = 2 + len(evil[0].sources) + 1  # plotly, data, tables, the page's own
-    assert read.tags.count("script") == count == text.count("<script") == text.count("</script")
+    packed = sum(k == "data-picture" for k, _ in read.attributes) + len(evil[0].sources)
+    count = 2 + packed + 1  # plotly, charts, pictures and tables, the page's own
+    assert packed > 10 and read.tags.count("script") == count == text.count(
+        "<script"
+    ) == text.count("</script")
     assert (
         sum(EVIL in words for words in read.words) > 10
     )  # shown as it is: title, method, device, options
-    assert not {
-        k
-        for k, v in read.attributes
-        if k in ("src", "href") and not v.startswith(("#", "data:image/png;base64,"))
-    }
-    assert read.tags.count("img") == 1
+    assert all(v.startswith("#") for k, v in read.attributes if k in ("src", "href"))
 
 
-def test_figures_hold_names_that_plotly_cannot_read_as_markup(evil):
-    data = unpack(Reader(evil[2]).scripts["data"]).decode()
-    assert (
-        "&lt;script&gt;alert(1)&lt;/script&gt;" in data
-        and "<script" not in data
-        and "<b>head" not in data
-    )
+def test_charts_hold_names_that_plotly_cannot_read_as_markup(evil):
+    data = unpack(Reader(evil[2]).scripts["charts"]).decode()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in data and "<script" not in data
+
+
+def test_pictures_are_inert_and_drawn_with_the_names_as_text(evil):
+    """An image cannot run a script, and no name of a file is markup in it."""
+    read = Reader(evil[2])
+    images = [unpack(v) for k, v in read.scripts.items() if k.startswith("picture-")]
+    for image in images:
+        root = ElementTree.fromstring(image)
+        assert {e.tag.partition("}")[2] for e in root.iter()} <= SVG
+    assert any(EVIL in v for k, v in read.attributes if k == "alt")
 
 
 def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched(evil):
@@ -171,10 +193,9 @@ def test_downloads_are_the_tables_byte_for_byte(evil):
         for name, script in read.scripts.items()
         if name.startswith("file-")
     }
-    names = json.loads(unpack(read.scripts["data"]))["files"]
     for source in found.sources:
         assert held[f"file-{source.place}"] == source.raw
-        assert re.fullmatch(r"[\w.-]+\.csv", names[source.place])
+        assert re.fullmatch(r"[\w.-]+\.csv", source.file)
     disk = found.members[1].run.path / "diagnostics" / "forgetting-1.csv"
     assert disk.read_bytes() in held.values()
 
@@ -199,34 +220,29 @@ def test_provenance_names_checkpoints_config_version_device_and_options(evil):
         assert source.sha256 in text and source.claims[-1].sha256 in text
 
 
-def test_every_figure_of_the_data_has_its_place_on_the_page(evil):
+def test_every_chart_and_picture_has_its_place_on_the_page(evil):
     read = Reader(evil[2])
-    figures = json.loads(unpack(read.scripts["data"]))["figures"]
-    twice = [
-        i for i, f in enumerate(figures) if f["kind"] == "scene"
-    ]  # as a surface and as contours
-    assert sorted(int(v) for k, v in read.attributes if k == "data-figure") == sorted(
-        [*range(len(figures)), *twice]
-    )
-    controls = [v for k, v in read.attributes if k == "data-control"]
-    assert len(controls) == len(set(controls)) and {
-        c for f in figures for c in f["controls"]
-    } == set(controls)
+    charts = json.loads(unpack(read.scripts["charts"]))
+    places = {
+        k: [int(v) for a, v in read.attributes if a == k] for k in ("data-chart", "data-picture")
+    }
+    assert sorted(places["data-chart"]) == list(range(len(charts)))
+    assert {f"picture-{i}" for i in places["data-picture"]} < set(read.scripts)
     ids = [v for k, v in read.attributes if k == "id"]
     assert len(ids) == len(set(ids)) and {v[1:] for k, v in read.attributes if k == "href"} <= set(
         ids
     )
 
 
-def test_a_run_looks_the_same_everywhere_and_like_its_method(evil):
-    looks = json.loads(unpack(Reader(evil[2]).scripts["data"]))["looks"]
-    assert len({(x["colour"], x["mark"], x["dash"]) for x in looks}) == 2
-    from fldiag.plotting import style
-
+def test_a_run_looks_like_its_method_in_every_chart():
+    dashes = set()
     for i in range(21):
-        made = build._look(style.look(i))
-        assert made["dash"] in {"solid", "dot", "dash", "longdash", "dashdot", "longdashdot"}
-    assert len({build._look(style.look(i))["dash"] for i in range(7)}) >= 4
+        rows = pd.DataFrame({"round": [1], "value": [0.5]})
+        (trace,) = performance.line("a", rows, style.look(i))
+        assert trace["line"]["color"] == trace["marker"]["color"] == style.look(i).color
+        dashes.add(trace["line"]["dash"])
+    assert dashes <= {"solid", "dot", "dash", "longdash", "dashdot", "longdashdot"}
+    assert len(dashes) >= 4
 
 
 def test_the_same_content_is_packed_the_same_way():
@@ -327,4 +343,4 @@ def test_two_runs_of_a_hundred_rounds_stay_small_and_quick(tmp_path):
         runs.append(made.path)
     began = time.process_time()
     path = build.write(collect(runs), tmp_path / "r.html")
-    assert time.process_time() - began < 10 and path.stat().st_size < 10e6
+    assert time.process_time() - began < 30 and path.stat().st_size < 10e6

@@ -1,11 +1,9 @@
 """Sections that diagnostics declare, those made for them, and which tables are found for them: also of other packages."""
 
-import base64
 import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,9 +11,8 @@ import reports
 
 from fldiag import registry
 from fldiag.diagnosis.answer import answer
-from fldiag.diagnostics.forgetting.section import _clients as clients_of
 from fldiag.plotting import style
-from fldiag.plotting.sections import Figure, Group, Section, Table, lines
+from fldiag.plotting.sections import Section
 from fldiag.report import build
 from fldiag.report.collect import collect
 from fldiag.results.summary import Note, Say, Small
@@ -90,10 +87,12 @@ def part(text, mark):
     return re.sub(r'<button type="button" class="sort"[^>]*>(.*?)</button>', r"\1", found)
 
 
-def pictures(text):
+def pictures(text, shown=None):
+    """The images of a part of the page."""
+    places = re.findall(r'data-picture="(\d+)"', text if shown is None else shown)
     return [
-        base64.b64decode(p)
-        for p in re.findall(r'<img[^>]* src="data:image/png;base64,([^"]*)"', text)
+        reports.unpacked(re.search(f'id="picture-{i}">(.*?)</script>', text).group(1))
+        for i in places
     ]
 
 
@@ -123,7 +122,7 @@ def test_without_a_section_it_shows_its_summary_and_its_picture(tmp_path, add):
         "of",
     ]
     assert re.findall(r"<t[hd] [^>]*>([^<]*)</t[hd]>", shown)[4:] == [
-        "checkpoint 0",
+        "FedAvg, seed 0, round 3",
         "0.25",
         "yes",
         "–",
@@ -132,10 +131,10 @@ def test_without_a_section_it_shows_its_summary_and_its_picture(tmp_path, add):
         "options of the table, with the defaults of the others"
     )
     assert "&lt;b&gt;two&lt;/b&gt; bumps" in shown and "<b>two" not in shown
-    first, again = pictures(shown)
-    assert 'width="320"' in shown
-    assert first == again == style.png(draw(pd.DataFrame({"value": [0, 0.125, 0.25]})))
-    assert first.startswith(b"\x89PNG") and "img-src data:" in re.search(
+    first, again = pictures(text, shown)
+    assert 'width="260"' in shown
+    assert first == again == style.image(draw(pd.DataFrame({"value": [0, 0.125, 0.25]})), "svg")
+    assert b"<svg" in first and "img-src data:" in re.search(
         'Content-Security-Policy" content="([^"]*)"', text
     ).group(1)
     assert f"<code>fldiag bumps {b.path}</code>" in shown and "not computed yet" in shown
@@ -147,7 +146,7 @@ def test_without_summary_its_rows_are_shown(tmp_path, add):
     made = reports.run(tmp_path / "a")
     bumps(made)
     shown = part(page(collect([made.path]), tmp_path), "bumps")
-    assert '<th scope="col">metric</th>' in shown and "0.125" in shown and not pictures(shown)
+    assert '<th scope="col">metric</th>' in shown and "0.125" in shown and "<img" not in shown
 
 
 def test_a_table_of_two_runs_is_shown_once_and_of_others_only_what_is_theirs(tmp_path, add):
@@ -155,33 +154,18 @@ def test_a_table_of_two_runs_is_shown_once_and_of_others_only_what_is_theirs(tmp
     a, b = reports.run(tmp_path / "a"), reports.run(tmp_path / "b", "fedsol")
     bumps([a, b], labels=["of a", "of b"], folder=tmp_path / "fldiag-out")
     both = part(page(collect([a.path, b.path]), tmp_path), "bumps")
-    assert (
-        both.count("<h3>a, b</h3>") == 1
-        and "of a" in both
-        and "of b" in both
-        and len(pictures(both)) == 1
-    )
+    first, second = "FedAvg, seed 0, round 3", "FedSOL, seed 0, round 3"
+    assert first in both and second in both and both.count("<img") == 1
     alone = part(page(collect([b.path]), tmp_path), "bumps")
-    assert ">of b<" in alone and ">of a<" not in alone
+    assert f">{second}<" in alone and first not in alone
 
 
 def test_nothing_is_shown_where_no_run_has_a_table(tmp_path, add):
     add("bumps", summary=summary, draw=draw)
     found = collect([reports.run(tmp_path / "a").path])
-    assert [s.id for _, part in build.sections() for s in part(found)] == [
-        "glance",
-        "runs",
-        "curves",
-        "doctor",
-        "landscapes",
-        "curvature",
-        "forgetting",
-        "drift",
-        "matching",
-        "account",
-        "personal",
-        "steps",
-    ]
+    content = [s for _, part in build.sections() for s in part(found)]
+    assert [s.id for s in content] == ["glance", "runs", "curves", "absent"]
+    assert any(row[0] == "bumps" for row in content[-1].tables[0].rows)
 
 
 def test_variants_stand_beside_each_other(tmp_path, add):
@@ -196,7 +180,8 @@ def test_variants_stand_beside_each_other(tmp_path, add):
         bumps(made, name=f"bumps-{i}", shape=shape)
     shown = part(page(collect([made.path]), tmp_path), "bumps")
     assert (
-        re.findall("<h3>(.*?)</h3>", shown) == ["a, round", "a, sharp"] and "shape sharp" in shown
+        re.findall("<h3>(.*?)</h3>", shown) == ["Round on train", "Sharp on train"]
+        and "shape sharp" in shown
     )
 
 
@@ -205,78 +190,33 @@ def test_what_fails_is_said_and_spoils_nothing_else(tmp_path, add):
         raise ValueError("<i>no</i>")
 
     add("bumps", draw=fails, summary=fails)
-    add("dents", section=fails)
     made = reports.run(tmp_path / "a")
     bumps(made)
     text = page(collect([made.path]), tmp_path)
     shown = part(text, "bumps")
     assert "is not drawn: ValueError &lt;i&gt;no&lt;/i&gt;" in shown and "is not summed up" in shown
-    assert "could not be made: ValueError" in part(text, "dents") and 'id="steps"' in text
+    assert 'id="absent"' in text
 
 
-# -- declared sections
+def test_sections_stand_by_what_they_say(tmp_path, add):
+    """Alarms, numbers of the first table, then weights before runs."""
+    names = [e.name for e in registry.diagnostics()]
+    assert names[0] == "doctor" and names[1] == "spectrum"
+    assert names.index("forgetting") < names.index("landscape") < names.index("matching")
 
 
-def test_a_declared_section_is_shown_at_its_place(tmp_path, add):
-    def section(found):
-        drawn = [
-            {
-                "name": m.label,
-                "run": m.place,
-                "look": m.place,
-                "x": [0],
-                "y": [float(s.frame["value"].max())],
-            }
-            for m, s in found.having("bumps")
-        ]
-        return Section(
-            "my bumps",
-            "All bumps",
-            "Side by side.",
-            [Group([Figure("Bumps", lines(drawn, "bumps"))])],
-            [Table("Highest", ("Run",), [[m.label] for m in found.members])],
-            sources=[s.place for _, s in found.having("bumps")],
-        )
-
-    add("bumps", draw=draw, summary=summary, section=section, order=35)
-    made = reports.run(tmp_path / "a")
-    bumps(made)
-    text = page(collect([made.path]), tmp_path)
-    marks = re.findall(r'<section id="([^"]*)"', text)
-    assert marks[marks.index("forgetting") : marks.index("drift") + 1] == [
-        "forgetting",
-        "my-bumps",
-        "drift",
-    ]
-    shown = part(text, "my-bumps")
-    assert (
-        "All bumps" in shown
-        and 'class="plot lines"' in shown
-        and "Highest" in shown
-        and "exponent 3" not in re.sub("<details.*", "", shown, flags=re.DOTALL)
-        and not pictures(shown)
-    )
-    assert 'href="#my-bumps"' in text
+def test_sections_of_one_mark_are_told_apart():
+    content = [Section(name, "Mine", "") for name in ("my runs", "my-runs", "sources", "runs")]
+    marks = [s.id for s in build.apart(content)]
+    assert len(marks) == len(set(marks)) and marks[0] == "my-runs" and marks[3] == "runs"
+    assert "sources" not in marks
 
 
-def test_sections_of_one_mark_are_told_apart(tmp_path, add):
-    for name in ("bumps", "dents"):
-        add(name, section=lambda found: Section("runs", "Mine", ""))
-    add("sources", section=lambda found: Section("sources", "Mine", ""))
-    marks = re.findall(
-        r'<section id="([^"]*)"', page(collect([reports.run(tmp_path / "a").path]), tmp_path)
-    )
-    assert (
-        len(marks) == len(set(marks)) and marks[:2] == ["glance", "runs"] and marks[-1] == "sources"
-    )
-
-
-def test_the_built_in_sections_are_declared(tmp_path):
-    """And none of them fails, or it would say so."""
+def test_no_built_in_section_fails(tmp_path):
     found = collect([reports.everything(reports.run(tmp_path / "a", steps=2)).path])
-    names = [e.name for e in registry.diagnostics() if e.section is not None]
-    assert names == [
-        "doctor",
+    text = page(found, tmp_path)
+    marks = set(re.findall(r'<section id="([^"]*)"', text))
+    assert marks >= {
         "landscape",
         "spectrum",
         "forgetting",
@@ -284,8 +224,13 @@ def test_the_built_in_sections_are_declared(tmp_path):
         "matching",
         "account",
         "personalise",
-    ]
-    assert "could not be made" not in page(found, tmp_path)
+        "steps",
+    }
+    assert (
+        "could not be made" not in text
+        and "is not drawn" not in text
+        and "is not summed" not in text
+    )
 
 
 # -- which tables are found
@@ -389,23 +334,6 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
     text = page(found, tmp_path)
     for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("profile", 2)):
         shown = part(text, name)
-        assert len(pictures(shown)) == count, name
+        assert len(pictures(text, shown)) == count, name
         assert ("<table>" in shown) == (name != "density") and "is not" not in shown
     assert "could not be made" not in text
-
-
-def test_many_clients_are_shown_by_percentiles():
-    few, many = (
-        clients_of(SimpleNamespace(label="A"), pd.DataFrame(reports.forgetting(clients=range(n))))
-        for n in (3, 200)
-    )
-    assert [row[0] for row in few] == ["0", "1", "2"] and few[0][1:4] == ["A", "2", "2"]
-    assert [row[0] for row in many][::5] == ["smallest", "median", "largest"] and len(many) == 11
-    column = [
-        float(row[7].split()[0].replace("×10³", "e3")) for row in many
-    ]  # what is forgotten: it grows with the client's number
-    assert (
-        column == sorted(column)
-        and column[0] == pytest.approx(5)
-        and column[10] == pytest.approx(100 * (0.05 + 199 / 10), rel=1e-2)
-    )

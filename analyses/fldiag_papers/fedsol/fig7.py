@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from fldiag.diagnostics.forgetting.picture import ceiling, rounds
+from fldiag.diagnostics.forgetting.picture import ceiling
 from fldiag.plotting import style
+from fldiag.plotting.series import rounds_axis
 from fldiag.results.select import only
 from fldiag_papers.study import Study, Trial, diagnostic
 
@@ -46,7 +47,7 @@ def draw(table):
             )
             ax.set(title=label, xlabel="round", ylabel="class")
             ax.set_yticks(range(len(cells)), [f"{c:g}" for c in cells.index])
-        rounds(left)
+        rounds_axis(left)
         left.set(xlabel="round", ylabel="test accuracy [%]")
         if most is not None:
             style.ceiling(left, 100 * most)

@@ -9,7 +9,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.account import picture
-from fldiag.diagnostics.account.section import section
 from fldiag.diagnostics.account.summary import summary
 from fldiag.registry import Progress, diagnostic
 from fldiag.results.table import Row, table
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     draw=picture.draw,
     more={"-classes": picture.classes_if_any},
     summary=summary,
-    section=section,
-    order=60,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )
 def account(

@@ -59,7 +59,12 @@ def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     with style.paper():
         two = style.wide() > 4.5
         fig, (terms, harm, eigen, layer) = style.panels(
-            4, 2.7, 0.2, across=2, least=2.25, width_ratios=(1.25, 1) if two else None
+            4,
+            2.7 if two else 2.2,
+            0.2,
+            across=2,
+            least=2.25,
+            width_ratios=(1.25, 1) if two else None,
         )
         _terms(terms, rows, looks, f"change of the {slice_} loss")
         _harm(fig, harm, only(rows, metric="harm"), "client_b")
@@ -229,7 +234,7 @@ def _split(ax, rows: pd.DataFrame, by: str, looks: list[style.Look], title: str)
 def _name(by: str, value: object) -> str:
     if by == "layer":
         return str(value)
-    return "others" if value == 0 else str(value)
+    return "others" if value == 0 else f"{float(str(value)):g}"
 
 
 def _frame(ax) -> None:

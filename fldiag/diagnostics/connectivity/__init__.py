@@ -44,7 +44,6 @@ def bends(count: int, curve: int | None) -> int:
     summary=summary,
     check=check,
     choose=choose,
-    order=15,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d",
 )
 def connectivity(

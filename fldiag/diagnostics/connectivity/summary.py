@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.plotting.sections import plus_minus
 from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Say, Small, plus_minus
 from fldiag.results.table import Row
 
 PATHS = {

@@ -13,7 +13,6 @@ from fldiag.choices import Device, Download, Root
 from fldiag.diagnostics.doctor import picture
 from fldiag.diagnostics.doctor.checks import described
 from fldiag.diagnostics.doctor.findings import FAULT, WARNING
-from fldiag.diagnostics.doctor.section import section
 from fldiag.diagnostics.doctor.summary import summary
 from fldiag.registry import Progress, diagnostic
 from fldiag.runs.run import Run
@@ -38,8 +37,6 @@ def alarms(table: pd.DataFrame) -> list[str]:
     on="runs",
     draw=picture.draw,
     summary=summary,
-    section=section,
-    order=5,
     fails=fails,
     alarms=alarms,
     strict="Exit with code 3 if there is a fault or a warning.",

@@ -17,7 +17,7 @@ from fldiag.diagnostics.doctor.findings import (
     WARNING,
 )
 from fldiag.plotting import style
-from fldiag.plotting.tables import need
+from fldiag.plotting.tables import compares_runs, need
 
 #: Severity -> (marker, colour, size): shape and lightness tell them apart without colour.
 MARKS = {
@@ -43,6 +43,7 @@ def rounds_of(text: object) -> list[int]:
     return found
 
 
+@compares_runs
 def draw(table: pd.DataFrame) -> Figure:
     """A row a check. Of up to three runs, a panel each: at the left the check's verdict, then the rounds in which something was
     found. Of more runs, one panel with a column a run.

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from fldiag.choices import Proximal, Rule, Strength
 from fldiag.diagnostics.drift import picture
-from fldiag.diagnostics.drift.section import section
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.execution.pool import Serial
@@ -49,13 +48,11 @@ DISTANCE = Number(
     "drift",
     on="run",
     parts=True,
-    cheap=True,
     needs="clients",
     draw=picture.draw,
+    more={"-conflict": picture.conflict_if_any, "-layers": picture.layers_if_any},
     summary=summary,
     numbers=(DISTANCE,),
-    section=section,
-    order=40,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2",
 )
 def drift(

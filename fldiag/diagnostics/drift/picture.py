@@ -1,4 +1,4 @@
-"""Client drift over the rounds: divergence, cosines, proximal loss, representations, and Lambda by layer.
+"""Client drift over the rounds: distances and cosines, the conflict of local and proximal loss, and Lambda by layer.
 
 Panels as in Lee et al., "FedSOL" (CVPR 2024), figures 3, 5b and 6.
 """
@@ -6,197 +6,202 @@ Panels as in Lee et al., "FedSOL" (CVPR 2024), figures 3, 5b and 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fldiag.diagnostics.forgetting.picture import key, line, rounds
-from fldiag.plotting import style
-from fldiag.plotting.tables import floats, need, select
+from fldiag.plotting import series, style
+from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.results.select import only
 
 PICTURE = "picture of drift"
+COLUMNS = ("metric", "round", "scope", "moment", "layer", "value", "estimator")
 
 
+@dataclass(frozen=True)
+class Panel:
+    """``curves``: rows of one metric by the name of their line. ``zero``: whether a line stands at 0."""
+
+    label: str
+    curves: Sequence[tuple[pd.DataFrame, str]]
+    zero: bool = False
+
+
+@compares_runs
 def draw(table: pd.DataFrame) -> Figure:
-    """Means over the clients of every round in panels; what was not computed has none. ``table``: what the diagnostic
-    ``drift`` returns. Bands: standard error over the clients. Means over the local steps, where training recorded them,
-    have panels of their own, and bars beside those at the trained weights. Raises FldiagError for another table."""
-    need(table, ("metric", "round", "scope", "moment", "layer", "value", "estimator"), PICTURE)
+    """Distances of weights, cosines and similarity of representations: means over the clients of every round, with standard
+    errors; what was not computed has no panel. Of several runs a panel a number, a line a run.
+
+    ``table``: what the diagnostic ``drift`` returns. Raises FldiagError for another table.
+    """
+    need(table, COLUMNS, PICTURE)
     select(table, "global_local_divergence", PICTURE)
-    rows, steps = (only(table, scope="global", estimator=how) for how in ("exact", "steps"))
-    whole = only(rows, layer=None)
+    whole = only(table, scope="global", estimator="exact", layer=None)
+    distances = {"global_local_divergence": "global–local", "local_local_divergence": "local–local"}
+    cosines = {
+        "update_cosine": "update, update",
+        "server_cosine": "update, server",
+        "gradient_cosine": "gradient, global gradient",
+    }
     panels = [
-        (
-            "distance of weights",
-            [
-                (whole, m, t)
-                for m, t in (
-                    ("global_local_divergence", "global–local"),
-                    ("local_local_divergence", "local–local"),
-                )
-            ],
-            None,
-        ),
-        (
-            "cosine",
-            [
-                (whole, m, t)
-                for m, t in (
-                    ("update_cosine", "update, update"),
-                    ("server_cosine", "update, server"),
-                    ("gradient_cosine", "gradient, global gradient"),
-                )
-            ],
-            0.0,
-        ),
+        Panel("distance of weights", [(only(whole, metric=m), t) for m, t in distances.items()]),
+        Panel("cosine", [(only(whole, metric=m), t) for m, t in cosines.items()], zero=True),
+        Panel("CKA with the\nreceived model", [(only(whole, metric="cka"), "")]),
     ]
-    if (whole["metric"] == "cka").any():
-        panels.append(("CKA with the\nreceived model", [(whole, "cka", "trained models")], None))
-    if (whole["metric"] == "proximal_loss").any():
-        panels.append(("mean proximal loss", [(whole, "proximal_loss", "trained models")], None))
+    return _figure(panels, table)
+
+
+@compares_runs
+def conflict_if_any(table: pd.DataFrame) -> Figure | None:
+    """Proximal loss and the cosine of g_u and g_p, of the trained models and over the local steps that training recorded;
+    None where neither is known."""
+    need(table, COLUMNS, PICTURE)
+    rows, steps = (
+        only(table, scope="global", estimator=how, metric=("proximal_loss", "cos_gu_gp"))
+        for how in ("exact", "steps")
+    )
+    panels = [Panel("mean proximal loss", [(only(rows, metric="proximal_loss", layer=None), "")])]
     losses = only(steps, metric="proximal_loss")
-    if len(losses):
-        panels.append(
-            (
-                f"proximal loss, {_kind(losses)}\n(mean over local steps)",
-                [(losses, "proximal_loss", "")],
-                None,
-            )
-        )
-    angles = only(whole, metric="cos_gu_gp")
-    if len(angles):
+    for kind in _kinds(losses):
+        label = f"proximal loss, {kind}\n(mean over local steps)"
+        panels.append(Panel(label, [(_of_kind(losses, kind), "")]))
+    angles = only(rows, metric="cos_gu_gp", layer=None)
+    if "rho" in angles.columns:
         radii = sorted(angles["rho"].dropna().astype(float).unique())
-        panels.append(
-            (
-                "cosine of $g_u$ and $g_p$",
-                [(only(angles, rho=r), "cos_gu_gp", f"ρ = {r:g}") for r in radii],
-                0.0,
-            )
-        )
+        curves = [(only(angles, rho=r), f"ρ = {r:g}") for r in radii]
+        panels.append(Panel("cosine of $g_u$ and $g_p$", curves, zero=True))
     angles = only(steps, metric="cos_gu_gp")
-    if len(angles):
-        parts = [
-            (only(angles, layer=None), "all parameters"),
-            (only(angles, layer="part:head"), "head"),
-        ]
-        panels.append(
-            (
-                "cosine of $g_u$ and $g_p$\n(mean over local steps)",
-                [
-                    (rows, "cos_gu_gp", f"{text}, {_kind(rows)}")
-                    for rows, text in parts
-                    if len(rows)
-                ],
-                0.0,
-            )
-        )
-    strong, recorded = only(rows, metric="lambda_mean"), only(steps, metric="lambda_mean")
-    count = len(panels) + bool(len(strong))
+    curves = [
+        (only(_of_kind(angles, kind), layer=layer), f"{text}, {kind}")
+        for layer, text in ((None, "all parameters"), ("part:head", "head"))
+        for kind in _kinds(only(angles, layer=layer))
+    ]
+    label = "cosine of $g_u$ and $g_p$\n(mean over local steps)"
+    panels.append(Panel(label, curves, zero=True))
+    return _figure(panels, table) if any(len(r) for p in panels for r, _ in p.curves) else None
+
+
+def _figure(panels: Sequence[Panel], table: pd.DataFrame) -> Figure:
+    """The panels that have values; of several runs each curve has a panel of its own, with a line a run."""
+    runs = list(dict.fromkeys(names(table["run"]))) if "run" in table.columns else []
+    panels = [
+        Panel(p.label, curves, p.zero)
+        for p in panels
+        if (curves := [(_known(rows), text) for rows, text in p.curves if len(_known(rows))])
+    ]
     with style.paper():
-        fig, axes = style.panels(count, 2.35)
-        for ax, (label, lines, zero) in zip(axes, panels, strict=False):
-            _panel(ax, label, lines, zero)
-        if len(strong):
-            _layers(axes[len(panels)], strong, recorded)
+        if len(runs) <= 1:
+            fig, axes = style.panels(len(panels), 2.35)
+            for ax, panel in zip(axes, panels, strict=True):
+                _lines(ax, panel, {t: style.look(i + 1) for i, (_, t) in enumerate(panel.curves)})
+                if len(panel.curves) > 1:
+                    longest = max(len(text) for _, text in panel.curves)
+                    keys = [
+                        (series.key(style.look(i + 1)), t) for i, (_, t) in enumerate(panel.curves)
+                    ]
+                    series.legend_below(ax, keys, ncols=1 if longest > 10 else 2)
+            return fig
+        looks = style.looks(runs)
+        single = [(p, rows, text) for p in panels for rows, text in p.curves]
+        fig, axes = style.panels(len(single), 1.95, 0.2 * len(runs), least=1.6)
+        for ax, (panel, rows, text) in zip(axes, single, strict=True):
+            own = [(rows[[name == run for name in names(rows["run"])]], run) for run in runs]
+            curves = [(part, run) for part, run in own if len(part)]
+            _lines(ax, Panel(panel.label, curves, panel.zero), looks)
+            ax.set_title(style.plain(text), fontsize=8)
+        series.legend_of_runs(fig, looks)
     return fig
 
 
-def _panel(
-    ax, label: str, lines: Sequence[tuple[pd.DataFrame, str, str]], zero: float | None
-) -> None:
-    keys = []
-    for place, (rows, metric, text) in enumerate(lines):
-        found = only(rows, metric=metric).dropna(subset=["value", "round"])
-        found = found[~found["moment"].isin(["aggregated"])]
-        if found.empty:
-            continue
-        found, look = found.set_index("round").sort_index(), style.look(place + 1)
-        error = (
-            floats(found["stderr"]) if "stderr" in found.columns else np.full(len(found), np.nan)
-        )
-        middle = floats(found["value"])
-        crowded = len(lines) > 3  # bands on bands say nothing
-        line(
-            ax,
-            found,
-            look,
-            (middle - error, middle + error) if np.isfinite(error).any() and not crowded else None,
-        )
-        keys.append((key(look), text))
-    rounds(ax)
-    if zero is not None:
-        ax.axhline(zero, color="black", linewidth=0.5)
-    ax.set(xlabel="round", ylabel=label)
+def _known(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows.dropna(subset=["value", "round"])
+    return rows[~rows["moment"].isin(["aggregated"])]
+
+
+def _lines(ax: Axes, panel: Panel, looks: dict[str, style.Look]) -> None:
+    for rows, text in panel.curves:
+        rows = rows.set_index("round").sort_index()
+        error = floats(rows["stderr"]) if "stderr" in rows.columns else np.full(len(rows), np.nan)
+        middle = floats(rows["value"])
+        banded = np.isfinite(error).any() and len(panel.curves) <= 3  # bands on bands say nothing
+        series.line(ax, rows, looks[text], (middle - error, middle + error) if banded else None)
+    series.rounds_axis(ax)
+    if panel.zero:
+        ax.axhline(0, color="black", linewidth=0.5)
+    ax.set_ylabel(panel.label)
     ax.grid(True)
-    if len(lines) > 1 and keys:
-        style.legend(
-            ax,
-            [k for k, _ in keys],
-            [t for _, t in keys],
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.24),
-            ncols=1 if max(len(t) for _, t in keys) > 10 else 2,
-            handlelength=2.4,
-            borderpad=0.1,
-            labelspacing=0.3,
-        )
 
 
-def _kind(rows: pd.DataFrame) -> str:
-    """Which proximal loss was recorded: ``kl:3`` as KL at its temperature."""
-    found = rows["proximal"].dropna().unique() if "proximal" in rows.columns else []
-    name, _, tau = str(found[0] if len(found) else "").partition(":")
+def _kinds(rows: pd.DataFrame) -> list[str]:
+    """Which proximal losses were recorded, in words."""
+    if "proximal" not in rows.columns:
+        return ["the method's own"] if len(rows) else []
+    return list(dict.fromkeys(map(_kind, rows["proximal"])))
+
+
+def _kind(proximal: object) -> str:
+    """``kl:3`` is KL at its temperature."""
+    name, _, tau = ("" if pd.isna(proximal) else str(proximal)).partition(":")
     return {"kl": f"KL, τ = {tau}", "l2": "L2"}.get(name, "the method's own")
 
 
-def _layers(ax, rows: pd.DataFrame, recorded: pd.DataFrame) -> None:
-    """Lambda of every layer in the last round, times the root of its size where that says something: 1 where all entries
-    moved alike; at the trained weights, and where training recorded it (only of the layers that the method perturbs) over
-    the local steps."""
-    last = rows[rows["round"] == rows["round"].max()]
-    recorded = recorded[recorded["round"] == last["round"].iloc[0]]
-    names = [str(v) for v in last["layer"]]
-    scaled = "scaled" in last.columns and bool(last["scaled"].notna().any())
-    column = "scaled" if scaled else "value"
-    values = floats(last[column])
-    both = column in recorded.columns and bool(recorded[column].notna().any())
-    if both:
-        steps = dict(zip(map(str, recorded["layer"]), floats(recorded[column]), strict=True))
-        names += [
-            n for n in steps if n not in names
-        ]  # tensors, where Lambda is one of tensors and not of layers
-        values = np.concatenate([values, np.full(len(names) - len(values), np.nan)])
-        beside = np.array([steps.get(n, np.nan) for n in names])
-        ax.bar(
-            np.arange(len(names)) + 0.2,
-            beside,
-            0.4,
-            color=style.look(1).color,
-            label="mean over local steps",
+def _of_kind(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    if "proximal" not in rows.columns:
+        return rows
+    return rows[[_kind(proximal) == kind for proximal in rows["proximal"]]]
+
+
+@compares_runs
+def layers_if_any(table: pd.DataFrame) -> Figure | None:
+    """Mean Lambda of every layer in each run's last round, times the root of its size where that is known (then it is 1 where
+    all entries moved alike): dots at the trained weights, rings over the local steps where training recorded it. None
+    where it was not computed."""
+    need(table, COLUMNS, PICTURE)
+    rows = only(table, scope="global", metric="lambda_mean", estimator=("exact", "steps"))
+    rows = rows[rows["layer"].notna()]
+    if not (rows["estimator"] == "exact").any():
+        return None
+    rows = rows.assign(run=names(rows["run"]) if "run" in rows.columns else "")
+    runs, layers = (list(dict.fromkeys(map(str, rows[c]))) for c in ("run", "layer"))
+    scaled = "scaled" in rows.columns and bool(rows["scaled"].notna().any())
+    looks = style.looks(runs) if len(runs) > 1 else {runs[0]: style.look(2)}
+    with style.paper():
+        width = style.wide(style.ONE_COLUMN)
+        fig = style.figure(width, 0.9 + 0.17 * len(layers) + 0.2 * len(runs), layout="constrained")
+        ax = fig.subplots()
+        for place, run in enumerate(runs):
+            own = rows[rows["run"] == run]
+            last = own[own["round"] == only(own, estimator="exact")["round"].max()]
+            shift = 0.5 * (place - (len(runs) - 1) / 2) / len(runs)
+            for how, face in (("exact", looks[run].color), ("steps", "white")):
+                part = only(last, estimator=how)
+                ax.plot(
+                    floats(part["scaled" if scaled else "value"]),
+                    [layers.index(str(layer)) + shift for layer in part["layer"]],
+                    linestyle="none",
+                    marker=looks[run].marker,
+                    markersize=4,
+                    color=looks[run].color,
+                    markerfacecolor=face,
+                    label=how,
+                )
+        ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
+        ax.set_ylim(len(layers) - 0.5, -0.5)
+        ax.set_xlim(left=0)
+        text = "mean Λ × √size\n(1: all entries of a layer moved alike)" if scaled else "mean Λ"
+        ax.set_xlabel(text)
+        if scaled:
+            ax.axvline(1, color="black", linewidth=0.5, linestyle=(0, (2, 2)))
+        ax.grid(True)
+        rings = (rows["estimator"] == "steps").any()
+        ax.set_title(
+            f"Λ by layer, round {int(rows['round'].max())}"
+            + ("; rings: local steps" if rings else ""),
+            fontsize=8,
         )
-    ax.bar(
-        np.arange(len(names)) - 0.2 * both,
-        values,
-        0.4 if both else 0.7,
-        color=style.look(2).color,
-        label="trained models",
-    )
-    every = max(1, -(-len(names) // 12))
-    texts = [style.plain(style.shorten(n, 14)) for n in names[::every]]
-    ax.set_xticks(range(0, len(names), every), texts, rotation=40, ha="right")
-    ax.set(
-        ylabel="mean Λ × √size" if scaled else "mean Λ",
-        title=f"Λ by layer, round {int(last['round'].iloc[0])}",
-    )
-    tallest = max(
-        [1.0, *(1.05 * v for v in (*values, *(beside if both else ())) if np.isfinite(v))]
-    )
-    ax.set_ylim(0, tallest * (1.3 if both else 1))
-    if scaled:
-        ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (2, 2)))
-    ax.grid(True, axis="y")
-    if both:
-        handles, texts = ax.get_legend_handles_labels()
-        style.legend(ax, handles[::-1], texts[::-1], loc="upper right")
+        if len(runs) > 1:
+            series.legend_of_runs(fig, looks)
+    return fig

@@ -54,11 +54,9 @@ def variant(options: Mapping[str, Any]) -> str:
 @diagnostic(
     "fairness",
     on="run",
-    cheap=True,
     draw=draw,
     summary=summary,
     numbers=NUMBERS,
-    order=65,
     variant=variant,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )

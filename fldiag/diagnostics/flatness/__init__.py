@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     needs="clients",
     draw=picture.draw,
     summary=summary,
-    order=55,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
 )
 def flatness(

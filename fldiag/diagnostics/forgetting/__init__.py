@@ -14,7 +14,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.forgetting import picture
-from fldiag.diagnostics.forgetting.section import section
 from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.execution.pool import Serial
 from fldiag.execution.pools import open_pool
@@ -56,7 +55,6 @@ NUMBERS = (
     "forgetting",
     on="run",
     parts=True,
-    cheap=True,
     needs="clients",
     draw=picture.curves_if_any,
     more={"-classes": picture.heatmap_if_any},
@@ -71,8 +69,6 @@ NUMBERS = (
             leads=True,
         )
     },
-    section=section,
-    order=30,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --why",
 )
 def forgetting(

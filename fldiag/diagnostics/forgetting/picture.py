@@ -5,17 +5,27 @@ The first picture is that of Lee et al., "FedSOL" (CVPR 2024), figure 7.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
-from fldiag.plotting.tables import MANY, floats, need, percentiles, select
+from fldiag.plotting import series, style
+from fldiag.plotting.tables import (
+    MANY,
+    compares_runs,
+    floats,
+    names,
+    need,
+    percentiles,
+    select,
+)
 from fldiag.results.select import SPLITS, only, split_of
 
 PICTURE = "picture of forgetting"
@@ -40,82 +50,74 @@ def _global(table: pd.DataFrame, metric: str, moment: str) -> pd.DataFrame:
     return rows.dropna(subset=["round"]).set_index("round").sort_index()
 
 
-def line(
-    ax, found: pd.DataFrame, look: style.Look, band: tuple[np.ndarray, np.ndarray] | None
-) -> None:
-    """The values of a table indexed by round, with a band (low, high)."""
-    rounds, values = found.index.to_numpy(float), floats(found["value"])
-    # a round that is not there is a gap, not a line across it
-    whole = (
-        np.arange(rounds.min(), rounds.max() + 1)
-        if len(rounds) > 1 and np.diff(rounds).min() == 1
-        else rounds
-    )
-
-    def spread(v: np.ndarray) -> np.ndarray:
-        return np.array([dict(zip(rounds, v, strict=True)).get(r, np.nan) for r in whole])
-
-    if band is not None:
-        ax.fill_between(
-            whole, spread(band[0]), spread(band[1]), color=look.color, alpha=0.15, linewidth=0
-        )
-    ax.plot(
-        whole,
-        spread(values),
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        markersize=3.4,
-        markevery=max(len(whole) // 8, 1),
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-    )
-
-
-def key(look: style.Look) -> Line2D:
-    """What a legend shows of such a line."""
-    return Line2D(
-        [],
-        [],
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        markersize=3.4,
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-    )
-
-
+@compares_runs
 def curves(table: pd.DataFrame) -> Figure:
-    """Test accuracy of the received, trained and aggregated models over the rounds, and what is forgotten and restored.
+    """Test accuracy of the received, trained and aggregated models over the rounds, and what is forgotten and restored; of
+    several runs a panel each, a line a run.
 
     ``table``: what the diagnostic ``forgetting`` returns. Bands: Wilson's interval of one model, one standard deviation
     over the clients of the trained ones. Raises FldiagError for a table without accuracies (regression).
     """
     need(table, COLUMNS, PICTURE)
     select(table, "accuracy", PICTURE)
+    runs = list(dict.fromkeys(names(table["run"]))) if "run" in table.columns else []
+    return _of_runs(table, runs) if len(runs) > 1 else _of_one_run(table)
+
+
+def _of_one_run(table: pd.DataFrame) -> Figure:
     with style.paper():
         fig, (left, right) = style.panels(2, 2.75, least=2.5)
         keys = []
         for place, (moment, text) in enumerate(_MOMENTS.items()):
-            found, look = _global(table, "accuracy", moment), style.look(place)
-            if found["value"].notna().any():
-                line(left, found, look, _band(table, found, moment))
-                keys.append((key(look), text))
-        _finish(left, f"{SPLITS[split_of(table)]} accuracy", keys)
-        if (most := ceiling(table)) is not None:
-            style.ceiling(left, most)
-        classes = only(table, metric="class_examples")["index"].nunique()
-        if classes > 1:
-            style.chance(left, 1 / classes)
+            rows, look = _global(table, "accuracy", moment), style.look(place)
+            if rows["value"].notna().any():
+                series.line(left, rows, look, _band(table, rows, moment))
+                keys.append((series.key(look), text))
+        _finish(left, f"{SPLITS[split_of(table)]} accuracy")
+        series.legend_below(left, keys)
+        _references(left, table)
         keys = []
         for place, (metric, text) in enumerate(_SHARES.items()):
-            found, look = _global(table, metric, "trained"), style.look(place + 3)
-            if found["value"].notna().any():
-                line(right, found, look, None)
-                keys.append((key(look), text))
-        _finish(right, "share of the examples", keys)
+            rows, look = _global(table, metric, "trained"), style.look(place + 3)
+            if rows["value"].notna().any():
+                series.line(right, rows, look, None)
+                keys.append((series.key(look), text))
+        _finish(right, "share of the examples")
+        series.legend_below(right, keys)
     return fig
+
+
+def _of_runs(table: pd.DataFrame, runs: Sequence[str]) -> Figure:
+    looks = style.looks(runs)
+    parts = {run: table[[name == run for name in names(table["run"])]] for run in runs}
+    panels = [("accuracy", moment, text) for moment, text in _MOMENTS.items()]
+    panels += [(metric, "trained", text) for metric, text in _SHARES.items()]
+    with style.paper():
+        fig, axes = style.panels(len(panels), 1.95, 0.2 * len(runs), least=1.6)
+        for ax, (metric, moment, text) in zip(axes, panels, strict=True):
+            for run, part in parts.items():
+                rows = _global(part, metric, moment)
+                if rows["value"].notna().any():
+                    band = _band(part, rows, moment) if metric == "accuracy" else None
+                    series.line(ax, rows, looks[run], band if len(runs) <= 3 else None)
+            ax.set_title("\n".join(style.wrap(text, 2.0, 2, 8.0)), fontsize=8)
+            accuracy = f"{SPLITS[split_of(table)]} accuracy"
+            _finish(ax, accuracy if metric == "accuracy" else "share of the examples")
+        ends = [ax.get_ylim() for ax in axes[: len(_MOMENTS)]]
+        for ax in axes[: len(_MOMENTS)]:  # these are compared with each other
+            ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+            _references(ax, table)
+        series.legend_of_runs(fig, looks)
+    return fig
+
+
+def _references(ax: Axes, table: pd.DataFrame) -> None:
+    """The accuracy of guessing, and that of models that know their client's classes only."""
+    if (most := ceiling(table)) is not None:
+        style.ceiling(ax, most)
+    classes = only(table, metric="class_examples")["index"].nunique()
+    if classes > 1:
+        style.chance(ax, 1 / classes)
 
 
 def ceiling(table: pd.DataFrame) -> float | None:
@@ -126,11 +128,13 @@ def ceiling(table: pd.DataFrame) -> float | None:
     return share if share < 1 else None
 
 
+@compares_runs
 def curves_if_any(table: pd.DataFrame) -> Figure | None:
     """``curves``, where there are accuracies: regression has losses only."""
     return curves(table) if (table["metric"] == "accuracy").any() else None
 
 
+@compares_runs
 def heatmap_if_any(table: pd.DataFrame) -> Figure | None:
     """``heatmap``, where classes were told apart."""
     there = (table["metric"] == "accuracy").any() and (table["metric"] == "class_forgetting").any()
@@ -138,131 +142,129 @@ def heatmap_if_any(table: pd.DataFrame) -> Figure | None:
 
 
 def _band(
-    table: pd.DataFrame, found: pd.DataFrame, moment: str
+    table: pd.DataFrame, rows: pd.DataFrame, moment: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
     if moment == "trained":
-        std = _global(table, "accuracy_std", moment)["value"].reindex(found.index)
-        return floats(found["value"]) - floats(std), floats(found["value"]) + floats(std)
-    return (floats(found["low"]), floats(found["high"])) if "low" in found.columns else None
+        std = _global(table, "accuracy_std", moment)["value"].reindex(rows.index)
+        return floats(rows["value"]) - floats(std), floats(rows["value"]) + floats(std)
+    return (floats(rows["low"]), floats(rows["high"])) if "low" in rows.columns else None
 
 
-def rounds(ax) -> None:
-    """Whole rounds along the axis; one alone in the middle."""
-    there = {
-        x
-        for drawn in ax.get_lines()
-        for x in np.asarray(drawn.get_xdata(), dtype=float)
-        if drawn.get_marker() != "None"
-    }
-    if len(there) == 1:
-        (only_one,) = there
-        ax.set_xlim(only_one - 1, only_one + 1)
-        ax.set_xticks([only_one], [f"{only_one:g}"])
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-
-
-def _finish(ax, label: str, keys: list[tuple[Line2D, str]]) -> None:
-    ax.set(xlabel="round", ylabel=label)
-    rounds(ax)
+def _finish(ax: Axes, label: str) -> None:
+    ax.set_ylabel(label)
+    series.rounds_axis(ax)
     style.percents(ax.yaxis)
     low, high = ax.get_ylim()
     ax.set_ylim(max(low, 0), min(high, 1.02))
     ax.grid(True)
-    if keys:
-        style.legend(
-            ax,
-            [k for k, _ in keys],
-            [t for _, t in keys],
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.22),
-            ncols=1,
-            handlelength=2.6,
-            borderpad=0.1,
-        )
 
 
+@compares_runs
 def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
-    """Client by class: accuracy on the class before minus after the client's training, in one round (default: last).
+    """Client by class: accuracy on the class before minus after the client's training, in one round (default: each run's
+    last); of several runs beside each other, on one scale.
 
     Of many clients: percentiles over them, each class by itself. Grey and hatched: too few test examples of the class. A dot: the
     client has no training example of the class.
     Raises FldiagError when the table has no such round.
     """
     need(table, (*COLUMNS, "client", "index"), PICTURE)
-    rows = select(table, "class_forgetting", PICTURE)
-    there = sorted(int(r) for r in rows["round"].dropna().unique())
-    round = there[-1] if round is None else round
-    rows = only(rows, round=round)
-    if rows.empty:
-        raise FldiagError(
-            f"the table has no class_forgetting of round {round}",
-            f"it has rounds {there[0]}..{there[-1]}",
-            usage=True,
-        )
-    cells = _cells(rows)
-    many = len(cells) > MANY
-    cells = percentiles(cells) if many else cells
-    held = only(table, metric="class_examples")
-    counts = _cells(held.iloc[:0] if many else held).reindex(
-        index=cells.index, columns=cells.columns
-    )
-    clients, classes = cells.shape
-    width = style.wide(style.ONE_COLUMN if classes <= 12 else style.TWO_COLUMNS)
-    values = cells.to_numpy()
-    reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+    labels = names(table["run"]) if "run" in table.columns else [""] * len(table)
+    runs = {run: table[[v == run for v in labels]] for run in dict.fromkeys(labels)}
+    losses = {run: _losses(part, round) for run, part in runs.items()}
+    clients = {run: _cells(rows) for run, rows in losses.items()}
+    cells = {run: percentiles(c) if len(c) > MANY else c for run, c in clients.items()}
+    known = np.concatenate([part.to_numpy().ravel() for part in cells.values()])
+    reach = float(np.abs(known[np.isfinite(known)]).max(initial=0.0)) or 1.0
+    rows, classes = (max(part.shape[axis] for part in cells.values()) for axis in (0, 1))
+    width = style.ONE_COLUMN if classes <= 12 and len(runs) == 1 else style.TWO_COLUMNS
+    height = min(max(1.35 + 0.17 * rows, 2.3), 8.0)
+    marked = set()
     with style.paper():
-        fig = style.figure(width, min(max(1.35 + 0.17 * clients, 2.3), 8.0), layout="constrained")
-        ax = fig.subplots()
-        ax.set_facecolor("#bbbbbb")
-        for r, c in np.argwhere(~np.isfinite(values)):
-            ax.add_patch(_cell_hatch(c, r))
-        image = ax.imshow(
-            values,
-            aspect="auto",
-            cmap=style.DIVERGING,
-            interpolation="nearest",
-            norm=TwoSlopeNorm(0.0, -max(reach, 1e-9), max(reach, 1e-9)),
-        )
-        unseen = np.argwhere(counts.to_numpy() == 0)
-        size = min(3.0, max(1.6, 40 / max(clients, classes)))
-        ax.plot(
-            unseen[:, 1],
-            unseen[:, 0],
-            linestyle="none",
-            marker="o",
-            markersize=size,
-            color="#222222",
-            markeredgecolor="white",
-            markeredgewidth=0.35,
-        )
-        who = "percentile of the clients" if many else "client"
-        ax.set(xlabel="class", ylabel=who, title=f"forgetting by class, round {round}")
-        ax.set_xticks(range(classes), [str(c) for c in cells.columns]) if classes <= 30 else None
-        every = max(1, -(-clients // 40))
-        ax.set_yticks(range(0, clients, every), [str(k) for k in cells.index[::every]])
-        ax.tick_params(length=0)
-        ax.spines[:].set_visible(False)
-        bar = fig.colorbar(image, ax=ax, pad=0.02)
+        across = 3 if classes <= 12 else 1
+        fig, axes = style.panels(len(runs), height, across=across, width=width)
+        for ax, (run, part) in zip(axes, cells.items(), strict=True):
+            examples = only(runs[run], metric="class_examples")
+            marked |= _classes(ax, part, examples, reach, many=len(clients[run]) > MANY)
+            last = int(losses[run]["round"].iloc[0])
+            title = f"forgetting by class, round {last}"
+            ax.set_title(title if len(runs) == 1 else f"{style.plain(run)}\n{title}", fontsize=8)
+        bar = fig.colorbar(axes[0].images[0], ax=axes, pad=0.02)
         bar.set_label("accuracy received − trained")
-        bar.outline.set_visible(False)
-        keys = [
-            Line2D([], [], linestyle="none", marker="o", markersize=3, color="#222222"),
-            Patch(facecolor="#bbbbbb", hatch="////", edgecolor="white"),
-        ]
-        texts = ["client has no such example", f"too few {SPLITS[split_of(table)]} examples"]
-        shown = [len(unseen) > 0, bool((~np.isfinite(values)).any())]
-        if any(shown):
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        keys = {
+            "client has no such example": Line2D(
+                [], [], linestyle="none", marker="o", markersize=3, color="#222222"
+            ),
+            f"too few {SPLITS[split_of(table)]} examples": Patch(
+                facecolor="#bbbbbb", hatch="////", edgecolor="white"
+            ),
+        }
+        texts = [text for text, mark in zip(keys, ("dot", "hatch"), strict=True) if mark in marked]
+        if texts:
             style.legend(
                 fig,
-                [k for k, s in zip(keys, shown, strict=True) if s],
-                [t for t, s in zip(texts, shown, strict=True) if s],
+                [keys[text] for text in texts],
+                texts,
                 loc="outside lower center",
                 ncols=2,
                 columnspacing=1.2,
                 borderpad=0.2,
             )
     return fig
+
+
+def _losses(table: pd.DataFrame, round: int | None) -> pd.DataFrame:
+    """What each client forgot of each class in the round, or in the last one."""
+    rows = select(table, "class_forgetting", PICTURE)
+    rounds = sorted(int(r) for r in rows["round"].dropna().unique())
+    losses = only(rows, round=rounds[-1] if round is None else round)
+    if losses.empty:
+        raise FldiagError(
+            f"the table has no class_forgetting of round {round}",
+            f"it has rounds {rounds[0]}..{rounds[-1]}",
+            usage=True,
+        )
+    return losses
+
+
+def _classes(
+    ax: Axes, cells: pd.DataFrame, examples: pd.DataFrame, reach: float, many: bool
+) -> set[str]:
+    """A run's cells; which marks (dot, hatch) stand in them."""
+    counts = _cells(examples.iloc[:0] if many else examples).reindex_like(cells)
+    values = cells.to_numpy()
+    rows, classes = cells.shape
+    ax.set_facecolor("#bbbbbb")
+    for r, c in np.argwhere(~np.isfinite(values)):
+        ax.add_patch(_cell_hatch(c, r))
+    ax.imshow(
+        values,
+        aspect="auto",
+        cmap=style.DIVERGING,
+        interpolation="nearest",
+        norm=TwoSlopeNorm(0.0, -reach, reach),
+    )
+    unseen = np.argwhere(counts.to_numpy() == 0)
+    ax.plot(
+        unseen[:, 1],
+        unseen[:, 0],
+        linestyle="none",
+        marker="o",
+        markersize=min(3.0, max(1.6, 40 / max(rows, classes))),
+        color="#222222",
+        markeredgecolor="white",
+        markeredgewidth=0.35,
+    )
+    ax.set(xlabel="class", ylabel="percentile of the clients" if many else "client")
+    if classes <= 30:
+        ax.set_xticks(range(classes), [str(c) for c in cells.columns])
+    every = max(1, -(-rows // 40))
+    ax.set_yticks(range(0, rows, every), [str(k) for k in cells.index[::every]])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    marks = {"dot": len(unseen) > 0, "hatch": bool((~np.isfinite(values)).any())}
+    return {mark for mark, is_there in marks.items() if is_there}
 
 
 def _cell_hatch(x: float, y: float) -> Patch:

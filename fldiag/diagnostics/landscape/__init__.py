@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.diagnostics.landscape import interactive, picture
-from fldiag.diagnostics.landscape.section import section
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
 from fldiag.execution.pool import Serial
 from fldiag.execution.pools import open_pool
+from fldiag.plotting.sections import Interactive
 from fldiag.registry import Choice, Progress, diagnostic
 from fldiag.results.provenance import digest
 from fldiag.results.select import only
@@ -63,7 +63,7 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
     directions = table.attrs.get("options", {}).get("directions")
     first, second = AXES.get(directions, ("direction 1", "direction 2"))
     shares = only(table, metric="explained_variance").set_index("index")["value"]
-    if directions != "pca" or not len(shares):
+    if directions != "pca" or len(shares) < 2 or shares.index.has_duplicates:
         return first, second
     return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
 
@@ -85,9 +85,9 @@ def caption(table: pd.DataFrame) -> str:
     return "\n".join([*said, *scale(grids, **{"clip": "auto", **_scaled(table)}).notes()]) + "\n"
 
 
-def page(table: pd.DataFrame) -> str:
-    """The same to turn and to hover over, as a self-contained HTML page."""
-    return interactive.page(table, names=axes(table), **_scaled(table))
+def turning(table: pd.DataFrame) -> Interactive:
+    """The same to turn and to hover over."""
+    return interactive.charts(table, names=axes(table), **_scaled(table))
 
 
 def _scaled(table: pd.DataFrame) -> dict[str, Any]:
@@ -100,12 +100,10 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
     "landscape",
     parts=True,
     draw=draw,
-    more={".html": page, ".caption.txt": caption},
+    more={".html": turning, ".caption.txt": caption},
     pictured=("height", "clip", "notes"),
     summary=summary,
     choose=choose,
-    section=section,
-    order=10,
     variant=lambda options: str(options.get("directions", "eigen")),
     example="checkpoints/example/fedsol-digits.pt",
 )

@@ -1,10 +1,8 @@
-"""The interactive landscape: one HTML file that needs no network, one scene a run, cameras moving together."""
+"""The landscape to turn and to hover over: a surface and its map for every run, on one scale."""
 
 from __future__ import annotations
 
-import json
 import math
-from importlib import resources
 from typing import Any, Literal
 
 import matplotlib
@@ -13,55 +11,119 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
-from fldiag.plotting import pages, style
-from fldiag.plotting.sections import literal
+from fldiag.plotting import style
+from fldiag.plotting.pages import literal
+from fldiag.plotting.sections import Chart, Interactive, Table
 
 
-def page(
+def charts(
     table: pd.DataFrame,
     *,
     title: str = "Loss landscape",
     clip: float | Literal["auto"] | None = "auto",
     height: Literal["linear", "log", "auto"] = "auto",
     names: tuple[str, str] = ("direction 1", "direction 2"),
-) -> str:
-    """The landscapes of ``table`` (see ``picture.draw``) as the text of a self-contained page.
+) -> Interactive:
+    """The landscapes of ``table`` (see ``picture.draw``) to turn, and as contours.
 
-    plotly is inside the file. Hovering tells x, y, loss and its standard error, also where the surface is
-    clipped. Text from the table reaches the page only escaped. Raises FldiagError for an unfit table.
+    Hovering tells x, y, loss and its standard error, also where the surface is clipped. Raises FldiagError for an unfit table.
     """
-    from jinja2 import Environment, StrictUndefined
-    from plotly.offline import get_plotlyjs
-
     grids = surfaces(table)
     shared = scale(grids, clip, height)
-    home = resources.files("fldiag.diagnostics.landscape")
-    plotly, script = get_plotlyjs(), pages.unpacking() + (home / "landscape.js").read_text("utf-8")
-    template = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string((home / "landscape.html").read_text("utf-8"))
-    data = {
-        "scenes": [scene(g, shared) for g in grids],
-        "marks": [marks(g, shared) for g in grids],
-        "layout": layout(grids, shared, names),
-    }
-    return template.render(
-        title=title,
-        grids=grids,
-        number=style.number,
-        notes=shared.notes(),
-        policy=pages.policy(plotly, script),
-        plotly=pages.packed_plotly(),
-        script=script,
-        data=_inert(data),
-        stops=", ".join(
-            to_hex(c) for c in matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 17))
-        ),
-        ticks=[
-            (100 * (t - shared.low) / (shared.high - shared.low), shared.label(t))
-            for t in shared.ticks(5)
-        ],
+    about = layout(grids, shared, names)
+    shown = []
+    for grid in grids:
+        surface, points = scene(grid, shared), marks(grid, shared)
+        shown.append(Chart(grid.run, "scene", [surface, *points], about))
+        flat = [_contours(surface, shared), *map(_flat, points)]
+        shown.append(Chart(f"{grid.run}, as contours", "map", flat, _flat_layout(about)))
+    lead = "Drag to turn, scroll or pinch to zoom: all surfaces move together. Height and colour scale are shared."
+    return Interactive(title, lead, shown, shared.notes(), _numbers(grids))
+
+
+def _numbers(grids: list[Surface]) -> Table:
+    head = (
+        "Run",
+        "Slice",
+        "Examples",
+        "λ₁",
+        "± residual",
+        "λ₁/λ₅",
+        "Loss at the centre",
+        "Lowest",
+        "Highest",
+        "Grid",
+        "How",
     )
+    rows = [
+        [
+            grid.run,
+            grid.slice or "–",
+            "–" if grid.n is None else f"{grid.n:,}",
+            style.number(grid.sharpness) + ("" if grid.converged else " (not converged)"),
+            style.number(grid.residual, 2),
+            style.number(grid.ratio),
+            style.number(grid.centre),
+            style.number(grid.lowest),
+            style.number(grid.highest),
+            f"{len(grid.x)} × {len(grid.y)}",
+            " ".join(grid.made()) or "all points evaluated",
+        ]
+        for grid in grids
+    ]
+    caption = (
+        "λ₁: largest Hessian eigenvalue ± residual. Loss at the centre: the weights themselves."
+    )
+    return Table(caption, head, rows)
+
+
+def _contours(surface: dict[str, Any], shared: Scale) -> dict[str, Any]:
+    """The numbers and colours of a surface, seen from above."""
+    ticks = shared.ticks(5)
+    same = {k: surface[k] for k in ("x", "y", "z", "colorscale", "text")}
+    return {
+        **same,
+        "type": "contour",
+        "zmin": shared.low,
+        "zmax": shared.high,
+        "hoverinfo": "text",
+        "line": {"color": "rgba(255, 255, 255, 0.5)", "width": 0.5},
+        "contours": {
+            "coloring": "fill",
+            "start": shared.low,
+            "end": shared.high,
+            "size": (shared.high - shared.low) / 20,
+        },
+        "colorbar": {
+            "title": {"text": "loss"},
+            "thickness": 12,
+            "outlinewidth": 0,
+            "tickvals": ticks,
+            "ticktext": [shared.label(t) for t in ticks],
+        },
+    }
+
+
+def _flat(points: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{k: points[k] for k in ("mode", "x", "y", "text", "hoverinfo", "showlegend")},
+        "type": "scatter",
+        "line": {"color": "#000000"},
+        "marker": {"color": "#ffffff", "line": {"color": "#000000", "width": 1}},
+    }
+
+
+def _flat_layout(about: dict[str, Any]) -> dict[str, Any]:
+    axes = {
+        name: {
+            "title": about["scene"][name]["title"],
+            "range": about["scene"][name]["range"],
+            "zeroline": False,
+            "automargin": True,
+        }
+        for name in ("xaxis", "yaxis")
+    }
+    return {**axes, "margin": {"l": 48, "r": 8, "t": 30, "b": 44}, "showlegend": False}
 
 
 def scene(grid: Surface, shared: Scale) -> dict[str, Any]:
@@ -164,16 +226,5 @@ def layout(grids: list[Surface], shared: Scale, names: tuple[str, str]) -> dict[
             },
         },
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
-        "autosize": True,
         "dragmode": "turntable",
     }
-
-
-def _inert(data: Any):
-    """JSON that cannot end the script element it stands in, marked as safe for the template."""
-    from markupsafe import Markup
-
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

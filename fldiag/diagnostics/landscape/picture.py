@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
 from fldiag.diagnostics.landscape.trajectory import trajectory
-from fldiag.plotting import style
+from fldiag.plotting import sheet, style
 
 __all__ = ["draw"]
 
@@ -59,7 +59,8 @@ def draw(
         len(grids), max(per_row, 1), max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1)
     )
     blocks = math.ceil(len(grids) / columns)
-    side = min(2.15, (width - _LEFT - right - (columns - 1) * gap) / columns)
+    most = 2.15 if sheet.current().width is None else 2.6  # a journal's column is filled
+    side = min(most, (width - _LEFT - right - (columns - 1) * gap) / columns)
     titles = [style.wrap(style.plain(g.run), side, 2, BOLD) for g in grids]
     captions = [
         [
@@ -180,6 +181,7 @@ def _surface(
     # Tick labels of the second axis stand beside it, those of the first below.
     for name, put, pad in zip(names, (ax.set_xlabel, ax.set_ylabel), (-10, -7.5), strict=True):
         put(style.plain(name.partition(" (")[0]), fontsize=6, labelpad=pad)
+    ax.set_zlabel("loss", fontsize=6, labelpad=-8)
     ax.zaxis.set_major_formatter(FuncFormatter(lambda v, _: shared.label(v)))
     ax.tick_params(axis="both", labelsize=6, pad=-4, width=0.4)
     longest = max((len(shared.label(t)) for t in shared.ticks(4)), default=2)

@@ -86,10 +86,8 @@ class Surface:
 
     def caption(self) -> list[str]:
         """Short lines: slice, number of examples, lambda_1 with its residual, how the values were found."""
-        lines = [
-            f"{self.slice or 'unnamed slice'}",
-            f"n = {self.n:,}" if self.n is not None else "n unknown",
-        ]
+        count = f"n = {self.n:,}" if self.n is not None else "n unknown"
+        lines = [f"{self.slice or 'unnamed slice'}, {count}"]
         if self.sharpness is not None or self.ratio is not None:
             error = (
                 ""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     needs="clients",
     draw=picture.draw,
     summary=summary,
-    order=65,
     example="checkpoints/texts-fedavg-s0-1a2b3c4d",
 )
 def lora(

@@ -14,7 +14,6 @@ from pydantic import Field
 
 from fldiag.choices import Estimate, Stack
 from fldiag.diagnostics.matching import picture
-from fldiag.diagnostics.matching.section import section
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.execution.pools import open_pool
 from fldiag.registry import Progress, diagnostic
@@ -37,11 +36,10 @@ def check(history: History, options: Mapping[str, Any]) -> None:
     on="run",
     parts=True,
     needs="clients",
-    draw=picture.draw_last,
+    draw=picture.draw,
+    more={"-curvature": picture.curvature},
     summary=summary,
     check=check,
-    section=section,
-    order=50,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500",
 )
 def matching(

@@ -4,122 +4,185 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
-from fldiag.plotting.tables import floats, need, select
+from fldiag.plotting import series, style
+from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.results.select import number, only
 
 PICTURE = "picture of matching"
 _MODES = {"diag": "diagonals", "tensor_trace": "tensor traces"}
 _DATA = {"client": "own data", "global": "all clients' data"}
+_FROM = {"diag": "as in the paper", "tensor_trace": "as in the released code"}
 
 
-def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
-    """H_N and H_D of every pair in the paper's form and in the released code's, the overlap of the clients' eigenspaces;
-    bars of lambda_max, trace, and of the clients' shares of the global model's largest eigenvalue.
+@compares_runs
+def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure | None:
+    """H_N and H_D of every pair, in the paper's form and in the released code's; of several runs beside each other, on the
+    same colours.
 
-    ``table``: what the diagnostic ``matching`` returns; ``round``: which of its rounds (default: the last). Blank cells:
-    the pairs of a client with itself, and what is not defined. Hollow bars: not converged.
-    Raises FldiagError for an unfit table.
+    ``table``: what the diagnostic ``matching`` returns; ``round``: which of its rounds (default: each run's last). Blank
+    cells: the pairs of a client with itself, and what is not defined. None without pairs. Raises FldiagError for an unfit
+    table.
     """
-    need(
-        table,
-        ("metric", "round", "moment", "scope", "client", "client_b", "value", "diag_mode", "data"),
-        PICTURE,
-    )
-    rounds = select(table, "H_N", PICTURE)["round"]
-    round = int(rounds.max()) if round is None else round
-    rows = only(table, round=round)
-    if rows.empty:
-        raise FldiagError(
-            f"the table for the {PICTURE} has no round {round}",
-            f"its rounds: {sorted(set(rounds))}",
-            usage=True,
-        )
-    there = only(rows, metric="H_N", scope="global")
-    data = [d for d in _DATA if (there["data"] == d).any()]
+    runs = _rounds(table, round)
+    data = [
+        d for d in _DATA if any((only(r, metric="H_N")["data"] == d).any() for r in runs.values())
+    ]
     # the paper compares diagonals on own data, the released code tensor traces on everybody's
     forms = [("diag", data[0]), ("tensor_trace", data[-1])]
-    panels = [
-        (metric, only(rows, metric=metric, diag_mode=mode, data=d), f"{_MODES[mode]}, {_DATA[d]}")
+    kinds = [
+        (metric, {"diag_mode": mode, "data": d}, f"{_MODES[mode]}, {_DATA[d]}\n({_FROM[mode]})")
         for mode, d in forms
         for metric in ("H_N", "H_D")
     ]
-    space = only(rows, metric="eigenspace_overlap")
-    if len(space):
-        panels.insert(
-            2,
-            (
-                "overlap",
-                space,
-                f"top-{int(only(rows, metric='principal_angle')['index'].max() or 0)} eigenspaces"
-                if (rows["metric"] == "principal_angle").any()
-                else "eigenspaces",
-            ),
-        )
-    panels = [p for p in panels if (p[1]["scope"] == "pair").any()]
-    bars = [kind for kind in ("lambda_max", "trace", "share") if len(_bar(rows, kind))]
-    clients = sorted(
-        {int(c) for c in only(rows, moment="trained", scope="client")["client"].dropna()}
-    )
+    panels = []
+    for metric, where, text in kinds:
+        parts = {run: only(rows, metric=metric, **where) for run, rows in runs.items()}
+        panels += [(metric, parts, run, text) for run in runs if _pairs(parts[run])]
+    if not panels:
+        return None
     with style.paper():
-        fig, axes = style.panels(len(panels) + len(bars), 2.15, 0.25)
-        for ax, (metric, part, text) in zip(axes, panels, strict=False):
-            _pairs(fig, ax, metric, part, text, clients)
-        for ax, kind in zip(axes[len(panels) :], bars, strict=False):
-            _bars(ax, kind, _bar(rows, kind))
-        hollow = any((~_converged(_bar(rows, kind))).any() for kind in bars)
-        fig.suptitle(f"round {round}" + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
+        across = 4 if len(runs) in (1, 2, 4) else 3
+        fig, axes = style.panels(len(panels), 2.1, 0.25, across=across, least=1.6)
+        for ax, (metric, parts, run, text) in zip(axes, panels, strict=True):
+            norm = _norm(
+                metric, np.concatenate([floats(_pair_rows(p)["value"]) for p in parts.values()])
+            )
+            label = text if len(runs) == 1 else f"{text}\n{style.shorten(run, 26)}"
+            _matrix(fig, ax, metric, parts[run], label, norm)
+        fig.suptitle(_when(runs), fontsize=8.5)
     return fig
 
 
-def draw_last(table: pd.DataFrame) -> Figure:
-    """``draw`` of the last round."""
-    return draw(table, round=int(table["round"].dropna().max()))
+@compares_runs
+def curvature(table: pd.DataFrame, *, round: int | None = None) -> Figure | None:
+    """The overlap of the clients' eigenspaces; lambda_max, trace, and the clients' shares of the global model's largest
+    eigenvalue, with residuals or standard errors; hollow: not converged. None where none of these was computed."""
+    runs = _rounds(table, round)
+    space = {run: only(rows, metric="eigenspace_overlap") for run, rows in runs.items()}
+    bars = [
+        k for k in ("lambda_max", "trace", "share") if any(len(_bar(r, k)) for r in runs.values())
+    ]
+    matrices = [run for run in runs if _pairs(space[run])]
+    if not bars and not matrices:
+        return None
+    with style.paper():
+        count = len(matrices) + len(bars)
+        fig, axes = style.panels(count, 2.15, 0.25, across=4 if count == 4 else 3, least=1.6)
+        known = np.concatenate([floats(_pair_rows(p)["value"]) for p in space.values()])
+        for ax, run in zip(axes, matrices, strict=False):
+            angles = only(runs[run], metric="principal_angle")["index"]
+            text = f"top-{int(angles.max())} eigenspaces" if len(angles) else "eigenspaces"
+            label = text if len(runs) == 1 else f"{text}\n{style.shorten(run, 26)}"
+            _matrix(fig, ax, "overlap", space[run], label, _norm("overlap", known))
+        looks = style.looks(runs) if len(runs) > 1 else {run: style.look(2) for run in runs}
+        for ax, kind in zip(axes[len(matrices) :], bars, strict=True):
+            _bars(ax, kind, {run: _bar(rows, kind) for run, rows in runs.items()}, looks)
+        parts = [_bar(rows, kind) for rows in runs.values() for kind in bars]
+        hollow = any((~_converged(part)).any() for part in parts)
+        fig.suptitle(_when(runs) + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
+        if len(runs) > 1:
+            series.legend_of_runs(fig, looks)
+    return fig
 
 
-def _pairs(fig, ax, metric: str, rows: pd.DataFrame, text: str, clients: list[int]) -> None:
+def _rounds(table: pd.DataFrame, round: int | None) -> dict[str, pd.DataFrame]:
+    """Run -> its rows of the round, or of its last one. Raises FldiagError for an unfit table or another round."""
+    columns = (
+        "metric",
+        "round",
+        "moment",
+        "scope",
+        "client",
+        "client_b",
+        "value",
+        "diag_mode",
+        "data",
+    )
+    need(table, columns, PICTURE)
+    select(table, "H_N", PICTURE)
+    labels = names(table["run"]) if "run" in table.columns else [""] * len(table)
+    runs = {}
+    for run in dict.fromkeys(labels):
+        rows = table[[label == run for label in labels]]
+        rounds = select(rows, "H_N", PICTURE)["round"]
+        last = int(rounds.max()) if round is None else round
+        runs[run] = only(rows, round=last)
+        if runs[run].empty:
+            raise FldiagError(
+                f"the table for the {PICTURE} has no round {round}",
+                f"its rounds: {sorted(set(rounds))}",
+                usage=True,
+            )
+    return runs
+
+
+def _when(runs: dict[str, pd.DataFrame]) -> str:
+    rounds = sorted({int(rows["round"].iloc[0]) for rows in runs.values()})
+    return f"round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
+
+
+def _pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    return only(rows, scope="pair")
+
+
+def _pairs(rows: pd.DataFrame) -> bool:
+    return bool(len(_pair_rows(rows)))
+
+
+def _matrix(
+    fig: Figure, ax: Axes, metric: str, rows: pd.DataFrame, text: str, norm: Normalize
+) -> None:
     """A matrix of clients, its colour bar, its mean, and the numbers where there is room for them."""
-    cells = _cells(rows, clients)
-    norm = _norm(metric, cells[np.isfinite(cells)])
+    pairs = _pair_rows(rows)
+    clients = sorted({int(c) for column in ("client", "client_b") for c in pairs[column].dropna()})
+    cells = _cells(pairs, clients)
     image = ax.imshow(
         cells, cmap=style.COLORMAP, norm=norm, interpolation="nearest", aspect="equal"
     )
     _colour_bar(fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03), norm)
-    stride = -(-len(clients) // (10 if max(clients) < 10 else 6))
+    stride = -(-len(clients) // (10 if max(clients) < 10 else 5))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_ticks(range(0, len(clients), stride), [str(c) for c in clients[::stride]])
-    if len(clients) <= 5:
-        for (i, j), value in np.ndenumerate(cells):
-            if np.isfinite(value):
-                dark = float(norm(value)) < 0.6
-                ax.text(
-                    j,
-                    i,
-                    style.number(value, 2),
-                    ha="center",
-                    va="center",
-                    fontsize=6,
-                    color="white" if dark else "black",
-                )
+    _numbers(ax, cells, norm)
     mean = number(rows, scope="global", self_pairs=[False, None])
-    name = {"H_N": "$H_N$", "H_D": "$H_D$", "overlap": "overlap"}[metric]
-    ax.set_title(
-        f"{name}, mean {style.plain(style.number(mean, 3))}\n{style.plain(text)}", fontsize=7.5
-    )
+    symbol = {"H_N": "$H_N$", "H_D": "$H_D$", "overlap": "overlap"}[metric]
+    title = f"{symbol}, mean {style.plain(style.number(mean, 3))}"
+    ax.set_title("\n".join([title, *map(style.plain, text.split("\n"))]), fontsize=7)
     ax.set_xlabel("client")
     ax.spines[["top", "right"]].set_visible(True)
+
+
+def _numbers(ax: Axes, cells: np.ndarray, norm: Normalize) -> None:
+    """The numbers of few clients, with as many digits as tell them apart, where all of them fit into their cells."""
+    values = cells[np.isfinite(cells)]
+    if len(cells) > 5 or not len(values):
+        return
+    reach, largest = float(np.ptp(values)), float(np.abs(values).max())
+    digits = 2 if not 0 < reach < 0.1 * largest else min(2 + int(np.log10(largest / reach)), 5)
+    texts = {
+        place: style.number(float(cells[place]), digits)
+        for place in np.ndindex(cells.shape)
+        if np.isfinite(cells[place])
+    }
+    if max(style.text_width(text, 5.5) for text in texts.values()) > 1.0 / len(cells):
+        return
+    for (row, column), text in texts.items():
+        dark = float(norm(cells[row, column])) < 0.6
+        ink = "white" if dark else "black"
+        ax.text(column, row, text, ha="center", va="center", fontsize=5.5, color=ink)
 
 
 def _cells(rows: pd.DataFrame, clients: list[int]) -> np.ndarray:
     """Client by client, each pair in both halves; nan for a client with itself."""
     where = {c: i for i, c in enumerate(clients)}
     cells = np.full((len(clients), len(clients)), np.nan)
-    pairs = only(rows, scope="pair")
+    pairs = _pair_rows(rows)
     for a, b, value in zip(pairs["client"], pairs["client_b"], floats(pairs["value"]), strict=True):
         cells[where[int(a)], where[int(b)]] = cells[where[int(b)], where[int(a)]] = value
     return cells
@@ -172,49 +235,64 @@ def _converged(rows: pd.DataFrame) -> np.ndarray:
     return np.array([bool(pd.isna(v) or v) for v in rows["converged"]], dtype=bool)
 
 
-def _bars(ax, kind: str, rows: pd.DataFrame) -> None:
-    values, done = floats(rows["value"]), _converged(rows)
-    labels = ["global" if pd.isna(c) else str(int(c)) for c in rows["client"]]
+def _bars(
+    ax: Axes, kind: str, parts: dict[str, pd.DataFrame], looks: dict[str, style.Look]
+) -> None:
+    """A bar a client and run; of one run the aggregated model has a colour of its own."""
+    labels = [
+        "global" if pd.isna(c) else str(int(c)) for part in parts.values() for c in part["client"]
+    ]
+    places = sorted(set(labels), key=lambda v: (v == "global", int(v) if v.isdigit() else 0))
     column = "residual" if kind == "lambda_max" else "stderr"
-    error = np.nan_to_num(floats(rows[column])) if column in rows.columns else np.zeros(len(rows))
-    for i, (value, fine, label) in enumerate(zip(values, done, labels, strict=True)):
-        color = style.look(1 if label == "global" else 2).color
-        ax.bar(i, value, 0.72, color=color if fine else "white", edgecolor=color, linewidth=0.8)
-    if error.max() > 5e-3 * np.abs(values).max():  # smaller ones would be specks
-        ax.errorbar(
-            range(len(values)),
-            values,
-            yerr=error,
-            fmt="none",
-            ecolor="#444444",
-            elinewidth=0.7,
-            capsize=1.2,
+    for turn, (run, rows) in enumerate(parts.items()):
+        if rows.empty:
+            continue
+        own = ["global" if pd.isna(c) else str(int(c)) for c in rows["client"]]
+        values, done = floats(rows["value"]), _converged(rows)
+        error = (
+            np.nan_to_num(floats(rows[column])) if column in rows.columns else np.zeros(len(rows))
         )
-    stride = -(-len(labels) // 8)
+        wide = 0.76 / len(parts)
+        at = np.array([places.index(v) for v in own]) + wide * (turn - (len(parts) - 1) / 2)
+        for x, value, fine, label in zip(at, values, done, own, strict=True):
+            is_global = label == "global" and len(parts) == 1
+            color = style.look(1).color if is_global else looks[run].color
+            ax.bar(x, value, wide, color=color if fine else "white", edgecolor=color, linewidth=0.8)
+        if error.max() > 5e-3 * np.abs(values).max():  # smaller ones would be specks
+            ax.errorbar(
+                at, values, yerr=error, fmt="none", ecolor="#444444", elinewidth=0.7, capsize=1.2
+            )
+        if kind == "share":
+            equal = values.sum() / len(values)
+            ax.axhline(equal, color=looks[run].color, linewidth=0.7, linestyle=(0, (2, 2)))
+    stride = -(-len(places) // 8)
+    crowded = stride > 1 and "global" in places
     shown = [
         i
-        for i, label in enumerate(labels)
-        if label == "global"
-        or (i % stride == 0 and not (stride > 1 and "global" in labels[i : i + stride]))
+        for i, v in enumerate(places)
+        if v == "global"
+        or (i % stride == 0 and not (crowded and "global" in places[i : i + stride]))
     ]
-    ax.set_xticks(shown, [labels[i] for i in shown], rotation=90 if "global" in labels else 0)
+    ax.set_xticks(shown, [places[i] for i in shown], rotation=90 if "global" in places else 0)
     ax.axhline(0, color="black", linewidth=0.5)
-    names = {"lambda_max": r"$\lambda_1$", "trace": "trace $H_T$"}
-    if kind == "share":
-        total = values.sum()
-        ax.set_title(
-            "clients' shares of the global model's\n"
-            + rf"$\lambda_1$ = {style.number(float(total), 3)}",
-            fontsize=7.5,
-        )
-        ax.axhline(total / len(values), color="#444444", linewidth=0.7, linestyle=(0, (2, 2)))
-    else:
-        slices = rows.loc[rows["client"].notna(), "slice"] if "slice" in rows.columns else []
-        own = any(str(s).startswith("client") for s in slices)
-        ax.set_title(
-            f"{names[kind]}\nclients on {_DATA['client' if own else 'global']}", fontsize=7.5
-        )
+    ax.set_title(_heading(kind, parts), fontsize=7.5)
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
     ax.set_xlabel("client\n(dashed: equal shares)" if kind == "share" else "client")
     ax.grid(True, axis="y")
+
+
+def _heading(kind: str, parts: dict[str, pd.DataFrame]) -> str:
+    if kind == "share":
+        total = style.number(float(sum(floats(p["value"]).sum() for p in parts.values())), 3)
+        text = "clients' shares of\n" + r"the global $\lambda_1$"
+        return text + (f" = {total}" if len(parts) == 1 else "")
+    slices = [
+        str(s)
+        for p in parts.values()
+        if "slice" in p.columns
+        for s in p.loc[p["client"].notna(), "slice"]
+    ]
+    own = any(s.startswith("client") for s in slices)
+    symbol = {"lambda_max": r"$\lambda_1$", "trace": "trace $H_T$"}[kind]
+    return f"{symbol}\nclients on {_DATA['client' if own else 'global']}"

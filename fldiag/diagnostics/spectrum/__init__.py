@@ -15,7 +15,6 @@ from pydantic import Field
 from fldiag.choices import Matrix, Which
 from fldiag.diagnostics.diagonal import diagonal as diagonal_table
 from fldiag.diagnostics.spectrum import picture
-from fldiag.diagnostics.spectrum.section import section
 from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
 from fldiag.plotting import layers
@@ -164,8 +163,6 @@ LAMBDA_1 = Number(
             "density", "Also compute and draw the spectral density.", sets={"strict": True}
         )
     },
-    section=section,
-    order=20,
     variant=variant,
     example="checkpoints/example/fedsol-digits.pt --k 5 --trace",
 )

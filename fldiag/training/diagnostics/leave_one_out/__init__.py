@@ -101,7 +101,6 @@ def _of(index: int) -> str:
     on="runs",
     draw=picture.draw,
     summary=summary,
-    order=65,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --last 1 --last 5",
 )
 def leave_one_out(

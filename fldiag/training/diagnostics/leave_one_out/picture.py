@@ -6,12 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fldiag.plotting import labels, style
-from fldiag.plotting.tables import floats, need, select
+from fldiag.plotting.tables import compares_runs, floats, need, select
 from fldiag.results.select import number, only
 
 PICTURE = "picture of clients left out"
 
 
+@compares_runs
 def draw(table: pd.DataFrame) -> Figure | None:
     """A panel for the aggregate and for every number of last rounds: a point a client (and run), with the client's number where
     there is one run, and Spearman's correlation. Masked clients have none; None where all are. ``table``: what

@@ -18,7 +18,6 @@ from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL
 from fldiag.runs.run import Run
 from fldiag.training.diagnostics.personalise import picture
-from fldiag.training.diagnostics.personalise.section import section
 
 SUMMARY = {
     "epochs": "fine-tuning epochs",
@@ -68,8 +67,6 @@ Numbers = Annotated[str | None, BeforeValidator(_listed)]
     on="runs",
     draw=picture.draw,
     summary=summary,
-    section=section,
-    order=70,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --epochs 0,1,5",
 )
 def personalise(

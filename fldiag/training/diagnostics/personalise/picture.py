@@ -11,13 +11,14 @@ from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.tables import floats, names, need, select
+from fldiag.plotting.tables import compares_runs, floats, names, need, select
 
 PICTURE = "picture of personal accuracy"
 MEAN, MEDIAN = 0.9, 1.8  # widths of the two lines in a box
 DASH: Any = (0, (2, 1))
 
 
+@compares_runs
 def draw(table: pd.DataFrame) -> Figure:
     """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their median, a dashed
     one at their mean.

@@ -1,13 +1,11 @@
-"""What a section is made from: the runs of a report, with the tables that are theirs; and what most sections say of them.
-
-A diagnostic's section is made from these, and needs nothing of the report.
-"""
+"""The runs of a report with the tables that are theirs, and what most sections say of them."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,12 +14,15 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.plotting import style
-from fldiag.plotting.sections import Missing, Section
+from fldiag import user_code
+from fldiag.plotting import style, words
+from fldiag.plotting.sections import Missing
 from fldiag.results.files import sha256_of
-from fldiag.results.select import last_round, only
+from fldiag.results.select import only
 
 NO_CLIENTS = "it kept no client weights; train it again with --set checkpoint.clients=sampled"
+#: The sections of a config that say how a run was trained.
+SECTIONS = ("data", "partition", "clients", "model", "method", "train")
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Claim:
 
     @property
     def client(self) -> int | None:
-        found = re.search(r" client (\d+)$", self.label)
-        return int(found.group(1)) if found else None
+        match = re.search(r" client (\d+)$", self.label)
+        return int(match.group(1)) if match else None
 
 
 @dataclass
@@ -56,28 +57,34 @@ class Source:
 
     @property
     def options(self) -> dict[str, Any]:
-        found = self.about.get("options")
-        return found if isinstance(found, dict) else {}
+        options = self.about.get("options")
+        return options if isinstance(options, dict) else {}
 
     @property
     def sha256(self) -> str:
         return sha256_of(self.raw)
+
+    @property
+    def file(self) -> str:
+        """The name of a download: that of the table, without what file systems refuse."""
+        return "".join(c if c.isalnum() or c in "._-" else "-" for c in self.name)
 
 
 @dataclass
 class Member:
     """A run of the report.
 
-    ``run``: the ``fldiag.runs.run.Run``. ``given``: its path as the user wrote it. ``label``: its name in the report, and
-    ``place`` its number, which figures take for its colour. ``tables``: kind -> table; the kind is the diagnostic's name, with
-    ``:VARIANT`` where it has variants.
+    ``run``: the ``fldiag.runs.run.Run``. ``given``: its path as the user wrote it. ``folder``: the end of that path, which
+    tells it from the others; ``label``: its name in the report, by method and seed; ``place``: its number. ``tables``: kind ->
+    table; the kind is the diagnostic's name, with ``:VARIANT`` where it has variants.
     """
 
     run: Any
     given: Path
-    label: str
+    folder: str
     place: int
-    look: style.Look
+    label: str = ""
+    look: style.Look = field(default_factory=lambda: style.look(0))
     tables: dict[str, Source] = field(default_factory=dict)
 
     @cached_property
@@ -89,6 +96,14 @@ class Member:
     def setting(self, section: str, key: str, default: Any = None) -> Any:
         """An entry of the run's config."""
         return self.config.get(section, {}).get(key, default)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the config says of training, by dotted key."""
+        return {
+            "rounds": self.run.index["config"].get("rounds"),
+            **{f"{s}.{k}": v for s in SECTIONS for k, v in self.config.get(s, {}).items()},
+        }
 
     @property
     def seed(self) -> Any:
@@ -111,13 +126,13 @@ class Member:
     @cached_property
     def data(self) -> str:
         """What tells the data apart: their fingerprint, or what the config says of them."""
-        known = self.run.index["provenance"].get("data")
+        fingerprint = self.run.index["provenance"].get("data")
         named = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
-        if not known and not named.get(
+        if not fingerprint and not named.get(
             "name"
         ):  # another program's, which may not say: comparable with no other run
             return f"unknown:{self.place}"
-        return str(known) if known else json.dumps(named, sort_keys=True, default=str)
+        return str(fingerprint) if fingerprint else json.dumps(named, sort_keys=True, default=str)
 
     @cached_property
     def model(self) -> str:
@@ -147,42 +162,42 @@ class Collected:
         return [(m, m.tables[kind]) for m in self.members if kind in m.tables]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The part of a table that is about one checkpoint; ``variant``: the end of the table's kind."""
+def name(members: Sequence[Member]) -> None:
+    """Give every run its label: method and seed, and of runs that agree in both what else differs, or else the folder."""
+    labels = [words.method(str(m.setting("method", "name", "unknown"))) for m in members]
+    for key in _keys(members):
+        alike: dict[tuple[str, Any], list[int]] = {}
+        for i, m in enumerate(members):
+            alike.setdefault((labels[i], m.seed), []).append(i)
+        for places in alike.values():
+            values = {i: members[i].settings.get(key) for i in places}
+            if len({plain(v) for v in values.values()}) > 1:
+                option = words.symbol(key.partition(".")[2] or key)
+                for i in (i for i in places if values[i] is not None):
+                    labels[i] += f", {option} = {plain(values[i])}"
+    labels = [
+        label if m.seed is None else f"{label}, seed {m.seed}"
+        for label, m in zip(labels, members, strict=True)
+    ]
+    twice = Counter(labels)
+    for m, label in zip(members, labels, strict=True):
+        m.label = label if twice[label] == 1 else f"{label} ({m.folder})"
+    looks = style.looks([m.label for m in members])
+    for m in members:
+        m.look = looks[m.label]
 
-    member: Member
-    source: Source
-    claim: Claim
-    label: str
-    rows: pd.DataFrame
-    variant: str = ""
+
+def _keys(members: Sequence[Member]) -> list[str]:
+    """The keys of the settings, those of the method first."""
+    keys = dict.fromkeys(key for m in members for key in m.settings)
+    return sorted(keys, key=lambda key: not key.startswith("method."))
 
 
-def pieces(found: Collected, name: str) -> list[Piece]:
-    """What the runs' tables of a diagnostic say, one piece a checkpoint, in the order of the runs."""
-    made = []
-    for m in found.members:
-        for kind, source in m.tables.items():
-            if kind.split(":")[0] != name:
-                continue
-            for claim in source.claims:
-                r = m.round_of.get(claim.sha256)
-                rows = source.frame if not claim.label else only(source.frame, run=claim.label)
-                if r is None or rows.empty:
-                    continue
-                client = "" if claim.client is None else f", client {claim.client}"
-                made.append(
-                    Piece(
-                        m,
-                        source,
-                        claim,
-                        f"{m.label}, round {r}{client}",
-                        rows,
-                        kind.partition(":")[2],
-                    )
-                )
-    return made
+def plain(value: Any) -> str:
+    """A setting as text."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def own(source: Source, members: Sequence[Member]) -> pd.DataFrame:
@@ -195,8 +210,12 @@ def own(source: Source, members: Sequence[Member]) -> pd.DataFrame:
 
 
 def command(verb: str, m: Member, *more: str) -> str:
-    """What to type, quoted for a shell."""
-    return shlex.join(["fldiag", *verb.split(), str(m.given), *more])
+    """What to type, quoted for a shell. Code that the run names is named again, as consent to import it."""
+    code = dict.fromkeys(user_code.names(m.run.index["config"]).values())
+    consent = [part for name in code for part in ("--allow-code", name)]
+    if not m.setting("model", "name"):
+        consent += ["--model", "PACKAGE.MODULE:FUNCTION"]
+    return shlex.join(["fldiag", *verb.split(), str(m.given), *more, *consent])
 
 
 def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
@@ -208,17 +227,6 @@ def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
     if not m.rounds:
         return Missing(m.label, "it has no checkpoint yet; train at least one round")
     return Missing(m.label, "not computed yet", command(verb, m, *more))
-
-
-def incomplete(section: Section, found: Collected, kind: str) -> None:
-    """Notes on tables that end before the run does."""
-    for m, source in found.having(kind):
-        last = last_round(source.frame)
-        if last is not None and last < m.run.done:
-            section.notes.append(
-                f"{m.label}: {source.name} ends with round {last}, the run has {m.run.done}; "
-                f"{command(kind, m)} makes it anew."
-            )
 
 
 def worlds(members: Sequence[Member]) -> dict[str, str]:
