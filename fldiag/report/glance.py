@@ -73,7 +73,7 @@ def _findings(
         section.notes.append(
             f"{m.label}: {'; '.join(whats[:NAMED])}{more}."
             if whats
-            else f"{m.label}: no fault was collection."
+            else f"{m.label}: no fault was found."
         )
         section.sources.append(source.place)
     unseen = [m for m in collection.members if entry.name not in m.tables]

@@ -62,17 +62,21 @@ def summary(collection: Collected) -> Section:
 
 def _absent(m: Member) -> list[Missing]:
     """What makes the numbers that the first table lacks of a run."""
-    sources = dict.fromkeys(n.source for n in shown_numbers() if measured(m, n) is None)
-    entries = [registry.diagnostic.get(source) for source in sources]
-    lacks = [absent(m, known.command(e.name), clients=e.needs == "clients") for e in entries]
-    if not any(lack.command for lack in lacks):
-        return [
-            replace(lack, why=f"no {e.name}: {lack.why}")
-            for e, lack in zip(entries, lacks, strict=True)
-        ]
-    names = ", ".join(n.short for n in shown_numbers() if measured(m, n) is None)
-    compute = absent(m, "report", "--compute")
-    return [replace(compute, why=f"{names}: not computed yet")]
+    lacking = [n for n in shown_numbers() if measured(m, n) is None]
+    entries = [registry.diagnostic.get(name) for name in dict.fromkeys(n.source for n in lacking)]
+    reasons = {
+        e.name: absent(m, known.command(e.name), clients=e.needs == "clients") for e in entries
+    }
+    missing = [
+        replace(lack, why=f"no {name}: {lack.why}")
+        for name, lack in reasons.items()
+        if not lack.command
+    ]
+    computable = [n.short for n in lacking if reasons[n.source].command]
+    if computable:
+        compute = absent(m, "report", "--compute")
+        missing.append(replace(compute, why=f"{', '.join(computable)}: not computed yet"))
+    return missing
 
 
 def head() -> list[str]:
