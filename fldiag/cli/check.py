@@ -102,7 +102,7 @@ def check(
             xml=junit,
             out=out,
             allow_code=allow_code or [],
-            where={
+            subject_options={
                 "model": model,
                 "data": data,
                 "root": root,
@@ -155,7 +155,7 @@ def diff(
                 level=level,
                 out=out,
                 allow_code=allow_code or [],
-                where={
+                subject_options={
                     "model": model,
                     "data": data,
                     "root": root,

@@ -58,7 +58,7 @@ def report(
             places=from_ or [],
             compute=compute,
             allow_code=allow_code or [],
-            where={
+            subject_options={
                 "root": root,
                 "download": download,
                 "device": device_of(device) if compute else "cpu",

@@ -62,11 +62,13 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     numbers = {
         c.number.name: c.number for c in conditions
     }  # each is looked at once, however many conditions there are
-    seen = {name: evidence.of(number, sides, reader, level) for name, number in numbers.items()}
-    found = [seen[c.number.name] for c in conditions]
-    asked = [(e, c.scale, c.offset) for e, c in zip(found, conditions, strict=True)]
-    rows = _rows(asked, level)
-    for row, one, condition in zip(rows, found, conditions, strict=True):
+    evidence_of = {
+        name: evidence.of(number, sides, reader, level) for name, number in numbers.items()
+    }
+    evidences = [evidence_of[c.number.name] for c in conditions]
+    comparisons = [(e, c.scale, c.offset) for e, c in zip(evidences, conditions, strict=True)]
+    rows = _rows(comparisons, level)
+    for row, one, condition in zip(rows, evidences, conditions, strict=True):
         verdict = _verdict(condition, one, row, level)
         row |= {
             "metric": condition.number.name,
@@ -84,26 +86,26 @@ def diff(sides: Sides, numbers: Sequence[str] | None, reader: Reader, level: flo
     """Every number of both sides with its difference; ``better``: the side that clearly is.
     ``attrs`` hold the question and the notes."""
     _check_level(level)
-    there = known()
-    unknown = next((n for n in numbers or () if n not in there), None)
+    catalogue = known()
+    unknown = next((n for n in numbers or () if n not in catalogue), None)
     if unknown is not None:
-        raise FldiagError(f"unknown number {unknown!r}", nearest(unknown, there), usage=True)
-    chosen: list[Number] = [there[n] for n in numbers or there]
-    found = [evidence.of(n, sides, reader, level) for n in chosen]
-    rows = _rows([(e, 1.0, 0.0) for e in found], level)
-    for row, number, one in zip(rows, chosen, found, strict=True):
+        raise FldiagError(f"unknown number {unknown!r}", nearest(unknown, catalogue), usage=True)
+    entries: list[Number] = [catalogue[n] for n in numbers or catalogue]
+    evidences = [evidence.of(n, sides, reader, level) for n in entries]
+    rows = _rows([(e, 1.0, 0.0) for e in evidences], level)
+    for row, number, one in zip(rows, entries, evidences, strict=True):
         row |= {
             "metric": number.name,
             "better": _better(number, row) if _decided(one, row, level) else "undecided",
         }
-    made = _table(rows, sides)
-    made.attrs = {
+    frame = _table(rows, sides)
+    frame.attrs = {
         "diagnostic": "diff",
         "question": sides.question,
         "notes": _notes(sides, rows, level),
         "labels": list(sides.labels),
     }
-    return made
+    return frame
 
 
 def _check_level(level: float) -> None:
@@ -131,45 +133,49 @@ def _usual(sides: Sides, reader: Reader) -> str:
     return "accuracy < baseline"
 
 
-def _rows(asked: Sequence[tuple[Evidence, float, float]], level: float) -> list[Row]:
-    made = []
-    for e, scale, offset in asked:
+def _rows(comparisons: Sequence[tuple[Evidence, float, float]], level: float) -> list[Row]:
+    rows = []
+    for e, scale, offset in comparisons:
         limit = None if e.b is None and scale else scale * (e.b or 0.0) + offset
-        got = e.between(scale, offset) if e.between is not None else None
         value = None if e.a is None or limit is None else e.a - limit
-        seen = got or Interval(value if value is not None else float("nan"))
+        interval = e.between(scale, offset) if e.between is not None else None
+        interval = interval or Interval(value if value is not None else float("nan"))
         ranks = e.ranks(scale, offset) if e.ranks else None
         row: Row = {
             "value": e.a,
             "baseline": e.b,
             "limit": limit,
             "difference": value,
-            "low": seen.low,
-            "high": seen.high,
-            "p": seen.p,
+            "low": interval.low,
+            "high": interval.high,
+            "p": interval.p,
             "p_wilcoxon": ranks,
             "n": e.n,
-            "certain": seen.certain,
-            "estimator": ", ".join(filter(None, (e.estimator, seen.test))) or "none",
-            "note": _note(e, seen, level, ranks),
+            "certain": interval.certain,
+            "estimator": ", ".join(filter(None, (e.estimator, interval.test))) or "none",
+            "note": _note(e, interval, level, ranks),
             "masked": e.a is None,
         }
-        made.append(row)
-    for row, adjusted in zip(made, holm([row["p"] for row in made]), strict=True):
+        rows.append(row)
+    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = adjusted
-    return made
+    return rows
 
 
-def _note(e: Evidence, seen: Interval, level: float, ranks: float | None) -> str:
+def _note(e: Evidence, interval: Interval, level: float, ranks: float | None) -> str:
     if e.why:
         return e.why
-    if seen.p is None and not seen.certain:
+    if interval.p is None and not interval.certain:
         return (
             "no interval: every resample gives the same value"
             if e.estimator == evidence.EXAMPLES
             else "no interval: all differences are equal, so there is no spread to judge by"
         )
-    if ranks is not None and seen.p is not None and (seen.p <= 1 - level) != (ranks <= 1 - level):
+    if (
+        ranks is not None
+        and interval.p is not None
+        and (interval.p <= 1 - level) != (ranks <= 1 - level)
+    ):
         return f"Wilcoxon's test says otherwise (p = {ranks:.2g})"
     return ""
 
@@ -210,19 +216,19 @@ def _table(rows: Sequence[Row], sides: Sides) -> pd.DataFrame:
 
 
 def _notes(sides: Sides, rows: Sequence[Row], level: float) -> list[str]:
-    said = list(sides.notes)
+    notes = list(sides.notes)
     count = sum(row["p"] is not None for row in rows)
     if count > 1:
-        said.append(
+        notes.append(
             f"{count} numbers are compared: each {100 * level:g} % interval holds for its number alone; verdicts use p "
             "(Holm), which accounts for all comparisons"
         )
     done = [[_done(m) for m in side] for side in (sides.a, sides.b)]
     if sides.b and done[0] != done[1] and None not in [*done[0], *done[1]]:
-        said.append(
+        notes.append(
             f"trained for different numbers of rounds: {_counts(done[0])} and {_counts(done[1])}"
         )
-    return said
+    return notes
 
 
 def _done(member: Any) -> int | None:

@@ -88,21 +88,23 @@ class _Reader:
             at = match.end()
         self.tokens.append(("end", "the end", len(text)))
 
-    def error(self, at: int, what: str, remedy: str) -> FldiagError:
+    def error(self, at: int, message: str, remedy: str) -> FldiagError:
         return FldiagError(
-            f"condition {self.text!r}, position {at + 1}: {what}", remedy, usage=True
+            f"condition {self.text!r}, position {at + 1}: {message}", remedy, usage=True
         )
 
     @property
     def next(self) -> tuple[str, str, int]:
         return self.tokens[0]
 
-    def take(self, kind: str, wanted: str, remedy: str) -> str:
+    def take(self, kind: str, description: str, remedy: str) -> str:
         """The next token, which must be of this kind."""
-        found, word, at = self.next
-        if found != kind:
+        next_kind, word, at = self.next
+        if next_kind != kind:
             raise self.error(
-                at, f"{word if found == 'end' else repr(word)} where {wanted} is expected", remedy
+                at,
+                f"{word if next_kind == 'end' else repr(word)} where {description} is expected",
+                remedy,
             )
         self.tokens.pop(0)
         return word
@@ -121,11 +123,11 @@ def parse(text: str) -> Condition:
     """
     reader = _Reader(text)
     at = reader.next[2]
-    there = numbers()
-    name = reader.take("name", "the name of a number", f"known: {', '.join(there)}")
-    number = there.get(_ALIASES.get(name, name))
+    catalogue = numbers()
+    name = reader.take("name", "the name of a number", f"known: {', '.join(catalogue)}")
+    number = catalogue.get(_ALIASES.get(name, name))
     if number is None:
-        raise reader.error(at, f"unknown number {name!r}", nearest(name, there))
+        raise reader.error(at, f"unknown number {name!r}", nearest(name, catalogue))
     at = reader.next[2]
     sign = reader.take("sign", "a comparison", f"write one of {' '.join(OPERATORS)}")
     if sign not in OPERATORS:

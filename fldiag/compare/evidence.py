@@ -11,9 +11,9 @@ from fldiag.choices import BINS
 from fldiag.compare.reading import Reader, no_classes, no_numbers
 from fldiag.compare.sides import Member, Sides, seed
 from fldiag.errors import FldiagError, counted
-from fldiag.results import uncertainty
+from fldiag.results import select, uncertainty
 from fldiag.results.numbers import Number
-from fldiag.results.select import number, only
+from fldiag.results.select import only
 from fldiag.results.uncertainty import SEEDS, Interval
 from fldiag.runs.run import Run
 
@@ -38,15 +38,15 @@ class Evidence:
     broken: bool = False
 
 
-def of(wanted: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
+def of(number: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
     """The evidence on a number; masked, with the reason, where the sides cannot be compared by it."""
     for a, b in zip(sides.a, sides.b, strict=bool(sides.b)):
-        if why := unlike(wanted, a, b):
+        if why := unlike(number, a, b):
             return Evidence(
                 None,
                 why=why,
                 remedy=f"leave out this condition, or compare runs of the same "
-                f"{' and '.join(wanted.needs)}",
+                f"{' and '.join(number.needs)}",
             )
     broken = [m for m in sides.a if isinstance(m, Run) and m.status == "diverged"]
     if broken:
@@ -55,14 +55,14 @@ def of(wanted: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
         )
     try:
         if sides.methods:
-            return _finite(_over_seeds(wanted, sides, reader, level))
+            return _finite(_over_seeds(number, sides, reader, level))
         over = {
             "examples": _over_examples,
             "examples of clients": _over_examples_of_clients,
             "clients": _over_clients,
             "residuals": _certified,
-        }[wanted.over]
-        return _finite(over(wanted, sides.a[0], sides.b[0] if sides.b else None, reader, level))
+        }[number.over]
+        return _finite(over(number, sides.a[0], sides.b[0] if sides.b else None, reader, level))
     except FldiagError as error:
         return Evidence(None, why=error.what, remedy=error.remedy)
 
@@ -81,11 +81,11 @@ def _finite(evidence: Evidence) -> Evidence:
     )
 
 
-def unlike(wanted: Number, a: Member, b: Member) -> str:
+def unlike(number: Number, a: Member, b: Member) -> str:
     """Why the number of one is not that of the other, or nothing."""
-    if "model" in wanted.needs and _model(a) != _model(b):
+    if "model" in number.needs and _model(a) != _model(b):
         return "the models are different, and the number depends on how a model is parametrised"
-    if "partition" not in wanted.needs:
+    if "partition" not in number.needs:
         return ""
     for m in (a, b):
         if not isinstance(m, Run):
@@ -108,13 +108,13 @@ def _model(member: Member) -> object:
 # -- methods
 
 
-def _over_seeds(wanted: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
+def _over_seeds(number: Number, sides: Sides, reader: Reader, level: float) -> Evidence:
     columns: list[np.ndarray] = []
     for side in (sides.a, sides.b):
         values = []
         for member in side:
             try:
-                values.append(reader.value(member, wanted))
+                values.append(reader.value(member, number))
             except FldiagError as error:
                 return Evidence(
                     None,
@@ -123,12 +123,14 @@ def _over_seeds(wanted: Number, sides: Sides, reader: Reader, level: float) -> E
                 )
         columns.append(np.array(values))
     a, b = columns[0], columns[1] if sides.b else np.zeros(len(columns[0]))
-    few = "" if len(a) >= SEEDS else f"{counted(len(a), 'seed')}; {SEEDS} are needed for a decision"
+    shortage = (
+        "" if len(a) >= SEEDS else f"{counted(len(a), 'seed')}; {SEEDS} are needed for a decision"
+    )
     return Evidence(
         float(a.mean()),
         float(b.mean()) if sides.b else None,
         n=len(a),
-        why=few,
+        why=shortage,
         estimator="paired t over seeds" if sides.b else "t over seeds",
         between=lambda scale, offset: uncertainty.paired_t(a - (scale * b + offset), level),
         ranks=lambda scale, offset: uncertainty.wilcoxon(a - (scale * b + offset)),
@@ -139,20 +141,20 @@ def _over_seeds(wanted: Number, sides: Sides, reader: Reader, level: float) -> E
 
 
 def _over_examples(
-    wanted: Number, a: Member, b: Member | None, reader: Reader, level: float
+    number: Number, a: Member, b: Member | None, reader: Reader, level: float
 ) -> Evidence:
     """Paired bootstrap over the test examples; McNemar's exact test where equal accuracies are asked about."""
     members = [m for m in (a, b) if m is not None]
-    found = [reader.tested(m) for m in members]
-    if len({t.y.tobytes() for t in found}) > 1:
+    scores = [reader.tested(m) for m in members]
+    if len({t.y.tobytes() for t in scores}) > 1:
         raise FldiagError(
             "the test examples of the two are not the same", "compare runs on the same data set"
         )
-    rights = [t.right for t in found]
-    if wanted.name == "accuracy" and any(r is None for r in rights):
+    rights = [t.right for t in scores]
+    if number.name == "accuracy" and any(r is None for r in rights):
         raise no_classes()
-    each = [t.loss if wanted.name == "loss" else t.right.astype(float) for t in found]  # type: ignore[union-attr]
-    broken = [m for m, t in zip(members, found, strict=True) if not np.isfinite(t.loss).all()]
+    each = [t.loss if number.name == "loss" else t.right.astype(float) for t in scores]  # type: ignore[union-attr]
+    broken = [m for m, t in zip(members, scores, strict=True) if not np.isfinite(t.loss).all()]
     if broken:
         raise no_numbers(broken[0].path.name)
     draws = uncertainty.means(np.stack(each, 1))
@@ -162,13 +164,13 @@ def _over_examples(
         value = float(each[0].mean()) - offset - (scale * float(each[1].mean()) if scale else 0.0)
         if same and (scale, offset) == (1.0, 0.0):
             return Interval(0.0, 0.0, 0.0, 1.0)
-        made = uncertainty.basic(
+        interval = uncertainty.basic(
             value, draws[:, 0] - offset - (scale * draws[:, 1] if scale else 0.0), level
         )
-        if wanted.name == "accuracy" and (scale, offset) == (1.0, 0.0):
+        if number.name == "accuracy" and (scale, offset) == (1.0, 0.0):
             p = uncertainty.mcnemar(rights[0], rights[1])  # type: ignore[arg-type]
-            return Interval(value, made.low, made.high, p, "McNemar's exact test")
-        return made
+            return Interval(value, interval.low, interval.high, p, "McNemar's exact test")
+        return interval
 
     return Evidence(
         float(each[0].mean()),
@@ -180,7 +182,7 @@ def _over_examples(
 
 
 def _over_examples_of_clients(
-    wanted: Number, a: Member, b: Member | None, reader: Reader, level: float
+    number: Number, a: Member, b: Member | None, reader: Reader, level: float
 ) -> Evidence:
     """Paired bootstrap over the test examples, the clients fixed: both models on the same draws."""
     from fldiag.diagnostics.fairness import measure
@@ -191,12 +193,12 @@ def _over_examples_of_clients(
         raise FldiagError(
             "the test examples of the two are not the same", "compare runs on the same data set"
         )
-    drawn = measure.resampled([model for _, model in served], groups, BINS)
+    resamples = measure.resampled([model for _, model in served], groups, BINS)
     ones = np.ones((1, groups.n))
     values = [
-        float(measure.spreads(model, groups, BINS, ones)[wanted.name][0]) for _, model in served
+        float(measure.spreads(model, groups, BINS, ones)[number.name][0]) for _, model in served
     ]
-    both = [d[wanted.name] for d in drawn]
+    both = [d[number.name] for d in resamples]
 
     def between(scale: float, offset: float) -> Interval:
         value = values[0] - offset - (scale * values[1] if scale else 0.0)
@@ -208,25 +210,25 @@ def _over_examples_of_clients(
 
 
 def _over_clients(
-    wanted: Number, a: Member, b: Member | None, reader: Reader, level: float
+    number: Number, a: Member, b: Member | None, reader: Reader, level: float
 ) -> Evidence:
     """Over the clients of the last round: paired where both sides have the same ones."""
-    found = []
+    sides = []
     for member in (a, b):
         if member is not None:
-            value = reader.value(member, wanted)
-            rows = only(reader.table(member, wanted), scope="client", **wanted.row).dropna(
+            value = reader.value(member, number)
+            rows = only(reader.table(member, number), scope="client", **number.row).dropna(
                 subset=["value"]
             )
-            found.append(
+            sides.append(
                 (
                     value,
                     dict(zip(rows["client"].astype(int), rows["value"].astype(float), strict=True)),
                 )
             )
-    ids = [sorted(clients) for _, clients in found]
-    each = [np.array([clients[k] for k in sorted(clients)]) for _, clients in found]
-    paired = len(found) == 1 or ids[0] == ids[1]
+    ids = [sorted(clients) for _, clients in sides]
+    each = [np.array([clients[k] for k in sorted(clients)]) for _, clients in sides]
+    paired = len(sides) == 1 or ids[0] == ids[1]
 
     def between(scale: float, offset: float) -> Interval:
         if not scale:
@@ -243,20 +245,20 @@ def _over_clients(
         else "Welch's t over clients"
     )
     return Evidence(
-        found[0][0], found[1][0] if b is not None else None, between, how, min(map(len, each))
+        sides[0][0], sides[1][0] if b is not None else None, between, how, min(map(len, each))
     )
 
 
 def _certified(
-    wanted: Number, a: Member, b: Member | None, reader: Reader, level: float
+    number: Number, a: Member, b: Member | None, reader: Reader, level: float
 ) -> Evidence:
     """A fact of the weights and the training data, known up to the residuals: there is no chance in it."""
     values, residuals, open_ = [], [], False
     for member in (a, b):
         if member is not None:
-            values.append(reader.value(member, wanted))
-            rows = only(reader.table(member, wanted), **wanted.row)
-            residuals.append(number(rows, column="residual") or 0.0)
+            values.append(reader.value(member, number))
+            rows = only(reader.table(member, number), **number.row)
+            residuals.append(select.number(rows, column="residual") or 0.0)
             open_ |= (
                 rows["converged"].iloc[0] is not True and bool(rows["converged"].iloc[0]) is False
             )
@@ -267,7 +269,7 @@ def _certified(
         return Interval(value, value - reach, value + reach, certain=True)
 
     why = (
-        f"an eigenvalue did not converge; raise --max-products of {wanted.source}" if open_ else ""
+        f"an eigenvalue did not converge; raise --max-products of {number.source}" if open_ else ""
     )
     return Evidence(
         values[0],

@@ -9,19 +9,19 @@ from fldiag.compare.words import sentence
 from fldiag.errors import printable
 
 
-def junit(found: Checked, strict: bool = False) -> str:
+def junit(outcome: Checked, strict: bool = False) -> str:
     """A test case a condition: fail is a failure; undecided is skipped, or with ``strict`` a failure too; a number
     that could not be computed is an error."""
     cases = ElementTree.Element("testsuite", name="fldiag check")
     properties = ElementTree.SubElement(cases, "properties")
     for name, value in (
-        ("question", found.question),
-        *((f"note {i}", text) for i, text in enumerate(found.notes, start=1)),
+        ("question", outcome.question),
+        *((f"note {i}", text) for i, text in enumerate(outcome.notes, start=1)),
     ):
         ElementTree.SubElement(properties, "property", name=name, value=value)
     counts = {"errors": 0, "failures": 0, "skipped": 0}
-    who = " against ".join(filter(None, found.labels))
-    for row in found.table.to_dict("records"):
+    who = " against ".join(filter(None, outcome.labels))
+    for row in outcome.table.to_dict("records"):
         case = ElementTree.SubElement(cases, "testcase", classname=who, name=row["condition"])
         text = sentence(row)
         if row["verdict"] == "fail" or (strict and row["verdict"] == "undecided"):
@@ -35,7 +35,7 @@ def junit(found: Checked, strict: bool = False) -> str:
             counts["skipped"] += 1
         else:
             ElementTree.SubElement(case, "system-out").text = text
-    for key, count in {"tests": len(found.table), **counts}.items():
+    for key, count in {"tests": len(outcome.table), **counts}.items():
         cases.set(key, str(count))
     suites = ElementTree.Element("testsuites")
     suites.append(cases)

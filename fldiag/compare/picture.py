@@ -39,13 +39,13 @@ def draw(table: pd.DataFrame) -> Figure:
         PICTURE,
     )
     rows = table.to_dict("records")
-    found = np.stack([floats(table[c]) for c in ("low", "difference", "high")], 1)
+    intervals = np.stack([floats(table[c]) for c in ("low", "difference", "high")], 1)
     with style.paper():
         fig = style.figure(style.wide(), 1.0 + 0.24 * len(rows), layout="constrained")
         ax = fig.subplots()
         far = [
             _row(ax, row, ends, -place)
-            for place, (row, ends) in enumerate(zip(rows, found, strict=True))
+            for place, (row, ends) in enumerate(zip(rows, intervals, strict=True))
         ]
         reach = min(max([1.5, *far]), REACH + 1) * 1.05
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
@@ -65,25 +65,25 @@ def draw(table: pd.DataFrame) -> Figure:
             for c in ("run", "baseline_run")
         )
         fig.suptitle("A: {}    B: {}".format(*names), fontsize=7.5)
-        there = [look for who, look in _LOOKS.items() if who in {row["better"] for row in rows}]
+        looks = [look for who, look in _LOOKS.items() if who in {row["better"] for row in rows}]
         handles = [
             Line2D([], [], color=c, marker=m, markerfacecolor=f, markersize=4.5)
-            for c, m, f, _ in there
+            for c, m, f, _ in looks
         ]
         style.legend(
             fig,
             handles,
-            [text for *_, text in there],
+            [text for *_, text in looks],
             loc="outside lower center",
-            ncols=len(there),
+            ncols=len(looks),
             handlelength=1.6,
             columnspacing=1.2,
         )
     return fig
 
 
-def _row(ax: Axes, row: Mapping[str, Any], found: np.ndarray, y: float) -> float:
-    """One number, ``found``: low, difference and high; how far out it reaches, in half intervals."""
+def _row(ax: Axes, row: Mapping[str, Any], interval: np.ndarray, y: float) -> float:
+    """One number, ``interval``: low, difference and high; how far out it reaches, in half intervals."""
     room = style.wide() - style.TWO_COLUMNS / 2
     if room > 2:
         ax.text(
@@ -94,7 +94,7 @@ def _row(ax: Axes, row: Mapping[str, Any], found: np.ndarray, y: float) -> float
             va="center",
             fontsize=6.5,
         )
-    if not np.isfinite(found).all():
+    if not np.isfinite(interval).all():
         why = style.wrap(row["note"] or "no interval", max(room, 1.7), size=6)[0]
         ax.text(
             0.5,
@@ -108,9 +108,9 @@ def _row(ax: Axes, row: Mapping[str, Any], found: np.ndarray, y: float) -> float
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
         return 0.0
-    half = (found[2] - found[0]) / 2
+    half = (interval[2] - interval[0]) / 2
     sign = 1.0 if numbers()[row["metric"]].better == "higher" else -1.0
-    x = sign * found / half if half > 0 else np.zeros(3)
+    x = sign * interval / half if half > 0 else np.zeros(3)
     color, marker, fill, _ = _LOOKS[row["better"]]
     middle = float(x[1])
     if abs(middle) > REACH:

@@ -16,8 +16,9 @@ from fldiag.compare.sides import Member
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
+from fldiag.results import select
 from fldiag.results.numbers import Number
-from fldiag.results.select import last_round, number, only
+from fldiag.results.select import last_round, only
 from fldiag.runs.run import Run
 
 if TYPE_CHECKING:
@@ -49,23 +50,25 @@ class Tested:
 
 @dataclass
 class Reader:
-    """Reads members, each thing once. ``where``: options of the subject, as model, data, root and device. ``cache``: whether
-    tables are kept in the runs' folders."""
+    """Reads members, each thing once.
 
-    where: Mapping[str, Any] = field(default_factory=dict)
+    ``subject_options``: model, data, root, device and the like. ``cache``: whether tables are kept in the runs' folders.
+    """
+
+    subject_options: Mapping[str, Any] = field(default_factory=dict)
     cache: bool = False
     bar: Bar = lambda title: nullcontext(lambda done, total, text: None)
-    _known: dict[Any, Any] = field(default_factory=dict)
+    _results: dict[Any, Any] = field(default_factory=dict)
 
     def _once(self, key: Any, find: Callable[[], Any]) -> Any:
-        if key not in self._known:
+        if key not in self._results:
             try:
-                self._known[key] = find()
+                self._results[key] = find()
             except FldiagError as error:
-                self._known[key] = error
-        if isinstance(self._known[key], FldiagError):
-            raise self._known[key]
-        return self._known[key]
+                self._results[key] = error
+        if isinstance(self._results[key], FldiagError):
+            raise self._results[key]
+        return self._results[key]
 
     def table(self, member: Member, number: Number) -> pd.DataFrame:
         """The table of the diagnostic that measures the number. Raises FldiagError where the member has none."""
@@ -74,33 +77,35 @@ class Reader:
             from fldiag.diagnosis.question import open_question  # imports PyTorch
             from fldiag.diagnosis.tables import tables
 
-            question = open_question(number.source, [member], {**number.options, **self.where})
-            kept = places.cache(places.folder([member])) if self.cache else None
-            return tables(question, bar=self.bar, tell=lambda text: None, cache=kept)[
+            question = open_question(
+                number.source, [member], {**number.options, **self.subject_options}
+            )
+            store = places.cache(places.folder([member])) if self.cache else None
+            return tables(question, bar=self.bar, tell=lambda text: None, cache=store)[
                 question.entry
             ]
 
         return self._once((number.source, id(member)), find)
 
-    def value(self, member: Member, wanted: Number) -> float:
+    def value(self, member: Member, number: Number) -> float:
         """The number of the last round. Raises FldiagError that says why there is none."""
-        if wanted.source == "metrics":
-            found = self._trained(member, wanted)
-            if found is not None:
-                return found
+        if number.source == "metrics":
+            value = self._trained(member, number)
+            if value is not None:
+                return value
             tested = self.tested(member)
-            if wanted.name == "accuracy" and tested.right is None:
+            if number.name == "accuracy" and tested.right is None:
                 raise no_classes()
             if not np.isfinite(tested.loss).all():
                 raise no_numbers()
-            return float((tested.loss if wanted.name == "loss" else tested.right).mean())  # type: ignore[union-attr]
-        frame = self.table(member, wanted)
-        found = number(frame, **{"scope": "global", **wanted.row})
-        if found is None or not np.isfinite(found):
-            raise FldiagError(self._why(frame, wanted))
-        return found
+            return float((tested.loss if number.name == "loss" else tested.right).mean())  # type: ignore[union-attr]
+        frame = self.table(member, number)
+        value = select.number(frame, **{"scope": "global", **number.row})
+        if value is None or not np.isfinite(value):
+            raise FldiagError(self._why(frame, number))
+        return value
 
-    def _trained(self, member: Member, wanted: Number) -> float | None:
+    def _trained(self, member: Member, number: Number) -> float | None:
         """What training itself measured after its last round, or None."""
         if (
             not isinstance(member, Run)
@@ -109,18 +114,21 @@ class Reader:
             or member.data is not None
         ):
             return None
-        if self.where.get("model") is not None or self.where.get("data") is not None:
+        if (
+            self.subject_options.get("model") is not None
+            or self.subject_options.get("data") is not None
+        ):
             return None
-        rows = only(self._once(("metrics", id(member)), lambda: member.metrics), **wanted.row)
-        found = number(rows, round=member.done) if last_round(rows) == member.done else None
-        if found is not None and not np.isfinite(found):
+        rows = only(self._once(("metrics", id(member)), lambda: member.metrics), **number.row)
+        value = select.number(rows, round=member.done) if last_round(rows) == member.done else None
+        if value is not None and not np.isfinite(value):
             raise no_numbers()
-        return found
+        return value
 
     @staticmethod
-    def _why(frame: pd.DataFrame, wanted: Number) -> str:
+    def _why(frame: pd.DataFrame, number: Number) -> str:
         """What the table says of a number that it lacks."""
-        rows = only(frame, **{"scope": "global", **wanted.row})
+        rows = only(frame, **{"scope": "global", **number.row})
         notes = [
             *rows.get("note", pd.Series(dtype=object)).dropna(),
             *only(frame, metric="missing").get("note", []),
@@ -136,18 +144,20 @@ class Reader:
             from fldiag.user_code import importable
 
             with importable():
-                given = subjects.with_overrides(
-                    member, self.where.get("model"), self.where.get("data")
+                subject = subjects.with_overrides(
+                    member, self.subject_options.get("model"), self.subject_options.get("data")
                 )
-                where = {k: v for k, v in self.where.items() if k not in ("model", "data")}
-                target = given.checkpoint() if isinstance(given, Run) else given
+                options = {
+                    k: v for k, v in self.subject_options.items() if k not in ("model", "data")
+                }
+                target = subject.checkpoint() if isinstance(subject, Run) else subject
                 try:
-                    made = open_problem(target, slice="test", **where)
+                    problem = open_problem(target, slice="test", **options)
                 except FldiagError:
                     if target.data is None:
                         raise
-                    made = open_problem(target, **where)
-            scores, targets = made.scores(), list(made.targets())
+                    problem = open_problem(target, **options)
+            scores, targets = problem.scores(), list(problem.targets())
             if scores.each is None:
                 raise FldiagError(
                     "the loss cannot be taken example by example",
@@ -178,13 +188,15 @@ class Reader:
 
             if not isinstance(member, Run):
                 raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
-            history = subjects.history(member, {**self.where, "rounds": member.rounds[-1:]})
+            history = subjects.history(
+                member, {**self.subject_options, "rounds": member.rounds[-1:]}
+            )
             if not history.dataset.tested:
                 raise FldiagError(
                     f"{history.name} has no test examples", "give them: --data with a test split"
                 )
-            stored = history.last(clients=False)
-            model = measure.answers(history, (stored.aggregated, stored.buffers), "test")
+            final_round = history.last(clients=False)
+            model = measure.answers(history, (final_round.aggregated, final_round.buffers), "test")
             if model is None:
                 raise no_numbers()
             return measure.groups(history, "test", FEWEST), model

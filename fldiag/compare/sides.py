@@ -40,11 +40,11 @@ class Sides:
     @property
     def question(self) -> str:
         """Which of the two questions is asked, and what its answer carries."""
-        what = "differ" if self.b else "meet its conditions"
+        verb = "differ" if self.b else "meet its conditions"
         if not self.methods:
             who = "do these two given models" if self.b else "does this given model"
             return (
-                f"Question: {who} {what}? Over test examples and "
+                f"Question: {who} {verb}? Over test examples and "
                 "clients, the models as they are. The answer holds for other examples of the same kind. It says nothing "
                 "about training again: another seed may reverse it, so it does not compare methods."
             )
@@ -54,11 +54,13 @@ class Sides:
             else "the order in which they are given"
         )
         pairs = f"{len(self.a)} {'pairs of runs, paired by' if self.b else 'runs,'} {by}"
-        few = "" if len(self.a) >= SEEDS else f" Fewer than {SEEDS} are not enough for a decision."
+        caution = (
+            "" if len(self.a) >= SEEDS else f" Fewer than {SEEDS} are not enough for a decision."
+        )
         who = "do the methods" if self.b else "does the method"
         return (
-            f"Question: {who} {what}? Over {pairs}. The answer holds for training again with other seeds on these data, "
-            f"clients and test examples. It says nothing about others.{few}"
+            f"Question: {who} {verb}? Over {pairs}. The answer holds for training again with other seeds on these data, "
+            f"clients and test examples. It says nothing about others.{caution}"
         )
 
 
@@ -79,18 +81,18 @@ def sides(
     return paired(first, second, pairing)
 
 
-def opened(given: Given) -> list[Member]:
+def opened(side: Given) -> list[Member]:
     """The runs or the checkpoint that a side names: a run's folder, a checkpoint file, a pattern, a folder that holds runs, or
     several of these.
 
     Raises FldiagError for what is none of these, for several runs that differ in more than the seed, and for a seed twice.
     """
-    found: list[Member] = []
-    for one in given if isinstance(given, (list, tuple)) else [given]:
-        found += [one] if isinstance(one, (Run, Checkpoint)) else _read(one)
-    if len(found) > 1:
-        _one_method(found)
-    return found
+    members: list[Member] = []
+    for one in side if isinstance(side, (list, tuple)) else [side]:
+        members += [one] if isinstance(one, (Run, Checkpoint)) else _read(one)
+    if len(members) > 1:
+        _one_method(members)
+    return members
 
 
 def _read(path: Any) -> list[Member]:
@@ -101,11 +103,11 @@ def _read(path: Any) -> list[Member]:
             usage=True,
         )
     path = Path(path)
-    there, folder = (
+    exists, is_folder = (
         os.path.exists(path),
         os.path.isdir(path),
     )  # Path's own raise where a name is too long
-    if not there and glob.has_magic(str(path)):
+    if not exists and glob.has_magic(str(path)):
         matched = sorted(glob.glob(str(path)))
         if not matched:
             raise FldiagError(
@@ -114,11 +116,11 @@ def _read(path: Any) -> list[Member]:
                 usage=True,
             )
         return [member for one in matched for member in _read(one)]
-    if folder and not (path / "run.json").is_file():
+    if is_folder and not (path / "run.json").is_file():
         runs = sorted(file.parent for file in path.glob("*/run.json"))
         if runs:
             return [Run.open(run) for run in runs]
-    if folder or path.name == "run.json" or not there:
+    if is_folder or path.name == "run.json" or not exists:
         return [Run.open(path)]
     from fldiag.diagnosis.subjects import load  # imports PyTorch
 
@@ -133,8 +135,8 @@ def _one_method(members: Sequence[Member]) -> None:
             "several are runs of one method: give their folders",
             usage=True,
         )
-    first, *others = [recipe(m.index["config"]) for m in members if isinstance(m, Run)]
-    for member, other in zip(members[1:], others, strict=True):
+    first, *rest = [recipe(m.index["config"]) for m in members if isinstance(m, Run)]
+    for member, other in zip(members[1:], rest, strict=True):
         keys = _differing(first, other)
         if keys:
             raise FldiagError(
@@ -177,9 +179,9 @@ def paired(a: list[Member], b: list[Member], pairing: Pairing) -> Sides:
         raise FldiagError(
             f"pair = {pairing!r} is not one of seed, order", "choose one of them", usage=True
         )
-    named = label(a), label(b) if b else ""
+    labels = label(a), label(b) if b else ""
     if not b or len(a) == len(b) == 1:
-        return Sides(a, b, named, pairing)
+        return Sides(a, b, labels, pairing)
     if pairing == "order":
         if len(a) != len(b):
             raise FldiagError(
@@ -190,33 +192,33 @@ def paired(a: list[Member], b: list[Member], pairing: Pairing) -> Sides:
         return Sides(
             a,
             b,
-            named,
+            labels,
             pairing,
             ["paired by order: effects that runs of one seed share are not removed"],
         )
     first, second = {seed(m): m for m in a}, {seed(m): m for m in b}
     common = [s for s in first if s in second and s is not None]
-    said = f"({named[0]}: {_listed(first)}; {named[1]}: {_listed(second)})"
+    seeds_text = f"({labels[0]}: {_listed(first)}; {labels[1]}: {_listed(second)})"
     if len(common) < 2:
         raise FldiagError(
-            f"{'no seed is' if not common else f'only seed {common[0]} is'} on both sides {said}",
+            f"{'no seed is' if not common else f'only seed {common[0]} is'} on both sides {seeds_text}",
             "train the same seeds on both, or pair them by order; for two given models give one run on each side",
             usage=True,
         )
     left = len(a) + len(b) - 2 * len(common)
-    notes = [f"left out: {left} runs whose seed is on one side only {said}"] if left else []
-    return Sides([first[s] for s in common], [second[s] for s in common], named, pairing, notes)
+    notes = [f"left out: {left} runs whose seed is on one side only {seeds_text}"] if left else []
+    return Sides([first[s] for s in common], [second[s] for s in common], labels, pairing, notes)
 
 
 def _same_data(members: Sequence[Member]) -> None:
     """Raises FldiagError where members say that they were trained on different data."""
-    known: dict[str, Member] = {}
+    members_by_data: dict[str, Member] = {}
     for m in members:
         about = m.index["provenance"] if isinstance(m, Run) else m.manifest.get("provenance", {})
         if about.get("data"):
-            known.setdefault(str(about["data"]), m)
-    if len(known) > 1:
-        one, other, *_ = known.values()
+            members_by_data.setdefault(str(about["data"]), m)
+    if len(members_by_data) > 1:
+        one, other, *_ = members_by_data.values()
         raise FldiagError(
             f"{one.path} and {other.path} are on different data, so their numbers cannot be compared",
             "compare runs on the same data set",

@@ -38,44 +38,46 @@ def check(
     xml: Path | None,
     out: Path | None,
     allow_code: Sequence[str] = (),
-    where: Mapping[str, Any],
+    subject_options: Mapping[str, Any],
 ) -> None:
     """Say the verdict, write it, and leave with 3 where it is fail (with ``strict``: or undecided).
 
     Raises FldiagError of wrong use (exit code 2) where a number could not be computed.
     """
-    asked, reader = _asked(console, both, pair, allow_code, where)
-    found = compare.check(asked, fail_if, reader, level)
+    comparison, reader = _open_sides(console, both, pair, allow_code, subject_options)
+    outcome = compare.check(comparison, fail_if, reader, level)
     _show(
         console,
-        asked,
-        words.rows(found.table),
+        comparison,
+        words.rows(outcome.table),
         words.headings(words.CHECKED, level),
-        found.question,
-        found.notes,
+        outcome.question,
+        outcome.notes,
     )
-    console.say(f"verdict: {found.verdict}" + ("" if fail_if or not asked.b else _better(found)))
+    console.say(
+        f"verdict: {outcome.verdict}" + ("" if fail_if or not comparison.b else _better(outcome))
+    )
     console.result |= {
-        "verdict": found.verdict,
-        "question": found.question,
-        "notes": found.notes,
-        "rows": _records(found.table),
+        "verdict": outcome.verdict,
+        "question": outcome.question,
+        "notes": outcome.notes,
+        "rows": _records(outcome.table),
     }
-    written = _written(
-        found.table,
-        asked,
+    paths = _write_table(
+        outcome.table,
+        comparison,
         out,
-        {"verdict": found.verdict, "question": found.question, "notes": found.notes},
+        {"verdict": outcome.verdict, "question": outcome.question, "notes": outcome.notes},
     )
     if xml is not None:
-        written.append(files.write_text(xml, junit(found, strict)))
-    console.done(*written)
-    problem = _uncomputed(found)
-    if problem is not None and found.verdict == "error":
+        paths.append(files.write_text(xml, junit(outcome, strict)))
+    console.done(*paths)
+    problem = _uncomputed(outcome)
+    if problem is not None and outcome.verdict == "error":
         raise problem
     if problem is not None:
         console.note(str(problem))
-    if found.verdict == "fail" or (strict and found.verdict == "undecided"):
+    if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
         sys.exit(FAILED)
 
 
@@ -88,19 +90,19 @@ def diff(
     level: float,
     out: Path | None,
     allow_code: Sequence[str] = (),
-    where: Mapping[str, Any],
+    subject_options: Mapping[str, Any],
 ) -> None:
     """Every number of both sides, and their picture."""
     from fldiag.compare import picture  # matplotlib, which a check does without
     from fldiag.plotting import style
 
-    asked, reader = _asked(console, both, pair, allow_code, where)
-    if not asked.b:
+    comparison, reader = _open_sides(console, both, pair, allow_code, subject_options)
+    if not comparison.b:
         raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
-    table = compare.diff(asked, numbers, reader, level)
+    table = compare.diff(comparison, numbers, reader, level)
     _show(
         console,
-        asked,
+        comparison,
         words.rows(table),
         words.headings(words.COLUMNS, level),
         table.attrs["question"],
@@ -111,32 +113,32 @@ def diff(
         "notes": table.attrs["notes"],
         "rows": _records(table),
     }
-    written = _written(
-        table, asked, out, {k: table.attrs[k] for k in ("question", "notes", "labels")}
+    paths = _write_table(
+        table, comparison, out, {k: table.attrs[k] for k in ("question", "notes", "labels")}
     )
-    console.done(*written, *style.write(picture.draw(table), written[0].with_suffix("")))
+    console.done(*paths, *style.write(picture.draw(table), paths[0].with_suffix("")))
 
 
 def both(
-    given: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: Sequence[Path]
+    paths: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: Sequence[Path]
 ) -> Both:
     """The two sides, of the positional arguments ``A [B]``, of ``--a … --b …`` and of ``--baseline``.
 
     Raises FldiagError where a side is given in two ways, or more than two stand there without a name.
     """
-    if (given and a) or (b and baseline) or (len(given) > 1 and (b or baseline)):
+    if (paths and a) or (b and baseline) or (len(paths) > 1 and (b or baseline)):
         raise FldiagError(
             "a side is given twice",
             "give A B, or A --baseline B, or --a A1 --a A2 --b B1 --b B2",
             usage=True,
         )
-    if len(given) > 2:
+    if len(paths) > 2:
         raise FldiagError(
-            f"{len(given)} paths are given for two sides",
+            f"{len(paths)} paths are given for two sides",
             "quote a pattern ('runs/fedavg-*'), or name the sides: --a A1 --a A2 --b B1 --b B2",
             usage=True,
         )
-    first, second = list(a or given[:1]), list(b or baseline or given[1:])
+    first, second = list(a or paths[:1]), list(b or baseline or paths[1:])
     if not first:
         raise FldiagError(
             "no run is given", "give one: fldiag check RUN --baseline MAIN", usage=True
@@ -144,22 +146,30 @@ def both(
     return first, second
 
 
-def _asked(
-    console: Console, both: Both, pair: Pairing, allow_code: Sequence[str], where: Mapping[str, Any]
+def _open_sides(
+    console: Console,
+    both: Both,
+    pair: Pairing,
+    allow_code: Sequence[str],
+    subject_options: Mapping[str, Any],
 ) -> tuple[Sides, Reader]:
-    found = sides(both[0], both[1] or None, pair, allow_code)
-    return found, Reader({k: v for k, v in where.items() if v}, cache=True, bar=console.progress)
+    comparison = sides(both[0], both[1] or None, pair, allow_code)
+    return comparison, Reader(
+        {k: v for k, v in subject_options.items() if v}, cache=True, bar=console.progress
+    )
 
 
 def _show(
     console: Console,
-    asked: Sides,
+    comparison: Sides,
     rows: list[dict[str, Any]],
     columns: dict[str, str],
     question: str,
     notes: Sequence[str],
 ) -> None:
-    console.say(f"A: {asked.labels[0]}" + (f"   B: {asked.labels[1]}" if asked.b else ""))
+    console.say(
+        f"A: {comparison.labels[0]}" + (f"   B: {comparison.labels[1]}" if comparison.b else "")
+    )
     console.say(question)
     console.table(
         rows, {key: text for key, text in columns.items() if any(row[key] != "" for row in rows)}
@@ -181,11 +191,11 @@ def _uncomputed(checked: compare.Checked) -> FldiagError | None:
     )
 
 
-def _better(found: compare.Checked) -> str:
-    if found.verdict == "error":
+def _better(outcome: compare.Checked) -> str:
+    if outcome.verdict == "error":
         return " (not every number could be computed)"
     return {"fail": " (A is worse than B)", "pass": " (A is better than B, or the same)"}.get(
-        found.verdict, " (the difference is within the noise)"
+        outcome.verdict, " (the difference is within the noise)"
     )
 
 
@@ -194,16 +204,16 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return list(shown.astype(object).where(shown.notna(), None).to_dict("records"))
 
 
-def _written(
-    table: pd.DataFrame, asked: Sides, out: Path | None, about: dict[str, Any]
+def _write_table(
+    table: pd.DataFrame, comparison: Sides, out: Path | None, about: dict[str, Any]
 ) -> list[Path]:
     kind = "check" if "condition" in table.columns else "diff"
-    members = [str(m.path) for m in (*asked.a, *asked.b)]
+    members = [str(m.path) for m in (*comparison.a, *comparison.b)]
     path = (
         prepare(out or FALLBACK)
         / f"{kind}-{digest(members, table.get('condition', table['metric']).tolist())[:8]}"
     )
-    sides = {"a": members[: len(asked.a)], "b": members[len(asked.a) :]}
+    sides = {"a": members[: len(comparison.a)], "b": members[len(comparison.a) :]}
     computed = (
         provenance() if "torch" in sys.modules else {"fldiag": version(), "commit": commit()}
     )  # numbers of training alone

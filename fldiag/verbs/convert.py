@@ -30,12 +30,12 @@ def convert(console: Console, source: Path, out: Path, **options: Any) -> None:
             rows.append({k: event[k] for k in COLUMNS if k in event})
             progress(event["done"], event["total"], f"round {event['round']}")
 
-        made = library.convert(source, out, **options, on_event=on_event)
-    if not isinstance(made, Run):
-        return console.done(made)
-    shown = rows if len(rows) <= 12 else [rows[j * (len(rows) - 1) // 11] for j in range(12)]
+        output = library.convert(source, out, **options, on_event=on_event)
+    if not isinstance(output, Run):
+        return console.done(output)
+    excerpt = rows if len(rows) <= 12 else [rows[j * (len(rows) - 1) // 11] for j in range(12)]
     scored = any("loss" in row for row in rows)
     console.table(
-        shown, {k: v for k, v in COLUMNS.items() if scored or k not in ("accuracy", "loss")}
+        excerpt, {k: v for k, v in COLUMNS.items() if scored or k not in ("accuracy", "loss")}
     )
-    console.done(made.path / "run.json", made.path)
+    console.done(output.path / "run.json", output.path)

@@ -33,8 +33,8 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     with threads(
         1
     ):  # as fast as two on such small networks, which wait for each other where other programs use the cores
-        runs = [_trained(console, folder, name, seed, device) for name in METHODS]
-        (made,) = answer(
+        runs = [_train(console, folder, name, seed, device) for name in METHODS]
+        (landscapes,) = answer(
             "landscape",
             [run.checkpoint() for run in runs],
             {"points": 21, "seed": seed, "device": device},
@@ -43,7 +43,7 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
             bar=console.progress,
             tell=console.note,
         )
-    first = next(item for item in made.summary() if isinstance(item, Small))
+    first = next(item for item in landscapes.summary() if isinstance(item, Small))
     rows = []
     for run, row in zip(runs, first.rows, strict=True):
         scores = run.metrics[run.metrics["slice"] == "test"].set_index(["round", "metric"])["value"]
@@ -60,12 +60,12 @@ def demo(console: Console, out: Path | None, device: str, seed: int) -> None:
     )
     console.table(rows, COLUMNS)
     page = report.demo(console, [run.path for run in runs], folder, device)
-    console.say(f"interactive: {next(file for file in made.files if file.suffix == '.html')}")
+    console.say(f"interactive: {next(file for file in landscapes.files if file.suffix == '.html')}")
     console.say(f"everything on one page: {page}")
-    console.done(page, *made.files)
+    console.done(page, *landscapes.files)
 
 
-def _trained(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
+def _train(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
     config = configs.load(
         "digits",
         [
@@ -81,5 +81,5 @@ def _trained(console: Console, folder: Path, method: str, seed: int, device: str
             if event["event"] == "round":
                 progress(event["round"], event["rounds"], f"accuracy {event['accuracy']:.3f}")
 
-        where = folder / f"{method}-s{seed}-{config.hash[:8]}"
-        return rounds.train(config, out=where, on_event=on_event, resume=True, device=device)
+        path = folder / f"{method}-s{seed}-{config.hash[:8]}"
+        return rounds.train(config, out=path, on_event=on_event, resume=True, device=device)

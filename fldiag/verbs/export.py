@@ -24,10 +24,10 @@ def export(
     folder = places.prepare(out or run.path / "export" / to)
     check_name(folder)
     with console.progress(f"{len(collected.series)} numbers to {to}"):
-        written = trackers.WRITERS[to](collected, folder)
+        output = trackers.WRITERS[to](collected, folder)
     tags = collected.series["tag"].nunique()
     console.table(
         [{"run": run.path.name, "series": tags, "numbers": len(collected.series)}],
         {"run": "run", "series": "series", "numbers": "numbers"},
     )
-    console.done(written)
+    console.done(output)

@@ -21,19 +21,19 @@ def partition(
     download: bool,
     allow_code: list[str],
 ) -> None:
-    found = partition_of(source, overrides, download=download, allow_code=allow_code)
-    path = places.prepare(out or found.folder) / found.name
-    written = write_text(beside(path, ".csv"), csv_text(found.counts))
-    pictures = style.write(picture.draw(found.counts, title=found.title), path)
-    sizes = partitions.sizes(found.parts)
-    held = found.counts[found.counts["count"] > 0].groupby("client").size()
+    division = partition_of(source, overrides, download=download, allow_code=allow_code)
+    path = places.prepare(out or division.folder) / division.name
+    table_path = write_text(beside(path, ".csv"), csv_text(division.counts))
+    pictures = style.write(picture.draw(division.counts, title=division.title), path)
+    sizes = partitions.sizes(division.parts)
+    classes_per_client = division.counts[division.counts["count"] > 0].groupby("client").size()
     console.table(
         [
             {
                 "clients": len(sizes),
                 "smallest": int(sizes.min()),
                 "largest": int(sizes.max()),
-                "classes": float(held.mean()),
+                "classes": float(classes_per_client.mean()),
             }
         ],
         {
@@ -43,4 +43,4 @@ def partition(
             "classes": "classes a client (mean)",
         },
     )
-    console.done(written, *pictures)
+    console.done(table_path, *pictures)

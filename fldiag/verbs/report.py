@@ -25,28 +25,31 @@ def report(
     title: str | None,
     places: list[Path],
     compute: bool,
-    where: dict[str, Any],
-    chosen: Sequence[str] = (),
+    subject_options: dict[str, Any],
+    choices: Sequence[str] = (),
     allow_code: Sequence[str] = (),
 ) -> None:
-    """See ``fldiag.report.collect`` for which tables it shows. ``chosen``: how the runs' settings were chosen, said first."""
-    found = collect(runs, places)
-    folder = prepare(out or _folder(found))
-    if compute and _compute(console, found, where, allow_code=allow_code):
-        found = collect(runs, places)
-    found.chosen += chosen
+    """See ``fldiag.report.collect`` for which tables it shows. ``choices``: how the runs' settings were chosen, said first."""
+    collection = collect(runs, places)
+    folder = prepare(out or _folder(collection))
+    if compute and _compute(console, collection, subject_options, allow_code=allow_code):
+        collection = collect(runs, places)
+    collection.chosen += choices
     labels = "-".join(
-        "".join(c if c.isalnum() or c in "._" else "-" for c in m.folder) for m in found.members
+        "".join(c if c.isalnum() or c in "._" else "-" for c in m.folder)
+        for m in collection.members
     )
     name = (
         labels
         if len(labels) <= 60
-        else f"{len(found.members)}-runs-{digest([m.folder for m in found.members])[:8]}"
+        else f"{len(collection.members)}-runs-{digest([m.folder for m in collection.members])[:8]}"
     )
     with console.progress("report") as progress:
-        path = build.write(found, folder / f"report-{name}.html", title=title, progress=progress)
+        path = build.write(
+            collection, folder / f"report-{name}.html", title=title, progress=progress
+        )
     console.table(
-        [_row(m) for m in found.members],
+        [_row(m) for m in collection.members],
         {
             "run": "run",
             "method": "method",
@@ -57,7 +60,7 @@ def report(
             "missing": "not in the report",
         },
     )
-    for text in [*summary.remarks(found), *found.notes]:
+    for text in [*summary.remarks(collection), *collection.notes]:
         console.note(text)
     console.result["bytes"] = path.stat().st_size
     console.done(path)
@@ -65,23 +68,23 @@ def report(
 
 def demo(console: Console, runs: list[Path], folder: Path, device: str) -> Path:
     """The report of the demo's runs beside its landscapes, with what they forget; its path."""
-    found = collect(runs, [folder])
-    if _compute(console, found, {"device": device}, kinds=("forgetting",)):
-        found = collect(runs, [folder])
+    collection = collect(runs, [folder])
+    if _compute(console, collection, {"device": device}, kinds=("forgetting",)):
+        collection = collect(runs, [folder])
     with console.progress("report") as progress:
         return build.write(
-            found,
+            collection,
             folder / "report.html",
             title="FedAvg and FedSOL on the digits",
             progress=progress,
         )
 
 
-def _folder(found: Collected) -> Path:
+def _folder(collection: Collected) -> Path:
     """The run's own folder for its report, ``fldiag-out`` here for one of several runs."""
-    if len(found.members) > 1 or not os.access(found.members[0].run.path, os.W_OK):
+    if len(collection.members) > 1 or not os.access(collection.members[0].run.path, os.W_OK):
         return FALLBACK
-    return found.members[0].run.path / "diagnostics"
+    return collection.members[0].run.path / "diagnostics"
 
 
 def _row(m: Member) -> dict[str, Any]:
@@ -107,25 +110,25 @@ def _lacks(m: Member) -> list[str]:
 
 def _compute(
     console: Console,
-    found: Collected,
-    where: dict[str, Any],
+    collection: Collected,
+    subject_options: dict[str, Any],
     kinds: Sequence[str] | None = None,
     allow_code: Sequence[str] = (),
 ) -> bool:
     """Make the tables that the first table lacks, or these; what cannot be made is noted."""
-    made = False
-    for m in found.members:
+    has_changed = False
+    for m in collection.members:
         for kind in _lacks(m) if kinds is None else [k for k in kinds if k not in m.tables]:
             try:
                 run = m.run.allow(allow_code)
                 answer(
                     kind,
                     [run],
-                    {k: v for k, v in where.items() if v},
+                    {k: v for k, v in subject_options.items() if v},
                     bar=console.progress,
                     tell=console.note,
                 )
-                made = True
+                has_changed = True
             except FldiagError as error:
                 console.note(f"{m.folder}: no {kind}: {error}")
-    return made
+    return has_changed

@@ -65,7 +65,7 @@ def _row(run: Run, name: Path) -> dict[str, Any]:
 
 def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, yes: bool) -> None:
     """Remove what finished runs no longer need, after asking."""
-    found = []
+    selection = []
     for path in paths:
         run = Run.open(path)
         if run.status not in ("finished", "diverged"):
@@ -75,10 +75,10 @@ def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, y
                 usage=True,
             )
         owner.refuse_links(path)
-        kept = None if keep is None else choice(keep, run.rounds) or run.rounds
-        names = prune.unneeded(run, kept)
+        rounds = None if keep is None else choice(keep, run.rounds) or run.rounds
+        names = prune.unneeded(run, rounds)
         size = sum((run.path / n).stat().st_size for n in names if (run.path / n).is_file())
-        found.append((run, kept))
+        selection.append((run, rounds))
         console.say(f"{run.path}: {counted(len(names), 'file')}, {size / 1e6:,.1f} MB")
         console.result.setdefault("rows", []).append(
             {"run": str(run.path), "files": names, "bytes": size}
@@ -91,8 +91,8 @@ def thin(console: Console, paths: list[Path], keep: str | None, dry_run: bool, y
         "Remove them? Runs without their clients' states cannot be given more rounds.",
         "say yes on the command line: --yes",
     ):
-        for run, kept in found:
-            prune.thin(run, kept)
+        for run, rounds in selection:
+            prune.thin(run, rounds)
     else:
         console.say("nothing was removed")
     console.done(*paths)

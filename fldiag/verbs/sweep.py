@@ -28,7 +28,7 @@ METRICS = ("accuracy", "loss", "personal_accuracy")
 
 def several(texts: list[str]) -> dict[str, list[Any]]:
     """``key=a,b,c`` -> the key's values, each read as TOML or else as text."""
-    found: dict[str, list[Any]] = {}
+    over: dict[str, list[Any]] = {}
     for text in texts:
         key, eq, values = text.partition("=")
         if not eq or not key.strip() or not values.strip():
@@ -37,14 +37,14 @@ def several(texts: list[str]) -> dict[str, list[Any]]:
                 "write for example --over seed=0,1,2",
                 usage=True,
             )
-        if key.strip() in found:
+        if key.strip() in over:
             raise FldiagError(
                 f"{key.strip()} is given twice",
                 "give all its values at once: key=a,b,c",
                 usage=True,
             )
-        found[key.strip()] = [parse_override(f"{key}={value}")[1] for value in values.split(",")]
-    return found
+        over[key.strip()] = [parse_override(f"{key}={value}")[1] for value in values.split(",")]
+    return over
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Plan:
         return {k: [v] for k, v in self.fixed.items()} | self.over
 
 
-def plan(
+def read_plan(
     source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None
 ) -> Plan:
     values, grid, fixed = several(over), several(tune), dict(parse_override(o) for o in overrides)
@@ -108,27 +108,27 @@ def sweep(
             "tune first, and give the values found with --set",
             usage=True,
         )
-    asked = plan(source, over, overrides, tune, budget)
-    wanted = sweeps.configs(source, asked.all_keys)
+    plan = read_plan(source, over, overrides, tune, budget)
+    configs = sweeps.configs(source, plan.all_keys)
     before = (
-        f", and before them {asked.tries} candidates for each of {len(asked.settings)} settings"
-        if asked.grid
+        f", and before them {plan.tries} candidates for each of {len(plan.settings)} settings"
+        if plan.grid
         else ""
     )
-    console.say(f"{len(wanted)} runs{before}")
+    console.say(f"{len(configs)} runs{before}")
     if dry_run:
         with importable():
             return forecast(
                 console,
-                asked,
-                part.part(wanted) if part is not None else wanted,
+                plan,
+                part.part(configs) if part is not None else configs,
                 executor,
                 download,
                 device,
             )
     try:
         with importable():
-            runs, tuned = trained(console, asked, out, executor, shard, download, device)
+            runs, tuned = trained(console, plan, out, executor, shard, download, device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "stopped; everything up to the last checkpoint is kept",
@@ -136,17 +136,17 @@ def sweep(
         ) from None
     if part is not None:
         console.say(
-            f"part {part}: {len(runs)} of {len(wanted)} runs; when all parts are done, the same command without --shard "
+            f"part {part}: {len(runs)} of {len(configs)} runs; when all parts are done, the same command without --shard "
             "makes the table"
         )
         return console.done(*(run.path for run in runs))
-    frame = table(runs, asked.over, tuned)
+    frame = table(runs, plan.over, tuned)
     console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
     names, folder = [run.path.name for run in runs], out or sweeps.rounds.RUNS
     about = {
         "source": source,
-        "over": asked.over,
-        "fixed": asked.fixed,
+        "over": plan.over,
+        "fixed": plan.fixed,
         "runs": names,
         "tuned": {
             k: {"chosen": t.best, "tried": [{"values": v, "score": s} for v, s in t.scores]}
@@ -154,7 +154,7 @@ def sweep(
         },
         **provenance(),
     }
-    stem = f"sweep-{digest(names, asked.grid, asked.tries)[:8]}"
+    stem = f"sweep-{digest(names, plan.grid, plan.tries)[:8]}"
     files.write_table(frame, folder / f"{stem}.csv", about)
     if "diverged" in frame:
         console.alarm("some runs diverged; the numbers are those of the others")
@@ -165,39 +165,41 @@ def sweep(
         title=None,
         places=[],
         compute=False,
-        where={},
-        chosen=[_choice(setting, tuning) for setting, tuning in tuned.items()],
+        subject_options={},
+        choices=[_choice(setting, tuning) for setting, tuning in tuned.items()],
     )
 
 
 def forecast(
-    console: Console, asked: Plan, wanted: list[Config], executor: str, download: bool, device: str
+    console: Console, plan: Plan, configs: list[Config], executor: str, download: bool, device: str
 ) -> None:
     """What the runs take, and before them their candidates. Configs that differ by the seed alone are timed once."""
     alike: dict[Config, forecasts.Forecast] = {}
-    firsts = dict.fromkeys(c.replace(seed=0) for c in wanted)
+    firsts = dict.fromkeys(c.replace(seed=0) for c in configs)
     with console.progress("forecast") as progress:
         for i, config in enumerate(firsts):
             progress(i, len(firsts), config.method.name)
             alike[config] = forecasts.forecast(
                 config,
-                executor="serial" if len(wanted) > 1 else executor,
+                executor="serial" if len(configs) > 1 else executor,
                 device=device,
                 download=download,
             )
-    found, spec = [alike[c.replace(seed=0)] for c in wanted], parse_executor(executor)
-    candidates = [[f.serial_seconds] * asked.tries for f in alike.values() if asked.grid]
-    runs = [f.serial_seconds for f in found]
-    at_a_time = spec.workers_here() if len(wanted) > 1 or candidates else 1
+    estimates, spec = [alike[c.replace(seed=0)] for c in configs], parse_executor(executor)
+    candidates = [[f.serial_seconds] * plan.tries for f in alike.values() if plan.grid]
+    runs = [f.serial_seconds for f in estimates]
+    at_a_time = spec.workers_here() if len(configs) > 1 or candidates else 1
     spent = forecasts.total(candidates, spec.workers_here()) if candidates else 0.0
-    seconds = spent + (found[0].seconds if len(found) == 1 else forecasts.total([runs], at_a_time))
+    seconds = spent + (
+        estimates[0].seconds if len(estimates) == 1 else forecasts.total([runs], at_a_time)
+    )
     work = forecasts.total([*candidates, runs], 1)
-    size = sum(f.bytes for f in found) + (
-        asked.tries * sum(f.bytes for f in alike.values()) if asked.grid else 0
+    size = sum(f.bytes for f in estimates) + (
+        plan.tries * sum(f.bytes for f in alike.values()) if plan.grid else 0
     )
     rows = [
         {"run": sweeps.rounds.run_path(c).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
-        for c, f in zip(wanted, found, strict=True)
+        for c, f in zip(configs, estimates, strict=True)
     ]
     console.table(rows, {"run": "run", "time": "time", "mb": "MB"})
     console.result |= {
@@ -206,9 +208,9 @@ def forecast(
         "bytes": size,
         "executor": str(spec),
     }
-    where = forecasts.speed_words(at_a_time, str(spec), work)
+    speed = forecasts.speed_words(at_a_time, str(spec), work)
     before = f", {duration(spent)} of it for the candidates" if candidates else ""
-    console.say(f"forecast: {duration(seconds)} {where}{before}, {size / 1e6:,.0f} MB of disk")
+    console.say(f"forecast: {duration(seconds)} {speed}{before}, {size / 1e6:,.0f} MB of disk")
     console.done()
 
 
@@ -222,7 +224,7 @@ def _choice(setting: str, tuning: sweeps.Tuning) -> str:
 
 def trained(
     console: Console,
-    asked: Plan,
+    plan: Plan,
     out: Path | None,
     executor: str,
     shard: str | None,
@@ -231,13 +233,13 @@ def trained(
 ) -> tuple[list[Run], dict[str, sweeps.Tuning]]:
     """The runs in the order of the combinations, and what was tuned for each setting."""
     with console.progress("sweep") as progress:
-        planned = sweeps.combinations(asked.over)
+        planned = sweeps.combinations(plan.over)
         part = Shard.parse(shard)
-        total = len(part.part(planned) if part else planned) + asked.tries * len(
-            asked.settings
-        ) * bool(asked.grid)
+        total = len(part.part(planned) if part else planned) + plan.tries * len(
+            plan.settings
+        ) * bool(plan.grid)
         finished = 0
-        progress(finished, total, asked.source)
+        progress(finished, total, plan.source)
 
         def on_event(event: dict[str, Any]) -> None:
             nonlocal finished
@@ -247,14 +249,14 @@ def trained(
 
         runs: list[Run] = []
         tuned: dict[str, sweeps.Tuning] = {}
-        for setting in asked.settings if asked.grid else [None]:
-            over, fixed = asked.over, asked.fixed
+        for setting in plan.settings if plan.grid else [None]:
+            over, fixed = plan.over, plan.fixed
             if setting is not None:
                 first = {"seed": over["seed"][0]} if "seed" in over else {}
                 tuning = sweeps.tune(
-                    asked.source,
-                    asked.grid,
-                    asked.tries,
+                    plan.source,
+                    plan.grid,
+                    plan.tries,
                     fixed={**fixed, **setting, **first},
                     out=out,
                     executor=executor,
@@ -266,7 +268,7 @@ def trained(
                 over = {k: v if k == "seed" else [setting[k]] for k, v in over.items()}
                 fixed = {**fixed, **tuning.best}
             runs += sweeps.sweep(
-                asked.source,
+                plan.source,
                 {k: [v] for k, v in fixed.items()} | over,
                 out=out,
                 executor=executor,
@@ -275,20 +277,20 @@ def trained(
                 download=download,
                 on_event=on_event,
             )
-    return _in_order(runs, asked) if asked.grid else runs, tuned
+    return _in_order(runs, plan) if plan.grid else runs, tuned
 
 
-def _in_order(runs: list[Run], asked: Plan) -> list[Run]:
+def _in_order(runs: list[Run], plan: Plan) -> list[Run]:
     """Runs that were trained setting by setting, in the order of the combinations."""
-    seeds = asked.over.get("seed", [None])
+    seeds = plan.over.get("seed", [None])
     by = {
         (_label(setting), seed): runs[i * len(seeds) + j]
-        for i, setting in enumerate(asked.settings)
+        for i, setting in enumerate(plan.settings)
         for j, seed in enumerate(seeds)
     }
     return [
         by[_label({k: v for k, v in keys.items() if k != "seed"}), keys.get("seed")]
-        for keys in sweeps.combinations(asked.over)
+        for keys in sweeps.combinations(plan.over)
     ]
 
 
@@ -322,7 +324,7 @@ def table(
             }
         )
     frame, by = pd.DataFrame(rows), [k for k in values if k != "seed"]
-    found = []
+    lines = []
     for key, part in frame.groupby(by, sort=False) if by else [((), frame)]:
         line: dict[str, Any] = dict(
             zip(by, key if isinstance(key, tuple) else (key,), strict=True)
@@ -346,5 +348,5 @@ def table(
                 )
             ]
             line |= {"tuned": _label(tuning.best), "tries": len(tuning.scores)}
-        found.append(line)
-    return pd.DataFrame(found)
+        lines.append(line)
+    return pd.DataFrame(lines)

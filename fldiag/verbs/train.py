@@ -48,8 +48,8 @@ def train(
         )
     if dry_run:
         return forecast(console, config, path, executor, download, device)
-    if said := emulated(config.train.precision, device):
-        console.note(said)
+    if warning := emulated(config.train.precision, device):
+        console.note(warning)
     if overwrite and os.path.isfile(path / "run.json"):
         prune.remove(path)
     with console.progress(config.method.name) as progress:
@@ -121,23 +121,27 @@ def forecast(
 ) -> None:
     """Writes nothing."""
     with importable():
-        found = forecasts.forecast(config, executor=executor, device=device, download=download)
+        estimate = forecasts.forecast(config, executor=executor, device=device, download=download)
     free = shutil.disk_usage(
         next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))
     ).free
-    console.result |= {"config": config.model_dump(mode="json"), **asdict(found), "path": str(path)}
+    console.result |= {
+        "config": config.model_dump(mode="json"),
+        **asdict(estimate),
+        "path": str(path),
+    }
     console.say(json.dumps(config.model_dump(mode="json"), indent=1))
     console.say(
-        f"{found.parameters:,} parameters, {found.clients} of {config.clients.total} clients a round, "
-        f"{'stacked' if found.stacked else 'one after another'}"
+        f"{estimate.parameters:,} parameters, {estimate.clients} of {config.clients.total} clients a round, "
+        f"{'stacked' if estimate.stacked else 'one after another'}"
     )
-    where = forecasts.speed_words(found.at_a_time, found.executor, found.serial_seconds)
+    speed = forecasts.speed_words(estimate.at_a_time, estimate.executor, estimate.serial_seconds)
     console.say(
-        f"forecast: {duration(found.seconds)} {where}, {found.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)"
+        f"forecast: {duration(estimate.seconds)} {speed}, {estimate.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)"
     )
-    for text in [*found.remarks, found.kept]:
+    for text in [*estimate.remarks, estimate.kept]:
         console.say(text)
-    if found.bytes > free:
+    if estimate.bytes > free:
         console.note(
             "that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'"
         )
