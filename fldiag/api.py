@@ -24,7 +24,7 @@ from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
-from fldiag.results.notebook import shown
+from fldiag.results.notebook import as_results
 from fldiag.results.standing import doubts
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
@@ -90,8 +90,10 @@ def diagnose(
         else:
             warnings.warn(text, stacklevel=2)
     if len(results) == 1:
-        return shown(results[question.entry])
-    return shown(joined([table.assign(diagnostic=entry.name) for entry, table in results.items()]))
+        return as_results(results[question.entry])
+    return as_results(
+        joined([table.assign(diagnostic=entry.name) for entry, table in results.items()])
+    )
 
 
 @contextlib.contextmanager
@@ -221,7 +223,7 @@ def draw(
         )
     of = name or str(table.attrs.get("diagnostic", ""))
     if of == "diff" and ax is None:
-        with sheet.asked(width):
+        with sheet.use_sheet(width):
             return picture.draw(table)
     if not of:
         raise FldiagError(
@@ -233,7 +235,7 @@ def draw(
     if entry.draw is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
-        with sheet.asked(width):
+        with sheet.use_sheet(width):
             figure = entry.draw(table)
         if figure is None:
             raise FldiagError(

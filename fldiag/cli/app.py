@@ -28,8 +28,8 @@ class Verbs(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
-        return list(dict.fromkeys([*own, *plugin_verbs(), *known.packages("diagnostics")]))
+        commands = super().list_commands(ctx)
+        return list(dict.fromkeys([*commands, *plugin_verbs(), *known.packages("diagnostics")]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if command := super().get_command(ctx, cmd_name):
@@ -127,7 +127,7 @@ def _explained(error: Any) -> Any:
     from fldiag.config import Config
 
     key = error.option_name.lstrip("-").replace("-", "_")
-    found: list[str] = []
+    config_keys: list[str] = []
     for name, field in Config.model_fields.items():
         section = field.annotation
         inner = (
@@ -135,13 +135,13 @@ def _explained(error: Any) -> Any:
             if isinstance(section, type) and issubclass(section, sections.Section)
             else {}
         )
-        found += (
+        config_keys += (
             [f"{name}.name"] if name == key and "name" in inner else [name] if name == key else []
         )
-        found += [f"{name}.{k}" for k in inner if key in (k, f"{name}_{k}")]
-    if not found:
+        config_keys += [f"{name}.{k}" for k in inner if key in (k, f"{name}_{k}")]
+    if not config_keys:
         return error
-    text = f"No such option: {error.option_name}. It is a key of the config: --set {found[0]}=..."
+    text = f"No such option: {error.option_name}. It is a key of the config: --set {config_keys[0]}=..."
     return NoSuchOption(error.option_name, message=text, ctx=error.ctx)
 
 

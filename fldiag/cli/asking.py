@@ -30,31 +30,34 @@ def ask(
 ) -> None:
     """Exit code 3 where a check failed, which ``strict`` takes strictly. Raises FldiagError for whatever cannot be asked or
     answered."""
-    given = {k: options[k] for k in ("model", "data", "key") if k in options}
+    load_options = {k: options[k] for k in ("model", "data", "key") if k in options}
     of_runs = registry.diagnostic.get(name).on in ("run", "runs")
-    targets = [_opened(p, given, of_runs).allow(allow_code) for p in paths]
-    found = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
-    for made in found:
-        show(console, made)
-    first = found[0]
+    targets = [_opened(p, load_options, of_runs).allow(allow_code) for p in paths]
+    answers = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
+    for reply in answers:
+        show(console, reply)
+    first = answers[0]
     leading = {also.name for also in first.entry.also.values() if also.leads}
-    ordered = sorted(found, key=lambda made: (made.entry.name in leading, made is first))
+    ordered = sorted(answers, key=lambda reply: (reply.entry.name in leading, reply is first))
     console.done(
-        *(file for made in ordered for file in made.files)
+        *(file for reply in ordered for file in reply.files)
     )  # what people look at first is named last
-    if any(made.entry.fails is not None and made.entry.fails(made.table, strict) for made in found):
+    if any(
+        reply.entry.fails is not None and reply.entry.fails(reply.table, strict)
+        for reply in answers
+    ):
         sys.exit(3)
 
 
-def _opened(path: Path, given: Mapping[str, Any], of_runs: bool) -> Run | Checkpoint:
+def _opened(path: Path, load_options: Mapping[str, Any], of_runs: bool) -> Run | Checkpoint:
     if os.path.isfile(path / "run.json") or (of_runs and not os.path.exists(path)):
         return Run.open(path)
-    return load(path, **given)
+    return load(path, **load_options)
 
 
-def show(console: Console, made: Answer) -> None:
+def show(console: Console, reply: Answer) -> None:
     """The summary of an answer on the terminal; for machines its rows, and what the notes are about."""
-    for item in made.summary():
+    for item in reply.summary():
         if isinstance(item, Small):
             console.table(list(item.rows), dict(item.columns))
         elif isinstance(item, Say):

@@ -146,7 +146,7 @@ def diff(
         from fldiag.plotting import sheet
         from fldiag.verbs import check as verb
 
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             verb.diff(
                 Console(json),
                 verb.both(sides or [], a or [], b or [], []),

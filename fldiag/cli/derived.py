@@ -40,11 +40,11 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     argument, kind, text = TARGETS[item["on"]]
     if item["on"] == "run" and not item["needs"]:
         text = "A run folder."
-    own = [*item["options"], *_borrowed(item)]
-    typed = {o["name"]: o for o in own if o["type"] in TYPES and o["name"] != "device"}
+    own_options = [*item["options"], *_borrowed(item)]
+    typed = {o["name"]: o for o in own_options if o["type"] in TYPES and o["name"] != "device"}
     shared = {
         s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
-        for s in shared_by(item["on"], [o["name"] for o in own])
+        for s in shared_by(item["on"], [o["name"] for o in own_options])
         if s.typed
     }
     flags = {
@@ -69,30 +69,30 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
         _parameter("debug", Debug, False),
     ]
 
-    def run(**given: Any) -> None:
-        with errors(given.pop("debug")):
+    def run(**values: Any) -> None:
+        with errors(values.pop("debug")):
             from fldiag.cli import asking
             from fldiag.plotting import sheet
 
             targets, out, console = (
-                given.pop(argument),
-                given.pop("out"),
-                Console(given.pop("json")),
+                values.pop(argument),
+                values.pop("out"),
+                Console(values.pop("json")),
             )
-            strict, allow_code = given.pop("strict", False), given.pop("allow_code") or []
-            asked = {
+            strict, allow_code = values.pop("strict", False), values.pop("allow_code") or []
+            changes = {
                 n: v
-                for n, v in given.items()
+                for n, v in values.items()
                 if n in options and v is not None and v != _default(options[n])
             }
             if takes_device(item):
-                asked["device"] = given["device"]
-            with sheet.asked(**{n: given[n] for n in pictured}):
+                changes["device"] = values["device"]
+            with sheet.use_sheet(**{n: values[n] for n in pictured}):
                 asking.ask(
                     console,
                     name,
                     targets if isinstance(targets, list) else [targets],
-                    asked,
+                    changes,
                     out,
                     strict,
                     allow_code,
@@ -115,16 +115,16 @@ def takes_device(item: known.Item) -> bool:
 def _borrowed(item: known.Item) -> list[known.Item]:
     """Options of the diagnostics that flags add, as far as they are shown here."""
     names = {o["name"] for o in item["options"]}
-    found: dict[str, known.Item] = {}
+    options: dict[str, known.Item] = {}
     for flag, also in item["also"].items():
         other = known.item("diagnostics", also["name"]) or {"options": []}
         for o in other["options"]:
             if o["name"] in also["options"] and o["name"] not in names:
-                found.setdefault(
+                options.setdefault(
                     o["name"],
                     {**o, "help": f"With --{flag}: {o['help'][:1].lower()}{o['help'][1:]}"},
                 )
-    return list(found.values())
+    return list(options.values())
 
 
 def _parameter(

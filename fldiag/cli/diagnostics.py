@@ -50,5 +50,5 @@ def diagnose(
         item = known.item("diagnostics", name)
         if item is not None and takes_device(item):  # an unknown one is refused below
             options.setdefault("device", device)
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             asking.ask(Console(json), name, targets, options, out)

@@ -64,10 +64,10 @@ def explain(name: str, json: Json = False, debug: Debug = False) -> None:
     """
     with errors(debug):
         console = Console(json)
-        found = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
-        if found is None:
+        entry = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
+        if entry is None:
             raise unknown("name", name, [n for kind in known.KINDS for n in known.names(kind)])
-        _explain(console, name, found)
+        _explain(console, name, entry)
         if json:
             console.done()
 
@@ -96,8 +96,10 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
         }
         for o in item["options"]
     ]
-    told = {"help": "what it is"} if any(row["help"] for row in rows) else {}
-    console.table(rows, {"option": "option", "default": "default", "values": "values", **told})
+    help_column = {"help": "what it is"} if any(row["help"] for row in rows) else {}
+    console.table(
+        rows, {"option": "option", "default": "default", "values": "values", **help_column}
+    )
 
 
 def _show(value: Any) -> str:

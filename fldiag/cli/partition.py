@@ -36,5 +36,5 @@ def partition(
         from fldiag.plotting import sheet
         from fldiag.verbs import partition as verb
 
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             verb.partition(Console(json), config, set_ or [], out, download, allow_code or [])

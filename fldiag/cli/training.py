@@ -43,7 +43,7 @@ def demo(
         from fldiag.plotting import sheet
         from fldiag.verbs import demo as verb
 
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             verb.demo(Console(json), out, device_of(device), 0 if seed is None else seed)
 
 

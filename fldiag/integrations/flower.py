@@ -65,7 +65,7 @@ def record(
             usage=True,
         )
     kind, now = type(strategy).__name__, datetime.datetime.now().astimezone().isoformat()
-    kept = Recorder(
+    recorder = Recorder(
         out,
         model,
         data,
@@ -75,19 +75,19 @@ def record(
         evaluate=evaluate,
         origin={"kind": "flower", "strategy": kind, "began": now},
     )
-    recorder = _Rounds(strategy, kept, client)
+    rounds = _Rounds(strategy, recorder, client)
     wrapped = (
         {
-            "configure_train": recorder.configure,
-            "aggregate_train": recorder.aggregate,
-            "aggregate_evaluate": recorder.aggregate_evaluate,
-            "start": recorder.start,
+            "configure_train": rounds.configure,
+            "aggregate_train": rounds.aggregate,
+            "aggregate_evaluate": rounds.aggregate_evaluate,
+            "start": rounds.start,
         }
         if hasattr(strategy, "configure_train")
         else {
-            "configure_fit": recorder.configure,
-            "aggregate_fit": recorder.aggregate_fit,
-            "evaluate": recorder.evaluate,
+            "configure_fit": rounds.configure,
+            "aggregate_fit": rounds.aggregate_fit,
+            "evaluate": rounds.evaluate,
         }
     )
     for method, wrapper in wrapped.items():
@@ -121,9 +121,9 @@ def _around(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[
 class _Rounds:
     """What is known of the round that is under way."""
 
-    def __init__(self, strategy: Any, kept: Recorder, key: str):
-        self.strategy, self.kept, self.key = strategy, kept, key
-        self.recording = kept.recording
+    def __init__(self, strategy: Any, recorder: Recorder, key: str):
+        self.strategy, self.recorder, self.key = strategy, recorder, key
+        self.recording = recorder.recording
         self.nodes: dict[str, int] = {}
         self.current: State = {}
         self.received: State | None = None
@@ -138,7 +138,7 @@ class _Rounds:
         with _Guard(self, t):
             self.current = self.state(arrays)
             if t == 1:
-                self.kept.begin(self.current)
+                self.recorder.begin(self.current)
             outgoing = [
                 self._weights(m.content) if hasattr(m, "content") else m[1].parameters for m in sent
             ]
@@ -155,15 +155,15 @@ class _Rounds:
         result, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
         with _Guard(self, t):
             key = getattr(self.strategy, "weighted_by_key", "num-examples")
-            found = []
+            entries = []
             for reply in replies:
                 node = str(reply.metadata.src_node_id)
                 if reply.has_error():
                     self.recording.note(f"round {t}: node {node} failed: {reply.error.reason}")
                     continue
                 numbers = _metrics(reply)
-                found.append((node, self._weights(reply.content), numbers, numbers.get(key)))
-            self._round(t, found, *result)
+                entries.append((node, self._weights(reply.content), numbers, numbers.get(key)))
+            self._round(t, entries, *result)
         return result
 
     def aggregate_fit(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
@@ -214,16 +214,16 @@ class _Rounds:
         score = bound.arguments.get("evaluate_fn")
         if score is not None:
             bound.arguments["evaluate_fn"] = lambda t, arrays: self._scored(t, score(t, arrays))
-        with self.kept:
+        with self.recorder:
             return inner(*bound.args, **bound.kwargs)
 
     def evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
-        found = inner(*bound.args, **bound.kwargs)
+        scores = inner(*bound.args, **bound.kwargs)
         self._scored(
             int(bound.arguments["server_round"]),
-            None if found is None else {"loss": found[0], **found[1]},
+            None if scores is None else {"loss": scores[0], **scores[1]},
         )
-        return found
+        return scores
 
     def _scored(self, t: int, numbers: Mapping[str, Any] | None) -> Any:
         with _Guard(self, t):
@@ -266,7 +266,7 @@ class _Rounds:
             self.recording.note(
                 f"round {t}: the strategy made no new model of {len(replies)} replies, so the old one stays"
             )
-        self.kept.store(
+        self.recorder.store(
             t,
             self.state(arrays) if arrays is not None else self.current,
             clients,
@@ -277,12 +277,12 @@ class _Rounds:
     def _client(self, node: str, numbers: Mapping[str, Any], t: int) -> int:
         if self.key in numbers:
             self.nodes[node] = int(numbers[self.key])
-        elif node not in self.nodes and self.kept.parts is None:
+        elif node not in self.nodes and self.recorder.parts is None:
             self.nodes[node] = max(self.nodes.values(), default=-1) + 1
         if node not in self.nodes:
-            there = ", ".join(map(str, numbers)) or "no metrics"
+            listing = ", ".join(map(str, numbers)) or "no metrics"
             raise FldiagError(
-                f"round {t}: the reply of node {node} does not say which client of the partition it is ({there})",
+                f"round {t}: the reply of node {node} does not say which client of the partition it is ({listing})",
                 f'put it into the reply\'s metrics: metrics[{self.key!r}] = context.node_config["partition-id"]',
             )
         self.recording.know(names={self.nodes[node]: f"node {node}"})
@@ -295,19 +295,19 @@ class _Rounds:
             raise FldiagError(
                 "a message holds no arrays", "put the model's weights into an ArrayRecord"
             )
-        wanted = getattr(self.strategy, "arrayrecord_key", "arrays")
-        return records[wanted] if wanted in records else next(iter(records.values()))
+        key = getattr(self.strategy, "arrayrecord_key", "arrays")
+        return records[key] if key in records else next(iter(records.values()))
 
     def state(self, arrays: Any) -> State:
         """Arrays of either interface as a state_dict of the model. Raises FldiagError when they do not fit it."""
         if hasattr(arrays, "keys"):
-            held = {str(k): np.array(v.numpy()) for k, v in arrays.items()}
-            own = set(self.recording.layout.names)
-            listed = all(k.isdigit() for k in held) and not own <= held.keys()
-            return self.kept.state(list(held.values()) if listed else held)
+            named_arrays = {str(k): np.array(v.numpy()) for k, v in arrays.items()}
+            names = set(self.recording.layout.names)
+            listed = all(k.isdigit() for k in named_arrays) and not names <= named_arrays.keys()
+            return self.recorder.state(list(named_arrays.values()) if listed else named_arrays)
         from flwr.common import parameters_to_ndarrays
 
-        return self.kept.state(parameters_to_ndarrays(arrays))
+        return self.recorder.state(parameters_to_ndarrays(arrays))
 
 
 class _Guard:
@@ -329,7 +329,7 @@ class _Guard:
 
 
 def _metrics(reply: Any) -> dict[str, Any]:
-    return {k: v for held in reply.content.metric_records.values() for k, v in held.items()}
+    return {k: v for metrics in reply.content.metric_records.values() for k, v in metrics.items()}
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -36,14 +36,14 @@ Score = Callable[[State], list[Row]]
 class _Globals:
     """The global model after every round (0: before the first), read when it is asked for."""
 
-    where: Mapping[int, Path]
+    paths: Mapping[int, Path]
     read: Any
-    held: tuple[int, State | None] = (-1, None)
+    current: tuple[int, State | None] = (-1, None)
 
     def __call__(self, t: int) -> State | None:
-        if t != self.held[0]:
-            self.held = t, self.read(self.where[t], "global model") if t in self.where else None
-        return self.held[1]
+        if t != self.current[0]:
+            self.current = t, self.read(self.paths[t], "global model") if t in self.paths else None
+        return self.current[1]
 
 
 def folder_to_run(

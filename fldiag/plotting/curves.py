@@ -49,33 +49,33 @@ def draw(
         raise FldiagError(f"smooth is {smooth}", "give a number of rounds, 1 for none", usage=True)
     need(table, ("metric", by, "round", "value", *(where or {})), PICTURE)
     for column, value in (where or {}).items():
-        table = _kept(table, column, value)
+        table = _select(table, column, value)
     panels = [(m, _one(select(table, m, PICTURE), m)) for m in metrics]
     series = [(m, rows, _series(rows, by)) for m, rows in panels]
-    labels = list(dict.fromkeys(name for _, _, found in series for name in found))
+    labels = list(dict.fromkeys(name for _, _, lines in series for name in lines))
     looks = style.looks(labels)
     width = style.wide(width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS))
-    said, counts = _texts(labels, [found for _, _, found in series])
-    texts = [style.wrap(style.plain(t), width - 0.6)[0] for t in said]
+    legend_texts, counts = _texts(labels, [lines for _, _, lines in series])
+    texts = [style.wrap(style.plain(t), width - 0.6)[0] for t in legend_texts]
     heading = "; ".join(filter(None, (note, counts)))
     columns = style.columns(texts, width - 0.1, 0.48)
     with style.paper():
         fig, axes = style.panels(
             len(panels), 2.15, 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, width=width
         )
-        for ax, (name, rows, found) in zip(axes, series, strict=True):
+        for ax, (name, rows, lines) in zip(axes, series, strict=True):
             for place, label in enumerate(labels):
-                if label in found:
+                if label in lines:
                     _line(
                         ax,
-                        found[label],
+                        lines[label],
                         looks[label],
                         smooth,
                         place,
                         len(labels),
                         _limits(name, rows),
                     )
-                    _lost(ax, found[label], looks[label])
+                    _lost(ax, lines[label], looks[label])
             _frame(ax, name, rows, smooth)
             if chance is not None:
                 style.chance(ax, chance)
@@ -97,22 +97,24 @@ def draw(
     return fig
 
 
-def _kept(table: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
+def _select(table: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
     """The rows with the value, or FldiagError when there are none."""
-    kept = table[(table[column] == value).fillna(False).astype(bool)]
-    if kept.empty:
-        there = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
+    rows = table[(table[column] == value).fillna(False).astype(bool)]
+    if rows.empty:
+        values = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
         raise FldiagError(
-            f"no row of the {PICTURE} table has {column} = {value!r}", f"it has {there}", usage=True
+            f"no row of the {PICTURE} table has {column} = {value!r}",
+            f"it has {values}",
+            usage=True,
         )
-    return kept
+    return rows
 
 
 def _texts(
     labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]
 ) -> tuple[list[str], str]:
     """The legend's texts, and of how many seeds the bands are: once where all lines have as many."""
-    seeds = {n: max(int(found[n]["count"].max()) for found in panels if n in found) for n in labels}
+    seeds = {n: max(int(lines[n]["count"].max()) for lines in panels if n in lines) for n in labels}
     if len(set(seeds.values())) == 1:
         (count,) = set(seeds.values())
         return list(labels), f"mean ± standard deviation of {count} seeds" if count > 1 else ""
@@ -140,9 +142,9 @@ def _one(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     for column in _MUST_AGREE:
         values = rows[column].unique() if column in rows.columns else []
         if len(values) > 1:
-            shown = ", ".join("none" if pd.isna(v) else str(v) for v in values[:6])
+            listing = ", ".join("none" if pd.isna(v) else str(v) for v in values[:6])
             raise FldiagError(
-                f"rows of metric {metric!r} mix {len(values)} values of {column}: {shown}",
+                f"rows of metric {metric!r} mix {len(values)} values of {column}: {listing}",
                 f"choose one, for instance where={{{column!r}: {str(values[0])!r}}}",
                 usage=True,
             )
@@ -201,16 +203,16 @@ def _line(
     values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
     if smooth > 1:
         ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
-    every = max(len(rounds) // 6, 1)
+    stride = max(len(rounds) // 6, 1)
     # Markers of different lines at different rounds: where lines run together both stay visible.
-    start = place * every // max(lines, 1)
+    start = place * stride // max(lines, 1)
     if np.isfinite(spread).any():
         band = smoothed(rounds, spread, smooth) if smooth > 1 else spread
         low, high = np.clip(values - band, *limits), np.clip(values + band, *limits)
         if lines <= 3:
             ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
         else:  # bands on bands are mud
-            at = slice(start, None, every)
+            at = slice(start, None, stride)
             ax.vlines(
                 rounds[at] + 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds),
                 low[at],
@@ -226,7 +228,7 @@ def _line(
         linestyle=look.dash,
         marker=look.marker,
         markersize=3.6,
-        markevery=(start, every),
+        markevery=(start, stride),
         markeredgecolor="white",
         markeredgewidth=0.4,
         label="curve",
@@ -235,11 +237,11 @@ def _line(
 
 def _lost(ax, line: pd.DataFrame, look: style.Look) -> None:
     """A cross at the last finite value, where there are rounds after it without one."""
-    known = line.index[np.isfinite(line["mean"])]
-    if len(known) and known[-1] < line.index[-1]:
+    finite = line.index[np.isfinite(line["mean"])]
+    if len(finite) and finite[-1] < line.index[-1]:
         ax.plot(
-            known[-1],
-            line["mean"][known[-1]],
+            finite[-1],
+            line["mean"][finite[-1]],
             "x",
             color=look.color,
             markersize=6,
@@ -266,11 +268,15 @@ def _handle(look: style.Look):
 
 def _frame(ax, metric: str, rows: pd.DataFrame, smooth: int) -> None:
     def only(column: str) -> str:
-        found = rows[column].dropna().unique() if column in rows.columns else []
-        return str(found[0]) if len(found) else ""
+        values = rows[column].dropna().unique() if column in rows.columns else []
+        return str(values[0]) if len(values) else ""
 
-    unit, where = only("unit"), only("slice")
-    text = words.metric(metric) + (f" on {where}" if where else "") + (f" [{unit}]" if unit else "")
+    unit, slice_name = only("unit"), only("slice")
+    text = (
+        words.metric(metric)
+        + (f" on {slice_name}" if slice_name else "")
+        + (f" [{unit}]" if unit else "")
+    )
     if smooth > 1:
         text += f"\n(moving mean over {smooth} rounds)"
     ax.set_xlabel("round")

@@ -42,7 +42,7 @@ def settle(fig: Figure) -> None:
         apart = np.sort(np.hypot(*(points[:, None] - points[None]).transpose(2, 0, 1)), axis=1)[
             :, min(1, len(points) - 1)
         ]
-        taken = [Bbox.from_extents(*(p - _MARK * scale), *(p + _MARK * scale)) for p in points]
+        boxes = [Bbox.from_extents(*(p - _MARK * scale), *(p + _MARK * scale)) for p in points]
         for i in np.argsort(-apart, kind="stable"):
             for offset, across, up in _PLACES:
                 names[i].set(position=offset, ha=across, va=up, visible=True)
@@ -53,8 +53,8 @@ def settle(fig: Figure) -> None:
                     and ax.bbox.y0 - 2 <= box.y0
                     and box.y1 <= ax.bbox.y1 + 2
                 )
-                if inside and not any(box.overlaps(other) for other in taken):
-                    taken.append(box)
+                if inside and not any(box.overlaps(other) for other in boxes):
+                    boxes.append(box)
                     break
             else:
                 names[i].set_visible(False)

@@ -14,8 +14,8 @@ from fldiag.plotting.tables import floats, names, need
 from fldiag.results.select import only
 
 
-def whole(rows: pd.DataFrame) -> np.ndarray:
-    """Which eigenvalues are not those of single layers: every run's first row says which block was asked for."""
+def is_main_block(rows: pd.DataFrame) -> np.ndarray:
+    """A mask of the eigenvalues of the block that the whole table is about: that of each run's first row."""
     if "layer" not in rows.columns:
         return np.ones(len(rows), dtype=bool)
     layer, runs = ["" if pd.isna(v) else str(v) for v in rows["layer"]], names(rows["run"])
@@ -33,7 +33,7 @@ _LAYERS = {
 
 def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = only(table, metric=metric)
-    return rows[~whole(rows)] if metric == "eigenvalue" else rows[rows["layer"].notna()]
+    return rows[~is_main_block(rows)] if metric == "eigenvalue" else rows[rows["layer"].notna()]
 
 
 def has(table: pd.DataFrame) -> bool:
@@ -59,10 +59,10 @@ def draw(table: pd.DataFrame) -> Figure:
         raise FldiagError(
             "the table says nothing of single layers", "ask for the trace, or per layer", usage=True
         )
-    every = pd.concat(parts.values())
+    table_rows = pd.concat(parts.values())
     labels, runs = (
-        list(dict.fromkeys(map(str, every["layer"]))),
-        list(dict.fromkeys(names(every["run"]))),
+        list(dict.fromkeys(map(str, table_rows["layer"]))),
+        list(dict.fromkeys(names(table_rows["run"]))),
     )
     looks, width = style.looks(runs), style.wide()
     with style.paper():

@@ -56,16 +56,16 @@ def render(
     )
 
 
-def interactive(shown: Interactive) -> str:
+def interactive(content: Interactive) -> str:
     """A page with charts to hover over and to turn."""
-    tables = [shown.table] if shown.table else []
+    tables = [content.table] if content.table else []
     section = Section(
         "charts",
-        shown.title,
-        shown.lead,
-        [Group(notes=shown.notes, charts=shown.charts, tables=tables)],
+        content.title,
+        content.lead,
+        [Group(notes=content.notes, charts=content.charts, tables=tables)],
     )
-    return render("page.html", "fldiag.plotting", shown.title, [section])
+    return render("page.html", "fldiag.plotting", content.title, [section])
 
 
 def policy(*scripts: str) -> str:

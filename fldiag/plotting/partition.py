@@ -72,11 +72,11 @@ def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
             largest, 1e-300
         )  # points^2 a count, of the bounding square
         for ax, (run, part) in zip(axes.flat, panels, strict=False):
-            held = part[part["count"] > 0]
+            bubbles = part[part["count"] > 0]
             ax.scatter(
-                held["client"].map(clients),
-                held["class"].map(classes),
-                s=np.maximum(area * held["count"], LEAST),
+                bubbles["client"].map(clients),
+                bubbles["class"].map(classes),
+                s=np.maximum(area * bubbles["count"], LEAST),
                 color=_FILL,
                 linewidths=0,
                 alpha=_ALPHA,
@@ -105,7 +105,7 @@ def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
 
 def _percentiles(table: pd.DataFrame) -> pd.DataFrame:
     """The table with percentiles in the place of clients."""
-    made = []
+    frames = []
     for run, part in table.groupby("run", sort=False):
         cells = percentiles(part.pivot(index="client", columns="class", values="count").fillna(0))
         long = (
@@ -113,8 +113,8 @@ def _percentiles(table: pd.DataFrame) -> pd.DataFrame:
             .reset_index()
             .melt("client", var_name="class", value_name="count")
         )
-        made.append(long.assign(run=run))
-    return pd.concat(made)
+        frames.append(long.assign(run=run))
+    return pd.concat(frames)
 
 
 def _check(table: pd.DataFrame) -> None:
@@ -145,17 +145,17 @@ def _check(table: pd.DataFrame) -> None:
 
 def _places(column: pd.Series) -> dict[object, int]:
     """Where each client or class stands: numbers in order with the gaps between them, names as they come."""
-    found = list(dict.fromkeys(column))
+    values = list(dict.fromkeys(column))
     if all(
-        isinstance(v, int | np.integer) or (isinstance(v, float) and v.is_integer()) for v in found
+        isinstance(v, int | np.integer) or (isinstance(v, float) and v.is_integer()) for v in values
     ):
-        low, high = int(min(0, *found)) if len(found) > 1 else int(found[0]), int(max(found))
+        low, high = int(min(0, *values)) if len(values) > 1 else int(values[0]), int(max(values))
         if high - low + 1 <= 2 * len(
-            found
+            values
         ):  # a sample of few clients out of many would be mostly gaps
             return {v: v - low for v in range(low, high + 1)}
-        found = sorted(found)
-    return {v: i for i, v in enumerate(found)}
+        values = sorted(values)
+    return {v: i for i, v in enumerate(values)}
 
 
 def _axes(ax, clients: dict[object, int], classes: dict[object, int], lines: int) -> None:
@@ -165,8 +165,10 @@ def _axes(ax, clients: dict[object, int], classes: dict[object, int], lines: int
             for s in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 10**9)
             if len(places) <= s * room
         )
-        kept = [(at, value) for value, at in places.items() if at % stride == 0]
-        axis.set_ticks([at for at, _ in kept], [style.plain(style.shorten(v, 14)) for _, v in kept])
+        ticks = [(at, value) for value, at in places.items() if at % stride == 0]
+        axis.set_ticks(
+            [at for at, _ in ticks], [style.plain(style.shorten(v, 14)) for _, v in ticks]
+        )
         axis.set_ticks(list(places.values()), minor=True)
     if max(len(str(v)) for v in clients) > 4:
         ax.tick_params(axis="x", labelrotation=45)
@@ -177,7 +179,7 @@ def _axes(ax, clients: dict[object, int], classes: dict[object, int], lines: int
 
 def _sizes(fig: Figure, largest: float, area: float) -> None:
     """A legend of bubbles: round counts, one not below the largest bubble, one near its third and one near its tenth."""
-    wanted = []
+    counts = []
     for share in (0.1, 0.35, 1.0):
         unit = 10 ** np.floor(np.log10(largest * share))
         value = (
@@ -185,8 +187,8 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
             if share == 1
             else max(d * unit for d in (1, 2, 5) if d * unit <= largest * share * (1 + 1e-9))
         )
-        if value >= 1 and value not in wanted:
-            wanted.append(float(value))
+        if value >= 1 and value not in counts:
+            counts.append(float(value))
     handles = [
         Line2D(
             [],
@@ -198,15 +200,15 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
             markeredgewidth=0,
             markersize=np.sqrt(max(area * v, LEAST)),
         )
-        for v in wanted or [largest]
+        for v in counts or [largest]
     ]
     room = (
-        float(np.sqrt(area * max(wanted or [largest]))) / 5.5
+        float(np.sqrt(area * max(counts or [largest]))) / 5.5
     )  # the largest bubble covers neither title nor numbers
     style.legend(
         fig,
         handles,
-        [f"{v:,.0f}" if v >= 1 else style.number(v) for v in wanted or [largest]],
+        [f"{v:,.0f}" if v >= 1 else style.number(v) for v in counts or [largest]],
         handleheight=room,
         handlelength=room,
         loc="outside upper right",

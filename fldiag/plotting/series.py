@@ -63,9 +63,9 @@ def rounds_axis(ax: Axes) -> None:
     """Whole rounds along the axis; one alone in the middle."""
     rounds = {
         x
-        for drawn in ax.get_lines()
-        for x in np.asarray(drawn.get_xdata(), dtype=float)
-        if drawn.get_marker() != "None"
+        for artist in ax.get_lines()
+        for x in np.asarray(artist.get_xdata(), dtype=float)
+        if artist.get_marker() != "None"
     }
     if len(rounds) == 1:
         (single,) = rounds

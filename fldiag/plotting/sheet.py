@@ -36,7 +36,7 @@ def current() -> Sheet:
 
 
 @contextmanager
-def asked(width: str | float | None = None, format: str | None = None) -> Iterator[Sheet]:
+def use_sheet(width: str | float | None = None, format: str | None = None) -> Iterator[Sheet]:
     """All pictures that are drawn and written within have this width and these formats.
 
     Args:
@@ -85,11 +85,11 @@ def formats(text: str) -> tuple[str, ...]:
     >>> formats("svg,pdf")
     ('svg', 'pdf')
     """
-    found = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    if unknown := [f for f in found if f not in PICTURES]:
+    kinds = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    if unknown := [f for f in kinds if f not in PICTURES]:
         raise FldiagError(
             f"format = {text!r}: {unknown[0]!r} is not a picture's format",
             f"choose of {', '.join(PICTURES)}",
             usage=True,
         )
-    return found
+    return kinds

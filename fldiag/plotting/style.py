@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from fldiag.plotting import sheet, words
-from fldiag.results.files import drawn, write_pictures
+from fldiag.results.files import render, write_pictures
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
 ONE_COLUMN, TWO_COLUMNS = sheet.WIDTHS["single"], sheet.WIDTHS["double"]
@@ -141,7 +141,7 @@ def look(position: int) -> Look:
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """One look a label, all different; a label that starts with a well-known method's name gets that method's."""
     labels = list(dict.fromkeys(labels))
-    taken: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for label in labels:
         first = re.match(
             r"[a-z0-9]*",
@@ -149,14 +149,14 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
             if label.lower().startswith("fed-")
             else label.lower(),
         )
-        own = _OWN.get(first.group() if first else "")
-        if own is not None and own not in taken.values():
-            taken[label] = own
-    free = (i for i in range(len(labels) + len(_OWN)) if i not in taken.values())
+        default = _OWN.get(first.group() if first else "")
+        if default is not None and default not in indices.values():
+            indices[label] = default
+    free = (i for i in range(len(labels) + len(_OWN)) if i not in indices.values())
     for label in labels:
-        if label not in taken:
-            taken[label] = next(free)
-    return {label: look(taken[label]) for label in labels}
+        if label not in indices:
+            indices[label] = next(free)
+    return {label: look(indices[label]) for label in labels}
 
 
 @contextmanager
@@ -326,10 +326,10 @@ def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options:
         options["ncols"] = min(
             options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle)
         )
-    made = owner.legend(list(handles), ["x"] * len(labels), **options)
-    for text, label in zip(made.get_texts(), labels, strict=True):
+    artist = owner.legend(list(handles), ["x"] * len(labels), **options)
+    for text, label in zip(artist.get_texts(), labels, strict=True):
         text.set_text(plain(label))
-    return made
+    return artist
 
 
 def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
@@ -358,4 +358,4 @@ def image(fig: Figure, kind: str) -> bytes:
     """The figure for a page: ``svg`` as ``save`` writes it, or a small ``png`` (200 dpi, 64 colours); the same figure gives the
     same bytes."""
     with paper():
-        return drawn(fig, "svg", DPI) if kind == "svg" else drawn(fig, "png", 200, 64)
+        return render(fig, "svg", DPI) if kind == "svg" else render(fig, "png", 200, 64)

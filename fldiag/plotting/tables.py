@@ -40,10 +40,10 @@ def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
     """The rows of one metric, or FldiagError naming the metrics that there are."""
     rows = only(table, metric=metric)
     if rows.empty:
-        there = ", ".join(sorted(map(str, table["metric"].dropna().unique()))) or "none"
+        metrics = ", ".join(sorted(map(str, table["metric"].dropna().unique()))) or "none"
         raise FldiagError(
             f"the table for the {picture} has no rows of metric {metric!r}",
-            f"its metrics: {there}",
+            f"its metrics: {metrics}",
             usage=True,
         )
     return rows
@@ -70,8 +70,8 @@ def percentiles(cells: pd.DataFrame) -> pd.DataFrame:
     >>> percentiles(pd.DataFrame({"a": range(101), "b": 3})).loc[[0, 70], ["a", "b"]].to_numpy().tolist()
     [[0.0, 3.0], [70.0, 3.0]]
     """
-    found = cells.quantile(np.linspace(0, 1, 11))
-    return found.set_axis(range(0, 101, 10), axis="index")
+    quantiles = cells.quantile(np.linspace(0, 1, 11))
+    return quantiles.set_axis(range(0, 101, 10), axis="index")
 
 
 def of_clients(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

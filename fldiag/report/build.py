@@ -66,11 +66,9 @@ def write(
             report(i, len(parts) + 1, name)
             content += part(collection)
     report(len(parts), len(parts) + 1, "writing")
-    written = write_text(
-        path, render(collection, apart(content), title or default_title(collection))
-    )
+    page = write_text(path, render(collection, apart(content), title or default_title(collection)))
     report(len(parts) + 1, len(parts) + 1, "written")
-    return written
+    return page
 
 
 def sections() -> list[tuple[str, Part]]:
@@ -117,18 +115,18 @@ def absent(collection: Collected) -> list[Section]:
 
 def apart(content: Sequence[Section]) -> Sequence[Section]:
     """The sections, with marks of their own: two of the same would be one place on the page."""
-    taken = {"content", "charts", "plotly", "sources", "trouble"}  # what else the page has
+    marks = {"content", "charts", "plotly", "sources", "trouble"}  # what else the page has
     for section in content:
         mark = "".join(c if c.isalnum() and c.isascii() else "-" for c in section.id)
-        section.id = mark if mark not in taken else f"{mark}-{len(taken)}"
-        taken.add(section.id)
+        section.id = mark if mark not in marks else f"{mark}-{len(marks)}"
+        marks.add(section.id)
     return content
 
 
 def default_title(collection: Collected) -> str:
     names = [m.label for m in collection.members]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"Federated runs: {shown}" if len(names) > 1 else f"Federated run: {shown}"
+    listing = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"Federated runs: {listing}" if len(names) > 1 else f"Federated run: {listing}"
 
 
 def render(collection: Collected, content: Sequence[Section], title: str) -> str:
@@ -175,18 +173,23 @@ def about(source: Source) -> list[tuple[str, str]]:
         )
     for c in source.claims:
         if c.round is None:
-            where = ", ".join(
+            details = ", ".join(
                 [*([c.slice] if c.slice else []), *([] if c.n is None else [f"{c.n:,} examples"])]
             )
             rows.append(
                 (
-                    f"sha256 of {c.label or 'the checkpoint'}" + (f" ({where})" if where else ""),
+                    f"sha256 of {c.label or 'the checkpoint'}"
+                    + (f" ({details})" if details else ""),
                     c.sha256,
                 )
             )
-    if isinstance(others := provenance.get("through"), list) and others:
-        few = ", ".join(map(str, others)) if len(others) <= 3 else f"{others[0]} to {others[-1]}"
-        rows.append((f"sha256 of the {len(others)} checkpoints that it goes through", few))
+    if isinstance(checkpoints := provenance.get("through"), list) and checkpoints:
+        hashes = (
+            ", ".join(map(str, checkpoints))
+            if len(checkpoints) <= 3
+            else f"{checkpoints[0]} to {checkpoints[-1]}"
+        )
+        rows.append((f"sha256 of the {len(checkpoints)} checkpoints that it goes through", hashes))
     names = {
         "config": "Config hash",
         "fldiag": "fldiag",
@@ -207,11 +210,11 @@ def about(source: Source) -> list[tuple[str, str]]:
         options = ", ".join(f"{k} = {plain(v)}" for k, v in source.options.items() if v is not None)
         rows.append(("Options", options or "defaults"))
     rows += [("Note", source.note)] if source.note else []
-    if source.others:
+    if source.alternatives:
         rows.append(
             (
                 "Other tables of this kind",
-                f"{source.others} more found; this one reaches the latest round, or was named "
+                f"{source.alternatives} more found; this one reaches the latest round, or was named "
                 "with --from, or is the newest",
             )
         )

@@ -42,8 +42,8 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
     folders = distinct([r.path for r in runs])
     collection = Collected(
         [
-            Member(run, Path(given) if Path(given).is_dir() else run.path, folder, i)
-            for i, (run, given, folder) in enumerate(zip(runs, paths, folders, strict=True))
+            Member(run, Path(path) if Path(path).is_dir() else run.path, folder, i)
+            for i, (run, path, folder) in enumerate(zip(runs, paths, folders, strict=True))
         ],
         [],
         [f"{text}." for text in unverified(r.path for r in runs)],
@@ -70,9 +70,9 @@ def _choose(collection: Collected, member: Member, candidates: list[Candidate]) 
 
     def rank(c: Candidate) -> tuple[Any, ...]:
         rounds, options = c.owned(member.rounds), c.about.get("options")
-        whole = isinstance(options, dict) and bool(options.get("every_round"))
+        has_every_round = isinstance(options, dict) and bool(options.get("every_round"))
         shared = sum(bool(c.owned(m.rounds)) for m in collection.members)
-        return c.given, max(rounds), whole, len(rounds), shared, c.modified
+        return c.is_explicit, max(rounds), has_every_round, len(rounds), shared, c.modified
 
     mine = sorted((c for c in candidates if c.owned(member.rounds)), key=rank, reverse=True)
     for candidate in mine:
@@ -90,7 +90,7 @@ def _choose(collection: Collected, member: Member, candidates: list[Candidate]) 
                 continue
             candidate.source.place = len(collection.sources)
             collection.sources.append(candidate.source)
-        candidate.source.others = max(candidate.source.others, len(mine) - 1)
+        candidate.source.alternatives = max(candidate.source.alternatives, len(mine) - 1)
         member.tables[candidate.kind] = candidate.source
         return
 
@@ -108,7 +108,7 @@ def _metrics(collection: Collected, member: Member) -> None:
         )
         return
     claims = [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())]
-    made = Source(
+    source = Source(
         "metrics",
         f"metrics-{member.folder.replace('/', '-')}.csv",
         {**index["provenance"], "run": member.folder, "config": index["hash"]},
@@ -117,8 +117,8 @@ def _metrics(collection: Collected, member: Member) -> None:
         claims,
         place=len(collection.sources),
     )
-    collection.sources.append(made)
-    member.tables["metrics"] = made
+    collection.sources.append(source)
+    member.tables["metrics"] = source
 
 
 def _personal(member: Member) -> None:

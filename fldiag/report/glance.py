@@ -27,7 +27,7 @@ def glance(collection: Collected) -> Section:
         "At a glance",
         "What is wrong, what is better, and how sure that is. Each has a section below.",
     )
-    section.notes = list(collection.chosen)
+    section.notes = list(collection.choices)
     untested = [
         m.label
         for m in collection.members
@@ -69,9 +69,9 @@ def _findings(
     """What the tables of a diagnostic say is wrong, and which runs it has not looked at."""
     for m, source in collection.having(entry.name):
         whats = alarms(source.frame)
-        more = f", and {len(whats) - NAMED} more" if len(whats) > NAMED else ""
+        tail = f", and {len(whats) - NAMED} more" if len(whats) > NAMED else ""
         section.notes.append(
-            f"{m.label}: {'; '.join(whats[:NAMED])}{more}."
+            f"{m.label}: {'; '.join(whats[:NAMED])}{tail}."
             if whats
             else f"{m.label}: no fault was found."
         )
@@ -96,10 +96,8 @@ def _methods(members: Sequence[Member]) -> Table | None:
     values = [(g, v) for g, v in values if len(v) >= SEEDS]
     if not values:
         return None
-    (first, base), *others = values
-    pairs = [
-        (g, v, sorted(base.keys() & v.keys())) for g, v in others if g[0].data == first[0].data
-    ]
+    (first, base), *rest = values
+    pairs = [(g, v, sorted(base.keys() & v.keys())) for g, v in rest if g[0].data == first[0].data]
     pairs = [(g, v, seeds) for g, v, seeds in pairs if len(seeds) >= SEEDS]
     if not pairs:
         return None
@@ -116,9 +114,11 @@ def _methods(members: Sequence[Member]) -> Table | None:
         for (g, v, seeds), t, p in zip(pairs, tests, adjusted, strict=True)
     ]
     name = method(first[0])
-    own = f"{percent(np.mean(list(base.values())))} over seeds {', '.join(map(str, sorted(base)))}"
+    baseline = (
+        f"{percent(np.mean(list(base.values())))} over seeds {', '.join(map(str, sorted(base)))}"
+    )
     return Table(
-        f"Test accuracy against that of {name} ({own}), over common seeds",
+        f"Test accuracy against that of {name} ({baseline}), over common seeds",
         (
             "Method",
             "Test accuracy",

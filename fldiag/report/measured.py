@@ -16,7 +16,7 @@ from fldiag.plotting import style
 from fldiag.plotting.sections import Group, Interactive, Missing, Section, Table, picture
 from fldiag.plotting.tables import several_runs
 from fldiag.registry import Diagnostic
-from fldiag.report.members import Collected, Member, Source, absent, command, own, worlds
+from fldiag.report.members import Collected, Member, Source, absent, command, rows_of, worlds
 from fldiag.results.select import last_round
 from fldiag.results.summary import Small
 
@@ -86,7 +86,7 @@ def _parts(
     entry: Diagnostic, source: Source, members: Sequence[Member]
 ) -> list[tuple[tuple[Any, ...], Member, pd.DataFrame]]:
     """The rows of a table that can be drawn together with those of others of the same key, with the runs' names in them."""
-    rows = own(source, members)
+    rows = rows_of(source, members)
     owner: dict[str, Member] = {}
     names: dict[str, str] = {}
     of_weights = entry.on in ("problem", "checkpoints")
@@ -131,9 +131,9 @@ def _group(
     """The summary of all rows, and their pictures: of several runs together where the drawing compares runs."""
     group = Group(heading)
     frames = [_frame(entry, source, rows) for source, _, rows in parts]
-    whole = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-    whole.attrs = frames[0].attrs
-    for i, frame in enumerate([whole] if entry.on == "problem" else frames):
+    pooled = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    pooled.attrs = frames[0].attrs
+    for i, frame in enumerate([pooled] if entry.on == "problem" else frames):
         prefix = f"{parts[i][1].label}: " if len(frames) > 1 and entry.on != "problem" else ""
         try:
             for item in Answer(entry, frame, frame.attrs["options"]).summary():
@@ -154,7 +154,7 @@ def _group(
         if draw is None or (not ending and group.charts):  # the same surface is there to turn
             continue
         together = len(frames) == 1 or entry.on == "problem" or several_runs(draw)
-        for i, frame in enumerate([whole] if together else frames):
+        for i, frame in enumerate([pooled] if together else frames):
             caption = " ".join([title(entry.name), *ending.split("-")]).strip()
             caption += "" if together and len(frames) > 1 else f", {parts[i][1].label}"
             try:
@@ -164,12 +164,12 @@ def _group(
     return group
 
 
-def _add(group: Group, drawn: Any, caption: str) -> None:
+def _add(group: Group, drawing: Any, caption: str) -> None:
     """Add what a drawing function returns; texts are files of their own."""
-    if isinstance(drawn, Interactive):
-        group.charts += drawn.charts
-    elif isinstance(drawn, matplotlib.figure.Figure):
-        group.pictures.append(picture(drawn, caption))
+    if isinstance(drawing, Interactive):
+        group.charts += drawing.charts
+    elif isinstance(drawing, matplotlib.figure.Figure):
+        group.pictures.append(picture(drawing, caption))
 
 
 def _frame(entry: Diagnostic, source: Source, rows: pd.DataFrame) -> pd.DataFrame:

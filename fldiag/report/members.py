@@ -51,7 +51,7 @@ class Source:
     raw: bytes
     frame: pd.DataFrame
     claims: list[Claim]
-    others: int = 0
+    alternatives: int = 0
     note: str = ""
     place: int = 0
 
@@ -74,13 +74,13 @@ class Source:
 class Member:
     """A run of the report.
 
-    ``run``: the ``fldiag.runs.run.Run``. ``given``: its path as the user wrote it. ``folder``: the end of that path, which
+    ``run``: the ``fldiag.runs.run.Run``. ``argument``: its path as the user wrote it. ``folder``: the end of that path, which
     tells it from the others; ``label``: its name in the report, by method and seed; ``place``: its number. ``tables``: kind ->
     table; the kind is the diagnostic's name, with ``:VARIANT`` where it has variants.
     """
 
     run: Any
-    given: Path
+    argument: Path
     folder: str
     place: int
     label: str = ""
@@ -127,12 +127,16 @@ class Member:
     def data(self) -> str:
         """What tells the data apart: their fingerprint, or what the config says of them."""
         fingerprint = self.run.index["provenance"].get("data")
-        named = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
-        if not fingerprint and not named.get(
+        description = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
+        if not fingerprint and not description.get(
             "name"
         ):  # another program's, which may not say: comparable with no other run
             return f"unknown:{self.place}"
-        return str(fingerprint) if fingerprint else json.dumps(named, sort_keys=True, default=str)
+        return (
+            str(fingerprint)
+            if fingerprint
+            else json.dumps(description, sort_keys=True, default=str)
+        )
 
     @cached_property
     def model(self) -> str:
@@ -155,7 +159,7 @@ class Collected:
     members: list[Member]
     sources: list[Source]
     notes: list[str]
-    chosen: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
 
     def having(self, kind: str) -> list[tuple[Member, Source]]:
         """The runs that have a table of this kind, with it."""
@@ -200,7 +204,7 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def own(source: Source, members: Sequence[Member]) -> pd.DataFrame:
+def rows_of(source: Source, members: Sequence[Member]) -> pd.DataFrame:
     """The rows of a table that are of these runs' checkpoints; all of them where the table does not tell."""
     labels = [
         c.label for c in source.claims if c.label and any(c.sha256 in m.round_of for m in members)
@@ -215,7 +219,7 @@ def command(verb: str, m: Member, *more: str) -> str:
     consent = [part for name in code for part in ("--allow-code", name)]
     if not m.setting("model", "name"):
         consent += ["--model", "PACKAGE.MODULE:FUNCTION"]
-    return shlex.join(["fldiag", *verb.split(), str(m.given), *more, *consent])
+    return shlex.join(["fldiag", *verb.split(), str(m.argument), *more, *consent])
 
 
 def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
@@ -235,6 +239,6 @@ def worlds(members: Sequence[Member]) -> dict[str, str]:
     for m in members:
         if m.data not in names:
             name = str(m.setting("data", "name", "unknown data"))
-            taken = [n for n in names.values() if n.split(" (")[0] == name]
-            names[m.data] = f"{name} (version {len(taken) + 1})" if taken else name
+            versions = [n for n in names.values() if n.split(" (")[0] == name]
+            names[m.data] = f"{name} (version {len(versions) + 1})" if versions else name
     return names

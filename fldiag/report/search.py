@@ -23,26 +23,27 @@ _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dty
 
 @dataclass
 class Candidate:
-    """A provenance file that was read; its table not yet. ``whole``: it is of the rounds of one run, not of checkpoints."""
+    """A provenance file that was read; its table not yet. ``is_of_run``: it is of the rounds of one run, not of checkpoints;
+    ``is_explicit``: it lies in a place that the user names."""
 
     kind: str
-    whole: bool
+    is_of_run: bool
     csv: Path
     about: dict[str, Any]
     claims: list[Claim]
-    given: bool
+    is_explicit: bool
     modified: float
     source: Source | None = None
 
     def owned(self, rounds: Mapping[int, str]) -> list[int]:
         """Of a run's rounds (round -> sha256) those that the table is about; empty when it is not the run's."""
-        if self.whole:
+        if self.is_of_run:
             mine = bool(self.claims) and all(
                 c.round is not None and rounds.get(c.round) == c.sha256 for c in self.claims
             )
             return [c.round for c in self.claims if c.round is not None] if mine else []
-        found = {sha: r for r, sha in rounds.items()}
-        return [found[c.sha256] for c in self.claims if c.sha256 in found]
+        round_of = {sha: r for r, sha in rounds.items()}
+        return [round_of[c.sha256] for c in self.claims if c.sha256 in round_of]
 
 
 def candidates(
@@ -52,8 +53,8 @@ def candidates(
 
     ``notes`` grows by what looks as if it should have been of use and is not.
     """
-    others: list[str] = []
-    for file, given in _provenance_files(runs, places, fallback):
+    foreign: list[str] = []
+    for file, is_explicit in _provenance_files(runs, places, fallback):
         csv = _table_of(file)
         try:
             about = read_json(file)
@@ -68,12 +69,12 @@ def candidates(
             continue
         if not isinstance(about, dict):
             continue
-        wanted = given or any(file.parent == run / "diagnostics" for run in runs)
+        is_expected = is_explicit or any(file.parent == run / "diagnostics" for run in runs)
         name = str(
             about.get("diagnostic") or csv.name.removesuffix(".csv").split("-")[0]
         )  # early versions did not name it
         if name not in registry.diagnostic:
-            if wanted and "diagnostic" in about:
+            if is_expected and "diagnostic" in about:
                 notes.append(f"{csv.name} is not shown: no diagnostic {name!r} is installed here.")
             continue
         entry = registry.diagnostic.get(name)
@@ -86,19 +87,21 @@ def candidates(
             continue
         if kind is None:
             continue
-        made = Candidate(kind, entry.on == "run", csv, about, _claims(about), given, modified)
-        if any(made.owned(rounds) for rounds in runs.values()):
-            yield made
-        elif wanted:
-            others.append(csv.name)
-    if others:
-        whose = "this run" if len(runs) == 1 else "these runs"
-        what = (
-            f"{others[0]} is not shown: it was"
-            if len(others) == 1
-            else f"{len(others)} tables are not shown ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}): they were"
+        candidate = Candidate(
+            kind, entry.on == "run", csv, about, _claims(about), is_explicit, modified
         )
-        notes.append(f"{what} made from other checkpoints than those of {whose}.")
+        if any(candidate.owned(rounds) for rounds in runs.values()):
+            yield candidate
+        elif is_expected:
+            foreign.append(csv.name)
+    if foreign:
+        owner = "this run" if len(runs) == 1 else "these runs"
+        subject = (
+            f"{foreign[0]} is not shown: it was"
+            if len(foreign) == 1
+            else f"{len(foreign)} tables are not shown ({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''}): they were"
+        )
+        notes.append(f"{subject} made from other checkpoints than those of {owner}.")
 
 
 def _provenance_files(
@@ -117,12 +120,12 @@ def _provenance_files(
         for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))
     ]
     files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
-    seen: set[str] = set()
-    for file, given in files:
+    real_paths: set[str] = set()
+    for file, is_explicit in files:
         real = os.path.realpath(file)
-        if real not in seen and os.path.isfile(file) and os.path.isfile(_table_of(file)):
-            seen.add(real)
-            yield file, given
+        if real not in real_paths and os.path.isfile(file) and os.path.isfile(_table_of(file)):
+            real_paths.add(real)
+            yield file, is_explicit
 
 
 def _table_of(provenance: Path) -> Path:
@@ -137,14 +140,14 @@ def _kind(entry: Diagnostic, about: dict[str, Any]) -> str | None:
 
 
 def _claims(about: dict[str, Any]) -> list[Claim]:
-    many, one = about.get("checkpoints"), about.get("checkpoint")
-    found = []
-    for key, value in (many if isinstance(many, dict) else {"": one}).items():
+    checkpoints, checkpoint = about.get("checkpoints"), about.get("checkpoint")
+    claims = []
+    for key, value in (checkpoints if isinstance(checkpoints, dict) else {"": checkpoint}).items():
         if isinstance(value, str) and str(key).isdecimal():
-            found.append(Claim(value, round=int(key)))
+            claims.append(Claim(value, round=int(key)))
         elif isinstance(value, dict) and isinstance(value.get("sha256"), str):
             n = value.get("n")
-            found.append(
+            claims.append(
                 Claim(
                     value["sha256"],
                     str(key),
@@ -152,7 +155,7 @@ def _claims(about: dict[str, Any]) -> list[Claim]:
                     n=n if isinstance(n, int) else None,
                 )
             )
-    return found
+    return claims
 
 
 def read(candidate: Candidate) -> Source:

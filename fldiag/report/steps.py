@@ -118,18 +118,18 @@ def absent(m: Member) -> Missing:
 
 def draw(runs: list[tuple[Member, pd.DataFrame]]) -> Figure:
     """A panel a metric and layer, a line a run."""
-    every = pd.concat([rows for _, rows in runs])
-    panels = list(every[["metric", "layer"]].drop_duplicates().itertuples(index=False))
+    table = pd.concat([rows for _, rows in runs])
+    panels = list(table[["metric", "layer"]].drop_duplicates().itertuples(index=False))
     with style.paper():
         fig, axes = style.panels(len(panels), 2.0, 0.15 * len(runs))
         keys, texts = [], []
         for ax, (metric, layer) in zip(axes, panels, strict=True):
             for m, rows in runs:
                 part = only(rows, metric=metric, layer=None if pd.isna(layer) else layer)
-                for kind, own in part.groupby("proximal", dropna=False, sort=False):
-                    own = own.set_index("index").sort_index()
-                    middle, std = floats(own["value"]), np.nan_to_num(floats(own["std"]))
-                    series.line(ax, own, m.look, (middle - std, middle + std))
+                for kind, curve in part.groupby("proximal", dropna=False, sort=False):
+                    curve = curve.set_index("index").sort_index()
+                    middle, std = floats(curve["value"]), np.nan_to_num(floats(curve["std"]))
+                    series.line(ax, curve, m.look, (middle - std, middle + std))
                     text = m.label if pd.isna(kind) else f"{m.label} ({kind})"
                     if text not in texts:
                         keys.append(series.key(m.look))

@@ -12,9 +12,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag import identity, known, registry
-from fldiag.plotting import words
+from fldiag.plotting import style, words
 from fldiag.plotting.sections import Group, Missing, Section, Table
-from fldiag.plotting.style import number
 from fldiag.report.members import Collected, Member, absent, plain, worlds
 from fldiag.results import select
 from fldiag.results.numbers import Number, numbers
@@ -107,8 +106,8 @@ def row(m: Member) -> list[str]:
         setting(m),
         rounds,
         interval(accuracy(m)),
-        shown(loss(m)),
-        *(shown(measured(m, n), share=n.share) for n in shown_numbers()),
+        format_value(loss(m)),
+        *(format_value(measured(m, n), share=n.share) for n in shown_numbers()),
         "–" if m.seed is None else str(m.seed),
         m.folder,
     ]
@@ -148,7 +147,7 @@ def setting(m: Member) -> str:
     )
 
 
-def shown(value: Value | None, share: bool = False) -> str:
+def format_value(value: Value | None, share: bool = False) -> str:
     if value is None:
         return "–"
     return plus_minus(value.value, value.error, share) + (
@@ -162,7 +161,7 @@ def interval(value: Value | None) -> str:
     ends = (
         ""
         if value.low is None or value.high is None
-        else f" ({number(100 * value.low, 3)}–{number(100 * value.high, 3)})"
+        else f" ({style.number(100 * value.low, 3)}–{style.number(100 * value.high, 3)})"
     )
     return percent(value.value) + ends + (f" ({value.about})" if value.about else "")
 
@@ -198,25 +197,25 @@ def _last(m: Member, metric: str, split: str = "test") -> pd.DataFrame | None:
     return None if last is None else only(rows, round=last)
 
 
-def measured(m: Member, wanted: Number) -> Value | None:
+def measured(m: Member, number: Number) -> Value | None:
     """A diagnostic's number, by the tables of the run."""
-    over_rounds = registry.diagnostic.get(wanted.source).on == "run"
-    return _of_a_round(m, wanted) if over_rounds else _of_a_checkpoint(m, wanted)
+    over_rounds = registry.diagnostic.get(number.source).on == "run"
+    return _of_a_round(m, number) if over_rounds else _of_a_checkpoint(m, number)
 
 
-def _of_a_checkpoint(m: Member, wanted: Number) -> Value | None:
+def _of_a_checkpoint(m: Member, number: Number) -> Value | None:
     """At the latest checkpoint of the global model that a table has, on train if it may be."""
     best: tuple[Any, ...] | None = None
     value = None
     for kind, source in m.tables.items():
-        if kind != wanted.source and kind.partition(":")[0] not in wanted.within:
+        if kind != number.source and kind.partition(":")[0] not in number.within:
             continue
         for claim in source.claims:
             r = m.round_of.get(claim.sha256)
-            rows = only(source.frame, run=claim.label, **wanted.row)
-            if r is None or claim.client is not None or (found := select.number(rows)) is None:
+            rows = only(source.frame, run=claim.label, **number.row)
+            if r is None or claim.client is not None or (scalar := select.number(rows)) is None:
                 continue
-            order = r, claim.slice == "train", claim.n or 0, kind == wanted.source
+            order = r, claim.slice == "train", claim.n or 0, kind == number.source
             if best is None or order > best:
                 unsure = rows["converged"].iloc[0] in (False, "False")
                 about = [f"round {r}"] * (r != m.run.done) + [claim.slice] * (
@@ -225,25 +224,25 @@ def _of_a_checkpoint(m: Member, wanted: Number) -> Value | None:
                 about += ["not converged"] * bool(unsure)
                 best, value = (
                     order,
-                    Value(found, select.number(rows, column="residual"), about=", ".join(about)),
+                    Value(scalar, select.number(rows, column="residual"), about=", ".join(about)),
                 )
     return value
 
 
-def _of_a_round(m: Member, wanted: Number) -> Value | None:
+def _of_a_round(m: Member, number: Number) -> Value | None:
     """The mean over clients in the last round that has one, with the spread over clients (or its standard error)."""
-    if wanted.source not in m.tables:
+    if number.source not in m.tables:
         return None
-    frame, where = m.tables[wanted.source].frame, {"scope": "global", **wanted.row}
-    rows = only(frame, **where).dropna(subset=["value"])
+    frame, selection = m.tables[number.source].frame, {"scope": "global", **number.row}
+    rows = only(frame, **selection).dropna(subset=["value"])
     last = last_round(rows)
     if last is None:
         return None
     rows = only(rows, round=last)
     error = (
         select.number(rows, column="stderr")
-        if not wanted.spread
-        else select.number(frame, **{**where, "metric": wanted.spread, "round": last})
+        if not number.spread
+        else select.number(frame, **{**selection, "metric": number.spread, "round": last})
     )
     return Value(
         float(rows["value"].iloc[0]), error, about="" if last == m.run.done else f"round {last}"
@@ -292,10 +291,10 @@ def replicates(members: Sequence[Member]) -> list[list[Member]]:
     """Runs that differ by nothing but the seed, together. One that was trained again with a seed that is there is no further
     seed: it is in a group with the others of its kind, or alone."""
     groups: dict[tuple[str, int], list[Member]] = {}
-    seen: Counter[tuple[str, int | None]] = Counter()
+    counts: Counter[tuple[str, int | None]] = Counter()
     for m in members:
-        groups.setdefault((recipe(m), seen[recipe(m), m.seed]), []).append(m)
-        seen[recipe(m), m.seed] += 1
+        groups.setdefault((recipe(m), counts[recipe(m), m.seed]), []).append(m)
+        counts[recipe(m), m.seed] += 1
     return list(groups.values())
 
 
@@ -309,15 +308,15 @@ def recipe(m: Member) -> str:
     )
 
 
-def over_seeds(found: Sequence[Value | None], share: bool = False) -> str:
-    values = [v for v in found if v is not None and not v.about]
+def over_seeds(seed_values: Sequence[Value | None], share: bool = False) -> str:
+    values = [v for v in seed_values if v is not None and not v.about]
     if not values:
         return "–"
     each = [v.value for v in values]
     if len(each) == 1:
         return f"{plus_minus(each[0], None, share)} (1 seed)"
     text = plus_minus(statistics.mean(each), statistics.stdev(each), share)
-    return text if len(each) == len(found) else f"{text} ({len(each)} seeds)"
+    return text if len(each) == len(seed_values) else f"{text} ({len(each)} seeds)"
 
 
 def differences(members: Sequence[Member]) -> Table | None:
@@ -345,9 +344,9 @@ def differences(members: Sequence[Member]) -> Table | None:
 
 def remarks(collection: Collected) -> list[str]:
     """What must not be compared, in words."""
-    members, names, said = collection.members, worlds(collection.members), []
+    members, names, texts = collection.members, worlds(collection.members), []
     if len(names) > 1:
-        said.append(
+        texts.append(
             f"The runs are on different data ({', '.join(names.values())}): accuracies, losses and everything made from "
             "them are drawn separately and must not be compared across data sets."
         )
@@ -355,19 +354,19 @@ def remarks(collection: Collected) -> list[str]:
         group = [m for m in members if m.data == data]
         on = f" on {name}" if len(names) > 1 else ""
         if len({m.model for m in group}) > 1:
-            said.append(
+            texts.append(
                 f"The runs{on} have different models: landscapes, λ₁ and distances of weights are drawn separately."
             )
         if len({m.federation for m in group}) > 1:
-            said.append(
+            texts.append(
                 f"The runs{on} divide the data differently among clients: client numbers do not mean the same client, "
                 "and numbers per client, such as forgetting and drift, belong to different federations."
             )
         if len({m.run.done for m in group}) > 1:
-            said.append(f"The runs{on} have been trained for different numbers of rounds.")
+            texts.append(f"The runs{on} have been trained for different numbers of rounds.")
     for m in members:
         if m.run.status not in ("finished",):
-            said.append(
+            texts.append(
                 f"{m.label} is {m.run.status} after {m.run.done} of {m.run.index['config'].get('rounds')} rounds."
             )
-    return said
+    return texts

@@ -328,14 +328,14 @@ def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
                 f"end the path in .{', .'.join(PICTURES)}, or give it without an ending",
                 usage=True,
             )
-    return [write_bytes(target, drawn(fig, _kind(target), dpi)) for target in targets]
+    return [write_bytes(target, render(fig, _kind(target), dpi)) for target in targets]
 
 
 def _kind(target: Path) -> str:
     return target.suffix.lower()[1:]
 
 
-def drawn(fig: Any, kind: str, dpi: float, colours: int | None = None) -> bytes:
+def render(fig: Any, kind: str, dpi: float, colours: int | None = None) -> bytes:
     """A matplotlib figure as ``pdf``, ``png`` or ``svg``; a large png in 256 colours, which nobody tells from all of them.
     ``colours``: a png of any size in so many."""
     buffer = io.BytesIO()

@@ -89,7 +89,7 @@ class Results(pd.DataFrame):
         )
 
 
-def shown(table: pd.DataFrame) -> Results:
+def as_results(table: pd.DataFrame) -> Results:
     """The same table, which shows itself."""
     results = Results(table, copy=False)
     results.attrs = dict(table.attrs)

@@ -78,9 +78,9 @@ def plus_minus(value: Any, error: Any, share: bool = False) -> str:
     if value is None or math.isnan(float(value)):
         return "–"
     scale, end = (100, " %") if share else (1, "")
-    shown, tail = scale * float(value), ""
+    amount, tail = scale * float(value), ""
     if error is not None and not math.isnan(float(error)):
         tail = f" ± {number(scale * float(error), 2)}"
-        if 0 < scale * float(error) < math.inf and math.isfinite(shown):
-            shown = round(shown, 1 - math.floor(math.log10(scale * float(error))))
-    return f"{number(shown, 4)}{tail}{end}"
+        if 0 < scale * float(error) < math.inf and math.isfinite(amount):
+            amount = round(amount, 1 - math.floor(math.log10(scale * float(error))))
+    return f"{number(amount, 4)}{tail}{end}"

@@ -200,8 +200,8 @@ def _better(outcome: compare.Checked) -> str:
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    shown = table.dropna(axis=1, how="all")
-    return list(shown.astype(object).where(shown.notna(), None).to_dict("records"))
+    table = table.dropna(axis=1, how="all")
+    return list(table.astype(object).where(table.notna(), None).to_dict("records"))
 
 
 def _write_table(

@@ -34,7 +34,7 @@ def report(
     folder = prepare(out or _folder(collection))
     if compute and _compute(console, collection, subject_options, allow_code=allow_code):
         collection = collect(runs, places)
-    collection.chosen += choices
+    collection.choices += choices
     labels = "-".join(
         "".join(c if c.isalnum() or c in "._" else "-" for c in m.folder)
         for m in collection.members

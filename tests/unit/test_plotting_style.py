@@ -202,7 +202,7 @@ def rounds_of_two():
 
 
 def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
-    with sheet.asked("single", "svg,pdf"):
+    with sheet.use_sheet("single", "svg,pdf"):
         inner = curves.draw(rounds_of_two(), ["accuracy", "loss"])
         written = style.write(inner, tmp_path / "lr0.1")
     outer = curves.draw(rounds_of_two(), ["accuracy", "loss"])
@@ -213,7 +213,7 @@ def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
         == 1
         != len({ax.get_position().x0 for ax in outer.axes})
     )
-    with sheet.asked("single", "svg,pdf"):
+    with sheet.use_sheet("single", "svg,pdf"):
         again = style.write(curves.draw(rounds_of_two(), ["accuracy", "loss"]), tmp_path / "again")
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in written]
 
@@ -222,7 +222,7 @@ def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
     ("width", "format"), [("wide", None), ("12", None), ("nan", None), (None, "gif"), (None, "")]
 )
 def test_a_width_or_format_that_cannot_be_is_refused(width, format):
-    with pytest.raises(FldiagError) as caught, sheet.asked(width, format):
+    with pytest.raises(FldiagError) as caught, sheet.use_sheet(width, format):
         pass
     assert caught.value.usage and caught.value.remedy
 

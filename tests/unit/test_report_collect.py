@@ -102,7 +102,7 @@ def test_of_several_tables_the_later_round_the_more_rounds_the_newer_wins(tmp_pa
 
     def chosen():
         source = collect([made.path]).members[0].tables["drift"]
-        return source.name, source.others
+        return source.name, source.alternatives
 
     def put(name, rounds, age):
         csv = reports.of_run(made, "drift", reports.drift(), name=name, rounds=rounds)

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.layers import whole
+from fldiag.plotting.layers import is_main_block
 from fldiag.plotting.tables import floats, names, need, select
 
 PICTURE = "spectrum"
@@ -29,7 +29,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
     """
     need(table, ("metric", "run", "index", "value"), PICTURE)
     rows = select(table, "eigenvalue", PICTURE)
-    rows = rows[whole(rows)]
+    rows = rows[is_main_block(rows)]
     flat = pd.DataFrame(
         {"run": names(rows["run"]), "index": floats(rows["index"]), "value": floats(rows["value"])}
     )

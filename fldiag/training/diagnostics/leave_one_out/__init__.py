@@ -152,7 +152,7 @@ def leave_one_out(
     from fldiag.training.diagnostics.leave_one_out import measure
     from fldiag.training.setup import setup_of
 
-    kept = KeptUnits(
+    unit_store = KeptUnits(
         store,
         lambda: digest(
             "leave-one-out", [run.index for run in runs], slice, model, data, str(device)
@@ -161,7 +161,7 @@ def leave_one_out(
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
-        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress, kept)
+        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress, unit_store)
         tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)

@@ -63,58 +63,61 @@ class Unit:
 
 def without(starts: Mapping[int, Federation], unit: Unit) -> Weights:
     """The final weights; a round in which nobody else is sampled changes nothing."""
-    made = copied(starts[unit.last])
-    made.setup = copy.copy(made.setup)
-    made.setup.schedule = Without(made.setup.schedule, unit.client)
+    federation = copied(starts[unit.last])
+    federation.setup = copy.copy(federation.setup)
+    federation.setup.schedule = Without(federation.setup.schedule, unit.client)
     for _ in range(unit.last):
-        if made.setup.schedule.sampled(made.t):
-            made.round(partial(map, made.setup.train))
+        if federation.setup.schedule.sampled(federation.t):
+            federation.round(partial(map, federation.setup.train))
         else:
-            made.t += 1
-    return made.w, made.buffers
+            federation.t += 1
+    return federation.w, federation.buffers
 
 
 def copied(federation: Federation) -> Federation:
-    """The same state, which may go on by itself: rounds replace tensors, and change none."""
-    made = copy.copy(federation)
-    made.state, made.clients = dict(federation.state), dict(federation.clients)
-    return made
+    """A copy that can train on by itself: it shares tensors, which rounds replace and never change."""
+    clone = copy.copy(federation)
+    clone.state, clone.clients = dict(federation.state), dict(federation.clients)
+    return clone
 
 
 @dataclass
 class Replay:
-    """The last rounds again, with everybody: the federation before each number of last rounds, what the server saw in each round
-    (with its new weights), and the final weights."""
+    """The last rounds trained again with all clients.
+
+    ``starts``: number of last rounds -> the federation before them. ``rounds``: what the server received in each round, and
+    its new weights. ``final``: the final weights.
+    """
 
     starts: dict[int, Federation]
-    seen: list[tuple[Round, Tensor]]
+    rounds: list[tuple[Round, Tensor]]
     final: Weights
 
 
 def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
-    """From the stored weights where nothing else is needed to go on, else from the start."""
-    made, done, first = Federation(setup), run.done, run.done - max(last)
-    if made.stateless and first in run.rounds:
-        made.t, (made.w, made.buffers) = first, load_weights(run, setup, first)
-    found = Replay({}, [], (made.w, made.buffers))
-    while made.t < done:
-        if done - made.t in last:
-            found.starts[done - made.t] = copied(made)
-        seen, _ = made.round(partial(map, setup.train))
-        if made.t > first:
-            found.seen.append((seen, made.w))
-    found.final = made.w, made.buffers
-    return found
+    """Train the last rounds again, from stored weights where the method has no other state, else from the start."""
+    federation, done, first = Federation(setup), run.done, run.done - max(last)
+    if federation.stateless and first in run.rounds:
+        federation.t, (federation.w, federation.buffers) = first, load_weights(run, setup, first)
+    replay = Replay({}, [], (federation.w, federation.buffers))
+    while federation.t < done:
+        if done - federation.t in last:
+            replay.starts[done - federation.t] = copied(federation)
+        exchange, _ = federation.round(partial(map, setup.train))
+        if federation.t > first:
+            replay.rounds.append((exchange, federation.w))
+    replay.final = federation.w, federation.buffers
+    return replay
 
 
 def of_run(
     run: Run,
     setup: Setup,
     last: Sequence[int],
-    where: str,
+    slice_name: str,
     executor: Any,
     progress: Progress | None,
-    kept: KeptUnits | None = None,
+    unit_store: KeptUnits | None = None,
 ) -> list[Row]:
     if setup.method.isolated:
         raise FldiagError(
@@ -130,8 +133,8 @@ def of_run(
     if progress:
         progress(0, 1, "training again with all clients")
     replay = replayed(run, setup, last)
-    there, _ = load_weights(run, setup)
-    away = float((there - replay.final[0]).norm() / there.norm())
+    reference, _ = load_weights(run, setup)
+    away = float((reference - replay.final[0]).norm() / reference.norm())
     if not away <= SAME:
         rows.append(
             _note(
@@ -142,11 +145,11 @@ def of_run(
     view = History(
         setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype
     )
-    stretch = view.stretch(where)
+    stretch = view.stretch(slice_name)
     before = view.evaluate([replay.final]).loss[0, stretch]
     if not np.isfinite(before.mean()):
         raise FldiagError(
-            f"the final loss of {run.path} on {where} is {before.mean()}",
+            f"the final loss of {run.path} on {slice_name} is {before.mean()}",
             "choose a run that did not diverge",
         )
 
@@ -169,7 +172,7 @@ def of_run(
         }
 
     common: Row = {
-        "slice": where,
+        "slice": slice_name,
         "scope": "client",
         "moment": "aggregated",
         "round": run.done,
@@ -205,10 +208,10 @@ def of_run(
         )
 
     with open_pool(executor, without, replay.starts, most=len(units)) as pool:
-        rows += (kept or KeptUnits(None, str)).results(pool, units, progress, retrained)
+        rows += (unit_store or KeptUnits(None, str)).results(pool, units, progress, retrained)
     return [
         *rows,
-        *({**common, **row} for row in _predicted(replay, view, stretch, where, units, rows)),
+        *({**common, **row} for row in _predicted(replay, view, stretch, slice_name, units, rows)),
     ]
 
 
@@ -217,47 +220,47 @@ def _note(text: str) -> Row:
 
 
 def _times(replay: Replay, last: int, client: int) -> int:
-    return sum(client in seen.ids for seen, _ in replay.seen[-last:])
+    return sum(client in exchange.ids for exchange, _ in replay.rounds[-last:])
 
 
-def displacement(seen: Round, new: Tensor, client: int) -> Tensor:
+def displacement(exchange: Round, new: Tensor, client: int) -> Tensor:
     """c (w - w_k), c = p_k / (1 - p_k): what the mean gains without the client, [P] in float64.
 
     Raises FldiagError for a client that is alone, and a server that does more than the weighted mean."""
-    j, mean = seen.ids.index(client), seen.mean(seen.rows, seen.p)
-    p = float(seen.p[j])
+    j, mean = exchange.ids.index(client), exchange.mean(exchange.rows, exchange.p)
+    p = float(exchange.p[j])
     if p >= 1:
         raise FldiagError(
-            f"client {client} is alone in round {seen.t + 1}", "sample several clients"
+            f"client {client} is alone in round {exchange.t + 1}", "sample several clients"
         )
     if float((mean - new).norm()) > 1e-5 * float(new.norm()):
         raise FldiagError(
             "the server does more than the weighted mean of the clients",
             "see the effects of training again",
         )
-    return p / (1 - p) * (new - seen.rows[j]).double()
+    return p / (1 - p) * (new - exchange.rows[j]).double()
 
 
 def _aggregate(replay: Replay, effect: Any) -> list[Row]:
     """Exact effects on the aggregate of the last round."""
-    seen, new = replay.seen[-1]
+    exchange, new = replay.rounds[-1]
     rows: list[Row] = []
-    for j, k in enumerate(seen.ids):
+    for j, k in enumerate(exchange.ids):
         about: Row = {"index": 0, "client": k, "estimator": "exact"}
         try:
-            w = new.double() + displacement(seen, new, k)
+            w = new.double() + displacement(exchange, new, k)
         except FldiagError as error:
             rows.append(
                 {**about, "metric": "effect", "value": None, "masked": True, "note": error.what}
             )
             continue
-        others = [i for i in range(seen.m) if i != j]
-        p = seen.p[others] / seen.p[others].sum()
+        rest = [i for i in range(exchange.m) if i != j]
+        p = exchange.p[rest] / exchange.p[rest].sum()
         buffers = {
-            n: torch.tensordot(p.to(b.device), b[others].double(), 1).to(b.dtype)
+            n: torch.tensordot(p.to(b.device), b[rest].double(), 1).to(b.dtype)
             if b.is_floating_point()
-            else b[others].amax(0)
-            for n, b in seen.buffers.items()
+            else b[rest].amax(0)
+            for n, b in exchange.buffers.items()
         }
         rows.append(effect((w.to(new.dtype), buffers), about))
     return rows
@@ -267,54 +270,54 @@ def _predicted(
     replay: Replay,
     view: History,
     stretch: slice,
-    where: str,
+    slice_name: str,
     units: Sequence[Unit],
     rows: Sequence[Row],
 ) -> list[Row]:
     """Predictions of all effects that were measured."""
-    asked = [
+    keys = [
         (0, row["client"]) for row in rows if row.get("index") == 0 and row["value"] is not None
     ]
-    asked += [(unit.last, unit.client) for unit in units]
-    found: dict[tuple[int, int], np.ndarray] = {key: np.zeros(4) for key in asked}
+    keys += [(unit.last, unit.client) for unit in units]
+    values: dict[tuple[int, int], np.ndarray] = {key: np.zeros(4) for key in keys}
     moved: dict[tuple[int, int], Tensor] = {}
     why: dict[tuple[int, int], str] = {}
-    for back, (seen, new) in enumerate(reversed(replay.seen), start=1):
-        problem = view.problem((new, seen.mean_buffers), stretch, where)
+    for back, (exchange, new) in enumerate(reversed(replay.rounds), start=1):
+        problem = view.problem((new, exchange.mean_buffers), stretch, slice_name)
         g, hessian = problem.gradient(), problem.hessian()
-        for k in seen.ids:
-            mine = [key for key in asked if key[1] == k and back <= max(key[0], 1)]
+        for k in exchange.ids:
+            mine = [key for key in keys if key[1] == k and back <= max(key[0], 1)]
             if not mine:
                 continue
             try:
-                d = displacement(seen, new, k)
+                d = displacement(exchange, new, k)
             except FldiagError as error:
                 why |= dict.fromkeys(mine, error.what)
                 continue
             linear, quadratic = float(g @ d), 0.5 * float(d @ hessian(d))
             for key in mine:
-                found[key][2:] += linear + quadratic, linear
+                values[key][2:] += linear + quadratic, linear
                 moved[key] = moved[key] + d if key in moved else d
         hessian.release()
-    problem = view.problem(replay.final, stretch, where)
+    problem = view.problem(replay.final, stretch, slice_name)
     g, hessian = problem.gradient(), problem.hessian()
-    made: list[Row] = []
-    for key in asked:
+    predictions: list[Row] = []
+    for key in keys:
         about: Row = {"metric": "predicted_effect", "index": key[0], "client": key[1]}
         if key in why:
-            made += [
+            predictions += [
                 {**about, "estimator": name, "value": None, "masked": True, "note": why[key]}
                 for name in PREDICTIONS
             ]
             continue
         linear = float(g @ moved[key])
-        found[key][:2] = linear + 0.5 * float(moved[key] @ hessian(moved[key])), linear
-        made += [
+        values[key][:2] = linear + 0.5 * float(moved[key] @ hessian(moved[key])), linear
+        predictions += [
             {**about, "estimator": name, "value": float(v)}
-            for name, v in zip(PREDICTIONS, found[key], strict=True)
+            for name, v in zip(PREDICTIONS, values[key], strict=True)
         ]
     hessian.release()
-    return made
+    return predictions
 
 
 def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
@@ -363,7 +366,7 @@ def _interval(values: np.ndarray, seed: int) -> tuple[float | None, float | None
     perfect order, which leaves no spread to judge by."""
     rng, clients = numpy_rng(seed, "bootstrap of clients"), np.unique(values[:, 0])
     groups = [values[values[:, 0] == k] for k in clients]
-    found = (
+    correlations = (
         []
         if len(groups) < 3
         else [
@@ -373,8 +376,8 @@ def _interval(values: np.ndarray, seed: int) -> tuple[float | None, float | None
             for _ in range(RESAMPLES)
         ]
     )
-    known = [v for v in found if v is not None]
-    if not known or np.ptp(known) <= 1e-12:
+    finite = [v for v in correlations if v is not None]
+    if not finite or np.ptp(finite) <= 1e-12:
         return None, None
-    low, high = np.percentile(known, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    low, high = np.percentile(finite, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return float(low), float(high)

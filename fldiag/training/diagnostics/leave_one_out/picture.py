@@ -34,14 +34,16 @@ def draw(table: pd.DataFrame) -> Figure | None:
         for ax, index in zip(axes, panels, strict=True):
             _panel(ax, only(pairs, index=index), looks, len(runs) == 1)
             rho = number(only(table, metric="rank_correlation", index=index, estimator="quadratic"))
-            what = (
+            title = (
                 "last aggregate"
                 if index == 0
                 else f"last {index} rounds"
                 if index > 1
                 else "last round"
             )
-            ax.set_title(what + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n"))
+            ax.set_title(
+                title + (f"\nSpearman {style.number(rho, 2)}" if rho is not None else "\n")
+            )
         words = "clients left out of the training or the aggregate; dashed: as predicted"
         fig.suptitle("\n".join(style.wrap(words, style.wide() - 0.2, 2, 8.5)), fontsize=8.5)
         fig.supxlabel("predicted change of the loss", fontsize=8)

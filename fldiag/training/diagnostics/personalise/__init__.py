@@ -128,7 +128,7 @@ def personalise(
     from fldiag.training.setup import setup_of
 
     lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
-    kept = KeptUnits(
+    unit_store = KeptUnits(
         store,
         lambda: digest(
             "personalise",
@@ -157,7 +157,7 @@ def personalise(
                 seed=seed,
                 executor=executor,
                 progress=progress,
-                store=kept,
+                store=unit_store,
             )
             for run in runs
         ],
