@@ -23,18 +23,18 @@ from fldiag.sections import (
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
+    ConfigSection,
     Count,
     DataSection,
     MethodSection,
     MetricsSection,
     ModelSection,
     PartitionSection,
-    Section,
     TrainSection,
 )
 
 
-class Config(Section):
+class Config(ConfigSection):
     """What a run is: validated, complete and frozen.
 
     Args:

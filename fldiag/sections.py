@@ -90,11 +90,11 @@ VOCABULARY, LENGTH = 8000, 64
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class OpenSection(Section):
+class OpenSection(ConfigSection):
     """A section whose further keys are the options of a registered thing (method, model, partition)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
@@ -104,7 +104,7 @@ class OpenSection(Section):
         return dict(self.model_extra or {})
 
 
-class DataSection(Section):
+class DataSection(ConfigSection):
     name: str = "digits"
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
     augment: bool = Field(
@@ -147,7 +147,7 @@ class DataSection(Section):
     )
 
 
-class PartitionSection(Section):
+class PartitionSection(ConfigSection):
     kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid"] = "lda"
     alpha: Positive | None = Field(
         None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)"
@@ -191,7 +191,7 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class ClientsSection(Section):
+class ClientsSection(ConfigSection):
     total: Count = 20
     per_round: Count = 10
     sampling: Literal["fixed", "by_round", "independent"] = Field(
@@ -218,7 +218,7 @@ class MethodSection(OpenSection):
     name: str = "fedavg"
 
 
-class TrainSection(Section):
+class TrainSection(ConfigSection):
     epochs: Annotated[int, Field(ge=0)] = 5
     batch_size: Count = 50
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -287,7 +287,7 @@ class TrainSection(Section):
         return int(self.epochs * self.local_decay_after + 1e-9)  # 0.29 * 100 is a little below 29
 
 
-class CheckpointSection(Section):
+class CheckpointSection(ConfigSection):
     every: Count = Field(1, description="write a checkpoint every N rounds (and after the last)")
     keep: Annotated[int, Field(ge=0)] = Field(
         0,
@@ -302,7 +302,7 @@ class CheckpointSection(Section):
     )
 
 
-class MetricsSection(Section):
+class MetricsSection(ConfigSection):
     """What is recorded of every local step besides the numbers of a round; ``Run.steps`` describes the tables. Training
     itself is not changed by a bit."""
 

@@ -132,7 +132,7 @@ def _explained(error: Any) -> Any:
         section = field.annotation
         inner = (
             section.model_fields
-            if isinstance(section, type) and issubclass(section, sections.Section)
+            if isinstance(section, type) and issubclass(section, sections.ConfigSection)
             else {}
         )
         config_keys += (

@@ -55,7 +55,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 @dataclass
-class Layout:
+class FolderLayout:
     """Files of a folder by foreign round number and client name, and of the global models by round."""
 
     root: Path
@@ -74,7 +74,7 @@ class Layout:
         )
 
 
-def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
+def scan(root: Path, clients: str, globals_: str | None = None) -> FolderLayout:
     """The files under ``root`` that the patterns name. A pattern without {round} is of one round, 1.
 
     Raises FldiagError for a pattern without {client}, one that nothing matches, and two files for one thing.
@@ -91,7 +91,7 @@ def scan(root: Path, clients: str, globals_: str | None = None) -> Layout:
         )
     names = files(root)
     of_all, of_one = (pattern(globals_) if globals_ else None), pattern(clients)
-    layout = Layout(root, {})
+    layout = FolderLayout(root, {})
     for name in names:
         path = root / name
         if of_all is not None and (match := of_all.fullmatch(name)):

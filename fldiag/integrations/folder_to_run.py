@@ -211,7 +211,7 @@ class _Work:
     def __init__(
         self,
         tell: Event,
-        layout: client_files.Layout,
+        layout: client_files.FolderLayout,
         module: nn.Module,
         recording: Recording,
         numbers: Mapping[str, int],

@@ -31,7 +31,7 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
             "transformers is not installed", "pip install 'fldiag[transformers]'"
         ) from None
 
-    class Recording(TrainerCallback):  # type: ignore[misc]
+    class RecordingTrainerCallback(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any
         ) -> None:
@@ -50,7 +50,7 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
             if client is not None and state.is_world_process_zero:
                 recorder.client(client, model, metrics=_logged(state))
 
-    return Recording()
+    return RecordingTrainerCallback()
 
 
 def _logged(state: Any) -> dict[str, Any]:

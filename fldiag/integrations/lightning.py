@@ -34,7 +34,7 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
                 "Lightning is not installed", "pip install 'fldiag[lightning]'"
             ) from None
 
-    class Recording(Callback):  # type: ignore[misc]
+    class RecordingCallback(Callback):  # type: ignore[misc]
         def on_fit_start(self, trainer: Any, module: Any) -> None:
             if trainer.is_global_zero:
                 recorder.received(module)
@@ -47,7 +47,7 @@ def callback(recorder: Recorder, client: int | None = None) -> Any:
             if client is not None and trainer.is_global_zero:
                 recorder.client(client, module, metrics=_logged(trainer))
 
-    return Recording()
+    return RecordingCallback()
 
 
 def _logged(trainer: Any) -> dict[str, float]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics.spectrum import pyhessian_engine as reference
-from fldiag.diagnostics.spectrum.pyhessian_engine import Sampling, iterations
+from fldiag.diagnostics.spectrum.pyhessian_engine import Batching, iterations
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check, table
@@ -184,7 +184,7 @@ def test_batches_weigh_by_their_size():
 
 def test_a_few_batches_drawn_once_or_for_every_product():
     p = problem(200)
-    once = Sampling(batches=2, size=64)
+    once = Batching(batches=2, size=64)
     a, b = (reference.eigenvalues(p, 1, sampling=once) for _ in range(2))
     assert (
         a == b
@@ -200,11 +200,11 @@ def test_a_few_batches_drawn_once_or_for_every_product():
     assert [len(x) for x in first] == [64, 64] and all(
         torch.equal(s, t) for s, t in zip(first, second, strict=True)
     )
-    fresh = reference._Loader(p, Sampling(batches=2, size=64, resample=True), 0)
+    fresh = reference._Loader(p, Batching(batches=2, size=64, resample=True), 0)
     first, second = (torch.cat([x for x, _ in fresh]) for _ in range(2))
     assert len(first.unique(dim=0)) == 128 and not torch.equal(first, second)
     assert (
-        reference._Loader(p, Sampling(batches=10, size=64), 0).n == 192
+        reference._Loader(p, Batching(batches=10, size=64), 0).n == 192
     )  # the incomplete last batch is dropped
 
 
@@ -213,7 +213,7 @@ def test_refusals(run, monkeypatch):
     with pytest.raises(FldiagError, match="use precision fp32"):
         run(problem(dtype=torch.float64))
     with pytest.raises(FldiagError, match="has 40 examples, fewer than one batch of 64"):
-        run(problem(), sampling=Sampling(batches=1))
+        run(problem(), sampling=Batching(batches=1))
     with pytest.raises(FldiagError, match="0 < tol < 1"):
         run(problem(), tol=0.0)
     bad = network()

@@ -204,7 +204,7 @@ def landscape(
         )
     import torch
 
-    from fldiag.diagnostics.landscape.measure import Grid, Surface, values
+    from fldiag.diagnostics.landscape.measure import Grid, GridFiller, values
     from fldiag.landscape import directions as rules
     from fldiag.landscape.directions import Directions
     from fldiag.landscape.points import Points
@@ -246,7 +246,7 @@ def landscape(
     )
     try:
         grid = Grid(problem, (found.d1, found.d2), places)
-        surface = Surface(grid, kept, seed, progress)
+        surface = GridFiller(grid, kept, seed, progress)
         with open_pool(
             problem.executor,
             values,

@@ -41,8 +41,8 @@ def values(grid: Grid, block: list[Place]) -> list[Value]:
     return [grid.value(*place) for place in block]
 
 
-class Surface:
-    """Fills the grid and says how; rows of the arrays are y."""
+class GridFiller:
+    """Fills the grid of a landscape and describes it; rows of the arrays are y."""
 
     def __init__(self, grid: Grid, kept: Points, seed: int, progress: Progress | None):
         self.grid, self.kept, self.seed, self.progress, self.places = (

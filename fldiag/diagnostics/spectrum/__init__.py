@@ -280,7 +280,7 @@ def spectrum(
         },
     )
     if engine == "pyhessian":
-        sampling = pyhessian_engine.Sampling(batches, resample=resample)
+        sampling = pyhessian_engine.Batching(batches, resample=resample)
         return pyhessian_engine.spectrum(
             problem,
             k,

@@ -31,7 +31,7 @@ FEW = 10
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Batching:
     """Which examples a product sees: every batch of the slice (``batches`` None), or the first ``batches`` of
     ``size`` examples of a shuffled pass (the last one dropped when incomplete), drawn once, or with ``resample``
     anew for every product, as the code of Mendieta et al. (CVPR 2022) does with 10 batches of 64."""
@@ -44,7 +44,7 @@ class Sampling:
 class _Loader:
     """What PyHessian iterates over for each product: pairs (x, y)."""
 
-    def __init__(self, problem: Problem, sampling: Sampling, seed: int):
+    def __init__(self, problem: Problem, sampling: Batching, seed: int):
         self.problem, self.sampling, self.seed, self.passes = problem, sampling, seed, 0
         if sampling.batches is not None and problem.n < sampling.size:
             raise FldiagError(
@@ -157,7 +157,7 @@ def eigenvalues(
     *,
     tol: float = 1e-3,
     most: int = MOST,
-    sampling: Sampling | None = None,
+    sampling: Batching | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Row]:
@@ -176,7 +176,7 @@ def eigenvalues(
             usage=True,
         )
     rows, k = loss_rows(problem), min(k, problem.layout.size)
-    loader = _Loader(problem, sampling or Sampling(), seed)
+    loader = _Loader(problem, sampling or Batching(), seed)
     total = k * (most + 1)
     engine = _engine(
         problem,
@@ -235,7 +235,7 @@ def trace(
     *,
     tol: float = 1e-3,
     most: int = MOST,
-    sampling: Sampling | None = None,
+    sampling: Batching | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Row]:
@@ -250,7 +250,7 @@ def trace(
             f"no trace for most = {most}, tol = {tol}", "most >= 2, 0 < tol < 1", usage=True
         )
     finite_scores(problem)
-    loader = _Loader(problem, sampling or Sampling(), seed)
+    loader = _Loader(problem, sampling or Batching(), seed)
     engine = _engine(
         problem, loader, lambda n: progress(n, most, "trace by probes") if progress else None
     )
@@ -278,7 +278,7 @@ def spectrum(
     k: int,
     *,
     trace_too: bool,
-    sampling: Sampling,
+    sampling: Batching,
     seed: int,
     tol: float,
     most: int | None,

@@ -50,7 +50,7 @@ class Without:
 
 
 @dataclass(frozen=True)
-class Unit:
+class Omission:
     """Train the last ``last`` rounds again without a client."""
 
     last: int
@@ -61,7 +61,7 @@ class Unit:
         return f"{self.run}: the last {self.last} rounds without client {self.client}"
 
 
-def without(starts: Mapping[int, Federation], unit: Unit) -> Weights:
+def without(starts: Mapping[int, Federation], unit: Omission) -> Weights:
     """The final weights; a round in which nobody else is sampled changes nothing."""
     federation = copied(starts[unit.last])
     federation.setup = copy.copy(federation.setup)
@@ -181,7 +181,7 @@ def of_run(
     }
     rows += [{**common, **row} for row in _aggregate(replay, effect)]
     units = [
-        Unit(r, k, run.name)
+        Omission(r, k, run.name)
         for r in last
         for k in range(len(setup.parts))
         if _times(replay, r, k) >= min(2, r)
@@ -199,10 +199,10 @@ def of_run(
         }
         for r in last
         for k in range(len(setup.parts))
-        if Unit(r, k, run.name) not in units
+        if Omission(r, k, run.name) not in units
     ]
 
-    def retrained(unit: Unit, model: Weights) -> Row:
+    def retrained(unit: Omission, model: Weights) -> Row:
         return effect(
             model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}
         )
@@ -271,7 +271,7 @@ def _predicted(
     view: History,
     stretch: slice,
     slice_name: str,
-    units: Sequence[Unit],
+    units: Sequence[Omission],
     rows: Sequence[Row],
 ) -> list[Row]:
     """Predictions of all effects that were measured."""
