@@ -137,40 +137,42 @@ def drift(
         "kind": loss if not history.alone and not history.dataset.regression else "l2",
         "tau": tau,
     }
-    asked = measure.Asked(gradients, representation, rho, strength, per, part, batch, options)
-    kept = finished_units(history)
-    missing = [r for r in history.rounds if str(r) not in kept.contents]
+    settings = measure.DriftSettings(
+        gradients, representation, rho, strength, per, part, batch, options
+    )
+    unit_store = finished_units(history)
+    missing = [r for r in history.rounds if str(r) not in unit_store.contents]
     last: list[Stored] = []
     with open_pool(
         history.executor,
         measure.of_round,
-        (history, asked),
+        (history, settings),
         name=lambda r: f"round {r}",
         most=len(missing),
     ) as pool:
         ahead = None if isinstance(pool, Serial) else zip(missing, pool.map(missing), strict=True)
 
         def complete() -> Iterator[Stored]:
-            for stored in history.each(progress):
-                if stored.complete:
+            for cohort in history.each(progress):
+                if cohort.complete:
                     if propositions:
-                        last[:] = [sound] if (sound := stored.finite()).ids else last
-                    yield stored
+                        last[:] = [sound] if (sound := cohort.finite()).ids else last
+                    yield cohort
 
-        def of_round(stored: Stored) -> list[Row]:
-            stored = history.finite(stored)
-            found = (
+        def of_round(cohort: Stored) -> list[Row]:
+            cohort = history.finite(cohort)
+            round_rows = (
                 None
                 if ahead is None
-                else next((rows for r, rows in ahead if r == stored.round), None)
+                else next((rows for r, rows in ahead if r == cohort.round), None)
             )
             return (
-                measure.rows(history, asked, stored)
-                if found is None and stored.ids
-                else found or []
+                measure.rows(history, settings, cohort)
+                if round_rows is None and cohort.ids
+                else round_rows or []
             )
 
-        rows = rows_of_rounds(history, complete(), of_round, kept)
+        rows = rows_of_rounds(history, complete(), of_round, unit_store)
     if propositions and last and not history.alone:
         rows += measure.propositions(history, last[0], options)
     if history.alone:

@@ -22,28 +22,28 @@ STRIP = 2**20
 def squares(moved: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Tensor]]:
     """Of the whole (None), every layer (module), ``part:body`` and ``part:head``: squared norms [K] of the rows [K, P]
     and squared distances [K, K] between them, by differences (inner products cancel for close rows)."""
-    k, where = len(moved), layout.slices()
+    k, slices = len(moved), layout.slices()
     cut = layout.size - layout.head_size if layout.has_head else None
-    found: dict[str | None, tuple[Tensor, Tensor]] = {}
+    sums: dict[str | None, tuple[Tensor, Tensor]] = {}
 
     def add(name: str | None, norms: Tensor, apart: Tensor) -> None:
-        old = found.get(
+        old = sums.get(
             name, (torch.zeros(k, dtype=torch.float64), torch.zeros(k, k, dtype=torch.float64))
         )
-        found[name] = old[0] + norms, old[1] + apart
+        sums[name] = old[0] + norms, old[1] + apart
 
     for layer, names in layout.layers.items():
         for name in names:
-            part = moved[:, where[name]].double().cpu()
+            part = moved[:, slices[name]].double().cpu()
             apart = torch.zeros(k, k, dtype=torch.float64)
             for i, j in combinations(range(k), 2):
                 apart[i, j] = apart[j, i] = (part[i] - part[j]).square().sum()
             owners = [None, layer or name]
             if cut is not None:
-                owners.append("part:head" if where[name].start >= cut else "part:body")
+                owners.append("part:head" if slices[name].start >= cut else "part:body")
             for owner in owners:
                 add(owner, part.square().sum(1), apart)
-    return found
+    return sums
 
 
 def mean_of_pairs(matrix: Tensor) -> float | None:
@@ -61,10 +61,10 @@ def cosines(rows: Tensor) -> Tensor:
     return (inner / torch.outer(size, size)).clamp(-1, 1)
 
 
-def rows_of(stored: Stored, layout: Layout) -> list[Row]:
+def rows_of(cohort: Stored, layout: Layout) -> list[Row]:
     """The rows of one round: see ``drift``."""
-    assert stored.clients is not None and stored.received is not None
-    ids, moved = stored.ids, stored.clients - stored.received
+    assert cohort.clients is not None and cohort.received is not None
+    ids, moved = cohort.ids, cohort.clients - cohort.received
     rows: list[Row] = []
     for layer, (norms, distances) in squares(moved, layout).items():
         sizes, apart = norms.sqrt(), distances.sqrt()
@@ -99,14 +99,14 @@ def rows_of(stored: Stored, layout: Layout) -> list[Row]:
                 for k, v in zip(ids, sizes, strict=True)
             ]
     squared = torch.linalg.vector_norm(
-        (stored.clients - stored.aggregated).double(), dim=1
+        (cohort.clients - cohort.aggregated).double(), dim=1
     ).square()
     rows += [
         {"metric": "squared_divergence", "scope": "client", "client": k, "value": float(v)}
         for k, v in zip(ids, squared, strict=True)
     ]
     rows.append({"metric": "squared_divergence", "scope": "global", "value": float(squared.mean())})
-    angle = cosines(torch.cat([moved, (stored.aggregated - stored.received)[None]]))
+    angle = cosines(torch.cat([moved, (cohort.aggregated - cohort.received)[None]]))
     between, to_server = angle[:-1, :-1], angle[:-1, -1]
     rows += _pairs("update_cosine", ids, between)
     upper = between[tuple(torch.triu_indices(len(ids), len(ids), 1))]
@@ -120,7 +120,7 @@ def rows_of(stored: Stored, layout: Layout) -> list[Row]:
         {"moment": "trained", "n_clients": len(ids) if row["scope"] == "global" else None, **row}
         for row in rows
     ]
-    size = float(torch.linalg.vector_norm((stored.aggregated - stored.received).double()))
+    size = float(torch.linalg.vector_norm((cohort.aggregated - cohort.received).double()))
     return [
         *rows,
         {"moment": "aggregated", "scope": "global", "metric": "update_norm", "value": size},
@@ -128,8 +128,8 @@ def rows_of(stored: Stored, layout: Layout) -> list[Row]:
 
 
 def _mean(values: Tensor) -> float | None:
-    known = values[~values.isnan()]
-    return float(known.mean()) if len(known) else None
+    defined = values[~values.isnan()]
+    return float(defined.mean()) if len(defined) else None
 
 
 def _pairs(metric: str, ids: tuple[int, ...], matrix: Tensor) -> list[Row]:

@@ -31,7 +31,7 @@ ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
 
 @dataclass(frozen=True)
-class Asked:
+class DriftSettings:
     """What is measured of every round."""
 
     gradients: bool
@@ -44,58 +44,63 @@ class Asked:
     options: dict[str, Any]
 
 
-def of_round(shared: tuple[History, Asked], round: int) -> list[Row] | None:
+def of_round(shared: tuple[History, DriftSettings], round: int) -> list[Row] | None:
     """The rows of one round; None where the main process will say why there are none."""
-    history, asked = shared
+    history, settings = shared
     try:
-        stored = history.stored(round)
+        cohort = history.stored(round)
     except FldiagError:
         return None
-    if not stored.complete:
+    if not cohort.complete:
         return None
-    stored = history.finite(stored)
-    return rows(history, asked, stored) if stored.ids else None
+    cohort = history.finite(cohort)
+    return rows(history, settings, cohort) if cohort.ids else None
 
 
-def rows(history: History, asked: Asked, stored: Stored) -> list[Row]:
-    found = divergence.rows_of(stored, history.layout)
+def rows(history: History, settings: DriftSettings, cohort: Stored) -> list[Row]:
+    output = divergence.rows_of(cohort, history.layout)
     if history.alone:
-        return [{"round": stored.round, **row} for row in found]
-    found += _gradients(history, stored) if asked.gradients else []
-    for j, k in enumerate(stored.ids):
+        return [{"round": cohort.round, **row} for row in output]
+    output += _gradients(history, cohort) if settings.gradients else []
+    for j, k in enumerate(cohort.ids):
         if history.pool.own(k).stop > history.pool.own(k).start:
-            found += _proximal(
+            output += _proximal(
                 history,
-                stored,
+                cohort,
                 j,
-                asked.rho,
-                asked.strength,
-                asked.per,
-                asked.part,
-                asked.batch,
-                asked.options,
+                settings.rho,
+                settings.strength,
+                settings.per,
+                settings.part,
+                settings.batch,
+                settings.options,
             )
-    found += _representation(history, stored) if asked.representation else []
-    found += _means(found, history.pool.n - history.pool.test.stop)
-    return [{"round": stored.round, **row} for row in found]
+    output += _representation(history, cohort) if settings.representation else []
+    output += _means(output, history.pool.n - history.pool.test.stop)
+    return [{"round": cohort.round, **row} for row in output]
 
 
-def _gradients(history: History, stored: Stored) -> list[Row]:
+def _gradients(history: History, cohort: Stored) -> list[Row]:
     """Cosines of the stored clients' gradients with that of everybody's data, at the received weights."""
-    (w, buffers), pool = stored.start, history.pool
+    (w, buffers), pool = cohort.start, history.pool
     everything = pool.clients
-    total, kept = torch.zeros_like(w, dtype=torch.float64), {}
+    total, gradients = torch.zeros_like(w, dtype=torch.float64), {}
     for k in range(len(history.parts)):
-        own = pool.own(k)
-        if own.stop <= own.start:
+        examples = pool.own(k)
+        if examples.stop <= examples.start:
             continue
         losses = Losses(
-            history.network, pool, buffers, stored.start, proximal.batches(own, None)[0], kind="l2"
+            history.network,
+            pool,
+            buffers,
+            cohort.start,
+            proximal.batches(examples, None)[0],
+            kind="l2",
         )
         g = proximal.gradient(losses.local(), w)[1].double()
-        total.add_(g, alpha=(own.stop - own.start) / (everything.stop - everything.start))
-        if k in stored.ids:
-            kept[k] = g
+        total.add_(g, alpha=(examples.stop - examples.start) / (everything.stop - everything.start))
+        if k in cohort.ids:
+            gradients[k] = g
     base: Row = {
         "moment": "received",
         "slice": "train",
@@ -109,14 +114,14 @@ def _gradients(history: History, stored: Stored) -> list[Row]:
             "value": float(torch.linalg.vector_norm(total)),
         }
     ]
-    for k, g in kept.items():
-        own = pool.own(k)
+    for k, g in gradients.items():
+        examples = pool.own(k)
         about = {
             **base,
             "scope": "client",
             "client": k,
             "slice": f"client:{k}/train",
-            "n_examples": own.stop - own.start,
+            "n_examples": examples.stop - examples.start,
         }
         rows += [
             {**about, "metric": "gradient_cosine", "value": _number(cosine(g, total))},
@@ -127,7 +132,7 @@ def _gradients(history: History, stored: Stored) -> list[Row]:
 
 def _proximal(
     history: History,
-    stored: Stored,
+    cohort: Stored,
     j: int,
     radii: tuple[float, ...],
     strength: Strength,
@@ -137,14 +142,14 @@ def _proximal(
     options: dict[str, Any],
 ) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
-    (w, buffers), k, layout = stored.client(j), stored.ids[j], history.layout
-    start, own = stored.start, history.pool.own(k)
+    (w, buffers), k, layout = cohort.client(j), cohort.ids[j], history.layout
+    start, examples = cohort.start, history.pool.own(k)
     base: Row = {
         "moment": "trained",
         "scope": "client",
         "client": k,
         "slice": f"client:{k}/train",
-        "n_examples": own.stop - own.start,
+        "n_examples": examples.stop - examples.start,
     }
     cut = layout.size - layout.head_size if layout.has_head else None
     cosines: dict[tuple[float, str | None], list[float]] = {
@@ -152,11 +157,11 @@ def _proximal(
         for rho in radii
         for layer in ([None, "part:head"] if cut is not None else [None])
     }
-    prox, parts = 0.0, proximal.batches(own, size)
-    for some in parts:
-        losses = Losses(history.network, history.pool, buffers, start, some, **options)
+    prox, parts = 0.0, proximal.batches(examples, size)
+    for batch in parts:
+        losses = Losses(history.network, history.pool, buffers, start, batch, **options)
         mean, g_p = proximal.gradient(losses.proximal(), w)
-        prox += mean * some.n / (own.stop - own.start)
+        prox += mean * batch.n / (examples.stop - examples.start)
         for rho in radii:
             e = proximal.perturbation(
                 g_p, w - start[0], rho, layout, strength=strength, part=part, per=per
@@ -164,9 +169,9 @@ def _proximal(
             if e is None:
                 continue
             g_u = proximal.gradient(losses.local(), w + e)[1]
-            for layer, where in ((None, slice(None)), ("part:head", slice(cut, None))):
+            for layer, entries in ((None, slice(None)), ("part:head", slice(cut, None))):
                 value = (
-                    _number(cosine(g_u[where], g_p[where], noise_floor(g_p.dtype)))
+                    _number(cosine(g_u[entries], g_p[entries], noise_floor(g_p.dtype)))
                     if (rho, layer) in cosines
                     else None
                 )
@@ -180,10 +185,10 @@ def _proximal(
             "metric": "cos_gu_gp",
             "rho": rho,
             "layer": layer,
-            "value": float(np.mean(found)) if found else None,
+            "value": float(np.mean(values)) if values else None,
             "proximal": which,
         }
-        for (rho, layer), found in cosines.items()
+        for (rho, layer), values in cosines.items()
     ]
     for name, (strong, n) in mean_strengths(
         strengths(w - start[0], layout, per), layout, per
@@ -200,8 +205,8 @@ def _number(value: Tensor) -> float | None:
     return None if bool(value.isnan()) else float(value)
 
 
-def _representation(history: History, stored: Stored) -> list[Row]:
-    test, (w, buffers) = history.pool.test, stored.start
+def _representation(history: History, cohort: Stored) -> list[Row]:
+    test, (w, buffers) = history.pool.test, cohort.start
     received = features(history, (w, buffers), test)
     return [
         {
@@ -211,9 +216,9 @@ def _representation(history: History, stored: Stored) -> list[Row]:
             "client": k,
             "slice": history.pool.split,
             "n_examples": test.stop,
-            "value": cka(features(history, stored.client(j), test), received),
+            "value": cka(features(history, cohort.client(j), test), received),
         }
-        for j, k in enumerate(stored.ids)
+        for j, k in enumerate(cohort.ids)
     ]
 
 
@@ -226,7 +231,7 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
             groups.setdefault(
                 (row["metric"], row["moment"], row.get("layer"), row.get("rho")), []
             ).append(row)
-    found = []
+    means = []
     for (metric, moment, layer, rho), members in groups.items():
         values = [row["value"] for row in members if row["value"] is not None]
         place = (
@@ -235,7 +240,7 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
             else ("train", trained)
         )
         scaled = [row["scaled"] for row in members if "scaled" in row]
-        found.append(
+        means.append(
             {
                 "metric": metric,
                 "moment": moment,
@@ -253,10 +258,10 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
                 **({"scaled": float(np.mean(scaled))} if scaled else {}),
             }
         )
-    return found
+    return means
 
 
-def propositions(history: History, stored: Stored, options: dict[str, Any]) -> list[Row]:
+def propositions(history: History, cohort: Stored, options: dict[str, Any]) -> list[Row]:
     """Propositions 1 and 2 at every stored client's trained weights, in float64."""
     network = Network(history.network.module)
     network.module.double()
@@ -266,31 +271,31 @@ def propositions(history: History, stored: Stored, options: dict[str, Any]) -> l
     def double(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: b.double() if b.is_floating_point() else b for n, b in buffers.items()}
 
-    start = stored.start[0].double(), double(stored.start[1])
-    for j, k in enumerate(stored.ids):
-        own, (w, buffers) = pool.own(k), stored.client(j)
-        if own.stop <= own.start:
+    start = cohort.start[0].double(), double(cohort.start[1])
+    for j, k in enumerate(cohort.ids):
+        examples, (w, buffers) = pool.own(k), cohort.client(j)
+        if examples.stop <= examples.start:
             continue
         w = w.double()
         losses = Losses(
-            network, pool, double(buffers), start, proximal.batches(own, None)[0], **options
+            network, pool, double(buffers), start, proximal.batches(examples, None)[0], **options
         )
         g_p = proximal.gradient(losses.proximal(), w)[1]
         if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
-            history.note(stored.round, f"client {k} did not move: no propositions", k)
+            history.note(cohort.round, f"client {k} did not move: no propositions", k)
             continue
-        found = check(losses, g_p, w, ETAS, RHOS)
+        checks = check(losses, g_p, w, ETAS, RHOS)
         rows += [
             {
-                "round": stored.round,
+                "round": cohort.round,
                 "moment": "trained",
                 "scope": "client",
                 "client": k,
                 "slice": f"client:{k}/train",
-                "n_examples": own.stop - own.start,
+                "n_examples": examples.stop - examples.start,
                 **row,
             }
-            for row in found
+            for row in checks
         ]
     return rows
 
@@ -329,22 +334,22 @@ def recorded(history: History) -> list[Row]:
                         "n_steps": int(counts[k]),
                     }
                 )
-            known = means["value"].dropna()
+            finite = means["value"].dropna()
             rows.append(
                 {
                     **about,
                     "scope": "global",
                     "slice": "train",
-                    "n_clients": len(known),
+                    "n_clients": len(finite),
                     "n_steps": int(counts.sum()),
-                    "stderr": known.std() / len(known) ** 0.5 if len(known) > 1 else None,
-                    "value": known.mean() if len(known) else None,
+                    "stderr": finite.std() / len(finite) ** 0.5 if len(finite) > 1 else None,
+                    "value": finite.mean() if len(finite) else None,
                     "scaled": means["scaled"].mean(),
                 }
             )
     return [
-        {**row, "value": v if known else None, "masked": not known}
+        {**row, "value": v if is_finite else None, "masked": not is_finite}
         for row in rows
         for v in [row["value"]]
-        for known in [v is not None and bool(np.isfinite(v))]
+        for is_finite in [v is not None and bool(np.isfinite(v))]
     ]

@@ -39,7 +39,7 @@ def draw(table: pd.DataFrame) -> Figure:
     """
     need(table, COLUMNS, PICTURE)
     select(table, "global_local_divergence", PICTURE)
-    whole = only(table, scope="global", estimator="exact", layer=None)
+    network_rows = only(table, scope="global", estimator="exact", layer=None)
     distances = {"global_local_divergence": "global–local", "local_local_divergence": "local–local"}
     cosines = {
         "update_cosine": "update, update",
@@ -47,9 +47,11 @@ def draw(table: pd.DataFrame) -> Figure:
         "gradient_cosine": "gradient, global gradient",
     }
     panels = [
-        Panel("distance of weights", [(only(whole, metric=m), t) for m, t in distances.items()]),
-        Panel("cosine", [(only(whole, metric=m), t) for m, t in cosines.items()], zero=True),
-        Panel("CKA with the\nreceived model", [(only(whole, metric="cka"), "")]),
+        Panel(
+            "distance of weights", [(only(network_rows, metric=m), t) for m, t in distances.items()]
+        ),
+        Panel("cosine", [(only(network_rows, metric=m), t) for m, t in cosines.items()], zero=True),
+        Panel("CKA with the\nreceived model", [(only(network_rows, metric="cka"), "")]),
     ]
     return _figure(panels, table)
 
@@ -90,7 +92,7 @@ def _figure(panels: Sequence[Panel], table: pd.DataFrame) -> Figure:
     panels = [
         Panel(p.label, curves, p.zero)
         for p in panels
-        if (curves := [(_known(rows), text) for rows, text in p.curves if len(_known(rows))])
+        if (curves := [(_plotted(rows), text) for rows, text in p.curves if len(_plotted(rows))])
     ]
     with style.paper():
         if len(runs) <= 1:
@@ -108,15 +110,15 @@ def _figure(panels: Sequence[Panel], table: pd.DataFrame) -> Figure:
         single = [(p, rows, text) for p in panels for rows, text in p.curves]
         fig, axes = style.panels(len(single), 1.95, 0.2 * len(runs), least=1.6)
         for ax, (panel, rows, text) in zip(axes, single, strict=True):
-            own = [(rows[[name == run for name in names(rows["run"])]], run) for run in runs]
-            curves = [(part, run) for part, run in own if len(part)]
+            parts = [(rows[[name == run for name in names(rows["run"])]], run) for run in runs]
+            curves = [(part, run) for part, run in parts if len(part)]
             _lines(ax, Panel(panel.label, curves, panel.zero), looks)
             ax.set_title(style.plain(text), fontsize=8)
         series.legend_of_runs(fig, looks)
     return fig
 
 
-def _known(rows: pd.DataFrame) -> pd.DataFrame:
+def _plotted(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.dropna(subset=["value", "round"])
     return rows[~rows["moment"].isin(["aggregated"])]
 
@@ -173,8 +175,8 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
         fig = style.figure(width, 0.9 + 0.17 * len(layers) + 0.2 * len(runs), layout="constrained")
         ax = fig.subplots()
         for place, run in enumerate(runs):
-            own = rows[rows["run"] == run]
-            last = own[own["round"] == only(own, estimator="exact")["round"].max()]
+            run_rows = rows[rows["run"] == run]
+            last = run_rows[run_rows["round"] == only(run_rows, estimator="exact")["round"].max()]
             shift = 0.5 * (place - (len(runs) - 1) / 2) / len(runs)
             for how, face in (("exact", looks[run].color), ("steps", "white")):
                 part = only(last, estimator=how)

@@ -98,17 +98,17 @@ def check(
                     errors[f"proposition_{i}_step"].append(
                         (eta, abs(change + eta * e) / max(abs(eta * e), TINY))
                     )
-    for name, found in errors.items():
+    for name, points in errors.items():
         order = ORDER_STEP if name.endswith("step") else ORDER_PERTURBATION
-        rows.append({"metric": f"{name}_order", "value": slope(found), "predicted": order})
+        rows.append({"metric": f"{name}_order", "value": slope(points), "predicted": order})
     return rows
 
 
 def slope(points: Sequence[tuple[float, float]], noise: float = 1e-11) -> float | None:
     """The slope of a power law error ~ size^slope through (size, error), least squares on logarithms; None with fewer than two
     errors above rounding noise."""
-    kept = [(size, error) for size, error in points if error > noise]
-    if len({size for size, _ in kept}) < 2:
+    significant = [(size, error) for size, error in points if error > noise]
+    if len({size for size, _ in significant}) < 2:
         return None
-    x, y = np.log([k[0] for k in kept]), np.log([k[1] for k in kept])
+    x, y = np.log([k[0] for k in significant]), np.log([k[1] for k in significant])
     return float(np.polyfit(x, y, 1)[0])

@@ -27,13 +27,13 @@ def cka(a: Tensor, b: Tensor) -> float | None:
     return float(cross / (sizes[0] * sizes[1]))
 
 
-def features(history: History, weights: Weights, where: slice) -> Tensor:
+def features(history: History, weights: Weights, stretch: slice) -> Tensor:
     """What the head sees (without a head: the outputs) on a stretch of the pool, [n, d]."""
     w, buffers = weights
-    network, found = history.network, []
+    network, outputs = history.network, []
     bound = network.bind(w.unsqueeze(0), {n: b.unsqueeze(0).clone() for n, b in buffers.items()})
     with torch.no_grad():
-        for piece in history.pool.batches(where, BATCH):
+        for piece in history.pool.batches(stretch, BATCH):
             x = history.pool.read(piece.start, piece.stop)[0].unsqueeze(0)
-            found.append((bound.features(x) if network.has_split else bound(x))[0].flatten(1))
-    return torch.cat(found)
+            outputs.append((bound.features(x) if network.has_split else bound(x))[0].flatten(1))
+    return torch.cat(outputs)

@@ -41,8 +41,8 @@ _SOURCES = {
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     lowest = min(options["rho"], default=None)
-    rows, shown = [], spread_rounds(frame, "global_local_divergence")
-    for r in shown:
+    rows, rounds = [], spread_rounds(frame, "global_local_divergence")
+    for r in rounds:
         row: Row = {"round": r} | {
             k: number(frame, m, round=r, moment=moment, **WHOLE)
             for k, (m, moment) in _SOURCES.items()
@@ -58,7 +58,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Say(
             f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}"
         )
-    recorded = [row for r in shown if (row := _recorded(frame, r))]
+    recorded = [row for r in rounds if (row := _recorded(frame, r))]
     if recorded:
         yield Say("means over the local steps that training recorded:")
         yield Small(recorded, RECORDED)
@@ -82,12 +82,12 @@ def _recorded(frame: pd.DataFrame, r: int) -> Row:
         ("head", "cos_gu_gp", "part:head"),
         ("proximal", "proximal_loss", None),
     ):
-        found = only(rows, metric=metric, layer=layer)
-        if len(found):
+        metric_rows = only(rows, metric=metric, layer=layer)
+        if len(metric_rows):
             row |= {
-                key: found["value"].iloc[0],
-                "which": found["proximal"].iloc[0],
-                "steps": int(found["n_steps"].iloc[0]),
+                key: metric_rows["value"].iloc[0],
+                "which": metric_rows["proximal"].iloc[0],
+                "steps": int(metric_rows["n_steps"].iloc[0]),
             }
     return {"round": r, "estimator": "steps", **row} if row else {}
 
@@ -96,16 +96,16 @@ def orders(frame: pd.DataFrame) -> list[str]:
     """The measured orders of the propositions' errors (medians over the clients) beside the predicted ones."""
     texts = []
     for i in (1, 2):
-        found = []
+        powers = []
         for kind, symbol in (("step", "eta"), ("perturbation", "rho")):
             rows = only(frame, metric=f"proposition_{i}_{kind}_order")
             values = rows["value"].dropna()
             if len(values):
-                found.append(
+                powers.append(
                     f"{symbol}^{values.median():.2f} (predicted {rows['predicted'].iloc[0]:g})"
                 )
-        if found:
+        if powers:
             texts.append(
-                f"proposition {i}: error falls as {', '.join(found)}; median over the clients of the last round"
+                f"proposition {i}: error falls as {', '.join(powers)}; median over the clients of the last round"
             )
     return texts

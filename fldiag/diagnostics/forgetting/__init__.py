@@ -124,14 +124,14 @@ def forgetting(
     from fldiag.runs.round_cache import FinishedRounds
 
     measure = Measure(history, min_count, confidence, own)
-    kept = FinishedRounds(
+    finished_rounds = FinishedRounds(
         store,
         lambda: digest(
             "forgetting", history.digest(), min_count, confidence, *([] if own else ["test"])
         ),
     )
     rows: list[Row] = []
-    missing = [r for r in history.rounds if str(r) not in kept.rounds]
+    missing = [r for r in history.rounds if str(r) not in finished_rounds.rounds]
     with open_pool(
         history.executor,
         partial(evaluated, own=own),
@@ -144,15 +144,15 @@ def forgetting(
         ):  # one after the other, a round needs not evaluate what the one before has
             measure.ahead = zip(missing, pool.map(missing), strict=True)
         try:
-            for stored in history.each(progress):
-                if (there := kept.take(stored, measure)) is not None:
-                    rows += there
+            for cohort in history.each(progress):
+                if (cached_rows := finished_rounds.take(cohort, measure)) is not None:
+                    rows += cached_rows
                     continue
                 noted = len(history.notes)
-                rows += (new := measure.round(stored))
-                kept.add(stored.round, new, history.notes[noted:], measure)
+                rows += (new := measure.round(cohort))
+                finished_rounds.add(cohort.round, new, history.notes[noted:], measure)
         except BaseException:  # Ctrl-C above all
-            kept.save()
+            finished_rounds.save()
             raise
     rows += measure.class_examples()
     return table([*rows, *history.notes], **history.common, estimator="exact")

@@ -20,13 +20,13 @@ from fldiag.runs.round_weights import Stored
 def evaluated(history: History, round: int, own: bool = True) -> CohortScores | None:
     """Of a round's received, trained and aggregated models, or of the aggregated one alone; None where it cannot be read."""
     try:
-        stored = history.stored(round)
+        cohort = history.stored(round)
         models = (
-            [stored.start, *(stored.client(j) for j in range(len(stored.ids)))]
-            if stored.complete
+            [cohort.start, *(cohort.client(j) for j in range(len(cohort.ids)))]
+            if cohort.complete
             else []
         )
-        return history.evaluate([*models, (stored.aggregated, stored.buffers)], test=not own)
+        return history.evaluate([*models, (cohort.aggregated, cohort.buffers)], test=not own)
     except FldiagError:  # the main process reads it too, and says why
         return None
 
@@ -57,32 +57,32 @@ class Measure:
 
     def state(self) -> dict[str, np.ndarray]:
         """What the next rounds are compared with, as arrays."""
-        found: dict[str, Any] = {"best": self.best}
+        arrays: dict[str, Any] = {"best": self.best}
         if self.before is not None:
-            found |= {"before_round": np.array(self.before[0]), "before": self.before[1]}
+            arrays |= {"before_round": np.array(self.before[0]), "before": self.before[1]}
         if self.last is not None:
-            found |= {f"last_{name}": value for name, value in vars(self.last[1]).items()}
-        return {name: value for name, value in found.items() if value is not None}
+            arrays |= {f"last_{name}": value for name, value in vars(self.last[1]).items()}
+        return {name: value for name, value in arrays.items() if value is not None}
 
-    def resume(self, stored: Stored, state: dict[str, np.ndarray]) -> None:
-        """Take up the state after the round ``stored``."""
+    def resume(self, cohort: Stored, state: dict[str, np.ndarray]) -> None:
+        """Take up the state after the round ``cohort``."""
         self.best = state.get("best")
         self.before = (int(state["before_round"]), state["before"]) if "before" in state else None
         scores = CohortScores(state["last_loss"], state.get("last_right"), state["last_valid"])
-        self.last = (stored.aggregated, stored.buffers), scores
+        self.last = (cohort.aggregated, cohort.buffers), scores
 
     # -- one round
 
-    def round(self, stored: Stored) -> list[Row]:
-        ids = list(stored.ids) if stored.complete else []
+    def round(self, cohort: Stored) -> list[Row]:
+        ids = list(cohort.ids) if cohort.complete else []
         self.seen_clients |= set(ids)
-        scores = self._scores(stored, len(ids))
+        scores = self._scores(cohort, len(ids))
         moments = [("received", None), *(("trained", k) for k in ids)] if ids else []
         models = [*moments, ("aggregated", None)]
         for (moment, k), good in zip(models, scores.valid, strict=True):
             if not good:
-                whose = "" if k is None else f" of client {k}"
-                self.history.note(stored.round, f"the {moment} weights{whose} give no numbers", k)
+                owner = "" if k is None else f" of client {k}"
+                self.history.note(cohort.round, f"the {moment} weights{owner} give no numbers", k)
         rows: list[Row] = []
         for i, (moment, k) in enumerate(models):
             base = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
@@ -97,48 +97,48 @@ class Measure:
             if ids:
                 rows += self._changes(scores, ids)
             rows += self._over_time(
-                stored.round, self._class_right(scores)[-1], bool(scores.valid[-1])
+                cohort.round, self._class_right(scores)[-1], bool(scores.valid[-1])
             )
         if ids:
             rows += self._means(rows, ids)
-        return [{"round": stored.round, "masked": row["value"] is None, **row} for row in rows]
+        return [{"round": cohort.round, "masked": row["value"] is None, **row} for row in rows]
 
-    def _scores(self, stored: Stored, clients: int) -> CohortScores:
+    def _scores(self, cohort: Stored, clients: int) -> CohortScores:
         """Of received, trained and aggregated models; the received one is usually the last aggregated."""
-        models = [stored.client(j) for j in range(clients)] + [(stored.aggregated, stored.buffers)]
-        known = None
+        models = [cohort.client(j) for j in range(clients)] + [(cohort.aggregated, cohort.buffers)]
+        received = None
         new = (
             None
             if self.ahead is None
-            else next((s for r, s in self.ahead if r == stored.round), None)
+            else next((s for r, s in self.ahead if r == cohort.round), None)
         )
         if new is None:
-            known = self._known(stored) if clients else None
+            received = self._received_scores(cohort) if clients else None
             new = self.history.evaluate(
-                models if known or not clients else [stored.start, *models], test=not self.own
+                models if received or not clients else [cohort.start, *models], test=not self.own
             )
-        if known:
+        if received:
             right = (
                 None
-                if new.right is None or known.right is None
-                else np.concatenate([known.right, new.right])
+                if new.right is None or received.right is None
+                else np.concatenate([received.right, new.right])
             )
             new = CohortScores(
-                np.concatenate([known.loss, new.loss]),
+                np.concatenate([received.loss, new.loss]),
                 right,
-                np.concatenate([known.valid, new.valid]),
+                np.concatenate([received.valid, new.valid]),
             )
         last = CohortScores(
             new.loss[-1:], None if new.right is None else new.right[-1:], new.valid[-1:]
         )
-        self.last = (stored.aggregated, stored.buffers), last
+        self.last = (cohort.aggregated, cohort.buffers), last
         return new
 
-    def _known(self, stored: Stored) -> CohortScores | None:
+    def _received_scores(self, cohort: Stored) -> CohortScores | None:
         if self.last is None:
             return None
         (w, buffers), scores = self.last
-        start, received = stored.start
+        start, received = cohort.start
         same = w.equal(start) and all(buffers[n].equal(b) for n, b in received.items())
         return scores if same else None
 
@@ -159,24 +159,24 @@ class Measure:
         everyone = pool.clients
         rows = self._on(scores, i, pool.split, [pool.test])
         for k in clients if self.own else ():
-            own = pool.own(k)
-            rows += self._on(scores, i, f"client:{k}/train", [own])
+            examples = pool.own(k)
+            rows += self._on(scores, i, f"client:{k}/train", [examples])
             rows += self._on(
                 scores,
                 i,
                 f"client:{k}/others",
                 [
-                    slice(everyone.start, min(own.start, everyone.stop)),
-                    slice(own.stop, everyone.stop),
+                    slice(everyone.start, min(examples.start, everyone.stop)),
+                    slice(examples.stop, everyone.stop),
                 ],
             )
         return rows
 
-    def _on(self, scores: CohortScores, i: int, name: str, where: list[slice]) -> list[Row]:
-        losses = np.concatenate([scores.loss[i, s] for s in where])
+    def _on(self, scores: CohortScores, i: int, name: str, slices: list[slice]) -> list[Row]:
+        losses = np.concatenate([scores.loss[i, s] for s in slices])
         rows = []
         if scores.right is not None:
-            right = sum(int(scores.right[i, s].sum()) for s in where)
+            right = sum(int(scores.right[i, s].sum()) for s in slices)
             rows.append(
                 {
                     "slice": name,
@@ -184,19 +184,21 @@ class Measure:
                     **self._share(right, len(losses), scores.valid[i]),
                 }
             )
-        shown = scores.valid[i] and len(losses) >= self.min_count
+        is_shown = scores.valid[i] and len(losses) >= self.min_count
         stderr = (
-            float(losses.std(ddof=1) / np.sqrt(len(losses))) if shown and len(losses) > 1 else None
+            float(losses.std(ddof=1) / np.sqrt(len(losses)))
+            if is_shown and len(losses) > 1
+            else None
         )
         return [
             *rows,
             {
                 "slice": name,
                 "metric": "loss",
-                "value": float(losses.mean()) if shown else None,
+                "value": float(losses.mean()) if is_shown else None,
                 "stderr": stderr,
                 "n_examples": len(losses),
-                "masked": not shown,
+                "masked": not is_shown,
             },
         ]
 
@@ -286,14 +288,14 @@ class Measure:
                     "value": lost,
                 }
             )
-            held = self.held(k)
-            has = held > 0
+            class_counts = self.class_counts(k)
+            has = class_counts > 0
             rows.append(
                 {
                     **base,
                     "metric": "unseen_classes",
                     "value": float((~has).sum()),
-                    "n_examples": int(held.sum()),
+                    "n_examples": int(class_counts.sum()),
                 }
             )
             for i, moment in ((0, "received"), (j, "trained"), (len(ids) + 1, "aggregated")):
@@ -312,26 +314,26 @@ class Measure:
 
     def _averaged_away(self, counts: np.ndarray, valid: np.ndarray) -> Row:
         """What aggregation forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
-        good, shown = valid[1:-1], self.per_class >= self.min_count
+        good, is_judged = valid[1:-1], self.per_class >= self.min_count
         row: Row = {
             "moment": "aggregated",
             "scope": "global",
             "slice": self.pool.split,
             "metric": "granular_forgetting",
-            "n_examples": int(self.per_class[shown].sum()),
+            "n_examples": int(self.per_class[is_judged].sum()),
             "n_clients": int(good.sum()),
         }
-        if not (good.any() and valid[-1] and shown.any()):
+        if not (good.any() and valid[-1] and is_judged.any()):
             return {**row, "value": None, "masked": True}
-        drop = (counts[1:-1][good].mean(0) - counts[-1])[shown] / self.per_class[shown]
+        drop = (counts[1:-1][good].mean(0) - counts[-1])[is_judged] / self.per_class[is_judged]
         return {**row, "value": float(np.maximum(drop, 0).sum()), "masked": False}
 
-    def _difference(self, lost: np.ndarray, won: np.ndarray, where: np.ndarray, valid: bool) -> Row:
+    def _difference(self, lost: np.ndarray, won: np.ndarray, mask: np.ndarray, valid: bool) -> Row:
         """Accuracy before minus after on some test examples, with the standard error of the paired difference."""
-        n = int(where.sum())
+        n = int(mask.sum())
         if n < self.min_count or not valid:
             return {"value": None, "n_examples": n, "masked": True}
-        change = lost[where].astype(float) - won[where]
+        change = lost[mask].astype(float) - won[mask]
         return {
             "value": float(change.mean()),
             "stderr": float(change.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
@@ -343,8 +345,8 @@ class Measure:
 
     def _means(self, rows: list[Row], ids: list[int]) -> list[Row]:
         """Mean and spread over the clients of what their rows say about the test split; ``restored`` is pooled."""
-        found: list[Row] = []
-        wanted = (
+        means: list[Row] = []
+        metrics = (
             "accuracy",
             "loss",
             "drop",
@@ -358,7 +360,7 @@ class Measure:
         groups: dict[tuple[str, str], list[float]] = {}
         for row in rows:
             judged = row["scope"] == "client" and row["slice"] == self.pool.split
-            if judged and row["metric"] in wanted and row["value"] is not None:
+            if judged and row["metric"] in metrics and row["value"] is not None:
                 groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
         for (moment, metric), values in groups.items():
             base: Row = {
@@ -371,34 +373,34 @@ class Measure:
             stderr = (
                 float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
             )
-            found.append(
+            means.append(
                 {**base, "metric": metric, "value": float(np.mean(values)), "stderr": stderr}
             )
             if metric in ("accuracy", "loss", "drop"):
-                found.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
+                means.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
         restored = [row for row in rows if row["metric"] == "restored"]
-        known = [row for row in restored if row["value"] is not None]
+        pooled = [row for row in restored if row["value"] is not None]
         if restored:
-            total = sum(row["n_examples"] for row in known)
-            right = sum(row["value"] * row["n_examples"] for row in known)
-            found.append(
+            total = sum(row["n_examples"] for row in pooled)
+            right = sum(row["value"] * row["n_examples"] for row in pooled)
+            means.append(
                 {
                     "moment": "trained",
                     "scope": "global",
                     "slice": self.pool.split,
                     "metric": "restored",
                     **self._share(right, total),
-                    "n_clients": len(known),
+                    "n_clients": len(pooled),
                 }
             )
-        return found
+        return means
 
     def _over_time(self, r: int, right: np.ndarray, valid: bool) -> list[Row]:
         """Backward transfer and fluctuation of the aggregated model's classes; those with few examples left out."""
         if not valid:
             return []
-        shown = self.per_class >= self.min_count
-        accuracy = np.where(shown, right / np.maximum(self.per_class, 1), np.nan)
+        is_judged = self.per_class >= self.min_count
+        accuracy = np.where(is_judged, right / np.maximum(self.per_class, 1), np.nan)
         base: Row = {"moment": "aggregated", "scope": "global", "slice": self.pool.split}
         rows: list[Row] = []
 
@@ -408,8 +410,8 @@ class Measure:
                     **base,
                     "metric": metric,
                     "index": c,
-                    "value": float(v) if shown[c] else None,
-                    "masked": not shown[c],
+                    "value": float(v) if is_judged[c] else None,
+                    "masked": not is_judged[c],
                     "n_examples": int(self.per_class[c]),
                 }
                 for c, v in enumerate(values)
@@ -420,11 +422,11 @@ class Measure:
                     {
                         **base,
                         "metric": metric,
-                        "value": float(values[shown].mean()),
-                        "n_examples": int(self.per_class[shown].sum()),
+                        "value": float(values[is_judged].mean()),
+                        "n_examples": int(self.per_class[is_judged].sum()),
                     },
                 ]
-                if shown.any()
+                if is_judged.any()
                 else cells
             )
 
@@ -456,10 +458,10 @@ class Measure:
                 "n_examples": len(self.history.parts[k]),
             }
             for k in sorted(self.seen_clients)
-            for c, v in enumerate(self.held(k))
+            for c, v in enumerate(self.class_counts(k))
         ]
 
-    def held(self, client: int) -> np.ndarray:
+    def class_counts(self, client: int) -> np.ndarray:
         """Training examples of every class that a client has: not the pool's, which may lack a class with few samples."""
         labels = self.history.dataset.train_y[self.history.parts[client]]
         return np.bincount(labels.cpu().numpy(), minlength=self.classes)

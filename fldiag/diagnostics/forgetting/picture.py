@@ -123,8 +123,8 @@ def _references(ax: Axes, table: pd.DataFrame) -> None:
 def ceiling(table: pd.DataFrame) -> float | None:
     """The accuracy of models that are always right on their client's own classes and never on others, mean over the clients,
     where test classes are equally frequent; None where every client has every class, or nobody knows."""
-    held = only(table, metric="class_examples").dropna(subset=["value"])
-    share = float((floats(held["value"]) > 0).mean()) if len(held) else 1.0
+    counts = only(table, metric="class_examples").dropna(subset=["value"])
+    share = float((floats(counts["value"]) > 0).mean()) if len(counts) else 1.0
     return share if share < 1 else None
 
 
@@ -137,8 +137,10 @@ def curves_if_any(table: pd.DataFrame) -> Figure | None:
 @compares_runs
 def heatmap_if_any(table: pd.DataFrame) -> Figure | None:
     """``heatmap``, where classes were told apart."""
-    there = (table["metric"] == "accuracy").any() and (table["metric"] == "class_forgetting").any()
-    return heatmap(table) if there else None
+    has_classes = (table["metric"] == "accuracy").any() and (
+        table["metric"] == "class_forgetting"
+    ).any()
+    return heatmap(table) if has_classes else None
 
 
 def _band(
@@ -174,8 +176,8 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     losses = {run: _losses(part, round) for run, part in runs.items()}
     clients = {run: _cells(rows) for run, rows in losses.items()}
     cells = {run: percentiles(c) if len(c) > MANY else c for run, c in clients.items()}
-    known = np.concatenate([part.to_numpy().ravel() for part in cells.values()])
-    reach = float(np.abs(known[np.isfinite(known)]).max(initial=0.0)) or 1.0
+    values = np.concatenate([part.to_numpy().ravel() for part in cells.values()])
+    reach = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
     rows, classes = (max(part.shape[axis] for part in cells.values()) for axis in (0, 1))
     width = style.ONE_COLUMN if classes <= 12 and len(runs) == 1 else style.TWO_COLUMNS
     height = min(max(1.35 + 0.17 * rows, 2.3), 8.0)
@@ -259,8 +261,8 @@ def _classes(
     ax.set(xlabel="class", ylabel="percentile of the clients" if many else "client")
     if classes <= 30:
         ax.set_xticks(range(classes), [str(c) for c in cells.columns])
-    every = max(1, -(-rows // 40))
-    ax.set_yticks(range(0, rows, every), [str(k) for k in cells.index[::every]])
+    stride = max(1, -(-rows // 40))
+    ax.set_yticks(range(0, rows, stride), [str(k) for k in cells.index[::stride]])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     marks = {"dot": len(unseen) > 0, "hatch": bool((~np.isfinite(values)).any())}
