@@ -85,7 +85,7 @@ class ExamplePool:
         self.x_raw, self.y = torch.cat([s.x_raw for s in slices]), torch.cat([s.y for s in slices])
         self._x: Tensor | None = None
 
-    def own(self, client: int) -> slice:
+    def train_slice(self, client: int) -> slice:
         """Where the client's training examples lie (an empty slice for a client without any)."""
         return self.segments.get(f"client:{client}/train", slice(self.n, self.n))
 

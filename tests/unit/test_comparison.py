@@ -108,7 +108,7 @@ def test_the_norm_of_a_diagonal_is_the_same_in_matching_and_alone():
         made, "matching", k=0, on="client", split=False, max_products=30, deflate=5, seed=4
     )
     for k in (0, 1):
-        p = made.problem((others[k], {}), made.pool.own(k), "one")
+        p = made.problem((others[k], {}), made.pool.train_slice(k), "one")
         alone = diagonal(p, max_products=30, deflate=5, seed=4)
         for metric in ("diagonal_norm", "trace"):
             mine, same = (

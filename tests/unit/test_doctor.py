@@ -700,10 +700,12 @@ def test_examples_shared_with_many_clients_are_no_copy_of_one():
         np.r_[0:3, 10:13, 20:23, 30:32],
     ]
     check = Parts(SimpleNamespace(run=SimpleNamespace(origin={})))
-    assert [f.what for f in check._told(parts)] == ["some examples belong to several clients"]
+    assert [f.what for f in check._compare_reports(parts)] == [
+        "some examples belong to several clients"
+    ]
     for more in (np.arange(0, 10), np.r_[0:10, 40:70]):  # a copy, and one with more besides
         assert "clients 0 and 4 hold the same examples" in [
-            f.what for f in check._told([*parts, more])
+            f.what for f in check._compare_reports([*parts, more])
         ]
     held = [
         np.arange(100),
@@ -711,10 +713,12 @@ def test_examples_shared_with_many_clients_are_no_copy_of_one():
         np.r_[0:20, 100:110, 200:300],
     ]  # shares more with 0, and has all of 1
     assert [
-        (f.client, f.client_b, f.value) for f in check._told(held) if f.severity == "warning"
+        (f.client, f.client_b, f.value)
+        for f in check._compare_reports(held)
+        if f.severity == "warning"
     ] == [(1, 2, 1.0)]
     for n, named in ((1, False), (4, False), (5, True)):
-        told = [f.what for f in check._told([np.arange(n), np.arange(5000)])]
+        told = [f.what for f in check._compare_reports([np.arange(n), np.arange(5000)])]
         assert (
             "clients 0 and 1 hold the same examples" in told
         ) == named and "some examples belong to several clients" in told

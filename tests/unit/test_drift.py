@@ -36,7 +36,7 @@ def federation():
 
 def losses(made, k, **options):
     item = made.last()
-    batch = proximal.batches(made.pool.own(k), None)[0]
+    batch = proximal.batches(made.pool.train_slice(k), None)[0]
     return (
         Losses(made.network, made.pool, {}, item.start, batch, **options),
         item.clients[k],
@@ -170,7 +170,9 @@ def test_gradient_cosines_of_quadratics():
 
 def test_kl_is_torchs_and_its_gradient_that_of_finite_differences(federation):
     made, w, start = losses(federation, 1, tau=2.0)
-    x, _ = federation.pool.read(federation.pool.own(1).start, federation.pool.own(1).stop)
+    x, _ = federation.pool.read(
+        federation.pool.train_slice(1).start, federation.pool.train_slice(1).stop
+    )
     net = federation.network
     student, teacher = (F.log_softmax(net.bind(v[None])(x[None])[0] / 2, -1) for v in (w, start))
     assert proximal.value(made.proximal(), w) == pytest.approx(
@@ -264,7 +266,7 @@ def test_minibatches_are_averaged(federation):
     frame = drift(
         federation, rho=(0.0,), batch=7, gradients=False, representation=False, propositions=False
     )
-    item, own = federation.last(), federation.pool.own(0)
+    item, own = federation.last(), federation.pool.train_slice(0)
     found = []
     for batch in proximal.batches(own, 7):
         some = Losses(federation.network, federation.pool, {}, item.start, batch)
@@ -346,7 +348,12 @@ def test_propositions_on_a_quadratic_to_rounding():
     )
     pool = ExamplePool(*q.data, None, torch.device("cpu"), torch.float64)
     some = Losses(
-        Network(net), pool, {}, (start, {}), proximal.batches(pool.own(0), None)[0], kind="l2"
+        Network(net),
+        pool,
+        {},
+        (start, {}),
+        proximal.batches(pool.train_slice(0), None)[0],
+        kind="l2",
     )
     A, g_l, g_p = q.A[0], q.gradient(0, w), w - start
     eta, rho = 0.1, 0.5

@@ -58,7 +58,7 @@ def harm(history: History, stored: Stored, where: str) -> list[Row]:
 
 def _clients(history: History, stored: Stored) -> Iterator[tuple[str, Row, Tensor]]:
     for b in stored.ids:
-        own = history.pool.own(b)
+        own = history.pool.train_slice(b)
         yield (
             "harm",
             {"scope": "pair", "client_b": b, "slice": f"client:{b}/train"},

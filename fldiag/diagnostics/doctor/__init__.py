@@ -26,9 +26,9 @@ def fails(table: pd.DataFrame, strict: bool) -> bool:
 def alarms(table: pd.DataFrame) -> list[str]:
     """Faults, then warnings."""
     return [
-        str(what)
+        str(text)
         for kind in (FAULT, WARNING)
-        for what in table.loc[table["severity"] == kind, "what"]
+        for text in table.loc[table["severity"] == kind, "what"]
     ]
 
 
@@ -81,19 +81,21 @@ def doctor(
     """
     from fldiag.diagnostics.doctor.examine import examine
 
-    given = [run if model is None and data is None else _with(run, model, data) for run in runs]
+    targets = [run if model is None and data is None else _with(run, model, data) for run in runs]
     return examine(
-        given, {"samples": samples, "root": root, "download": download, "device": device}, progress
+        targets,
+        {"samples": samples, "root": root, "download": download, "device": device},
+        progress,
     )
 
 
 def _with(run: Run, model: Any, data: Any) -> Run:
-    made = copy(run)
-    made.model, made.data = (
+    target = copy(run)
+    target.model, target.data = (
         model if model is not None else run.model,
         data if data is not None else run.data,
     )
-    return made
+    return target
 
 
 doctor.__doc__ = f"{(doctor.__doc__ or '').rstrip()}\n\n    " + described().replace("\n", "\n    ")

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     INFORMATION,
     WARNING,
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 
@@ -29,7 +29,7 @@ def pairs(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, str]]:
     >>> pairs({"fc.lora_A.weight": (2, 8), "fc.lora_B.weight": (4, 2), "A": (3, 3)})
     [('fc.lora_A.weight', 'fc.lora_B.weight')]
     """
-    found = []
+    matrices = []
     for name, shape in shapes.items():
         for a, b in PAIRS:
             words = name.split(".")
@@ -37,8 +37,8 @@ def pairs(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, str]]:
                 continue
             other = ".".join(b if word == a else word for word in words)
             if len(shapes.get(other, ())) == 2 and shapes[other][1] == shape[0]:
-                found.append((name, other))
-    return found
+                matrices.append((name, other))
+    return matrices
 
 
 class Factors(Check):
@@ -54,23 +54,26 @@ class Factors(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.rounds: dict[int, tuple[float, str]] = {}
-        self.there = False
+        self.has_adapters = False
 
-    def see(self, seen: Seen) -> None:
-        found = pairs({n: tuple(t.shape) for n, t in seen.weights.items()})
-        self.there |= bool(found)
-        if not found or not seen.usable or len(seen.ids) < 2 or seen.clients is None:
+    def see(self, cohort: CohortWeights) -> None:
+        adapters = pairs({n: tuple(t.shape) for n, t in cohort.weights.items()})
+        self.has_adapters |= bool(adapters)
+        if not adapters or not cohort.usable or len(cohort.ids) < 2 or cohort.clients is None:
             return
-        n = np.array([self.case.sizes.get(k, 0) for k in seen.ids], dtype=float)
+        n = np.array([self.case.sizes.get(k, 0) for k in cohort.ids], dtype=float)
         p = n / n.sum() if n.all() and self.case.shares == "n" else np.full(len(n), 1 / len(n))
-        where, at = {}, 0
-        for name, t in seen.weights.items():
-            where[name] = slice(at, at := at + t.numel())
-        for a, b in found:
+        slices, at = {}, 0
+        for name, t in cohort.weights.items():
+            slices[name] = slice(at, at := at + t.numel())
+        for a, b in adapters:
             both = [
                 (
-                    seen.weights[m].double().numpy(),
-                    seen.clients[:, where[m]].double().numpy().reshape(-1, *seen.weights[m].shape),
+                    cohort.weights[m].double().numpy(),
+                    cohort.clients[:, slices[m]]
+                    .double()
+                    .numpy()
+                    .reshape(-1, *cohort.weights[m].shape),
                 )
                 for m in (a, b)
             ]
@@ -80,11 +83,11 @@ class Factors(Check):
             product = np.einsum("k,kor,kri->oi", p, each_b, each_a)
             if (size := float(np.linalg.norm(product))) > 0:
                 error = float(np.linalg.norm(product - mean_b @ mean_a)) / size
-                if error > self.rounds.get(seen.round, (-1.0, ""))[0]:
-                    self.rounds[seen.round] = error, a.rsplit(".", 1)[0] if "." in a else a
+                if error > self.rounds.get(cohort.round, (-1.0, ""))[0]:
+                    self.rounds[cohort.round] = error, a.rsplit(".", 1)[0] if "." in a else a
 
-    def end(self) -> Iterator[Said]:
-        if not self.there:
+    def end(self) -> Iterator[Outcome]:
+        if not self.has_adapters:
             yield Skip("the model has no low-rank adapters")
         elif not self.rounds:
             yield Skip("the clients' adapters are not stored, or their B are 0")

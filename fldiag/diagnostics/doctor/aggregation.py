@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -16,7 +16,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
     about,
 )
@@ -142,7 +142,7 @@ class Rule:
 
     kind: str
     residual: float
-    told: str = ""
+    description: str = ""
     layer: str | None = None
     clients: tuple[int, ...] = ()
 
@@ -167,73 +167,75 @@ class Aggregate(Check):
         self.memory = Memory()
         self.why = ""
 
-    def see(self, seen: Seen) -> None:
-        if seen.clients is None or not seen.sampled:
+    def see(self, cohort: CohortWeights) -> None:
+        if cohort.clients is None or not cohort.sampled:
             self.why = self.why or (
                 "no client weights are stored"
-                if seen.clients is None
+                if cohort.clients is None
                 else "the checkpoints do not say which of their clients were sampled"
             )
-        elif seen.usable:
-            self.rules[seen.round] = self._rule(seen)
+        elif cohort.usable:
+            self.rules[cohort.round] = self._rule(cohort)
         else:
             self.why = "weights are not finite, do not fit each other, or what the clients received is not known"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.rules:
             yield Skip(self.why or "no client weights are stored")
             return
         by_kind: dict[tuple[str, str | None], dict[int, Rule]] = defaultdict(dict)
         for r, rule in self.rules.items():
             by_kind[rule.kind, rule.layer][r] = rule
-        steps = sum(len(found) for (kind, _), found in by_kind.items() if kind in STEPS)
+        steps = sum(len(rules) for (kind, _), rules in by_kind.items() if kind in STEPS)
         fine = by_kind.pop(("mean", None), {})
-        for (kind, layer), found in by_kind.items():
-            yield self._finding(kind, layer, found, server=2 * steps >= len(self.rules))
+        for (kind, layer), rules in by_kind.items():
+            yield self._finding(kind, layer, rules, server=2 * steps >= len(self.rules))
         first = next(iter(fine.values()), None)
         if first is not None:
             worst = max(rule.residual for rule in fine.values())
             yield Clear(
-                f"{first.told} in {counted(len(fine), 'round')}; it leaves at most {worst:.1e} of the update"
+                f"{first.description} in {counted(len(fine), 'round')}; it leaves at most {worst:.1e} of the update"
             )
 
     def _finding(
-        self, kind: str, layer: str | None, found: dict[int, Rule], server: bool
+        self, kind: str, layer: str | None, by_round: dict[int, Rule], server: bool
     ) -> Finding:
-        what, consequence, remedy = KINDS[kind]
-        rules = list(found.values())
+        fault, consequence, remedy = KINDS[kind]
+        rules = list(by_round.values())
         worst = max(rules, key=lambda rule: rule.residual)
         clients = sorted({k for rule in rules for k in rule.clients})
-        some = f" ({about(clients)})" if clients else ""
+        names = f" ({about(clients)})" if clients else ""
         evidence = (
-            f"{rules[0].told}; {len(found)} of {counted(len(self.rules), 'round')}, "
+            f"{rules[0].description}; {len(by_round)} of {counted(len(self.rules), 'round')}, "
             f"residual up to {worst.residual:.1e} of the server's update"
         )
         return Finding(
             self._severity(kind, server),
-            what + some,
+            fault + names,
             evidence,
             consequence,
             remedy,
-            tuple(found),
+            tuple(by_round),
             client=clients[0] if len(clients) == 1 else None,
             layer=layer,
             value=worst.residual,
         )
 
     def _severity(self, kind: str, server: bool) -> str:
-        stepping = self.case.slots & {"server", "refine"} if self.case.own else not self.case.plain
+        stepping = (
+            self.case.slots & {"server", "refine"} if self.case.is_native else not self.case.plain
+        )
         if "isolated" in self.case.slots and kind == "unchanged":
             return INFORMATION
         if (
-            self.case.own and stepping
+            self.case.is_native and stepping
         ):  # what its method computes there, nobody but the method knows
             return INFORMATION
         if kind in STEPS or (
             server and kind in ("own weights", "unknown", "of all")
         ):  # a first step may look like that
-            return INFORMATION if stepping else FAULT if self.case.own else WARNING
-        if self.case.own or kind in (
+            return INFORMATION if stepping else FAULT if self.case.is_native else WARNING
+        if self.case.is_native or kind in (
             "unchanged",
             "single",
             "left out",
@@ -248,46 +250,46 @@ class Aggregate(Check):
 
     def _varied(self) -> bool:
         """Whether the share of the sampled clients differs from round to round, so that no fixed server learning rate is it."""
-        told = [rule.told for rule in self.rules.values() if rule.kind == "of all"]
-        return len(set(told)) > 1
+        descriptions = [rule.description for rule in self.rules.values() if rule.kind == "of all"]
+        return len(set(descriptions)) > 1
 
     # -- one round
 
-    def _rule(self, seen: Seen) -> Rule:
-        fit = Fit(seen, self._means(seen), self.case)
-        found = (
-            fit.named()
+    def _rule(self, cohort: CohortWeights) -> Rule:
+        fit = Fit(cohort, self._means(cohort), self.case)
+        rule = (
+            fit.match_mean()
             or fit.plainly()
             or fit.some_layers()
             or fit.least_squares()
-            or self.memory.explains(seen, fit.main)
+            or self.memory.explains(cohort, fit.main)
             or fit.layers()
         )
-        self.memory.keep(seen, fit.main)
-        if found is None:
+        self.memory.keep(cohort, fit.main)
+        if rule is None:
             return Rule("unknown", fit.least, f"least squares leaves {fit.least:.0%} of the update")
-        return found if isinstance(found, Rule) else Rule(*found)
+        return rule if isinstance(rule, Rule) else Rule(*rule)
 
-    def _means(self, seen: Seen) -> dict[str, np.ndarray]:
+    def _means(self, cohort: CohortWeights) -> dict[str, np.ndarray]:
         """Name of a mean -> its weights [K]; the first is the one that the run names."""
-        sizes = [self.case.sizes.get(k, 0) for k in seen.ids]
+        sizes = [self.case.sizes.get(k, 0) for k in cohort.ids]
         n = np.array(sizes, dtype=float)
-        found = {"uniform": np.full(len(n), 1 / len(n))}
-        if all(sizes) or (n.sum() and self.case.own):
-            found = {"n": n / n.sum(), **found}
+        means = {"uniform": np.full(len(n), 1 / len(n))}
+        if all(sizes) or (n.sum() and self.case.is_native):
+            means = {"n": n / n.sum(), **means}
             batches = n // int(self.case.section("train").get("batch_size", 1) or 1)
             if batches.sum():
-                found["batches"] = batches / batches.sum()
-        first = self.case.shares if self.case.shares in found else next(iter(found))
-        return {first: found[first], **found}
+                means["batches"] = batches / batches.sum()
+        first = self.case.shares if self.case.shares in means else next(iter(means))
+        return {first: means[first], **means}
 
 
 class Fit:
     """Rules tried on one round."""
 
-    def __init__(self, seen: Seen, means: dict[str, np.ndarray], case: Case):
-        self.seen, self.means, self.case = seen, means, case
-        self.k, self.gram = len(seen.ids), seen.gram
+    def __init__(self, cohort: CohortWeights, means: dict[str, np.ndarray], case: Case):
+        self.cohort, self.means, self.case = cohort, means, case
+        self.k, self.gram = len(cohort.ids), cohort.gram
         self.u = float(np.sqrt(self.gram[self.k, self.k]))
         self.main = next(iter(means.values()))
         self.least = 1.0
@@ -300,10 +302,12 @@ class Fit:
         sizes = np.sqrt(np.diag(g))
         largest = sizes[-1] + sizes[:-1].max()  # no weights are longer
         return (
-            0.0 if left <= 4 * self.seen.eps * largest else left / max(float(sizes[self.k]), 1e-300)
+            0.0
+            if left <= 4 * self.cohort.eps * largest
+            else left / max(float(sizes[self.k]), 1e-300)
         )
 
-    def named(self) -> Rule | None:
+    def match_mean(self) -> Rule | None:
         """One of the means."""
         words = {
             "n": "the mean by examples",
@@ -318,7 +322,7 @@ class Fit:
 
     def plainly(self) -> Rule | None:
         """A fixed rule that is a mistake, or a multiple of a mean."""
-        zero, ids = np.zeros(self.k), self.seen.ids
+        zero, ids = np.zeros(self.k), self.cohort.ids
         if self.residual(zero) <= RESIDUAL or self.u == 0:
             return Rule(
                 "unchanged",
@@ -339,19 +343,19 @@ class Fit:
         return None
 
     def _multiple(self, name: str, s: float, left: float) -> Rule:
-        told = f"{s:.4g} times {'the mean by examples' if name == 'n' else 'the plain mean'} of the updates"
+        description = f"{s:.4g} times {'the mean by examples' if name == 'n' else 'the plain mean'} of the updates"
         share = self.k / max(self.case.total, 1)
         if name == "n":
-            share = sum(self.case.sizes.get(i, 0) for i in self.seen.ids) / max(
+            share = sum(self.case.sizes.get(i, 0) for i in self.cohort.ids) / max(
                 sum(self.case.sizes.values()), 1
             )
         if s < 0:
-            return Rule("sign", left, told)
+            return Rule("sign", left, description)
         if name == "uniform" and self.k > 1 and abs(s / self.k - 1) < 1e-2:
-            return Rule("sum", left, told)
+            return Rule("sum", left, description)
         if share < 0.99 and abs(s / share - 1) < 1e-2:
-            return Rule("of all", left, told)
-        return Rule("scaled", left, told)
+            return Rule("of all", left, description)
+        return Rule("scaled", left, description)
 
     def least_squares(self) -> Rule | None:
         """Any coefficients of the clients and of the received weights."""
@@ -373,55 +377,57 @@ class Fit:
         left = self.residual(x[:-1], float(x[-1]))
         if left > RESIDUAL:
             return None
-        return Rule("total", left, f"they sum to {1 + x[-1]:.4g}: {_listed(self.seen.ids, x[:-1])}")
+        return Rule(
+            "total", left, f"they sum to {1 + x[-1]:.4g}: {_listed(self.cohort.ids, x[:-1])}"
+        )
 
     def _weights(self, c: np.ndarray) -> Rule:
-        told = f"coefficients {_listed(self.seen.ids, c)}, sum {c.sum():.4g}"
+        description = f"coefficients {_listed(self.cohort.ids, c)}, sum {c.sum():.4g}"
         out = np.abs(c) < 1e-2 * np.abs(c).max()
         for p in self.means.values():
             rest = np.where(out, 0, p)
             if out.any() and rest.sum() and np.abs(c - rest / rest.sum()).max() < 1e-2 * c.max():
-                gone = tuple(i for i, o in zip(self.seen.ids, out, strict=True) if o)
-                return Rule("left out", self.least, told, clients=gone)
+                absent = tuple(i for i, o in zip(self.cohort.ids, out, strict=True) if o)
+                return Rule("left out", self.least, description, clients=absent)
             if np.allclose(np.sort(c), np.sort(p), rtol=1e-2, atol=1e-4):
-                return Rule("permuted", self.least, told)
-        return Rule("own weights", self.least, told)
+                return Rule("permuted", self.least, description)
+        return Rule("own weights", self.least, description)
 
     def some_layers(self) -> Rule | None:
         """The named mean in most of the layers, and not in some."""
         odd = self._odd()
-        if odd and 2 * len(odd) <= len(self.seen.weights):
+        if odd and 2 * len(odd) <= len(self.cohort.weights):
             return self._of_layers(odd)
         return None
 
     def layers(self) -> Rule | None:
         """The named mean in at least one of the layers that change."""
         odd = self._odd()
-        moving = [n for n, g in self.seen.grams.items() if np.diag(g)[: self.k].any()]
+        moving = [n for n, g in self.cohort.grams.items() if np.diag(g)[: self.k].any()]
         return self._of_layers(odd) if 0 < len(odd) < len(moving) else None
 
     def _odd(self) -> dict[str, float]:
-        lefts = {n: self.residual(self.main, gram=g) for n, g in self.seen.grams.items()}
+        lefts = {n: self.residual(self.main, gram=g) for n, g in self.cohort.grams.items()}
         return {n: left for n, left in lefts.items() if left > RESIDUAL}
 
     def _of_layers(self, odd: dict[str, float]) -> Rule:
         how = []
         for name in odd:
-            g = self.seen.grams[name]
+            g = self.cohort.grams[name]
             one = [
                 i
-                for j, i in enumerate(self.seen.ids)
+                for j, i in enumerate(self.cohort.ids)
                 if self.residual(np.eye(self.k)[j], gram=g) <= RESIDUAL
             ]
             still = self.residual(np.zeros(self.k), gram=g) <= RESIDUAL or g[self.k, self.k] == 0
             how.append(
                 f"{name} {'does not change' if still else f'is that of client {one[0]}' if one else 'is neither'}"
             )
-        more = f" and {len(how) - 3} more" if len(how) > 3 else ""
+        tail = f" and {len(how) - 3} more" if len(how) > 3 else ""
         return Rule(
             "layers",
             min(max(odd.values()), 1e3),
-            "; ".join(how[:3]) + more,
+            "; ".join(how[:3]) + tail,
             layer=", ".join(odd) if len(odd) < 5 else f"{next(iter(odd))} and {len(odd) - 1} more",
         )
 

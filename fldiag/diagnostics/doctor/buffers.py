@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -13,7 +13,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
     about,
 )
@@ -50,38 +50,42 @@ class Statistics(Check):
         self.outside: dict[int, float] = {}
         self.why = "the model has no buffers, or the clients' are not stored"
 
-    def see(self, seen: Seen) -> None:
+    def see(self, cohort: CohortWeights) -> None:
         names = [
             n
-            for n, b in seen.client_states.items()
-            if b.is_floating_point() and n in seen.states and seen.states[n].shape == b.shape[1:]
+            for n, b in cohort.client_states.items()
+            if b.is_floating_point()
+            and n in cohort.states
+            and cohort.states[n].shape == b.shape[1:]
         ]
-        if not names or len(seen.ids) < 2:
+        if not names or len(cohort.ids) < 2:
             return
-        new = {n: seen.states[n] for n in names}
-        if all(bool((seen.client_states[n] == new[n]).all()) for n in names):
+        new = {n: cohort.states[n] for n in names}
+        if all(bool((cohort.client_states[n] == new[n]).all()) for n in names):
             return  # nobody changed them
         self.rounds += 1
-        before = {} if seen.before is None else seen.before.states
+        before = {} if cohort.before is None else cohort.before.states
         if all(n in before and _same(before[n], new[n]) for n in names):
-            self.still.append(seen.round)
+            self.still.append(cohort.round)
             return
         one = [
             i
-            for j, i in enumerate(seen.ids)
-            if all(_same(seen.client_states[n][j], new[n]) for n in names)
+            for j, i in enumerate(cohort.ids)
+            if all(_same(cohort.client_states[n][j], new[n]) for n in names)
         ]
         if one:
-            self.of.setdefault(one[0], []).append(seen.round)
+            self.of.setdefault(one[0], []).append(cohort.round)
         elif odd := {
-            n: how for n in names if n.endswith(BATCHNORM) and (how := _kept(seen, n, before))
+            n: how
+            for n in names
+            if n.endswith(BATCHNORM) and (how := _describe_owner(cohort, n, before))
         }:
             for n, how in odd.items():
-                self.single.setdefault(n, {})[seen.round] = how
-        elif (share := _outside(seen, names, before)) > 0.01:
-            self.outside[seen.round] = share
+                self.single.setdefault(n, {})[cohort.round] = how
+        elif (share := _outside(cohort, names, before)) > 0.01:
+            self.outside[cohort.round] = share
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.rounds:
             yield Skip(self.why)
             return
@@ -103,7 +107,7 @@ class Statistics(Check):
                 if one is not None
                 else f"one client each round (first client {next(iter(self.of))})"
             )
-            rounds = sorted(r for found in self.of.values() for r in found)
+            rounds = sorted(r for rounds in self.of.values() for r in rounds)
             yield Finding(
                 FAULT,
                 f"batch-norm buffers are those of {who}",
@@ -114,15 +118,15 @@ class Statistics(Check):
                 tuple(rounds),
                 client=one,
             )
-        for n, found in self.single.items():
-            how = sorted(set(found.values()))
+        for n, by_round in self.single.items():
+            how = sorted(set(by_round.values()))
             yield Finding(
                 severity,
                 f"buffer {n} is not aggregated, others are",
-                f"it is {', '.join(how[:3])} in {len(found)} of {counted(self.rounds, 'round')}",
+                f"it is {', '.join(how[:3])} in {len(by_round)} of {counted(self.rounds, 'round')}",
                 SKEWED,
                 AVERAGE,
-                tuple(found),
+                tuple(by_round),
                 layer=n,
             )
         if self.outside:
@@ -144,26 +148,26 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _kept(seen: Seen, name: str, before: dict[str, Tensor]) -> str:
+def _describe_owner(cohort: CohortWeights, name: str, before: dict[str, Tensor]) -> str:
     """Whose a buffer is, if it is not of all clients that changed it; of more numbers than one, which may be equal by chance."""
-    rows, new = seen.client_states[name], seen.states[name]
+    rows, new = cohort.client_states[name], cohort.states[name]
     apart = [j for j in range(len(rows)) if not _same(rows[j], rows[0])]
     if new.numel() < 2 or not apart:
         return ""
     if name in before and _same(before[name], new):
         return "bitwise what was received"
     return next(
-        (f"bitwise that of client {i}" for j, i in enumerate(seen.ids) if _same(rows[j], new)), ""
+        (f"bitwise that of client {i}" for j, i in enumerate(cohort.ids) if _same(rows[j], new)), ""
     )
 
 
-def _outside(seen: Seen, names: list[str], before: dict[str, Tensor]) -> float:
+def _outside(cohort: CohortWeights, names: list[str], before: dict[str, Tensor]) -> float:
     """Share of entries that lie neither among the clients' nor between them and what they received."""
     import torch
 
     out = total = 0
     for n in names:
-        rows, w = seen.client_states[n].double(), seen.states[n].double()
+        rows, w = cohort.client_states[n].double(), cohort.states[n].double()
         rows = torch.cat([rows, before[n].double()[None]]) if n in before else rows
         slack = 1e-5 * rows.abs().amax(0)
         out += int(((w < rows.amin(0) - slack) | (w > rows.amax(0) + slack)).sum())
@@ -185,12 +189,12 @@ class Values(Check):
         self.looked = 0
         self.bad: dict[tuple[str, str, int | None], list[int]] = {}
 
-    def see(self, seen: Seen) -> None:
-        for n, b in seen.states.items():
-            self._look(seen.round, n, b, None)
-        for n, rows in seen.client_states.items():
-            for j, i in enumerate(seen.ids):
-                self._look(seen.round, n, rows[j], i)
+    def see(self, cohort: CohortWeights) -> None:
+        for n, b in cohort.states.items():
+            self._look(cohort.round, n, b, None)
+        for n, rows in cohort.client_states.items():
+            for j, i in enumerate(cohort.ids):
+                self._look(cohort.round, n, rows[j], i)
 
     def _look(self, r: int, name: str, b: Tensor, client: int | None) -> None:
         if not b.is_floating_point():
@@ -201,27 +205,27 @@ class Values(Check):
         elif name.endswith("running_var") and b.numel() and float(b.min()) <= 0:
             self.bad.setdefault((name, "of variance 0 or less", client), []).append(r)
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.looked:
             yield Skip("the model has no floating-point buffers")
             return
-        shown: dict[tuple[str, str], list[tuple[int | None, list[int]]]] = {}
+        faults: dict[tuple[str, str], list[tuple[int | None, list[int]]]] = {}
         for (name, how, client), rounds in self.bad.items():
-            shown.setdefault((name, how), []).append((client, rounds))
-        for (name, how), found in shown.items():
-            who = [c for c, _ in found if c is not None]
-            rounds = sorted({r for _, rs in found for r in rs})
-            whose = "the global model" if len(who) < len(found) else about(who)
+            faults.setdefault((name, how), []).append((client, rounds))
+        for (name, how), places in faults.items():
+            who = [c for c, _ in places if c is not None]
+            rounds = sorted({r for _, rs in places for r in rs})
+            owner = "the global model" if len(who) < len(places) else about(who)
             yield Finding(
                 FAULT,
-                f"buffer {name} of {whose} is {how}",
+                f"buffer {name} of {owner} is {how}",
                 f"in {counted(len(rounds), 'round')}"
                 + (f", of {counted(len(who), 'client')}" if who else ""),
                 "the network's outputs are NaN, or blown up by 1/sqrt(eps)",
                 "look for NaN in the clients' data, minibatches of one example, and averages of the standard deviation "
                 "in place of the variance",
                 tuple(rounds),
-                client=who[0] if len(who) == len(found) == 1 else None,
+                client=who[0] if len(who) == len(places) == 1 else None,
                 layer=name,
             )
         yield Clear(f"{self.looked} buffers are finite, and their variances above 0")

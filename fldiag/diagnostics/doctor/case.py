@@ -28,7 +28,7 @@ MEANS = ("fedavg", "fedprox", "fedbn", "moon", "fedsam", "local_sgd")
 
 
 @dataclass
-class Seen:
+class CohortWeights:
     """The weights of one stored round, as they lie in the file; ``before``: those of the round before, if it was stored.
 
     ``weights`` and ``states``: parameters and buffers of the aggregated model by name. ``sampled``: whether the clients
@@ -43,7 +43,7 @@ class Seen:
     clients: Tensor | None
     client_states: dict[str, Tensor]
     sampled: bool = True
-    before: Seen | None = field(default=None, repr=False)
+    before: CohortWeights | None = field(default=None, repr=False)
 
     @cached_property
     def aggregated(self) -> Tensor:
@@ -90,12 +90,12 @@ class Seen:
         """Tensor -> inner products [K + 2, K + 2] of the clients' updates w_k - w, the server's w' - w, and w (received)."""
         return self.products([])
 
-    def products(self, more: Sequence[Tensor]) -> dict[str, np.ndarray]:
-        """The same, with further vectors [P] after the others."""
+    def products(self, vectors: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """As ``grams``, with these vectors [P] after the rows of the round."""
         import torch
 
         assert self.clients is not None and self.received is not None
-        found, at = {}, 0
+        grams, at = {}, 0
         for name, tensor in self.weights.items():
             part = slice(at, at + tensor.numel())
             w = self.received[part].double()
@@ -104,12 +104,12 @@ class Seen:
                     self.clients[:, part].double() - w,
                     (self.aggregated[part].double() - w)[None],
                     w[None],
-                    *(v[part].double()[None] for v in more),
+                    *(v[part].double()[None] for v in vectors),
                 ]
             )
-            found[name] = (rows @ rows.T).numpy()
+            grams[name] = (rows @ rows.T).numpy()
             at += tensor.numel()
-        return found
+        return grams
 
     @cached_property
     def gram(self) -> np.ndarray:
@@ -128,7 +128,7 @@ class Case:
     def __init__(self, run: Run, options: Mapping[str, Any]):
         self.run, self.options = run, options
         self.config: dict[str, Any] = run.index["config"]
-        self.own = not run.origin
+        self.is_native = not run.origin
         self.method = str(self.section("method").get("name"))
         self.total = int(self.section("clients").get("total", 0))
         self.rounds = [r for r in run.rounds if r] or run.rounds
@@ -136,8 +136,8 @@ class Case:
         self.common = {"run": run.name, "method": self.method, "seed": self.config.get("seed")}
 
     def section(self, name: str) -> dict[str, Any]:
-        found = self.config.get(name)
-        return found if isinstance(found, dict) else {}
+        values = self.config.get(name)
+        return values if isinstance(values, dict) else {}
 
     @cached_property
     def history(self) -> History | None:
@@ -145,9 +145,9 @@ class Case:
         from fldiag.runs.history import History
 
         try:
-            found = History.of(self.run, model=self.run.model, data=self.run.data, **self.options)
-            _ = found.dataset
-            return found
+            history = History.of(self.run, model=self.run.model, data=self.run.data, **self.options)
+            _ = history.dataset
+            return history
         except (FldiagError, RuntimeError) as error:  # a model that does not fit its data
             self.closed = first_line(error)
             return None
@@ -174,8 +174,8 @@ class Case:
     @cached_property
     def sizes(self) -> dict[int, int]:
         """Client -> how many examples it trains on, as far as that is known: what it said, else its part of the data."""
-        told = dict(self.run.origin.get("examples", {}))
-        return {**self.dealt, **told}
+        reported = dict(self.run.origin.get("examples", {}))
+        return {**self.dealt, **reported}
 
     @cached_property
     def dealt(self) -> dict[int, int]:
@@ -196,27 +196,27 @@ class Case:
     @cached_property
     def slots(self) -> set[str]:
         """The slots by which a method of fldiag departs from plain averaging: server, refine, send, correct, isolated."""
-        if not self.own or self.method not in registry.method:
+        if not self.is_native or self.method not in registry.method:
             return set()
         entry = registry.method.get(self.method)
         try:
-            made = entry.build(**{k: v for k, v in self.section("method").items() if k != "name"})
+            method = entry.build(**{k: v for k, v in self.section("method").items() if k != "name"})
         except (FldiagError, TypeError, ValueError):
             return {"server"}
-        found = {
+        slots = {
             slot
             for slot in ("server", "refine", "send", "correct")
-            for part in made
+            for part in method
             if any(slot in vars(c) for c in type(part).__mro__ if c.__name__ != "Part")
         }
-        return found | ({"isolated"} if made.isolated else set())
+        return slots | ({"isolated"} if method.isolated else set())
 
     @property
     def plain(self) -> bool:
         """Whether the server is known to take nothing but the mean of the clients."""
         return (
             not self.slots & {"server", "refine"}
-            if self.own
+            if self.is_native
             else self.method.lower().replace("-", "_") in MEANS
         )
 
@@ -232,32 +232,32 @@ class Case:
         except (FldiagError, IndexError):
             return set()
 
-    def each(self) -> Iterator[Seen]:
+    def each(self) -> Iterator[CohortWeights]:
         """The stored rounds that can be read, in order; ``lost`` says which cannot."""
-        before: Seen | None = None
+        before: CohortWeights | None = None
         for r in self.run.rounds:
             try:
-                seen = self._seen(self.run.checkpoint(r))
+                cohort = self._read_round(self.run.checkpoint(r))
             except FldiagError as error:
                 self.lost[r] = error.what
                 continue
-            seen.before = before if before is not None and before.round == r - 1 else None
-            yield seen
-            seen.before, before = None, seen
+            cohort.before = before if before is not None and before.round == r - 1 else None
+            yield cohort
+            cohort.before, before = None, cohort
 
-    def _seen(self, c: Checkpoint) -> Seen:
+    def _read_round(self, c: Checkpoint) -> CohortWeights:
         assert c.round is not None
-        named = set(c.buffers) or self.buffers or {n for n in c.state if n.endswith(STATISTICS)}
-        kept = self.section("checkpoint").get("clients", "sampled")
-        some = self.own and kept not in ("auto", "sampled")
-        full = self.section("clients").get("per_round") == self.total and kept == "all"
-        return Seen(
+        buffers = set(c.buffers) or self.buffers or {n for n in c.state if n.endswith(STATISTICS)}
+        clients = self.section("checkpoint").get("clients", "sampled")
+        is_partial = self.is_native and clients not in ("auto", "sampled")
+        full = self.section("clients").get("per_round") == self.total and clients == "all"
+        return CohortWeights(
             c.round,
             c.client_ids,
-            {n: t for n, t in c.state.items() if n not in named},
-            {n: t for n, t in c.state.items() if n in named},
+            {n: t for n, t in c.state.items() if n not in buffers},
+            {n: t for n, t in c.state.items() if n in buffers},
             c.received,
             c.clients,
             c.buffers,
-            not some or full,
+            not is_partial or full,
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -17,7 +17,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
     about,
 )
@@ -39,15 +39,15 @@ class Finite(Check):
         super().__init__(case)
         self.rounds, self.bad, self.clients = 0, list[int](), defaultdict[int, list[int]](list)
 
-    def see(self, seen: Seen) -> None:
+    def see(self, cohort: CohortWeights) -> None:
         self.rounds += 1
-        if not bool(seen.aggregated.isfinite().all()):
-            self.bad.append(seen.round)
-        for i, fine in zip(seen.ids, seen.finite, strict=False):
+        if not bool(cohort.aggregated.isfinite().all()):
+            self.bad.append(cohort.round)
+        for i, fine in zip(cohort.ids, cohort.finite, strict=False):
             if not fine:
-                self.clients[i].append(seen.round)
+                self.clients[i].append(cohort.round)
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         for i, rounds in self.clients.items():
             yield Finding(
                 FAULT,
@@ -84,9 +84,10 @@ class Finite(Check):
                 "restore the file",
                 (r,),
             )
-        every = int(self.case.section("checkpoint").get("every", 1))
+        interval = int(self.case.section("checkpoint").get("every", 1))
         gaps = sorted(
-            set(range(self.case.rounds[0], self.case.rounds[-1] + 1, every)) - set(self.case.rounds)
+            set(range(self.case.rounds[0], self.case.rounds[-1] + 1, interval))
+            - set(self.case.rounds)
         )
         if gaps:
             yield Finding(
@@ -115,26 +116,26 @@ class Silent(Check):
         self.rounds, self.zero, self.all = 0, defaultdict[int, list[int]](list), list[int]()
         self.frozen: set[str] | None = None
 
-    def see(self, seen: Seen) -> None:
-        if not seen.complete or seen.clients is None:
+    def see(self, cohort: CohortWeights) -> None:
+        if not cohort.complete or cohort.clients is None:
             return
         self.rounds += 1
         still = [
             i
-            for i, row in zip(seen.ids, seen.clients, strict=True)
-            if bool((row == seen.received).all())
+            for i, row in zip(cohort.ids, cohort.clients, strict=True)
+            if bool((row == cohort.received).all())
         ]
-        if len(still) == len(seen.ids):
-            self.all.append(seen.round)
+        if len(still) == len(cohort.ids):
+            self.all.append(cohort.round)
             return
         for i in still:
-            self.zero[i].append(seen.round)
-        if seen.usable and self.frozen != set():
-            k = len(seen.ids)
-            fixed = {name for name, g in seen.grams.items() if not np.diag(g)[:k].any()}
+            self.zero[i].append(cohort.round)
+        if cohort.usable and self.frozen != set():
+            k = len(cohort.ids)
+            fixed = {name for name, g in cohort.grams.items() if not np.diag(g)[:k].any()}
             self.frozen = fixed if self.frozen is None else self.frozen & fixed
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.rounds:
             yield Skip("no round says what clients received and made of it")
             return
@@ -197,56 +198,56 @@ class Copies(Check):
         super().__init__(case)
         self.rounds, self.twins = 0, defaultdict[tuple[int, int], list[int]](list)
         self.before: dict[tuple[int, bytes], int] = {}
-        self.again: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.repeats: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.scales: dict[tuple[int, int], float] = {}
 
-    def see(self, seen: Seen) -> None:
-        if not seen.usable or seen.clients is None:
+    def see(self, cohort: CohortWeights) -> None:
+        if not cohort.usable or cohort.clients is None:
             return
         self.rounds += 1
-        norms, k = seen.norms, len(seen.ids)
-        for j, i in enumerate(seen.ids):
+        norms, k = cohort.norms, len(cohort.ids)
+        for j, i in enumerate(cohort.ids):
             if norms[j] > 0:
                 key = (
                     i,
                     hashlib.sha256(
-                        seen.clients[j].contiguous().view(-1).numpy().tobytes()
+                        cohort.clients[j].contiguous().view(-1).numpy().tobytes()
                     ).digest(),
                 )
                 if key in self.before:
-                    self.again[i].append((seen.round, self.before[key]))
-                self.before.setdefault(key, seen.round)
+                    self.repeats[i].append((cohort.round, self.before[key]))
+                self.before.setdefault(key, cohort.round)
         size = np.outer(norms, norms)
-        cosine = np.divide(seen.gram[:k, :k], size, out=np.zeros((k, k)), where=size > 0)
-        limit = 1 - 1e-9 if seen.aggregated.numel() >= 100 else 2.0
+        cosine = np.divide(cohort.gram[:k, :k], size, out=np.zeros((k, k)), where=size > 0)
+        limit = 1 - 1e-9 if cohort.aggregated.numel() >= 100 else 2.0
         for a, b in zip(*np.nonzero(np.triu(cosine > limit - 1e-12, 1)), strict=True):
-            self._twin(seen, int(a), int(b), norms)
+            self._twin(cohort, int(a), int(b), norms)
         if limit > 1:
             for a in range(k):
                 for b in range(a + 1, k):
-                    if norms[a] > 0 and bool((seen.clients[a] == seen.clients[b]).all()):
-                        self._twin(seen, a, b, norms)
+                    if norms[a] > 0 and bool((cohort.clients[a] == cohort.clients[b]).all()):
+                        self._twin(cohort, a, b, norms)
 
-    def _twin(self, seen: Seen, a: int, b: int, norms: np.ndarray) -> None:
-        pair = seen.ids[a], seen.ids[b]
-        self.twins[pair].append(seen.round)
+    def _twin(self, cohort: CohortWeights, a: int, b: int, norms: np.ndarray) -> None:
+        pair = cohort.ids[a], cohort.ids[b]
+        self.twins[pair].append(cohort.round)
         self.scales[pair] = float(norms[b] / norms[a])
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.rounds:
             yield Skip(NO_CLIENTS)
             return
         for clients in self._groups():
             yield self._alike(clients)
-        for i, found in self.again.items():
+        for i, repeats in self.repeats.items():
             yield Finding(
                 FAULT,
                 f"client {i} returned weights that it had returned before",
-                f"in round {found[0][0]} those of round {found[0][1]}"
-                + (f", and {len(found) - 1} times more" if len(found) > 1 else ""),
+                f"in round {repeats[0][0]} those of round {repeats[0][1]}"
+                + (f", and {len(repeats) - 1} times more" if len(repeats) > 1 else ""),
                 "an old update is applied again",
                 "clear replies between rounds",
-                tuple(r for r, _ in found),
+                tuple(r for r, _ in repeats),
                 client=i,
             )
         yield Clear(f"no two updates are equal in {counted(self.rounds, 'round')}")
@@ -265,12 +266,12 @@ class Copies(Check):
         scale, one = self.scales[pairs[0]], len(pairs) == 1
         if one:
             how = "is that of" if abs(scale - 1) < 1e-6 else f"is {scale:.3g} times that of"
-            what = f"the update of client {clients[1]} {how} client {clients[0]}"
+            fault = f"the update of client {clients[1]} {how} client {clients[0]}"
         else:
-            what = f"{about(clients, most=12)} return each other's updates"
+            fault = f"{about(clients, most=12)} return each other's updates"
         return Finding(
             FAULT,
-            what,
+            fault,
             f"in {counted(len(rounds), 'round')}"
             + ("" if one else f", {counted(len(pairs), 'pair')}"),
             "one client's data count several times, and another's not at all",
@@ -299,12 +300,12 @@ class Norms(Check):
         super().__init__(case)
         self.rows: list[tuple[int, int, float]] = []
 
-    def see(self, seen: Seen) -> None:
-        if seen.usable and sum(seen.norms > 0) >= 4:
-            middle = float(np.median(np.log(seen.norms[seen.norms > 0])))
+    def see(self, cohort: CohortWeights) -> None:
+        if cohort.usable and sum(cohort.norms > 0) >= 4:
+            middle = float(np.median(np.log(cohort.norms[cohort.norms > 0])))
             self.rows += [
-                (seen.round, i, math.log(v) - middle)
-                for i, v in zip(seen.ids, seen.norms, strict=True)
+                (cohort.round, i, math.log(v) - middle)
+                for i, v in zip(cohort.ids, cohort.norms, strict=True)
                 if v > 0
             ]
 
@@ -316,11 +317,11 @@ class Norms(Check):
             return values
         from scipy.stats import theilslopes
 
-        some = slice(None, None, max(1, len(values) // 500))
-        slope, start, *_ = theilslopes(values[some], np.log(n)[some])
+        sample = slice(None, None, max(1, len(values) // 500))
+        slope, start, *_ = theilslopes(values[sample], np.log(n)[sample])
         return values - start - slope * np.log(n)
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.rows:
             yield Skip("no round has the updates of at least 4 clients")
             return
@@ -332,12 +333,16 @@ class Norms(Check):
         of = defaultdict[int, list[tuple[int, float]]](list)
         for (r, i, _), v in zip(self.rows, left, strict=True):
             of[i].append((r, float(v)))
-        for i, found in of.items():
-            middle = float(np.median([v for _, v in found]))
-            single = [(r, v) for r, v in found if abs(v) > once]
-            if len(found) > 1 and abs(middle) > always:
+        for i, deviations in of.items():
+            middle = float(np.median([v for _, v in deviations]))
+            single = [(r, v) for r, v in deviations if abs(v) > once]
+            if len(deviations) > 1 and abs(middle) > always:
                 yield self._finding(
-                    i, middle, tuple(r for r, _ in found), spread, "in the median of its rounds"
+                    i,
+                    middle,
+                    tuple(r for r, _ in deviations),
+                    spread,
+                    "in the median of its rounds",
                 )
             elif single:
                 r, v = max(single, key=lambda one: abs(one[1]))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     INFORMATION,
     WARNING,
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 from fldiag.errors import counted
@@ -46,22 +46,24 @@ class Continuity(Check):
         )  # by round: the older aggregate, or what it is
         self.away: dict[int, float] = {}
 
-    def see(self, seen: Seen) -> None:
-        fits = seen.received is not None and seen.received.shape == seen.aggregated.shape
+    def see(self, cohort: CohortWeights) -> None:
+        fits = cohort.received is not None and cohort.received.shape == cohort.aggregated.shape
         if (
-            seen.received is not None
+            cohort.received is not None
             and fits
-            and seen.round - 1 in self.past
-            and bool(seen.received.isfinite().all())
+            and cohort.round - 1 in self.past
+            and bool(cohort.received.isfinite().all())
         ):
             self.pairs += 1
             self._compare(
-                seen.round, seen.received.double(), seen.eps if seen.clients is not None else 1e-7
+                cohort.round,
+                cohort.received.double(),
+                cohort.eps if cohort.clients is not None else 1e-7,
             )
-        if bool(seen.aggregated.isfinite().all()):
-            self.past[seen.round] = seen.aggregated
-        kept = {min(self.past, default=0), self.old.get(seen.round)}
-        for r in [r for r in self.past if r <= seen.round - 6 and r not in kept]:
+        if bool(cohort.aggregated.isfinite().all()):
+            self.past[cohort.round] = cohort.aggregated
+        references = {min(self.past, default=0), self.old.get(cohort.round)}
+        for r in [r for r in self.past if r <= cohort.round - 6 and r not in references]:
             del self.past[r]
 
     def _compare(self, r: int, received: Tensor, eps: float) -> None:
@@ -96,15 +98,17 @@ class Continuity(Check):
         )
         return float(left.norm()) <= 0.05 * float(d.norm())
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.pairs:
             yield Skip("no two rounds in a row say what was received and what was made of it")
             return
         if self.old:
-            yield self._finding(self._stale(), tuple(self.old), meant="send" in self.case.slots)
+            yield self._finding(
+                self._stale(), tuple(self.old), is_intended="send" in self.case.slots
+            )
         for kind in sorted(set(self.odd.values())):
             yield self._finding(
-                kind, tuple(r for r, k in self.odd.items() if k == kind), meant=kind == AHEAD
+                kind, tuple(r for r, k in self.odd.items() if k == kind), is_intended=kind == AHEAD
             )
         yield Clear(f"{self.pairs} rounds began with the last aggregate")
 
@@ -116,11 +120,11 @@ class Continuity(Check):
         behind = f"{lags.pop()} behind the last one" if len(lags) == 1 else "not the last ones"
         return f"aggregates of earlier rounds, {behind}"
 
-    def _finding(self, what: str, rounds: tuple[int, ...], meant: bool) -> Finding:
+    def _finding(self, weights: str, rounds: tuple[int, ...], is_intended: bool) -> Finding:
         size = max(self.away[r] for r in rounds)
         return Finding(
-            INFORMATION if meant else WARNING,
-            f"clients received {what}",
+            INFORMATION if is_intended else WARNING,
+            f"clients received {weights}",
             f"{len(rounds)} of {counted(self.pairs, 'round')}; relative distance up to {size:.2g}",
             "updates are applied to another model than the one they were made for",
             "send the aggregate of the last round to all clients",

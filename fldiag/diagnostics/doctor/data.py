@@ -16,7 +16,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 from fldiag.errors import counted
@@ -42,7 +42,7 @@ class Leak(Check):
 
     name, title = "leak", "Test and training examples differ"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         history = self.case.opened()
         if history.dataset.is_lazy:
             yield Skip("the training examples are generated on demand")
@@ -53,39 +53,43 @@ class Leak(Check):
         if not data.tested:
             yield Skip("the run has no test examples")
             return
-        held = [p for p in history.parts if len(p)]
-        used = np.unique(np.concatenate(held)) if held else np.arange(len(data.train_y))
-        train, test = Counter(_bytes(data.train_x[used])), _bytes(data.test_x)
+        indices = [p for p in history.parts if len(p)]
+        train_indices = (
+            np.unique(np.concatenate(indices)) if indices else np.arange(len(data.train_y))
+        )
+        train, test = Counter(_bytes(data.train_x[train_indices])), _bytes(data.test_x)
         twins = [x in train for x in test]
-        found, n = sum(twins), len(test)
-        rate = max(sum(c for c in train.values() if c > 1) / len(used), 1e-3)
+        count, n = sum(twins), len(test)
+        rate = max(sum(c for c in train.values() if c > 1) / len(train_indices), 1e-3)
         self.tests += 1
-        p = float(binom.sf(found - 1, n, min(rate, 1.0)))
-        if found and p <= LEVEL:
-            told = any(
+        p = float(binom.sf(count - 1, n, min(rate, 1.0)))
+        if count and p <= LEVEL:
+            is_admitted = any(
                 "what is called test is the training data" in note
                 for note in self.case.run.origin.get("notes", [])
             )
-            whole = found == n and len(train) <= n
-            what = (
+            is_same = count == n and len(train) <= n
+            fault = (
                 "the test set is the training set"
-                if whole
+                if is_same
                 else "the test set is part of the training set"
-                if found == n
+                if count == n
                 else "the test set overlaps the training set"
             )
             yield Finding(
-                INFORMATION if told else FAULT,
-                what,
-                f"{found} of {n} test examples ({found / n:.0%}) are training "
+                INFORMATION if is_admitted else FAULT,
+                fault,
+                f"{count} of {n} test examples ({count / n:.0%}) are training "
                 f"examples, bit by bit; {rate:.1%} would be usual"
-                + ("; the run says so" if told else ""),
+                + ("; the run says so" if is_admitted else ""),
                 "test accuracy is partly training accuracy, and too high",
                 "hold examples out that no client trains on",
-                value=found / n,
+                value=count / n,
                 p=p,
             )
-        yield Clear(f"{found} of {n} test examples are among {len(used)} training examples")
+        yield Clear(
+            f"{count} of {n} test examples are among {len(train_indices)} training examples"
+        )
 
 
 def _bytes(x: Tensor) -> list[bytes]:
@@ -104,35 +108,41 @@ class Parts(Check):
 
     name, title = "partition", "Partition matches the config"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         history = self.case.opened(parts=True)
         parts = history.parts
-        if self.case.own:
-            yield from self._named(history, parts)
+        if self.case.is_native:
+            yield from self._compare_config(history, parts)
         else:
-            yield from self._told(parts)
+            yield from self._compare_reports(parts)
         yield from self._missing(history, parts)
         yield Clear(
             f"{counted(len(parts), 'client')} with {counted(sum(map(len, parts)), 'example')}"
-            + (", as the config deals them" if self.case.own else "")
+            + (", as the config deals them" if self.case.is_native else "")
         )
 
-    def _named(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
+    def _compare_config(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         from fldiag.data.public import deal
         from fldiag.sections import PartitionSection
 
         spec = PartitionSection.model_validate(self.case.section("partition"))
-        again = deal(
+        config_parts = deal(
             history.dataset, spec, self.case.total, self.case.section("data").get("public")
         )
         odd = [
             k
-            for k in range(max(len(parts), len(again)))
-            if k >= len(parts) or k >= len(again) or not np.array_equal(parts[k], again[k])
+            for k in range(max(len(parts), len(config_parts)))
+            if k >= len(parts)
+            or k >= len(config_parts)
+            or not np.array_equal(parts[k], config_parts[k])
         ]
         if odd:
             k = odd[0]
-            same = len(np.intersect1d(parts[k], again[k])) if k < min(len(parts), len(again)) else 0
+            same = (
+                len(np.intersect1d(parts[k], config_parts[k]))
+                if k < min(len(parts), len(config_parts))
+                else 0
+            )
             yield Finding(
                 FAULT,
                 f"the partition is not the one that the config names ({spec.kind}, seed {spec.seed})",
@@ -148,21 +158,23 @@ class Parts(Check):
         data = history.dataset
         if data.regression or data.is_lazy:
             return
-        held = np.unique(
+        classes = np.unique(
             np.asarray(data.train_y.cpu())[np.concatenate([p for p in parts if len(p)])]
         )
-        gone = sorted(set(np.unique(np.asarray(data.test_y.cpu())).tolist()) - set(held.tolist()))
-        if gone:
+        absent = sorted(
+            set(np.unique(np.asarray(data.test_y.cpu())).tolist()) - set(classes.tolist())
+        )
+        if absent:
             yield Finding(
-                INFORMATION if self.case.own else WARNING,
-                f"no client holds class {', '.join(map(str, gone[:5]))}",
-                f"{len(gone)} classes of the test set are in no client's data",
+                INFORMATION if self.case.is_native else WARNING,
+                f"no client holds class {', '.join(map(str, absent[:5]))}",
+                f"{len(absent)} classes of the test set are in no client's data",
                 "the model cannot learn them",
                 "look at how examples were dealt",
-                value=len(gone),
+                value=len(absent),
             )
 
-    def _told(self, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
+    def _compare_reports(self, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         for k, n in sorted(self.case.run.origin.get("examples", {}).items()):
             if k < len(parts) and abs(len(parts[k]) - n) > max(1, 0.05 * max(n, len(parts[k]))):
                 yield Finding(
@@ -179,11 +191,11 @@ class Parts(Check):
         first = np.full(size, -1)
         parts = [np.unique(p) for p in parts]
         for k, p in enumerate(parts):
-            held = np.zeros(size, dtype=bool)
-            held[p] = True
-            taken = p[owners[p] > 0]
-            for other in np.unique(first[taken]).tolist():
-                both = int(held[parts[other]].sum())
+            mask = np.zeros(size, dtype=bool)
+            mask[p] = True
+            repeats = p[owners[p] > 0]
+            for other in np.unique(first[repeats]).tolist():
+                both = int(mask[parts[other]].sum())
                 share = both / min(len(p), len(parts[other]))
                 if both >= SHARED and share > 0.5:  # they may come from many clients, of each a few
                     yield Finding(

@@ -15,7 +15,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
     beyond_chance,
 )
@@ -33,23 +33,29 @@ def examine(
     checks: Sequence[type[Check]] = CHECKS,
 ) -> pd.DataFrame:
     """The findings of all runs, each check's below the other."""
-    seen = [_watched(run, options, checks, i, len(runs), progress) for i, run in enumerate(runs)]
+    cases = [_watched(run, options, checks, i, len(runs), progress) for i, run in enumerate(runs)]
     frames = []
-    for i, (case, made) in enumerate(seen):
-        said: list[tuple[Check, Said]] = []
-        for j, check in enumerate(made):
+    for i, (case, instances) in enumerate(cases):
+        outcomes: list[tuple[Check, Outcome]] = []
+        for j, check in enumerate(instances):
             if progress:
-                progress(j, len(made), f"{case.run.name}: {check.title}")
-            check.peers = [others[j] for k, (_, others) in enumerate(seen) if k != i]
-            said += [(check, one) for one in _of(check)]
-        kept = beyond_chance([one for _, one in said], sum(check.tests for check in made))
-        rows = [_row(check, one) for check, one in said if any(one is other for other in kept)]
-        clear = [check for check in made if check.name not in {row["metric"] for row in rows}]
+                progress(j, len(instances), f"{case.run.name}: {check.title}")
+            check.peers = [peer_checks[j] for k, (_, peer_checks) in enumerate(cases) if k != i]
+            outcomes += [(check, one) for one in _of(check)]
+        significant = beyond_chance(
+            [one for _, one in outcomes], sum(check.tests for check in instances)
+        )
+        rows = [
+            _row(check, one)
+            for check, one in outcomes
+            if any(one is other for other in significant)
+        ]
+        clear = [check for check in instances if check.name not in {row["metric"] for row in rows}]
         rows += [_row(check, Clear("what chance explains was left out")) for check in clear]
-        place = {check.name: j for j, check in enumerate(made)}
-        stored = {"stored": ranges(case.rounds)}
+        place = {check.name: j for j, check in enumerate(instances)}
+        columns = {"stored": ranges(case.rounds)}
         frames.append(
-            table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common, **stored)
+            table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common, **columns)
         )
         case.__dict__.pop("history", None)  # model and data of one run at a time
     return pd.concat(frames, ignore_index=True)
@@ -64,57 +70,57 @@ def _watched(
     progress: Progress | None,
 ) -> tuple[Case, list[Check]]:
     case = Case(run, options)
-    made = [make(case) for make in checks]
-    for j, seen in enumerate(case.each()):
+    instances = [make(case) for make in checks]
+    for j, cohort in enumerate(case.each()):
         if progress:
             progress(
                 j,
                 len(run.rounds),
-                f"{run.name}{f' ({i + 1} of {n})' if n > 1 else ''}: round {seen.round}",
+                f"{run.name}{f' ({i + 1} of {n})' if n > 1 else ''}: round {cohort.round}",
             )
-        for check in made:
-            check.see(seen)
-    return case, made
+        for check in instances:
+            check.see(cohort)
+    return case, instances
 
 
-def _of(check: Check) -> list[Said]:
+def _of(check: Check) -> list[Outcome]:
     """What a check says: its findings; if it has none, what it could not see, or that there is nothing."""
-    said: list[Said] = []
+    outcomes: list[Outcome] = []
     try:
         for one in check.end():
-            said.append(one)
+            outcomes.append(one)
     except FldiagError as error:
-        said.append(Skip(error.what))
-    found: list[Said] = [one for one in said if isinstance(one, Finding)]
-    rest: list[Said] = [one for one in said if not isinstance(one, Finding)]
-    return found or rest[:1] or [Skip("the run holds nothing that this check can use")]
+        outcomes.append(Skip(error.what))
+    findings: list[Outcome] = [one for one in outcomes if isinstance(one, Finding)]
+    rest: list[Outcome] = [one for one in outcomes if not isinstance(one, Finding)]
+    return findings or rest[:1] or [Skip("the run holds nothing that this check can use")]
 
 
-def _row(check: Check, said: Said) -> Row:
+def _row(check: Check, outcome: Outcome) -> Row:
     about: Row = {
         "metric": check.name,
         "title": check.title,
         "estimator": "test" if check.tests else "exact",
         **dict.fromkeys(("what", "evidence", "consequence", "remedy", "rounds", "p_value")),
     }
-    if isinstance(said, Clear):
-        return {**about, "severity": HEALTHY, "evidence": said.evidence}
-    if isinstance(said, Skip):
-        return {**about, "severity": UNCHECKED, "evidence": f"because {said.why}"}
-    scope = "global" if said.client is None else "client" if said.client_b is None else "pair"
+    if isinstance(outcome, Clear):
+        return {**about, "severity": HEALTHY, "evidence": outcome.evidence}
+    if isinstance(outcome, Skip):
+        return {**about, "severity": UNCHECKED, "evidence": f"because {outcome.why}"}
+    scope = "global" if outcome.client is None else "client" if outcome.client_b is None else "pair"
     return {
         **about,
-        "severity": said.severity,
-        "what": said.what,
-        "evidence": said.evidence,
-        "consequence": said.consequence,
-        "remedy": said.remedy,
+        "severity": outcome.severity,
+        "what": outcome.what,
+        "evidence": outcome.evidence,
+        "consequence": outcome.consequence,
+        "remedy": outcome.remedy,
         "scope": scope,
-        "client": said.client,
-        "client_b": said.client_b,
-        "layer": said.layer,
-        "round": min(said.rounds, default=None),
-        "rounds": ranges(sorted(said.rounds)) if said.rounds else None,
-        "value": said.value,
-        "p_value": said.p,
+        "client": outcome.client,
+        "client_b": outcome.client_b,
+        "layer": outcome.layer,
+        "round": min(outcome.rounds, default=None),
+        "rounds": ranges(sorted(outcome.rounds)) if outcome.rounds else None,
+        "value": outcome.value,
+        "p_value": outcome.p,
     }

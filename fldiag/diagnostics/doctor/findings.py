@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fldiag.diagnostics.doctor.case import Case, Seen
+    from fldiag.diagnostics.doctor.case import Case, CohortWeights
 
 FAULT, WARNING, INFORMATION, HEALTHY, UNCHECKED = (
     "fault",
@@ -54,7 +54,7 @@ class Skip:
     why: str
 
 
-Said = Finding | Clear | Skip
+Outcome = Finding | Clear | Skip
 
 
 class Check:
@@ -70,24 +70,24 @@ class Check:
         self.case, self.tests = case, 0
         self.peers: list[Check] = []
 
-    def see(self, seen: Seen) -> None:
+    def see(self, cohort: CohortWeights) -> None:
         """A round."""
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         """What is to be said after the last round; nothing means that it is not checked."""
         yield from ()
 
 
-def beyond_chance(said: Sequence[Said], tests: int, level: float = LEVEL) -> list[Said]:
+def beyond_chance(outcomes: Sequence[Outcome], tests: int, level: float = LEVEL) -> list[Outcome]:
     """Findings without a p-value, and those that Holm's step-down procedure keeps of ``tests`` tests: the chance of any
     false one is at most ``level``. (A test that gave no finding counts in ``tests`` only.)"""
     from fldiag.results.uncertainty import holm  # imports scipy
 
-    ps = [s.p if isinstance(s, Finding) else None for s in said]
-    others = tests - sum(p is not None for p in ps)
+    ps = [s.p if isinstance(s, Finding) else None for s in outcomes]
+    padding = tests - sum(p is not None for p in ps)
     return [
         s
-        for s, p in zip(said, holm([*ps, *[1.0] * others]), strict=False)
+        for s, p in zip(outcomes, holm([*ps, *[1.0] * padding]), strict=False)
         if p is None or p <= level
     ]
 

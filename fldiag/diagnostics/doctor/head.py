@@ -12,7 +12,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 from fldiag.diagnostics.doctor.metrics import LATE
@@ -34,43 +34,45 @@ class Head(Check):
 
     name, title = "head", "All classes are predicted"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         history = self.case.opened(classes=True)
         models, pool = self.case.models, history.pool
         rounds = [r for r in models.rounds if r in models.scores]
         if not rounds:
             yield Skip("no round can be evaluated")
             return
-        there = len(np.unique(models.labels[pool.test]))
-        known = {
+        classes = len(np.unique(models.labels[pool.test]))
+        counts = {
             r: int(
-                (np.bincount(models.predictions(r), minlength=there) >= 0.01 * pool.test.stop).sum()
+                (
+                    np.bincount(models.predictions(r), minlength=classes) >= 0.01 * pool.test.stop
+                ).sum()
             )
             for r in rounds
         }
-        few, last = max(1, there // 5), known[rounds[-1]]
-        lasting = len(rounds) >= 3 and all(known[r] <= few for r in rounds[-3:])
-        best = max(known.values())
-        if there > 2 and last <= max(1, there // 2):
-            held = [
-                len(np.unique(models.labels[own]))
+        limit, last = max(1, classes // 5), counts[rounds[-1]]
+        lasting = len(rounds) >= 3 and all(counts[r] <= limit for r in rounds[-3:])
+        best = max(counts.values())
+        if classes > 2 and last <= max(1, classes // 2):
+            client_classes = [
+                len(np.unique(models.labels[examples]))
                 for k in range(len(history.parts))
-                if (own := pool.own(k)).stop > own.start
+                if (examples := pool.train_slice(k)).stop > examples.start
             ]
-            even = bool(held) and float(np.median(held)) >= 0.8 * there
-            bad = lasting and (best >= 0.7 * there or rounds[-1] >= LATE or even)
+            even = bool(client_classes) and float(np.median(client_classes)) >= 0.8 * classes
+            bad = lasting and (best >= 0.7 * classes or rounds[-1] >= LATE or even)
             yield Finding(
                 WARNING if bad else INFORMATION,
-                f"the last global model predicts {last} of {there} classes",
-                f"of {there} in the {SPLITS[pool.split]} set; at most {best} in any evaluated round",
+                f"the last global model predicts {last} of {classes} classes",
+                f"of {classes} in the {SPLITS[pool.split]} set; at most {best} in any evaluated round",
                 "the other classes are never right",
                 "look at what happens to the head (fldiag forgetting), and at layers that are not averaged"
                 if bad
                 else "train more rounds; with skewed clients the first ones look like this",
-                tuple(r for r in rounds if known[r] <= max(1, there // 2)),
-                value=last / there,
+                tuple(r for r in rounds if counts[r] <= max(1, classes // 2)),
+                value=last / classes,
             )
-        yield Clear(f"{last} of {there} classes are predicted")
+        yield Clear(f"{last} of {classes} classes are predicted")
 
 
 class Dead(Check):
@@ -83,21 +85,21 @@ class Dead(Check):
 
     name, title = "dead_units", "No units are dead"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         history = self.case.opened()
         from torch import nn
 
         r = history.rounds[-1]
-        stored, pool, dead = history.stored(r), history.pool, dict[str, np.ndarray]()
+        cohort, pool, dead = history.stored(r), history.pool, dict[str, np.ndarray]()
         tables = {
             f"{n}.weight"
             for n, m in history.network.module.named_modules()
             if isinstance(m, nn.Embedding)
         }
-        for where in (pool.test, pool.clients):
-            if where.stop <= where.start:
+        for stretch in (pool.test, pool.clients):
+            if stretch.stop <= stretch.start:
                 continue
-            g = history.problem((stored.aggregated, stored.buffers), where, "all").gradient()
+            g = history.problem((cohort.aggregated, cohort.buffers), stretch, "all").gradient()
             if not bool(g.isfinite().all()) or not bool((g != 0).any()):
                 yield Skip(
                     f"the gradient in round {r} is {'0' if bool(g.isfinite().all()) else 'not finite'}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -18,7 +18,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 from fldiag.diagnostics.doctor.own_data import LEAST
@@ -64,13 +64,13 @@ class Reported(Check):
         super().__init__(case)
         self.prints: dict[int, bytes] = {}
 
-    def see(self, seen: Seen) -> None:
-        self.prints[seen.round] = hashlib.sha256(
-            seen.aggregated.contiguous().numpy().tobytes()
+    def see(self, cohort: CohortWeights) -> None:
+        self.prints[cohort.round] = hashlib.sha256(
+            cohort.aggregated.contiguous().numpy().tobytes()
         ).digest()
 
-    def end(self) -> Iterator[Said]:
-        yield from self._again()
+    def end(self) -> Iterator[Outcome]:
+        yield from self._find_repeats()
         history = self.case.opened(classes=True)
         models, test, split = self.case.models, history.pool.test, history.pool.split
         now = {
@@ -84,8 +84,8 @@ class Reported(Check):
             return
         n, size = test.stop, len(history.dataset.evaluation[2])
         slack = SAME if n == size else 5 * math.sqrt(0.25 / n)
-        own = _series(_measured(metrics, split))
-        odd = {r: own[r] for r in now if r in own and abs(own[r] - now[r]) > slack}
+        recorded = _series(_measured(metrics, split))
+        odd = {r: recorded[r] for r in now if r in recorded and abs(recorded[r] - now[r]) > slack}
         if odd:
             r = max(odd, key=lambda r: abs(odd[r] - now[r]))
             yield Finding(
@@ -97,12 +97,12 @@ class Reported(Check):
                 tuple(odd),
                 value=odd[r] - now[r],
             )
-        yield from self._foreign(metrics, {**now, **own} if not odd else now, slack)
+        yield from self._foreign(metrics, {**now, **recorded} if not odd else now, slack)
         yield Clear(
             f"the accuracies of {counted(len(now), 'round')}, computed again, are those recorded"
         )
 
-    def _again(self) -> Iterator[Finding]:
+    def _find_repeats(self) -> Iterator[Finding]:
         rounds = sorted(r for r in self.prints if r)
         if len(rounds) < 3:
             return
@@ -124,61 +124,65 @@ class Reported(Check):
         rows, split = reported(metrics, ACCURACY), SPLITS[self.case.opened().pool.split]
         rows = rows[rows["moment"] == "aggregated"]
         for (name, source), part in rows.groupby(["metric", "source"]):
-            told = _series(part)
-            told = (
-                {r: v / 100 for r, v in told.items()}
-                if max(told.values(), default=0) > 1.5
-                else told
+            claims = _series(part)
+            claims = (
+                {r: v / 100 for r, v in claims.items()}
+                if max(claims.values(), default=0) > 1.5
+                else claims
             )
-            both = [r for r in told if r in now]
-            off = [r for r in both if abs(told[r] - now[r]) > slack]
+            both = [r for r in claims if r in now]
+            off = [r for r in both if abs(claims[r] - now[r]) > slack]
             if not off:
                 continue
             kind = next(
                 (
                     kind
-                    for kind, series in self._others(now).items()
+                    for kind, series in self._alternatives(now).items()
                     if len(s := [r for r in both if r in series]) >= min(2, len(both))
                     and set(off) & set(s)
-                    and all(abs(told[r] - series[r]) <= slack for r in s)
+                    and all(abs(claims[r] - series[r]) <= slack for r in s)
                 ),
                 "",
             )
-            if not kind and both[-1] in off and abs(told[both[-1]] - max(now.values())) <= slack:
+            if not kind and both[-1] in off and abs(claims[both[-1]] - max(now.values())) <= slack:
                 kind = "that of the best round in place of the last"
             r = both[-1] if both[-1] in off else off[-1]
             yield Finding(
                 WARNING if kind else INFORMATION,
                 f"the reported {name} is {kind or 'not that of the stored weights'}",
-                f"{source}: in round {r} it says {told[r]:.2%}, and the stored weights have {now[r]:.2%} on the "
+                f"{source}: in round {r} it says {claims[r]:.2%}, and the stored weights have {now[r]:.2%} on the "
                 f"{split} set",
                 "it claims more than the model achieves"
                 if kind
                 else "it belongs to other data or other weights",
                 "report the test accuracy of the last round's weights",
                 tuple(off),
-                value=told[r] - now[r],
+                value=claims[r] - now[r],
             )
 
-    def _others(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
+    def _alternatives(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
         """What a reported number may be instead of the accuracy of this round's weights."""
-        history, found = self.case.history, dict[str, dict[int, float]]()
+        history, alternatives = self.case.history, dict[str, dict[int, float]]()
         assert history is not None
         rounds = sorted(now)
         complete = rounds == list(range(rounds[0], rounds[-1] + 1))
         if complete:
             best = np.maximum.accumulate([now[r] for r in rounds])
-            found["the best so far"] = dict(zip(rounds, best.tolist(), strict=True))
-            found["that of the round before"] = {r: now[r - 1] for r in rounds[1:]}
-        own = [(k, history.pool.own(k)) for k in range(len(history.parts)) if len(history.parts[k])]
+            alternatives["the best so far"] = dict(zip(rounds, best.tolist(), strict=True))
+            alternatives["that of the round before"] = {r: now[r - 1] for r in rounds[1:]}
+        stretches = [
+            (k, history.pool.train_slice(k))
+            for k in range(len(history.parts))
+            if len(history.parts[k])
+        ]
         train: dict[int, float] = {}
         mean: dict[int, float] = {}
         for r, s in self.case.models.scores.items():
-            if s.right is not None and own:
+            if s.right is not None and stretches:
                 train[r] = float(s.right[history.pool.clients].mean())
-                mean[r] = float(np.mean([s.right[where].mean() for _, where in own]))
+                mean[r] = float(np.mean([s.right[stretch].mean() for _, stretch in stretches]))
         return {
-            **found,
+            **alternatives,
             "the accuracy on the training data": train,
             "the plain mean of the clients' training accuracies": mean,
         }
@@ -206,7 +210,7 @@ class Means(Check):
 
     name, title = "means", "Metrics cover all examples"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         metrics = self.case.metrics
         if metrics is None or "source" not in metrics.columns:
             yield Skip("the run reports no numbers of its own beside fldiag's")
@@ -247,8 +251,8 @@ class Means(Check):
                     ).append((int(r), g, by_n))
         if not looked:
             yield Skip("no number is reported both for all examples and for each client")
-        for (name, how), found in bad.items():
-            r, g, by_n = found[-1]
+        for (name, how), cases in bad.items():
+            r, g, by_n = cases[-1]
             other = (
                 f"by examples it is {by_n:.4g}"
                 if "plain" in how
@@ -257,10 +261,10 @@ class Means(Check):
             yield Finding(
                 WARNING,
                 f"the reported {name} is {how}",
-                f"in {counted(len(found), 'round')}; in round {r} it is {g:.4g}, {other}",
+                f"in {counted(len(cases), 'round')}; in round {r} it is {g:.4g}, {other}",
                 "it depends on how examples are dealt to clients, and is not comparable with centralised numbers",
                 "sum counts (right, wrong, of each class) over the clients, and compute the metric once",
-                tuple(r for r, _, _ in found),
+                tuple(r for r, _, _ in cases),
                 value=g,
             )
         yield Clear(f"{looked} numbers are not plain means")
@@ -287,7 +291,7 @@ class Chance(Check):
 
     name, title = "chance", "Better than chance"
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         history = self.case.opened(classes=True)
         from scipy.stats import binom
 

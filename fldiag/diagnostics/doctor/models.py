@@ -54,46 +54,53 @@ class Models:
         """Round -> what its models do; rounds that cannot be read are left out."""
         from fldiag.errors import FldiagError
 
-        found = {}
+        scored_rounds = {}
         for r in self.rounds:
             try:
-                found[r] = self._scored(self.history.stored(r), r in self.full)
+                scored_rounds[r] = self._scored(self.history.stored(r), r in self.full)
             except FldiagError:
                 continue
-        return found
+        return scored_rounds
 
-    def _scored(self, stored: Stored, full: bool) -> Scored:
-        models = [(stored.aggregated, stored.buffers)]
-        full = full and stored.complete and all(k < len(self.history.parts) for k in stored.ids)
+    def _scored(self, cohort: Stored, full: bool) -> Scored:
+        models = [(cohort.aggregated, cohort.buffers)]
+        full = full and cohort.complete and all(k < len(self.history.parts) for k in cohort.ids)
         if full:
-            models += [stored.start, *(stored.client(j) for j in range(len(stored.ids)))]
+            models += [cohort.start, *(cohort.client(j) for j in range(len(cohort.ids)))]
         scores = self.history.evaluate(models)
         right = scores.right
         one = None if right is None else right[0]
         if not full:
             return Scored(scores.loss[0], one)
-        return Scored(scores.loss[0], one, scores.loss[1], scores.loss[2:], stored.ids)
+        return Scored(scores.loss[0], one, scores.loss[1], scores.loss[2:], cohort.ids)
 
     @cached_property
-    def own(self) -> dict[int, dict[int, tuple[float, float]]]:
+    def own_losses(self) -> dict[int, dict[int, tuple[float, float]]]:
         """Client -> round -> the mean loss on its own training examples before and after its training."""
-        found: dict[int, dict[int, tuple[float, float]]] = {}
+        losses: dict[int, dict[int, tuple[float, float]]] = {}
         for r, scored in self.scores.items():
             for j, i in enumerate(scored.ids):
-                where = self.history.pool.own(i)
-                if scored.clients is None or scored.received is None or where.stop <= where.start:
+                stretch = self.history.pool.train_slice(i)
+                if (
+                    scored.clients is None
+                    or scored.received is None
+                    or stretch.stop <= stretch.start
+                ):
                     continue
-                both = float(scored.received[where].mean()), float(scored.clients[j, where].mean())
+                both = (
+                    float(scored.received[stretch].mean()),
+                    float(scored.clients[j, stretch].mean()),
+                )
                 if np.isfinite(both).all():
-                    found.setdefault(i, {})[r] = both
-        return found
+                    losses.setdefault(i, {})[r] = both
+        return losses
 
-    def own_of(self, client: int, r: int) -> tuple[float, float]:
+    def own_losses_of(self, client: int, r: int) -> tuple[float, float]:
         """The same of any round."""
-        stored, where = self.history.stored(r), self.history.pool.own(client)
+        cohort, stretch = self.history.stored(r), self.history.pool.train_slice(client)
         before, after = (
-            self.history.evaluate([stored.start, stored.client(stored.ids.index(client))])
-            .loss[:, where]
+            self.history.evaluate([cohort.start, cohort.client(cohort.ids.index(client))])
+            .loss[:, stretch]
             .mean(1)
         )
         return float(before), float(after)
@@ -103,29 +110,29 @@ class Models:
         loss where there are no classes."""
         if self.history.dataset.regression:
             return -math.inf
-        count = np.unique(self.labels[self.history.pool.own(client)], return_counts=True)[1]
+        count = np.unique(self.labels[self.history.pool.train_slice(client)], return_counts=True)[1]
         return float(stats.entropy(count))
 
     @property
     def gains(self) -> dict[int, dict[int, float]]:
         """Client -> round -> by how much its own training lowered its own loss."""
         return {
-            i: {r: before - after for r, (before, after) in found.items()}
-            for i, found in self.own.items()
+            i: {r: before - after for r, (before, after) in by_round.items()}
+            for i, by_round in self.own_losses.items()
         }
 
     @property
     def losses(self) -> dict[int, float]:
         """Client -> its own loss at what it received, mean over the rounds."""
         return {
-            i: float(np.mean([before for before, _ in found.values()]))
-            for i, found in self.own.items()
+            i: float(np.mean([before for before, _ in by_round.values()]))
+            for i, by_round in self.own_losses.items()
         }
 
     @property
     def gain(self) -> float | None:
         """The median of these; None where none is known."""
-        values = [gain for found in self.gains.values() for gain in found.values()]
+        values = [gain for by_round in self.gains.values() for gain in by_round.values()]
         return float(np.median(values)) if values else None
 
     @cached_property
@@ -137,13 +144,13 @@ class Models:
         """Classes that the aggregated model of a round gives the test examples."""
         import torch
 
-        stored, network, pool = self.history.stored(r), self.history.network, self.history.pool
+        cohort, network, pool = self.history.stored(r), self.history.network, self.history.pool
         bound = network.bind(
-            stored.aggregated[None], {n: b[None].clone() for n, b in stored.buffers.items()}
+            cohort.aggregated[None], {n: b[None].clone() for n, b in cohort.buffers.items()}
         )
         with torch.no_grad():
-            found = [
+            classes = [
                 predicted(bound(pool.read(s.start, s.stop)[0][None])[0])
                 for s in pool.batches(pool.test, 500)
             ]
-        return torch.cat(found).cpu().numpy()
+        return torch.cat(classes).cpu().numpy()

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     INFORMATION,
     WARNING,
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 from fldiag.errors import counted
@@ -48,41 +48,46 @@ class OwnData(Check):
         super().__init__(case)
         self.rounds: dict[int, list[int]] = {}
 
-    def see(self, seen: Seen) -> None:
-        for i in seen.ids if seen.usable else ():
-            self.rounds.setdefault(i, []).append(seen.round)
+    def see(self, cohort: CohortWeights) -> None:
+        for i in cohort.ids if cohort.usable else ():
+            self.rounds.setdefault(i, []).append(cohort.round)
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         self.case.opened(parts=True)
         gains, middle = self.case.models.gains, self.case.models.gain
         if middle is None:
             yield Skip("no round holds what clients received and made of it")
             return
         spread = 1.4826 * float(
-            np.median([abs(v - middle) for found in gains.values() for v in found.values()])
+            np.median([abs(v - middle) for drops in gains.values() for v in drops.values()])
         )
         limit = max(EVERY * middle, SCALES * spread - middle)
-        for i, own in self.case.models.own.items():
-            if middle < LEAST or max(self._telling(i, own).values()) >= -limit:
+        for i, losses in self.case.models.own_losses.items():
+            if middle < LEAST or max(self._telling(i, losses).values()) >= -limit:
                 continue
-            further = spread_rounds([r for r in self.rounds.get(i, []) if r not in own], FURTHER)
-            more = {r: self.case.models.own_of(i, r) for r in further}
-            own = {**own, **{r: both for r, both in more.items() if np.isfinite(both).all()}}
-            found, every = self._telling(i, own), _gains(own)
-            if max(found.values()) >= -limit:
+            extra_rounds = spread_rounds(
+                [r for r in self.rounds.get(i, []) if r not in losses], FURTHER
+            )
+            extra_losses = {r: self.case.models.own_losses_of(i, r) for r in extra_rounds}
+            losses = {
+                **losses,
+                **{r: both for r, both in extra_losses.items() if np.isfinite(both).all()},
+            }
+            drops, all_drops = self._telling(i, losses), _gains(losses)
+            if max(drops.values()) >= -limit:
                 continue
-            always = max(every.values()) < -limit
-            found = every if always else found
-            rise = -sum(found.values()) / len(found)
-            certain = always and len(found) > 1 and "correct" not in self.case.slots
+            always = max(all_drops.values()) < -limit
+            drops = all_drops if always else drops
+            rise = -sum(drops.values()) / len(drops)
+            certain = always and len(drops) > 1 and "correct" not in self.case.slots
             yield Finding(
                 WARNING if certain else INFORMATION,
                 f"training raises the loss of client {i} on its own data",
-                f"by {rise:.3g} nats in {len(found)} of its rounds; over all clients it falls by {middle:.3g} in "
+                f"by {rise:.3g} nats in {len(drops)} of its rounds; over all clients it falls by {middle:.3g} in "
                 "the median",
                 "it learns something other than its recorded data, and this enters the mean",
                 "compare its data and labels with the partition; look for a wrong sign, noise, or an attack",
-                tuple(sorted(found)),
+                tuple(sorted(drops)),
                 client=i,
                 value=rise,
             )
@@ -90,13 +95,13 @@ class OwnData(Check):
             f"the own loss of {counted(len(gains), 'client')} falls by {middle:.3g} nats in the median"
         )
 
-    def _telling(self, i: int, own: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    def _telling(self, i: int, losses: Mapping[int, tuple[float, float]]) -> dict[int, float]:
         """By how much a client's training lowers its loss, in the rounds whose received model knows more than the shares of
         its classes; in all, where fewer than two are such."""
         entropy = self.case.models.entropy(i)
-        known = {r: both for r, both in own.items() if both[0] < entropy}
-        return _gains(known if len(known) > 1 else own)
+        informative = {r: both for r, both in losses.items() if both[0] < entropy}
+        return _gains(informative if len(informative) > 1 else losses)
 
 
-def _gains(own: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    return {r: before - after for r, (before, after) in own.items()}
+def _gains(losses: Mapping[int, tuple[float, float]]) -> dict[int, float]:
+    return {r: before - after for r, (before, after) in losses.items()}

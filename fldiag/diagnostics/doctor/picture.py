@@ -36,11 +36,11 @@ def rounds_of(text: object) -> list[int]:
     >>> rounds_of("1..3, 7")
     [1, 2, 3, 7]
     """
-    found: list[int] = []
+    rounds: list[int] = []
     for part in str(text).split(", ") if isinstance(text, str) else []:
         first, _, last = part.partition("..")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        rounds += range(int(first), int(last or first) + 1)
+    return rounds
 
 
 @compares_runs
@@ -95,15 +95,15 @@ def _mark(ax: Axes, x: list[float], y: float, severity: str) -> None:
 
 
 def _rounds(ax: Axes, rows: pd.DataFrame, place: dict[str, int]) -> None:
-    there = rounds_of(rows["stored"].iloc[0]) or [1]
-    first, last = there[0], there[-1]
+    stored_rounds = rounds_of(rows["stored"].iloc[0]) or [1]
+    first, last = stored_rounds[0], stored_rounds[-1]
     left = first - max(1.0, 0.08 * (last - first + 1))
     for check, severity, rounds in zip(
         rows["metric"], rows["severity"], rows["rounds"], strict=True
     ):
         _mark(ax, [left], place[check], severity)
-        if found := [float(r) for r in rounds_of(rounds)]:
-            _mark(ax, found, place[check], severity)
+        if marks := [float(r) for r in rounds_of(rounds)]:
+            _mark(ax, marks, place[check], severity)
     ax.axvline((left + first) / 2, color="#bbbbbb", linewidth=0.6)
     ax.set_xlim(left - (first - left) / 2, last + 0.5)
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -115,11 +115,11 @@ def _runs(ax: Axes, table: pd.DataFrame, place: dict[str, int], runs: list[str])
     at = {run: i for i, run in enumerate(runs)}
     for (run, check), part in table.groupby(["run", "metric"], sort=False):
         _mark(ax, [at[run]], place[check], min(part["severity"], key=SEVERITIES.index))
-    every = max(1, -(-len(runs) // 25))
-    shown = runs[::every]
+    stride = max(1, -(-len(runs) // 25))
+    ticks = runs[::stride]
     ax.set_xticks(
-        [at[run] for run in shown],
-        [style.plain(style.shorten(run, 22)) for run in shown],
+        [at[run] for run in ticks],
+        [style.plain(style.shorten(run, 22)) for run in ticks],
         rotation=60,
         ha="right",
     )

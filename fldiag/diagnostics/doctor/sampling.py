@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, Seen
-from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Said, Skip
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
+from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Outcome, Skip
 from fldiag.errors import counted
 
 
@@ -29,12 +29,12 @@ class Sampling(Check):
         self.sets: dict[int, tuple[int, ...]] = {}
         self.vague = False
 
-    def see(self, seen: Seen) -> None:
-        self.vague |= not seen.sampled
-        if seen.clients is not None and seen.ids:
-            self.sets[seen.round] = tuple(sorted(seen.ids))
+    def see(self, cohort: CohortWeights) -> None:
+        self.vague |= not cohort.sampled
+        if cohort.clients is not None and cohort.ids:
+            self.sets[cohort.round] = tuple(sorted(cohort.ids))
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         if not self.sets or self.vague:
             yield Skip(
                 "the checkpoints also hold clients that were not sampled"
@@ -74,17 +74,17 @@ class Sampling(Check):
         )
 
     def _fewer(self) -> Iterator[Finding]:
-        said = self.case.section("clients")
-        wanted = (
-            int(said.get("per_round", 0))
-            if self.case.own and said.get("sampling") != "independent"
+        section = self.case.section("clients")
+        per_round = (
+            int(section.get("per_round", 0))
+            if self.case.is_native and section.get("sampling") != "independent"
             else 0
         )
-        odd = {r: len(ids) for r, ids in self.sets.items() if wanted and len(ids) != wanted}
+        odd = {r: len(ids) for r, ids in self.sets.items() if per_round and len(ids) != per_round}
         if odd:
             yield Finding(
                 WARNING,
-                f"rounds hold another number of clients than the config's {wanted}",
+                f"rounds hold another number of clients than the config's {per_round}",
                 f"{min(odd.values())} to {max(odd.values())} in {len(odd)} of {counted(len(self.sets), 'round')}",
                 "some clients' work is lost",
                 "look for clients that failed",

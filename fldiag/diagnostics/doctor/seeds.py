@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fldiag.diagnostics.doctor.case import Case, Seen
+from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -16,7 +16,7 @@ from fldiag.diagnostics.doctor.findings import (
     Check,
     Clear,
     Finding,
-    Said,
+    Outcome,
     Skip,
 )
 
@@ -36,19 +36,19 @@ class Seeds(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.prints: dict[int, bytes] = {}
-        self.drawn: dict[int, tuple[int, ...]] = {}
+        self.samples: dict[int, tuple[int, ...]] = {}
         self.start: bytes | None = None
 
-    def see(self, seen: Seen) -> None:
-        self.prints[seen.round] = _print(seen.aggregated)
-        if seen.ids:
-            self.drawn[seen.round] = tuple(seen.ids)
-        if seen.round == 0:
-            self.start = _print(seen.aggregated)
-        elif seen.round == 1 and seen.received is not None:
-            self.start = _print(seen.received)
+    def see(self, cohort: CohortWeights) -> None:
+        self.prints[cohort.round] = _print(cohort.aggregated)
+        if cohort.ids:
+            self.samples[cohort.round] = tuple(cohort.ids)
+        if cohort.round == 0:
+            self.start = _print(cohort.aggregated)
+        elif cohort.round == 1 and cohort.received is not None:
+            self.start = _print(cohort.received)
 
-    def end(self) -> Iterator[Said]:
+    def end(self) -> Iterator[Outcome]:
         alike = [
             p
             for p in self.peers
@@ -75,7 +75,7 @@ class Seeds(Check):
                 common = [r for r in self.prints if r and r in other.prints]
                 if common and all(self.prints[r] == other.prints[r] for r in common):
                     yield Finding(
-                        INFORMATION if self.case.own else WARNING,
+                        INFORMATION if self.case.is_native else WARNING,
                         f"another config gave the same bits as in {other.case.run.name}",
                         f"all {len(common)} common rounds are equal",
                         "the settings in which the configs differ have no effect",
@@ -113,10 +113,10 @@ class Seeds(Check):
                 tuple(equal),
             )
             return
-        both = [r for r in self.drawn if r in other.drawn]
-        if both and all(self.drawn[r] == other.drawn[r] for r in both):
+        both = [r for r in self.samples if r in other.samples]
+        if both and all(self.samples[r] == other.samples[r] for r in both):
             n = self.case.total
-            chance = -sum(math.log(math.comb(n, min(len(self.drawn[r]), n))) for r in both)
+            chance = -sum(math.log(math.comb(n, min(len(self.samples[r]), n))) for r in both)
             if chance < math.log(1e-3):
                 yield Finding(
                     WARNING,

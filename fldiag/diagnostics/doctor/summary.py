@@ -33,8 +33,8 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
             "be run"
         )
-    found = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
-    for _, row in found.sort_values(
+    findings = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
+    for _, row in findings.sort_values(
         "severity", key=lambda s: s.map(SEVERITIES.index), kind="stable"
     ).iterrows():
         rows.append(
@@ -42,7 +42,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                 **({"run": row["run"]} if several else {}),
                 "severity": row["severity"],
                 "what": row["what"],
-                "where": where(row),
+                "where": describe_place(row),
                 "evidence": row["evidence"],
                 "remedy": row["remedy"],
             }
@@ -59,24 +59,24 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     for (title, why), part in table[table["severity"] == UNCHECKED].groupby(
         ["title", "evidence"], sort=False
     ):
-        whose = (
+        runs = (
             f" ({', '.join(map(str, part['run'].unique()))})"
             if part["run"].nunique() < table["run"].nunique()
             else ""
         )
-        yield Note(f"{title}: not checked, {why}{whose}")
+        yield Note(f"{title}: not checked, {why}{runs}")
 
 
-def where(row: Mapping[str, Any]) -> str:
+def describe_place(row: Mapping[str, Any]) -> str:
     """Rounds, clients and layer of a finding, in words."""
-    found = []
+    texts = []
     if isinstance(row["rounds"], str):
-        found.append(f"round{'s' * (not row['rounds'].isdigit())} {row['rounds']}")
+        texts.append(f"round{'s' * (not row['rounds'].isdigit())} {row['rounds']}")
     if not pd.isna(row["client"]):
-        found.append(
+        texts.append(
             f"client {int(row['client'])}"
             + ("" if pd.isna(row["client_b"]) else f" and {int(row['client_b'])}")
         )
     if not pd.isna(row["layer"]):
-        found.append(str(row["layer"]))
-    return ", ".join(found) or "the run"
+        texts.append(str(row["layer"]))
+    return ", ".join(texts) or "the run"

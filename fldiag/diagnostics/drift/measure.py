@@ -63,7 +63,7 @@ def rows(history: History, settings: DriftSettings, cohort: Stored) -> list[Row]
         return [{"round": cohort.round, **row} for row in output]
     output += _gradients(history, cohort) if settings.gradients else []
     for j, k in enumerate(cohort.ids):
-        if history.pool.own(k).stop > history.pool.own(k).start:
+        if history.pool.train_slice(k).stop > history.pool.train_slice(k).start:
             output += _proximal(
                 history,
                 cohort,
@@ -86,7 +86,7 @@ def _gradients(history: History, cohort: Stored) -> list[Row]:
     everything = pool.clients
     total, gradients = torch.zeros_like(w, dtype=torch.float64), {}
     for k in range(len(history.parts)):
-        examples = pool.own(k)
+        examples = pool.train_slice(k)
         if examples.stop <= examples.start:
             continue
         losses = Losses(
@@ -115,7 +115,7 @@ def _gradients(history: History, cohort: Stored) -> list[Row]:
         }
     ]
     for k, g in gradients.items():
-        examples = pool.own(k)
+        examples = pool.train_slice(k)
         about = {
             **base,
             "scope": "client",
@@ -143,7 +143,7 @@ def _proximal(
 ) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
     (w, buffers), k, layout = cohort.client(j), cohort.ids[j], history.layout
-    start, examples = cohort.start, history.pool.own(k)
+    start, examples = cohort.start, history.pool.train_slice(k)
     base: Row = {
         "moment": "trained",
         "scope": "client",
@@ -273,7 +273,7 @@ def propositions(history: History, cohort: Stored, options: dict[str, Any]) -> l
 
     start = cohort.start[0].double(), double(cohort.start[1])
     for j, k in enumerate(cohort.ids):
-        examples, (w, buffers) = pool.own(k), cohort.client(j)
+        examples, (w, buffers) = pool.train_slice(k), cohort.client(j)
         if examples.stop <= examples.start:
             continue
         w = w.double()

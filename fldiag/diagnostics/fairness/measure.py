@@ -83,7 +83,7 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
         if not len(part):
             found[k] = np.empty(0, dtype=np.int64)
         elif on == "train":
-            found[k] = np.arange(pool.own(k).start, pool.own(k).stop) - where.start
+            found[k] = np.arange(pool.train_slice(k).start, pool.train_slice(k).stop) - where.start
         else:
             mine = history.dataset.train_y[part].cpu().numpy()
             found[k] = (personal_test if on == "test" else own_classes)(mine, labels, k)

@@ -132,7 +132,7 @@ class Round:
         return [{**row, "round": r} for row in [*rows, *gaps(rows, sizes), *means(rows)]]
 
     def _own(self, client: int) -> slice:
-        return self.pool.own(client)
+        return self.pool.train_slice(client)
 
     # -- the whole
 

@@ -159,7 +159,7 @@ class Measure:
         everyone = pool.clients
         rows = self._on(scores, i, pool.split, [pool.test])
         for k in clients if self.own else ():
-            examples = pool.own(k)
+            examples = pool.train_slice(k)
             rows += self._on(scores, i, f"client:{k}/train", [examples])
             rows += self._on(
                 scores,

@@ -123,7 +123,7 @@ class Round:
         owners = [
             c
             for c in range(len(history.parts))
-            if history.pool.own(c).stop > history.pool.own(c).start
+            if history.pool.train_slice(c).stop > history.pool.train_slice(c).start
         ]
         self._total = (
             len(places) * len(stored.ids) + 1 + (len(owners) if split and options.k else 0)
@@ -264,7 +264,7 @@ class Round:
         pool, ids = self.history.pool, self.stored.ids
         if not spectrum or not self.options.k:
             return [[c] for c in ids]
-        where = {c: pool.clients if place == "global" else pool.own(c) for c in ids}
+        where = {c: pool.clients if place == "global" else pool.train_slice(c) for c in ids}
         return stacks.groups(
             self.history.network,
             {c: w.stop - w.start for c, w in where.items()},
@@ -280,7 +280,7 @@ class Round:
             where, name = (
                 (history.pool.clients, "train")
                 if place == "global"
-                else (history.pool.own(client), f"client:{client}/train")
+                else (history.pool.train_slice(client), f"client:{client}/train")
             )
             try:
                 found[client] = history.problem(
@@ -394,7 +394,9 @@ class Round:
 
     def _share(self, whole: Problem, vectors: Tensor, client: int) -> list[Row]:
         problem = self.history.problem(
-            (whole.w, whole.buffers), self.history.pool.own(client), f"client:{client}/train"
+            (whole.w, whole.buffers),
+            self.history.pool.train_slice(client),
+            f"client:{client}/train",
         )
         h = problem.hessian()
         about: Row = {
