@@ -21,7 +21,7 @@ from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
 from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
-from fldiag.plotting import curves, layers, partition
+from fldiag.plotting import bubbles, curves, layers
 from fldiag.results.table import table
 from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
 from fldiag.training.diagnostics.personalise import picture as personal
@@ -652,8 +652,8 @@ KINDS = {
     "account, far": lambda: accounted(1e3),
     "matching": matched,
     "ways": ways,
-    "partition": lambda: partition.draw(held(12)),
-    "partition, many": lambda: partition.draw(held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"),
+    "partition": lambda: bubbles.draw(held(12)),
+    "partition, many": lambda: bubbles.draw(held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"),
     "forgetting": forgotten,
     "forgetting by class": lost_by_class,
     "drift": drifted,

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fldiag import api, data, known, registry
 from fldiag.config import Config
-from fldiag.diagnosis.partition import dealt
+from fldiag.diagnosis.dealt_partition import dealt
 from fldiag.errors import FldiagError
 from fldiag.registry import Progress
 from fldiag.results.select import only

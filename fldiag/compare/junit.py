@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from fldiag.compare.compare import Checked
-from fldiag.compare.words import sentence
+from fldiag.compare.wording import sentence
 from fldiag.errors import printable
 
 

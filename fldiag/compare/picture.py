@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fldiag.compare import words
+from fldiag.compare import wording
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, need
 from fldiag.results.numbers import numbers
@@ -89,7 +89,7 @@ def _row(ax: Axes, row: Mapping[str, Any], interval: np.ndarray, y: float) -> fl
         ax.text(
             1.02,
             y,
-            words.difference(row).replace("-", "−"),
+            wording.difference(row).replace("-", "−"),
             transform=ax.get_yaxis_transform(),
             va="center",
             fontsize=6.5,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.compare import compare, words
+from fldiag.compare import compare, wording
 from fldiag.compare.junit import junit
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Pairing, Sides, sides
@@ -49,8 +49,8 @@ def check(
     _show(
         console,
         comparison,
-        words.rows(outcome.table),
-        words.headings(words.CHECKED, level),
+        wording.rows(outcome.table),
+        wording.headings(wording.CHECKED, level),
         outcome.question,
         outcome.notes,
     )
@@ -103,8 +103,8 @@ def diff(
     _show(
         console,
         comparison,
-        words.rows(table),
-        words.headings(words.COLUMNS, level),
+        wording.rows(table),
+        wording.headings(wording.COLUMNS, level),
         table.attrs["question"],
         table.attrs["notes"],
     )

@@ -7,9 +7,8 @@ from pathlib import Path
 from fldiag.console import Console
 from fldiag.data import partition as partitions
 from fldiag.diagnosis import places
-from fldiag.diagnosis.partition import partition_of
-from fldiag.plotting import partition as picture
-from fldiag.plotting import style
+from fldiag.diagnosis.dealt_partition import partition_of
+from fldiag.plotting import bubbles, style
 from fldiag.results.files import beside, csv_text, write_text
 
 
@@ -24,7 +23,7 @@ def partition(
     division = partition_of(source, overrides, download=download, allow_code=allow_code)
     path = places.prepare(out or division.folder) / division.name
     table_path = write_text(beside(path, ".csv"), csv_text(division.counts))
-    pictures = style.write(picture.draw(division.counts, title=division.title), path)
+    pictures = style.write(bubbles.draw(division.counts, title=division.title), path)
     sizes = partitions.sizes(division.parts)
     classes_per_client = division.counts[division.counts["count"] > 0].groupby("client").size()
     console.table(

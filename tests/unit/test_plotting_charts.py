@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
-from fldiag.plotting import curves, partition, style
+from fldiag.plotting import bubbles, curves, style
 from fldiag.results.table import table
 from fldiag_papers.toys import plane_picture
 
@@ -32,20 +32,20 @@ def counts(clients: int, classes: int, seed: int = 0, **more) -> pd.DataFrame:
 def test_bubble_areas_are_proportional_to_counts_and_stand_at_their_client_and_class():
     frame = counts(10, 4)
     frame.loc[3, "count"] = 0
-    (bubbles,) = partition.draw(frame).axes[0].collections
+    (points,) = bubbles.draw(frame).axes[0].collections
     held = frame[frame["count"] > 0]
-    np.testing.assert_allclose(bubbles.get_offsets(), held[["client", "class"]].to_numpy(float))
-    shown = bubbles.get_sizes() > partition.LEAST  # of one example there is still a dot to see
-    ratio = (bubbles.get_sizes() / held["count"].to_numpy(float))[shown]
+    np.testing.assert_allclose(points.get_offsets(), held[["client", "class"]].to_numpy(float))
+    shown = points.get_sizes() > bubbles.LEAST  # of one example there is still a dot to see
+    ratio = (points.get_sizes() / held["count"].to_numpy(float))[shown]
     np.testing.assert_allclose(ratio, ratio[0])
-    assert bubbles.get_sizes().min() >= partition.LEAST and shown.sum() > 30
+    assert points.get_sizes().min() >= bubbles.LEAST and shown.sum() > 30
 
 
 def test_panels_share_places_and_the_scale_of_areas():
     frame = pd.concat(
         [counts(8, 5, run="Sharding"), counts(8, 3, 1, run="LDA $a$").assign(count=7)]
     )
-    fig = partition.draw(frame)
+    fig = bubbles.draw(frame)
     one, two = fig.axes
     assert one.get_xlim() == two.get_xlim() and one.get_ylim() == two.get_ylim()
     per_count = one.collections[0].get_sizes().max() / frame["count"].max()
@@ -54,9 +54,9 @@ def test_panels_share_places_and_the_scale_of_areas():
 
 
 def test_legend_bubbles_are_to_scale():
-    fig = partition.draw(counts(10, 10))
-    bubbles = fig.axes[0].collections[0]
-    area = bubbles.get_sizes()[0] / counts(10, 10)["count"][0]
+    fig = bubbles.draw(counts(10, 10))
+    points = fig.axes[0].collections[0]
+    area = points.get_sizes()[0] / counts(10, 10)["count"][0]
     (legend,) = fig.legends
     for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
         assert handle.get_markersize() ** 2 == pytest.approx(
@@ -69,7 +69,7 @@ def test_legend_bubbles_are_to_scale():
 )
 @pytest.mark.slow
 def test_ticks_are_legible_for_all_sizes(clients, classes):
-    fig = partition.draw(counts(clients, classes))
+    fig = bubbles.draw(counts(clients, classes))
     with style.paper():
         fig.canvas.draw()
     renderer, ax = fig.canvas.get_renderer(), fig.axes[0]
@@ -88,16 +88,16 @@ def test_ticks_are_legible_for_all_sizes(clients, classes):
 
 def test_client_without_examples_keeps_its_place_and_names_keep_their_order():
     frame = counts(6, 3)
-    ax = partition.draw(frame[frame["client"] != 2]).axes[0]
+    ax = bubbles.draw(frame[frame["client"] != 2]).axes[0]
     assert [t.get_text() for t in ax.get_xticklabels()] == list("012345")
     assert 2.0 not in ax.collections[0].get_offsets()[:, 0]
     named = counts(3, 2).replace({"class": {0: "zebra", 1: "ape"}})
-    assert [t.get_text() for t in partition.draw(named).axes[0].get_yticklabels()] == [
+    assert [t.get_text() for t in bubbles.draw(named).axes[0].get_yticklabels()] == [
         "zebra",
         "ape",
     ]
     sparse = pd.DataFrame({"client": [900, 7], "class": [0, 0], "count": [1, 2]})
-    assert [t.get_text() for t in partition.draw(sparse).axes[0].get_xticklabels()] == ["7", "900"]
+    assert [t.get_text() for t in bubbles.draw(sparse).axes[0].get_xticklabels()] == ["7", "900"]
 
 
 def test_unfit_counts_are_refused():
@@ -110,8 +110,8 @@ def test_unfit_counts_are_refused():
         (pd.concat([frame, frame.iloc[[4]]]), "client 2 has two counts of class 0"),
     ]:
         with pytest.raises(FldiagError, match=message):
-            partition.draw(bad)
-    assert partition.draw(
+            bubbles.draw(bad)
+    assert bubbles.draw(
         frame.assign(count=0)
     ).axes  # nobody holds anything: an empty chart, no crash
 
@@ -383,7 +383,7 @@ def test_unfit_toys_are_refused():
 @pytest.mark.parametrize(
     "picture",
     [
-        lambda: partition.draw(counts(10, 5)),
+        lambda: bubbles.draw(counts(10, 5)),
         lambda: curves.draw(metrics()),
         lambda: spectrum.draw(eigen(A=[9, 5, 3])),
         lambda: plane_picture.draw(plane(), GEOMETRY),
@@ -411,11 +411,11 @@ def test_a_crowd_is_shown_by_percentiles():
         ],
         columns=["client", "class", "count"],
     )
-    ax = partition.draw(frame).axes[0]
-    (bubbles,) = ax.collections
+    ax = bubbles.draw(frame).axes[0]
+    (points,) = ax.collections
     shown = {
         tuple(at): size
-        for at, size in zip(np.asarray(bubbles.get_offsets()), bubbles.get_sizes(), strict=True)
+        for at, size in zip(np.asarray(points.get_offsets()), points.get_sizes(), strict=True)
     }
     assert (
         "percentile" in ax.get_xlabel()

@@ -39,7 +39,7 @@ def test_the_users_own_settings_do_not_show_through(tmp_path):
 
 def test_no_window_system_and_no_pyplot_is_touched():
     code = (
-        "import sys; from fldiag.plotting import curves, layers, partition, style; "
+        "import sys; from fldiag.plotting import bubbles, curves, layers, style; "
         "print('matplotlib.pyplot' in sys.modules, 'plotly' in sys.modules, 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

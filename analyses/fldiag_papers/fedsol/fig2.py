@@ -1,7 +1,6 @@
 """FedSOL Figure 2: which client holds how much of which class."""
 
-from fldiag.plotting import partition as bubbles
-from fldiag.plotting import words
+from fldiag.plotting import bubbles, words
 from fldiag_papers.study import Study, Trial, partition
 
 FEW = {"clients.total": 10}
