@@ -99,7 +99,7 @@ def figures(
         from fldiag.plotting import sheet
         from fldiag_papers import figures as verb
 
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             verb.figures(
                 Console(json),
                 ids or [],
@@ -151,7 +151,7 @@ def plane(
         from fldiag.plotting import sheet
         from fldiag_papers import toys_verb as verb
 
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
 
 
@@ -241,7 +241,7 @@ def iris(
             )
         )
         names = [name.strip() for name in methods.split(",") if name.strip()]
-        with sheet.asked(width, format):
+        with sheet.use_sheet(width, format):
             verb.iris(
                 Console(json), protocol, names, seeds, seed or 0, rounds, train_test, executor, out
             )

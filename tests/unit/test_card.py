@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fldiag
-from fldiag.results.notebook import MOST, shown
+from fldiag.results.notebook import MOST, as_results
 from fldiag.results.shares import wilson
 from fldiag.results.table import table
 
@@ -42,7 +42,7 @@ def test_a_problem_shows_what_is_measured():
 
 def test_a_table_shows_each_number_with_its_error_and_unit_and_no_empty_column():
     common = {"run": "<b>a</b>", "slice": "test"}
-    found = shown(
+    found = as_results(
         table(
             [
                 {
@@ -90,14 +90,16 @@ def test_what_diagnose_returns_is_a_pandas_table_that_keeps_its_look_and_name_wh
     assert (
         "dataframe" in found[["metric", "index"]]._repr_html_()
     )  # nothing of ours in it: pandas' own
-    many = shown(pd.concat([found] * MOST, ignore_index=True))
+    many = as_results(pd.concat([found] * MOST, ignore_index=True))
     assert (
         f"<p>{len(many) - MOST} more rows</p>" in many._repr_html_()
         and many._repr_html_().count("<tr>") == MOST + 1
     )
 
 
-TWO = shown(pd.DataFrame({"metric": ["loss", "accuracy"], "client": [3, 4], "value": [0.5, 0.25]}))
+TWO = as_results(
+    pd.DataFrame({"metric": ["loss", "accuracy"], "client": [3, 4], "value": [0.5, 0.25]})
+)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def square(place, side):
 @pytest.mark.parametrize("width", [None, "single"])
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_a_picture_can_be_printed_as_it_is(kind, width):
-    with sheet.asked(width):
+    with sheet.use_sheet(width):
         fig = kinds.KINDS[kind]()
     with style.paper():
         found = words_of(fig)

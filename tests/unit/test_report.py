@@ -148,7 +148,10 @@ def test_sharpness_is_that_of_the_latest_global_model_on_train(tmp_path):
     reports.of_checkpoints(
         made, "landscape", lambda _: reports.surface(5), name="landscape-test", slice="test"
     )
-    assert summary.format_value(number("lambda_1", collect([made.path]).members[0])) == "5 ± 0.001 (test)"
+    assert (
+        summary.format_value(number("lambda_1", collect([made.path]).members[0]))
+        == "5 ± 0.001 (test)"
+    )
     reports.of_checkpoints(
         made, "landscape", lambda _: reports.surface(3), name="landscape-r", directions="random"
     )
