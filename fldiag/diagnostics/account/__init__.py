@@ -92,21 +92,21 @@ def account(
 
     counted = progress or (lambda done, total, text: None)
 
-    def of_round(stored: Stored) -> list[Row]:
+    def of_round(cohort: Stored) -> list[Row]:
         return [
             {
-                "round": stored.round,
+                "round": cohort.round,
                 "masked": row["value"] is None or not np.isfinite(row["value"]),
                 **row,
             }
             for row in measure.of_round(
-                history, stored, slice, k, layers, tol, max_products, path, seed, counted
+                history, cohort, slice, k, layers, tol, max_products, path, seed, counted
             )
         ]
 
     rows = rows_of_rounds(
         history,
-        (stored for stored in history.read_rounds(every_round) if stored.complete),
+        (cohort for cohort in history.read_rounds(every_round) if cohort.complete),
         of_round,
     )
     return table([*rows, *history.notes], **history.common)

@@ -12,27 +12,27 @@ from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
 
 
-def harm(history: History, stored: Stored, where: str) -> list[Row]:
+def harm(history: History, cohort: Stored, slice_name: str) -> list[Row]:
     """Exact, by evaluating every model; and to first order, by one gradient a slice at the received weights.
 
-    ``stored`` has finite clients only. ``where``: the split that the classes are of.
+    ``cohort`` has finite clients only. ``slice_name``: the split that the classes are of.
     """
-    assert stored.received is not None and stored.clients is not None
-    models = [stored.client(j) for j in range(len(stored.ids))] + [
-        (stored.aggregated, stored.buffers)
+    assert cohort.received is not None and cohort.clients is not None
+    models = [cohort.client(j) for j in range(len(cohort.ids))] + [
+        (cohort.aggregated, cohort.buffers)
     ]
-    scores = history.evaluate([stored.start, *models])
+    scores = history.evaluate([cohort.start, *models])
     updates: list[tuple[Row, Tensor]] = [
-        ({"moment": "trained", "scope": "client", "client": k}, stored.clients[j] - stored.received)
-        for j, k in enumerate(stored.ids)
+        ({"moment": "trained", "scope": "client", "client": k}, cohort.clients[j] - cohort.received)
+        for j, k in enumerate(cohort.ids)
     ]
     updates.append(
-        ({"moment": "aggregated", "scope": "global"}, stored.aggregated - stored.received)
+        ({"moment": "aggregated", "scope": "global"}, cohort.aggregated - cohort.received)
     )
     rows: list[Row] = []
-    for metric, to, index in [*_clients(history, stored), *_classes(history, where)]:
+    for metric, to, index in [*_clients(history, cohort), *_classes(history, slice_name)]:
         n = len(index)
-        g = history.problem(stored.start, index, str(to["slice"])).gradient() if n else None
+        g = history.problem(cohort.start, index, str(to["slice"])).gradient() if n else None
         for j, (by, d) in enumerate(updates, start=1):
             if "client_b" in to and by["scope"] == "global":
                 continue
@@ -56,24 +56,24 @@ def harm(history: History, stored: Stored, where: str) -> list[Row]:
     return rows
 
 
-def _clients(history: History, stored: Stored) -> Iterator[tuple[str, Row, Tensor]]:
-    for b in stored.ids:
-        own = history.pool.train_slice(b)
+def _clients(history: History, cohort: Stored) -> Iterator[tuple[str, Row, Tensor]]:
+    for b in cohort.ids:
+        stretch = history.pool.train_slice(b)
         yield (
             "harm",
             {"scope": "pair", "client_b": b, "slice": f"client:{b}/train"},
-            torch.arange(own.start, own.stop),
+            torch.arange(stretch.start, stretch.stop),
         )
 
 
-def _classes(history: History, where: str) -> Iterator[tuple[str, Row, Tensor]]:
+def _classes(history: History, slice_name: str) -> Iterator[tuple[str, Row, Tensor]]:
     if history.dataset.regression:
         return
-    stretch = history.stretch(where)
+    stretch = history.stretch(slice_name)
     y = history.pool.y[stretch]
     for c in range(history.dataset.classes):
         yield (
             "class_harm",
-            {"index": c, "slice": f"{where}/class:{c}"},
+            {"index": c, "slice": f"{slice_name}/class:{c}"},
             stretch.start + (y == c).nonzero().flatten(),
         )

@@ -24,8 +24,8 @@ TERMS = ("change", "linear", "quadratic", "rest")
 
 def of_round(
     history: History,
-    stored: Stored,
-    where: str,
+    cohort: Stored,
+    slice_name: str,
     k: int,
     layers: bool,
     tol: float,
@@ -34,19 +34,19 @@ def of_round(
     seed: int,
     progress: Progress,
 ) -> list[Row]:
-    assert stored.clients is not None and stored.received is not None
-    problem = history.problem(stored.start, history.stretch(where), where)
-    stored = history.finite(stored)
-    assert stored.clients is not None and stored.received is not None
-    ids = list(stored.ids)
+    assert cohort.clients is not None and cohort.received is not None
+    problem = history.problem(cohort.start, history.stretch(slice_name), slice_name)
+    cohort = history.finite(cohort)
+    assert cohort.clients is not None and cohort.received is not None
+    ids = list(cohort.ids)
     before = (received := problem.scores()).loss
     if not np.isfinite(before):
         raise FldiagError(
-            f"round {stored.round}: the loss of the received weights on {where} is {before}",
+            f"round {cohort.round}: the loss of the received weights on {slice_name} is {before}",
             "choose earlier rounds",
         )
-    models = [stored.client(j) for j in range(len(ids))] + [(stored.aggregated, stored.buffers)]
-    updates = [(w - stored.received).double() for w, _ in models]
+    models = [cohort.client(j) for j in range(len(ids))] + [(cohort.aggregated, cohort.buffers)]
+    updates = [(w - cohort.received).double() for w, _ in models]
     about: list[Row] = [{"moment": "trained", "scope": "client", "client": c} for c in ids]
     about.append({"moment": "aggregated", "scope": "global"})
     g, hessian = problem.gradient(), problem.hessian()
@@ -62,7 +62,7 @@ def of_round(
         )
     per_update = 1 + (len(problem.layout.layers) if layers else 0)
     total, done, curved = per_update * len(updates), 0, []
-    common = {"slice": where, "n_examples": problem.n}
+    common = {"slice": slice_name, "n_examples": problem.n}
     rows: list[Row] = [
         {**common, "moment": "received", "scope": "global", **row}
         for row in rows_of_scores(problem, received)
@@ -70,7 +70,7 @@ def of_round(
     for i, (d, base) in enumerate(zip(updates, about, strict=True)):
         # with buffers of its own an update is not all that changed: their effect is in the rest
         scores = (
-            history.problem(models[i], history.stretch(where), where).scores()
+            history.problem(models[i], history.stretch(slice_name), slice_name).scores()
             if models[i][1]
             else problem.scores(problem.w.double() + d)
         )
@@ -78,29 +78,29 @@ def of_round(
         curved.append(hessian(d))
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
-        found = rows_of_scores(problem, scores) if base["scope"] == "global" else []
-        found += [
+        update_rows = rows_of_scores(problem, scores) if base["scope"] == "global" else []
+        update_rows += [
             {"metric": name, "value": v, "estimator": "exact"}
             for name, v in zip(TERMS, values, strict=True)
         ]
         if path:
             straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
-            found += along_path(
+            update_rows += along_path(
                 problem, d, straight - before, after - straight, pairs, layers, path
             )
         if pairs is not None:
-            found += _along(pairs, g, d, linear, quadratic)
+            update_rows += _along(pairs, g, d, linear, quadratic)
         if layers:
-            found += _by_layer(problem, hessian, g, d, quadratic)
-        rows += [{**common, **base, **row} for row in found]
+            update_rows += _by_layer(problem, hessian, g, d, quadratic)
+        rows += [{**common, **base, **row} for row in update_rows]
         done += per_update
-        progress(done, total, f"round {stored.round}: updates")
+        progress(done, total, f"round {cohort.round}: updates")
     rows += [
         {**common, "moment": "aggregated", **row}
         for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])
     ]
     hessian.release()
-    return rows + harm(history, stored, where)
+    return rows + harm(history, cohort, slice_name)
 
 
 def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
@@ -126,8 +126,8 @@ def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) ->
     return [
         *rows,
         *(
-            {"metric": name, "index": 0, "value": total - found, "estimator": "eigen"}
-            for name, total, found in zip(
+            {"metric": name, "index": 0, "value": total - part, "estimator": "eigen"}
+            for name, total, part in zip(
                 ("linear", "quadratic"), (linear, quadratic), sums, strict=True
             )
         ),
@@ -137,11 +137,11 @@ def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) ->
 def _by_layer(
     problem: Problem, hessian: Callable[[Tensor], Tensor], g: Tensor, d: Tensor, quadratic: float
 ) -> list[Row]:
-    where, rows, blocks = problem.layout.slices(), [], 0.0
+    slices, rows, blocks = problem.layout.slices(), [], 0.0
     for layer, names in problem.layout.layers.items():
         part = torch.zeros_like(d)
         for n in names:
-            part[where[n]] = d[where[n]]
+            part[slices[n]] = d[slices[n]]
         block = 0.5 * float(part @ hessian(part))
         blocks += block
         rows += [

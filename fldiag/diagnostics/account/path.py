@@ -62,18 +62,18 @@ def integral(
         values = np.stack([f((a + b) / 2 + t * (b - a) / 2) for t in T]) * (b - a) / 2
         return K @ values, np.abs((K - G) @ values), a, b
 
-    panels, used = [panel(0.0, 1.0)], len(T)
+    panels, evaluations = [panel(0.0, 1.0)], len(T)
     while True:
         total, error = (
             np.sum([p[0] for p in panels], axis=0),
             np.sum([p[1] for p in panels], axis=0),
         )
-        if done(total, error) or used + 2 * len(T) > points:
+        if done(total, error) or evaluations + 2 * len(T) > points:
             return total, error
         worst = max(range(len(panels)), key=lambda i: panels[i][1][0])
         _, _, a, b = panels.pop(worst)
         panels += [panel(a, (a + b) / 2), panel((a + b) / 2, b)]
-        used += 2 * len(T)
+        evaluations += 2 * len(T)
 
 
 def along_path(
@@ -89,9 +89,9 @@ def along_path(
 
     ``change``: of the loss by the weights alone, evaluated; ``buffers``: what the change of the buffers adds to it.
     """
-    where = problem.layout.slices()
+    slices = problem.layout.slices()
     groups = (
-        [[where[n] for n in names] for names in problem.layout.layers.values()] if layers else []
+        [[slices[n] for n in names] for names in problem.layout.layers.values()] if layers else []
     )
     vectors = [] if pairs is None else [v.double() for v in pairs.vectors]
 
@@ -113,18 +113,18 @@ def along_path(
         return bool(abs(change - total[0]) <= size and error[0] <= size)
 
     total, error = integral(slopes, points, done)
-    whole = {"estimator": "path", "converged": done(total, error)}
+    common = {"estimator": "path", "converged": done(total, error)}
     rows: list[Row] = [
-        {**whole, "metric": "path", "value": total[0], "residual": error[0]},
-        {**whole, "metric": "rest", "value": change - total[0]},
+        {**common, "metric": "path", "value": total[0], "residual": error[0]},
+        {**common, "metric": "rest", "value": change - total[0]},
     ]
     if buffers:
-        rows.append({**whole, "metric": "buffers", "value": buffers})
+        rows.append({**common, "metric": "buffers", "value": buffers})
     k = len(vectors)
     for i in range(k):
         rows.append(
             {
-                **whole,
+                **common,
                 "metric": "path",
                 "index": i + 1,
                 "value": total[1 + i],
@@ -134,7 +134,7 @@ def along_path(
     if k:
         rows.append(
             {
-                **whole,
+                **common,
                 "metric": "path",
                 "index": 0,
                 "value": total[0] - total[1 : k + 1].sum(),
@@ -145,6 +145,6 @@ def along_path(
         problem.layout.layers.items(), total[1 + k :], error[1 + k :], strict=False
     ):
         rows.append(
-            {**whole, "metric": "path", "layer": layer or names[0], "value": value, "residual": e}
+            {**common, "metric": "path", "layer": layer or names[0], "value": value, "residual": e}
         )
     return rows

@@ -47,12 +47,12 @@ def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         ),
         PICTURE,
     )
-    there = sorted(int(r) for r in select(table, "change", PICTURE)["round"].dropna().unique())
-    round = there[-1] if round is None else round
+    rounds = sorted(int(r) for r in select(table, "change", PICTURE)["round"].dropna().unique())
+    round = rounds[-1] if round is None else round
     rows = only(table, round=round)
     if rows.empty:
         raise FldiagError(
-            f"the table has no account of round {round}", f"it has rounds {there}", usage=True
+            f"the table has no account of round {round}", f"it has rounds {rounds}", usage=True
         )
     slice_ = str(only(rows, metric="change")["slice"].iloc[0])
     looks = [style.look(place) for place in (2, 5, 4)]
@@ -137,9 +137,9 @@ def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
         markerfacecolor="white",
         zorder=4,
     )
-    every = max(1, -(-len(names) // 14))
-    shown = [i for i in range(0, len(names) - 1, every) if i <= len(names) - 1 - every]
-    ax.set_xticks([*shown, x[-1]], [*(names[i] for i in shown), names[-1]])
+    stride = max(1, -(-len(names) // 14))
+    ticks = [i for i in range(0, len(names) - 1, stride) if i <= len(names) - 1 - stride]
+    ax.set_xticks([*ticks, x[-1]], [*(names[i] for i in ticks), names[-1]])
     ax.set(
         xlabel="client (all: the aggregated update)", ylabel=label, title="terms of every update"
     )
@@ -247,8 +247,8 @@ def classes(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     """Who hurts which class: change of the loss of every class by every client's update, evaluated and to first order, of
     one round (default: the last). Raises FldiagError for a table without them."""
     need(table, ("metric", "round", "scope", "client", "index", "value"), PICTURE)
-    there = select(table, "class_harm", PICTURE)["round"]
-    rows = only(table, round=int(there.max()) if round is None else round, scope="client")
+    rounds = select(table, "class_harm", PICTURE)["round"]
+    rows = only(table, round=int(rounds.max()) if round is None else round, scope="client")
     with style.paper():
         fig, axes = style.panels(2, 2.9, least=2.5)
         both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
@@ -256,9 +256,9 @@ def classes(table: pd.DataFrame, *, round: int | None = None) -> Figure:
             axes, ("class_harm", "linear_class_harm"), ("evaluated", "to first order"), strict=True
         ):
             _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
-        where = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
+        slice_name = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
         fig.suptitle(
-            f"round {int(rows['round'].iloc[0])}: effect on the classes ({where} loss)",
+            f"round {int(rows['round'].iloc[0])}: effect on the classes ({slice_name} loss)",
             fontsize=8.5,
         )
     return fig
@@ -294,8 +294,8 @@ def _harm(
         norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10),
     )
     for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
-        every = max(1, -(-len(index) // 12))
-        axis.set_ticks(range(0, len(index), every), [str(k) for k in index[::every]])
+        stride = max(1, -(-len(index) // 12))
+        axis.set_ticks(range(0, len(index), stride), [str(k) for k in index[::stride]])
     ax.set(
         xlabel="client whose own loss changes" if to == "client_b" else "class whose loss changes",
         ylabel="update of client",

@@ -30,7 +30,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = only(table, round=table["round"].max())
     exact = only(last, estimator="exact", metric=list(WHY))
     paths = only(last, estimator="path", layer=None, index=None)
-    found, rough = [], []
+    lines, rough = [], []
     for client, part in exact.groupby("client", dropna=False):
         values = dict(zip(part["metric"], part["value"].astype(float), strict=True))
         mine = only(paths, client=None if pd.isna(client) else client)
@@ -39,11 +39,11 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             "left": number(mine, "rest"),
             "error": number(mine, "path", column="residual"),
         }
-        found.append({"client": "all" if pd.isna(client) else str(int(client)), **values, **path})
+        lines.append({"client": "all" if pd.isna(client) else str(int(client)), **values, **path})
         if len(only(mine, metric="path", converged=False)):
-            rough.append(found[-1]["client"])
+            rough.append(lines[-1]["client"])
     yield Small(
-        found,
+        lines,
         {
             key: text
             for key, text in WHY.items()

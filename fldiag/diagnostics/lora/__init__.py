@@ -83,13 +83,13 @@ def lora(
     )  # a run without data has no spectrum, which is told before the rounds are measured
 
     def complete() -> Iterator[Stored]:
-        for stored in history.each(progress):
-            if stored.complete and stored.clients is not None:
-                last[:] = [stored] if torch.isfinite(stored.clients).all(1).any() else last
-                yield stored
+        for cohort in history.each(progress):
+            if cohort.complete and cohort.clients is not None:
+                last[:] = [cohort] if torch.isfinite(cohort.clients).all(1).any() else last
+                yield cohort
 
-    def of_round(stored: Stored) -> list[Row]:
-        sound = history.finite(stored)
+    def of_round(cohort: Stored) -> list[Row]:
+        sound = history.finite(cohort)
         if not sound.ids or sound.clients is None:
             return []
         views, p = (
@@ -97,7 +97,7 @@ def lora(
             torch.from_numpy(history.weights(sound.ids)).to(history.device),
         )
         return [
-            {"round": stored.round, "layer": layer, **row}
+            {"round": cohort.round, "layer": layer, **row}
             for layer, factors in layers.items()
             for row in measure.of_layer(
                 views[factors.a], views[factors.b], p, factors.scale, sound.ids
@@ -105,10 +105,10 @@ def lora(
         ]
 
     rows = rows_of_rounds(history, complete(), of_round)
-    for stored in last if k else ():
+    for cohort in last if k else ():
         rows += [
-            {"round": stored.round, **row}
-            for row in spectra.rows(history, stored, k, tol, max_products, seed, progress)
+            {"round": cohort.round, **row}
+            for row in spectra.rows(history, cohort, k, tol, max_products, seed, progress)
         ]
     rows += history.final_rows()
     return table(

@@ -16,7 +16,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     """Rows of one layer: factors ``a`` [K, r, in] and ``b`` [K, out, r] of the clients ``ids``, whose weights are ``p`` [K].
 
     Without a value where the adapters do nothing yet, as all B are 0."""
-    stored, a, b, p = a.dtype, a.double(), b.double(), p.double()
+    dtype, a, b, p = a.dtype, a.double(), b.double(), p.double()
     rank, nothing = a.shape[1], not bool(b.any())
     # the mean of the products is left @ right; averaged factors give (scale mean B) @ mean A
     left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
@@ -44,10 +44,10 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
         "metric": "effective_rank",
         "value": effective_rank(singular) if good else None,
     }
-    bases = [row_space(each, torch.finfo(stored).eps) for each in a]
+    bases = [row_space(each, torch.finfo(dtype).eps) for each in a]
     for (i, first), (j, second) in combinations(enumerate(bases), 2):
-        found, most = procrustes(first, second), (first.shape[1] + second.shape[1]) ** 0.5
-        told = {} if nothing or not most else {"value": found, "scaled": found / most}
+        distance, most = procrustes(first, second), (first.shape[1] + second.shape[1]) ** 0.5
+        values = {} if nothing or not most else {"value": distance, "scaled": distance / most}
         yield {
             "moment": "trained",
             "scope": "pair",
@@ -56,7 +56,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
             "metric": "misalignment",
             "estimator": "exact",
             "value": None,
-            **told,
+            **values,
         }
 
 

@@ -29,15 +29,15 @@ def draw(table: pd.DataFrame) -> Figure:
         rows = rows.assign(value=floats(rows[column])).dropna(subset=["value"])
         mean = rows.groupby(["layer", "round"], as_index=False, sort=False)["value"].mean()
         pieces.append(mean.assign(metric=metric))
-    found = pd.concat(pieces, ignore_index=True)
-    layers = list(dict.fromkeys(found["layer"]))
+    means = pd.concat(pieces, ignore_index=True)
+    layers = list(dict.fromkeys(means["layer"]))
     if len(layers) > MOST:
-        last = only(found, metric="aggregation_error", round=found["round"].max())
-        shown = last.nlargest(MOST, "value")["layer"]
-        every = (
-            found.groupby(["metric", "round"], as_index=False)["value"]
+        last = only(means, metric="aggregation_error", round=means["round"].max())
+        top_layers = last.nlargest(MOST, "value")["layer"]
+        layer_mean = (
+            means.groupby(["metric", "round"], as_index=False)["value"]
             .mean()
             .assign(layer=f"mean of {len(layers)} layers")
         )
-        found = pd.concat([found[found["layer"].isin(shown)], every], ignore_index=True)
-    return curves.draw(found.rename(columns={"layer": "run"}), [name for name, _ in PANELS])
+        means = pd.concat([means[means["layer"].isin(top_layers)], layer_mean], ignore_index=True)
+    return curves.draw(means.rename(columns={"layer": "run"}), [name for name, _ in PANELS])

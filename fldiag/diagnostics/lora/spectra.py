@@ -19,7 +19,7 @@ from fldiag.runs.round_weights import Stored
 
 def rows(
     history: History,
-    stored: Stored,
+    cohort: Stored,
     k: int,
     tol: float,
     max_products: int,
@@ -27,22 +27,22 @@ def rows(
     progress: Progress | None,
 ) -> list[Row]:
     """The top ``k`` eigenvalues in adapter space and in the adapted matrices, at the aggregated weights."""
-    adapted = history.problem((stored.aggregated, stored.buffers), history.pool.clients, "train")
+    adapted = history.problem((cohort.aggregated, cohort.buffers), history.pool.clients, "train")
     module = copy.deepcopy(history.network.module)
-    nn.utils.vector_to_parameters(stored.aggregated, module.parameters())
+    nn.utils.vector_to_parameters(cohort.aggregated, module.parameters())
     examples = history.pool.take(history.pool.clients, "train")
     matrices = Problem(
         merge(module),
         losses.criterion(history.dataset.regression),
         examples,
-        buffers=stored.buffers,
+        buffers=cohort.buffers,
         name=history.name,
         dtype=history.dtype,
         device=history.device,
         memory=history.memory,
         trainable=True,
     )
-    found: list[Row] = []
+    table_rows: list[Row] = []
     factors = [name for layer in adapters(module).values() for name in (layer.a, layer.b)]
     for problem, params, estimator in (
         (adapted, factors, "lanczos"),
@@ -65,7 +65,7 @@ def rows(
             "estimator": estimator,
             "n_examples": problem.n,
         }
-        found += [
+        table_rows += [
             {
                 **common,
                 "index": i + 1,
@@ -75,4 +75,4 @@ def rows(
             }
             for i, value in enumerate(pairs.values)
         ]
-    return found
+    return table_rows

@@ -28,15 +28,15 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         f"adapters in round {last['round'].max()}: what averaging their factors loses (misalignment: mean over pairs of "
         "clients, as a share of the largest possible)"
     )
-    found = []
+    lines = []
     for layer, part in last.groupby("layer", sort=False):
         line: dict[str, Any] = {"layer": layer}
         for metric in ("aggregation_error", "rank_energy", "effective_rank"):
             values = only(part, metric=metric)["value"].dropna().astype(float)
             line[metric] = float(values.iloc[-1]) if len(values) else None
         pairs = only(part, metric="misalignment")["scaled"].dropna().astype(float)
-        found.append({**line, "misalignment": float(pairs.mean()) if len(pairs) else None})
-    yield Small(found, COLUMNS)
+        lines.append({**line, "misalignment": float(pairs.mean()) if len(pairs) else None})
+    yield Small(lines, COLUMNS)
     spectra = only(table, metric="eigenvalue")
     if len(spectra):
         yield Say("eigenvalues of the training loss: in adapter space, and in the adapted matrices")
