@@ -20,6 +20,10 @@ from fldiag.interrupt import work_begins
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
 
 
+#: Options that typer gives the Typer of a program, which a verb is not.
+COMPLETION = ("install_completion", "show_completion")
+
+
 class Verbs(TyperGroup):
     """The verbs of fldiag, then those of other packages and of their diagnostics.
 
@@ -105,6 +109,7 @@ def _command(name: str, target: Any) -> Any:
         target.command(name)(verb)
     command = typer.main.get_command(target)
     command.name = name
+    command.params = [p for p in command.params if p.name not in COMPLETION]
     return command
 
 

@@ -2,9 +2,9 @@
 
 A model with gradient checkpointing evaluates its layers again in the backward pass. The graph of a gradient, which a product
 differentiates, holds all that checkpointing drops; so where products are derivatives the model is evaluated without it
-(``models.at_once``), and smaller batches bound the memory. Where products are differences of gradients, a gradient is taken with
-the weights as the module's own parameters, with which the layers are then evaluated again: it keeps the small memory for which
-checkpointing is there.
+(``models.network.without_checkpointing``), and smaller batches bound the memory. Where products are differences of gradients, a
+gradient is taken with the weights as the module's own parameters, with which the layers are then evaluated again: it keeps the
+small memory for which checkpointing is there.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def eigenpairs(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[EigenPairs | None]:
-    """The k largest eigenpairs of every problem as ``spectrum.strict_pairs`` finds them, in stacks.
+    """The k largest eigenpairs of every problem as ``eigenpairs.strict_pairs`` finds them, in stacks.
 
     None for a problem that must go alone: its weights or loss are not finite, its examples do not count one by one, the
     stacked product is not that of double backward, a product fails, or memory is too small for two.

@@ -138,7 +138,8 @@ def _group(
         try:
             for item in Answer(entry, frame, frame.attrs["options"]).summary():
                 if not isinstance(item, Small):
-                    group.notes.append(prefix + item.text)
+                    is_labelled = item.text.startswith(parts[i][1].label)
+                    group.notes.append(item.text if is_labelled else prefix + item.text)
                 elif item.rows:
                     _append(
                         group,

@@ -103,7 +103,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
     lines = []
     for row in entries:
         who = f"{row['run']}: " if len({r["run"] for r in entries}) > 1 else ""
-        parts = [f"{row['n_examples']:,} examples of {row['slice']}"]
+        parts = [f"{int(row['n_examples']):,} examples of {row['slice']}"]
         parts += [f"loss {_with_error(row, 'loss')}"] if "loss" in row else []
         parts += [f"accuracy {row['accuracy']:.1%}"] if "accuracy" in row else []
         lines.append(f"{who}{', '.join(parts)}; inputs {row['inputs']}")

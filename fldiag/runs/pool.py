@@ -1,6 +1,6 @@
 """All examples of a federation in one row: the test split, then every client's own training examples.
 
-Where there are no test examples the training split stands first instead, and is called so (``Pool.split``).
+Where there are no test examples the training split stands first instead, and is called so (``ExamplePool.split``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is recorded of the local steps with ``metrics.steps`` (``fldiag.config.Metrics`` says which)."""
+"""What is recorded of the local steps with ``metrics.steps`` (``fldiag.sections.MetricsSection`` says which)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def test_a_verb_of_another_package_runs_and_is_listed(install):
 def test_several_commands_under_one_verb(install):
     install("[fldiag.verbs]\nherb = several:several\n", several=SEVERAL)
     assert run("herb", "one").output == "one\n"
-    assert "Two of them." in run("--help").output and "The second." in run("herb", "-h").output
+    text = run("herb", "-h").output
+    assert "Two of them." in run("--help").output and "The second." in text
+    assert "completion" not in text
 
 
 def test_it_replaces_no_verb_of_fldiag(install):

@@ -168,6 +168,20 @@ def test_nothing_is_shown_where_no_run_has_a_table(tmp_path, add):
     assert any(row[0] == "bumps" for row in content[-1].tables[0].rows)
 
 
+def test_a_note_names_its_run_once(tmp_path, add):
+    def words(table, options):
+        yield Say("mostly flat")
+        yield Say(f"{table['run'].iloc[0]}: one bump")
+
+    add("bumps", on="run", summary=words)
+    made = [reports.run(tmp_path / "a"), reports.run(tmp_path / "b", "fedsol")]
+    for run in made:
+        reports.of_run(run, "bumps", [{"metric": "bump", "value": 1.0}])
+    shown = part(page(collect([run.path for run in made]), tmp_path), "bumps")
+    for label in ("FedAvg, seed 0", "FedSOL, seed 0"):
+        assert f"{label}: mostly flat" in shown and f">{label}: one bump<" in shown
+
+
 def test_variants_stand_beside_each_other(tmp_path, add):
     add(
         "bumps",

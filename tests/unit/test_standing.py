@@ -76,6 +76,7 @@ def test_every_result_about_weights_has_the_accuracy_beside_the_loss(name):
             "accuracy_guess"
         ] == pytest.approx(1 / CLASSES)
     assert doubts(frame) == [] and "accuracy" in sentences(frame)[0]
+    assert sentences(frame.astype({"n_examples": float})) == sentences(frame)
 
 
 @pytest.mark.parametrize("name", OF_WEIGHTS)
