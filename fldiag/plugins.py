@@ -51,11 +51,11 @@ def load(point: EntryPoint, kind: str) -> Any:
     loaded.add(point.module.partition(".")[0])
     try:
         return point.load()
-    except Exception as cause:  # somebody else's module can raise anything
+    except (Exception, SystemExit) as cause:  # somebody else's module can raise anything
         raise unusable(point, kind, cause) from cause
 
 
-def unusable(point: EntryPoint, kind: str, cause: Exception) -> FldiagError:
+def unusable(point: EntryPoint, kind: str, cause: BaseException) -> FldiagError:
     """The message about what another package brings and cannot be used."""
     why = str(cause) if isinstance(cause, FldiagError) else error_text(cause)
     return FldiagError(

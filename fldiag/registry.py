@@ -265,7 +265,7 @@ class Registry(Generic[E]):
                 point.load()
                 if point.name not in self._entries:
                     raise FldiagError(f"{point.value} registers no {self.kind} of that name")
-            except Exception as cause:  # somebody else's module can raise anything
+            except (Exception, SystemExit) as cause:  # somebody else's module can raise anything
                 self._entries = before
                 error = plugins.unusable(point, self.kind, cause)
             self._loaded[point] = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from typing import Annotated, Any
@@ -93,11 +94,15 @@ def plugin_verb(point: EntryPoint) -> Any:
 
 
 def working(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A verb that may not know ``fldiag.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it."""
+    """A verb that may not know ``fldiag.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it, and is one line."""
 
     def invoke_working(context: Any) -> Any:
         work_begins()
-        return invoke(context)
+        try:
+            return invoke(context)
+        except KeyboardInterrupt:
+            print("error: stopped", file=sys.stderr)
+            raise typer.Exit(1) from None
 
     return invoke_working
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
+import signal
 import sys
 import uuid
 from collections import deque
@@ -111,7 +113,8 @@ class Processes(Pool):
                         break
                     process = self._idle.pop() if self._idle else self._start_process()
                     try:
-                        future = process.submit(perform, self.key, following[1])
+                        with _without_interrupts():
+                            future = process.submit(perform, self.key, following[1])
                     except BrokenProcessPool:  # it died while it had nothing to do
                         self._all.remove(process)
                         retries.appendleft(following)
@@ -154,6 +157,20 @@ class Processes(Pool):
         for process in list(self._all):
             self._end(process)
         self._idle.clear()
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block. A process that starts in it inherits that, so that Ctrl-C does not reach it before
+    ``initialise`` ignores it: until then it imports modules for seconds, and would show a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class FuturesPool(Pool):

@@ -60,8 +60,8 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
         check(index)
         if index["schema"] == CHAINED:
             raise FldiagError(
-                f"run {path} was stopped under an earlier fldiag, which wrote another kind of journal",
-                f"convert it: python analyses/convert_runs.py {path}",
+                f"run {path} was begun under an earlier fldiag, which wrote another kind of journal",
+                f"when it is not being trained any more, convert it: python analyses/convert_runs.py {path}",
             )
         rows = continued(file.parent, index)
     except OSError as error:

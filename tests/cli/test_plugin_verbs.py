@@ -91,6 +91,7 @@ def test_it_replaces_no_verb_of_fldiag(install):
     [
         ("import nothing_of_that_name", "nothing_of_that_name"),
         ("raise SyntaxError('wrong')", "wrong"),
+        ("raise SystemExit(5)", "SystemExit: 5"),
         ("broken = 3", "cannot be used"),
         ("", "broken"),
     ],
@@ -106,6 +107,13 @@ def test_a_broken_one_is_one_message_and_stops_nothing_else(install, source, why
     assert page.exit_code == 0 and "Greet somebody." in page.output and "broken" in page.output
     assert run("greet", "Ada").output == "hello Ada\n"
     assert run("list", "presets").exit_code == 0
+
+
+def test_ctrl_c_in_one_is_one_line(install):
+    source = "def wait():\n    raise KeyboardInterrupt\n"
+    install("[fldiag.verbs]\nwait = waiting:wait\n", waiting=source)
+    stopped = run("wait")
+    assert (stopped.exit_code, stopped.output) == (1, "error: stopped\n")
 
 
 def test_what_lies_in_the_current_folder_is_not_imported(install, tmp_path, monkeypatch):

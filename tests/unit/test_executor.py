@@ -264,6 +264,30 @@ def test_nobody_at_the_address():
         open_pool("dask:tcp://127.0.0.1:9", work, 10)
 
 
+def process_of(shared, unit):
+    return os.getpid()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="a terminal sends Ctrl-C to all processes")
+def test_ctrl_c_while_a_worker_starts_is_none_of_its_business(capfd):
+    """It imports modules for seconds before it can ignore the signal itself."""
+    started = []
+
+    def units():
+        yield 0
+        started.extend(process.pid for process in multiprocessing.active_children())
+        for _ in range(10):
+            for pid in started:
+                os.kill(pid, signal.SIGINT)
+            time.sleep(0.1)
+
+    with open_pool("processes:2", process_of, None) as pool:
+        assert list(pool.map(units())) == started and len(started) == 1
+    assert not capfd.readouterr().err
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_a_run_in_worker_processes_has_the_bits_of_a_serial_one(executor, tmp_path):

@@ -19,7 +19,7 @@ from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
-from fldiag.runs import journal
+from fldiag.runs import journal, owner
 from fldiag.runs import run as runs
 from fldiag.runs.index import write_index
 from fldiag.runs.run import Run
@@ -233,13 +233,40 @@ def chained(run):
 def test_a_chained_journal_is_refused_until_it_is_converted(copy, whole):
     before = (copy / journal.NAME).read_bytes()
     chained(copy)
-    with pytest.raises(FldiagError, match="stopped under an earlier fldiag") as error:
+    with pytest.raises(FldiagError, match="begun under an earlier fldiag") as error:
         rounds.train(small(), out=copy, resume=True)
     assert "analyses/convert_runs.py" in error.value.remedy
     assert convert_runs.convert_run(copy) == ["checksums of the journal"]
     assert (copy / journal.NAME).read_bytes() == before and not convert_runs.convert_run(copy)
     assert Run.open(copy).done == 4
     equal_runs(rounds.train(small(), out=copy, resume=True), whole)
+
+
+def test_a_run_that_an_earlier_fldiag_may_be_training_is_not_converted(copy):
+    chained(copy)
+    before = on_disk(copy)
+    about = {"host": "vm", "process": os.getpid(), "since": "2026", "machine": "another one"}
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    for entry in (
+        about,
+        {**about, "process": child},
+        {**about, "machine": convert_runs._machine()},
+    ):
+        (copy / owner.NAME).write_text(json.dumps(entry))
+        with pytest.raises(
+            FldiagError, match=f"perhaps being trained by process {entry['process']}"
+        ):
+            convert_runs.convert_run(copy)
+        (copy / owner.NAME).unlink()
+        assert on_disk(copy) == before
+    with owner.hold(copy), pytest.raises(FldiagError, match="is being trained by process"):
+        convert_runs.convert_run(copy)
+    killed = {**about, "process": child, "machine": convert_runs._machine()}
+    (copy / owner.NAME).write_text(json.dumps(killed))
+    assert convert_runs.convert_run(copy) and not (copy / owner.NAME).exists()
 
 
 @pytest.mark.filterwarnings("ignore:line 4 of:UserWarning")
