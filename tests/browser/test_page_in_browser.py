@@ -126,12 +126,12 @@ def test_csv_is_the_table_itself(desktop, made):
     assert name.endswith(".svg") and b"<svg" in content
 
 
-CURVES = "document.querySelector('#forgetting table')"
+CURVES = "document.querySelector('#drift table')"
 
 
 def test_rows_are_sorted_by_mouse_and_keyboard(desktop):
     column = desktop.run(
-        f"Array.from({CURVES}.tHead.rows[0].cells).findIndex((c) => c.innerText.startsWith('received'))"
+        f"Array.from({CURVES}.tHead.rows[0].cells).findIndex((c) => c.innerText.startsWith('global–local'))"
     )
     values = (
         f"Array.from({CURVES}.tBodies[0].rows, (r) => parseFloat(r.cells[{column}].textContent))"
@@ -271,6 +271,6 @@ def test_an_almost_empty_run_makes_a_whole_page(tmp_path):
 
 def test_the_packed_data_is_what_the_page_reads(desktop, made):
     text = made[1].read_text("utf-8")
-    packed = re.search(r'id="charts">([^<]*)<', text).group(1)
+    packed = re.search(r'id="packed-charts">([^<]*)<', text).group(1)
     assert len(reports.unpacked(packed)) > 10_000
-    assert desktop.run("document.getElementById('charts').textContent.length") == len(packed)
+    assert desktop.run("document.getElementById('packed-charts').textContent.length") == len(packed)

@@ -316,7 +316,7 @@ def page(frame, **options) -> tuple[str, Reader]:
 
 def charts_of(text):
     return json.loads(
-        reports.unpacked(re.search(r'id="charts">(.*?)</script>', text, re.S).group(1))
+        reports.unpacked(re.search(r'id="packed-charts">(.*?)</script>', text, re.S).group(1))
     )
 
 
@@ -347,7 +347,7 @@ def test_page_is_inert_and_self_contained():
 def test_page_allows_exactly_the_scripts_it_holds():
     text, _ = page(table(rows("A", 8, 3)))
     policy = re.search(r"script-src ([^;]*);", text.replace("&#39;", "'")).group(1)
-    (packed,) = re.findall(r'<script type="text/plain" id="plotly">(.*?)</script>', text)
+    (packed,) = re.findall(r'<script type="text/plain" id="packed-plotly">(.*?)</script>', text)
     scripts = [
         reports.unpacked(packed).decode(),
         *re.findall(r"<script>(.*?)</script>", text, re.S),

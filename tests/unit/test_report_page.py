@@ -160,14 +160,14 @@ def test_no_name_becomes_markup(evil):
 
 
 def test_charts_hold_names_that_plotly_cannot_read_as_markup(evil):
-    data = unpack(Reader(evil[2]).scripts["charts"]).decode()
+    data = unpack(Reader(evil[2]).scripts["packed-charts"]).decode()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in data and "<script" not in data
 
 
 def test_pictures_are_inert_and_drawn_with_the_names_as_text(evil):
     """An image cannot run a script, and no name of a file is markup in it."""
     read = Reader(evil[2])
-    images = [unpack(v) for k, v in read.scripts.items() if k.startswith("picture-")]
+    images = [unpack(v) for k, v in read.scripts.items() if k.startswith("packed-picture-")]
     for image in images:
         root = ElementTree.fromstring(image)
         assert {e.tag.partition("}")[2] for e in root.iter()} <= SVG
@@ -179,7 +179,7 @@ def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched(evil):
     policy = next(v for k, v in read.attributes if v and v.startswith("default-src"))
     assert "default-src 'none'" in policy and "connect-src" not in policy and "eval" not in policy
     allowed = re.findall(r"'sha256-([^']*)'", policy)
-    held = [unpack(read.scripts["plotly"]).decode(), read.scripts["own"]]
+    held = [unpack(read.scripts["packed-plotly"]).decode(), read.scripts["own"]]
     assert [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in held] == allowed
     assert "'unsafe-inline'" not in re.search("script-src[^;]*", policy).group()
     assert not re.search(r"https?://|fetch\(|XMLHttpRequest|innerHTML|eval\(", read.scripts["own"])
@@ -191,10 +191,10 @@ def test_downloads_are_the_tables_byte_for_byte(evil):
     held = {
         name: unpack(script, read.columns[name])
         for name, script in read.scripts.items()
-        if name.startswith("file-")
+        if name.startswith("packed-file-")
     }
     for source in found.sources:
-        assert held[f"file-{source.place}"] == source.raw
+        assert held[f"packed-file-{source.place}"] == source.raw
         assert re.fullmatch(r"[\w.-]+\.csv", source.file)
     disk = found.members[1].run.path / "diagnostics" / "forgetting-1.csv"
     assert disk.read_bytes() in held.values()
@@ -222,12 +222,12 @@ def test_provenance_names_checkpoints_config_version_device_and_options(evil):
 
 def test_every_chart_and_picture_has_its_place_on_the_page(evil):
     read = Reader(evil[2])
-    charts = json.loads(unpack(read.scripts["charts"]))
+    charts = json.loads(unpack(read.scripts["packed-charts"]))
     places = {
         k: [int(v) for a, v in read.attributes if a == k] for k in ("data-chart", "data-picture")
     }
     assert sorted(places["data-chart"]) == list(range(len(charts)))
-    assert {f"picture-{i}" for i in places["data-picture"]} < set(read.scripts)
+    assert {f"packed-picture-{i}" for i in places["data-picture"]} < set(read.scripts)
     ids = [v for k, v in read.attributes if k == "id"]
     assert len(ids) == len(set(ids)) and {v[1:] for k, v in read.attributes if k == "href"} <= set(
         ids

@@ -8,8 +8,8 @@
 
   // -- what Python packed: gzip, four bytes in five of 85 letters; the cells of a table by column
 
-  async function unpack(id, type) {
-    const element = document.getElementById(id), text = element.textContent, short = (5 - text.length % 5) % 5;
+  async function unpack(name, type) {
+    const element = document.getElementById("packed-" + name), text = element.textContent, short = (5 - text.length % 5) % 5;
     const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~", digits = new Uint8Array(128);
     for (let i = 0; i < 85; i++) digits[letters.charCodeAt(i)] = i;
     const words = new DataView(new ArrayBuffer((text.length + short) / 5 * 4));
