@@ -263,7 +263,7 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     other.mkdir()
     write_index(other, index)
     assert task.fits(other) and task.folder(tmp_path) == other
-    resume.same_run(Run.open(other), task.config)
+    resume.check_same_config(Run.open(other), task.config)
     poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
     write_index(other, poorer)
     assert not task.fits(other), "it would not keep what is asked"

@@ -303,7 +303,7 @@ def test_landscape_and_report_of_a_recorded_run(tmp_path, monkeypatch):
     page = commands.last(commands.run("report", "run")).read_text()
     assert all(
         text in page
-        for text in ("Along two random directions, train", "By client and class", "npz:data.npz")
+        for text in ('<section id="landscape"', '<section id="forgetting"', "npz:data.npz")
     )
 
 

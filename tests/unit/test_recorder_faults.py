@@ -756,7 +756,7 @@ def test_a_report_says_at_a_glance_whether_there_are_test_examples(tmp_path, tes
     found = collect([run.path])
     section, curves = glance(found), performance.curves(found)
     told = [note for note in section.notes if "there are no test examples" in note]
-    words = {figure.caption.split()[0] for group in curves.groups for figure in group.figures} | {
+    words = {chart.caption.split()[0] for group in curves.groups for chart in group.charts} | {
         column.split()[0] for t in curves.tables for column in t.head if "accuracy (" in column
     }
     assert len(told) == (not test) and words == ({"Test"} if test else {"Training"})
