@@ -61,7 +61,7 @@ def refuse_earlier_owner(folder: Path) -> None:
 
 def _machine() -> str:
     """As the earlier fldiag named a machine: the start of the system and its process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
