@@ -46,8 +46,7 @@ def glance(collection: Collected) -> Section:
     elif len(collection.members) > 1:
         section.notes.append(
             "These runs cannot show which method is better: that needs runs of two methods on the same data "
-            f"with at least {SEEDS} common seeds. `fldiag check A B` compares two given models over test "
-            "examples."
+            f"with at least {SEEDS} common seeds. To compare two given models over test examples: fldiag check A B."
         )
     return section
 

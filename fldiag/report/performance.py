@@ -34,6 +34,8 @@ MARKS = {
 _DASHES = {1: "solid", 2: "dash", 4: "dashdot", 6: "longdashdot"}
 #: Significant digits of the numbers in charts; downloads hold them as the tables do.
 DIGITS = 5
+#: Ticks on the axis of rounds.
+TICKS = 8
 
 
 def curves(collection: Collected) -> Section:
@@ -63,7 +65,8 @@ def curves(collection: Collected) -> Section:
         ]:
             rows = [(m, choose(only(f, metric=metric, scope="global"))) for m, f in members]
             if traces := _lines(rows, share=metric == "accuracy"):
-                about = layout(text, share=metric == "accuracy")
+                last = max(m.run.done for m, _ in members)
+                about = layout(text, last, share=metric == "accuracy")
                 group.charts.append(Chart(text.capitalize(), "lines", traces, about))
         section.groups.append(group)
     for m in collection.members:
@@ -93,18 +96,24 @@ def curves(collection: Collected) -> Section:
     return section
 
 
-def layout(y: str, *, share: bool = False) -> dict[str, Any]:
-    """plotly's layout of lines over rounds."""
+def layout(y: str, last: int, *, share: bool = False) -> dict[str, Any]:
+    """plotly's layout of lines over rounds up to the ``last``; few rounds have a tick each, and none between them."""
     axis: dict[str, Any] = {"automargin": True, "zeroline": False}
+    ticks = {"dtick": 1} if last <= TICKS else {"nticks": TICKS}
     return {
-        "xaxis": {**axis, "title": {"text": "round"}, "nticks": 8, "tickformat": "d"},
+        "xaxis": {
+            **axis,
+            **ticks,
+            "title": {"text": "round", "standoff": 4},
+            "tickformat": "d",
+        },
         "yaxis": {
             **axis,
             "title": {"text": literal(y)},
             **({"tickformat": "~%"} if share else {}),
         },
         "margin": {"l": 48, "r": 14, "t": 30, "b": 44},
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"},
+        "legend": {"orientation": "h", "y": -0.32, "yanchor": "top"},
         "showlegend": True,
         "hovermode": "closest",
     }
