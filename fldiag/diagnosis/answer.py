@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
+from fldiag.errors import FldiagError
 from fldiag.plotting import pages, style
 from fldiag.plotting.sections import Interactive
 from fldiag.registry import Diagnostic
@@ -95,6 +96,7 @@ def answer(
 
     question = open_question(name, targets, options)
     question.stem = stem or question.stem
+    has_folder = folder.exists()
     folder = places.prepare(folder)
     flags = {
         flag: True
@@ -103,7 +105,13 @@ def answer(
     }
     answers = []
     _, first_subject, first_options = question.items[0]
-    for entry, table in tables(question, bar=bar, tell=tell, cache=folder / "cache").items():
+    try:
+        results = tables(question, bar=bar, tell=tell, cache=folder / "cache")
+    except FldiagError:
+        if not has_folder:
+            places.remove_empty(folder)
+        raise
+    for entry, table in results.items():
         if entry is question.entry:
             stem, entry_options = question.stem, {**first_options, **flags}
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 from fldiag import registry
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import Workspace
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
-from fldiag.results.kept_units import SpareStore
+from fldiag.results.kept_units import FinishedItems, SpareStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.runs.history import History
@@ -34,6 +35,7 @@ def measure(
     options: Mapping[str, Any],
     *,
     cache: str | Path | None = None,
+    executor: Any = "serial",
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
@@ -47,7 +49,7 @@ def measure(
     options = dict(options)
     tell = tell or (lambda text: None)
     if cache is None:
-        return _marked(entry, options, _build(entry, subject, options, progress))
+        return _marked(entry, options, _build(entry, subject, options, executor, progress))
     deciding = {k: v for k, v in options.items() if k not in ("store", "executor", *entry.pictured)}
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
@@ -58,18 +60,14 @@ def measure(
         except FldiagError:
             tell(f"the cached table of {entry.name} has another schema, so it is computed again")
 
-    def open_store() -> SpareStore | None:
-        """Where finished parts are kept until the table is; None where the cache cannot be written."""
-        try:
-            return SpareStore(entries.partial(entry.name, key, on_damage=tell), tell)
-        except FldiagError as error:
-            tell(f"finished parts are not kept: {error.what}")
-            return None
-
-    has_store = options.get("store", ...) is not None
-    with_store = options if has_store else {**options, "store": open_store()}
-    with _round_store(subject, options, lambda: (open_store(), key)):
-        table = _build(entry, subject, with_store, progress)
+    finished = None
+    try:
+        finished = FinishedItems(
+            SpareStore(entries.partial(entry.name, key, on_damage=tell), tell), key
+        )
+    except FldiagError as error:
+        tell(f"finished parts are not kept: {error.what}")
+    table = _build(entry, subject, options, executor, progress, finished)
     about = {
         "diagnostic": entry.name,
         "subject": digest(identity(subject)),
@@ -82,35 +80,36 @@ def measure(
     return _marked(entry, options, table)
 
 
-@contextmanager
-def _round_store(
-    subject: Subject,
-    options: Mapping[str, Any],
-    open_store: Callable[[], tuple[SpareStore | None, str]],
-) -> Iterator[None]:
-    """Finished rounds of a run are kept, so that what is interrupted goes on; options with a ``store`` of their own see to it."""
-    if not isinstance(subject, History) or "store" in options:
-        yield
-        return
-    subject.store = open_store()
-    try:
-        yield
-    finally:
-        subject.store = None
-
-
 def _build(
     entry: Diagnostic,
     subject: Subject,
     options: Mapping[str, Any],
+    executor: Any,
     progress: Progress | None,
+    finished: FinishedItems | None = None,
 ) -> pd.DataFrame:
     if entry.check is not None:
         entry.check(subject, options)
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
     device = first.device.type if isinstance(first, Problem | History) else "cpu"
-    with importable(), torch.autocast(device, enabled=False):
-        return check(entry.build(subject, progress, **options))
+    with (
+        importable(),
+        torch.autocast(device, enabled=False),
+        Workspace(executor, progress, finished),
+    ):
+        if "progress" not in inspect.signature(entry.build).parameters:
+            return check(entry.build(subject, **options))
+        # not yet a function of its subject and options alone
+        options, store = dict(options), None if finished is None else finished.store
+        if "store" in options and options["store"] is None:
+            options["store"] = store
+        if isinstance(subject, History) and "store" not in options and finished is not None:
+            subject.store = store, finished.key
+        try:
+            return check(entry.build(subject, progress, **options))
+        finally:
+            if isinstance(subject, History):
+                subject.store = None
 
 
 def _marked(entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:

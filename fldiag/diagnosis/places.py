@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -62,3 +63,11 @@ def prepare(path: Path) -> Path:
             f"cannot write to {path}: {error.strerror}", "choose another folder with --out"
         ) from None
     return path
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a folder of results in which nothing was written."""
+    with contextlib.suppress(OSError):
+        (path / "cache").rmdir()
+    with contextlib.suppress(OSError):
+        path.rmdir()

@@ -60,7 +60,15 @@ def tables(
         entry = registry.diagnostic.get(name)
         with bar(f"{title} {entry.name}") as progress:
             parts.setdefault(entry, []).append(
-                measure(entry, subject, options, cache=cache, progress=progress, tell=tell)
+                measure(
+                    entry,
+                    subject,
+                    options,
+                    cache=cache,
+                    executor=question.executor,
+                    progress=progress,
+                    tell=tell,
+                )
             )
     return {entry: joined(entry_tables) for entry, entry_tables in parts.items()}
 

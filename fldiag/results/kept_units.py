@@ -143,6 +143,92 @@ def unpacked(content: np.ndarray) -> Any:
     return json.loads(content.tobytes())
 
 
+class FinishedItems:
+    """Finished items of one table, by their names, in one file that lasts until the table is whole.
+
+    A value is a nest of dict, list, tuple, str, numbers, None, arrays and tensors. Where the disk refuses, that is told once and
+    nothing more is kept.
+    """
+
+    def __init__(self, store: SpareStore, key: str):
+        self.store, self.key = store, key
+        entry = store.load(key)
+        self._contents: dict[str, np.ndarray] = {} if entry is None else dict(entry[0])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._contents
+
+    def __getitem__(self, name: str) -> Any:
+        return unpack(self._contents[name])
+
+    def names(self) -> list[str]:
+        return list(self._contents)
+
+    def keep(self, name: str, value: Any) -> None:
+        self._contents[name] = pack(value)
+        self.store.offer(self.key, self._contents)
+
+    def replace(self, names: Sequence[str], name: str, value: Any) -> None:
+        """Keep a value instead of those that it was made of."""
+        for part in names:
+            del self._contents[part]
+        self.keep(name, value)
+
+    def save(self) -> None:
+        if self._contents:
+            self.store.save(self.key, self._contents)
+
+
+def pack(value: Any) -> np.ndarray:
+    """A nest of plain values, arrays and tensors as an array of bytes; numbers come back to the bit.
+
+    >>> unpack(pack({3: [0.1, None, np.arange(2), (float("inf"),)]}))
+    {3: [0.1, None, array([0, 1]), (inf,)]}
+    """
+    arrays: list[np.ndarray] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {"dict": [[plain(k), plain(v)] for k, v in value.items()]}
+        if isinstance(value, (list, tuple)):
+            return {type(value).__name__: [plain(v) for v in value]}
+        if hasattr(value, "detach"):
+            arrays.append(value.detach().cpu().numpy())
+            return {"tensor": len(arrays) - 1}
+        if isinstance(value, np.ndarray):
+            arrays.append(value)
+            return {"array": len(arrays) - 1}
+        return value.item() if isinstance(value, np.generic) else value
+
+    text = json.dumps(plain(value))
+    buffer = io.BytesIO()
+    np.savez(buffer, text=np.array(text), **{str(i): array for i, array in enumerate(arrays)})  # type: ignore[arg-type]
+    return np.frombuffer(buffer.getvalue(), dtype=np.uint8)
+
+
+def unpack(content: np.ndarray) -> Any:
+    """What ``pack`` packed; tensors lie on the CPU."""
+    with np.load(io.BytesIO(content.tobytes()), allow_pickle=False) as archive:
+        text, arrays = str(archive["text"]), {n: archive[n] for n in archive.files if n != "text"}
+
+    def value_of(plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            return plain
+        ((kind, content),) = plain.items()
+        if kind == "dict":
+            return {value_of(k): value_of(v) for k, v in content}
+        if kind == "array":
+            return arrays[str(content)]
+        if kind == "tensor":
+            import torch  # only here: most values are plain
+
+            return torch.from_numpy(arrays[str(content)])
+        values = [value_of(v) for v in content]
+        return tuple(values) if kind == "tuple" else values
+
+    return value_of(json.loads(text))
+
+
 class KeptUnits:
     """Results of units, each found by what the unit is called (``str``).
 

@@ -16,6 +16,7 @@ from fldiag import losses
 from fldiag.data import Dataset
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
 from fldiag.models.network import Network
 from fldiag.problem.eigenpairs import loss_rows
 from fldiag.problem.problem import Problem
@@ -307,6 +308,126 @@ class History:
         if clients and not usable:
             raise self._unusable("with client weights")
 
+    def map_rounds(
+        self,
+        function: Callable[..., list[Row]],
+        *,
+        every_round: bool | None = True,
+        clients: bool = True,
+        **options: Any,
+    ) -> list[Row]:
+        """The rows ``function(history, stored, **options)`` of the stored rounds, wherever the workspace computes.
+
+        Args:
+            function: the rows of one round, which does not depend on others; found by its name in a module. It may note what is
+                missing (``History.note``).
+            every_round: all rounds; else the last one.
+            clients: only rounds with what the clients received and made.
+            options: further arguments of the function.
+
+        Raises:
+            FldiagError: no round can be read, or none has what it takes.
+        """
+
+        def results(rounds: list[int]) -> Iterator[Any]:
+            return workspace().map(
+                _map_round,
+                self,
+                rounds,
+                name=lambda r: f"round {r}",
+                function=function,
+                clients=clients,
+                options=options,
+            )
+
+        return self._rows(results, every_round, clients)
+
+    def map_clients(
+        self,
+        function: Callable[..., list[Row]],
+        *,
+        every_round: bool | None = False,
+        **options: Any,
+    ) -> list[Row]:
+        """The rows ``function(history, stored, client, **options)`` of every client of the stored rounds, as ``map_rounds``."""
+
+        def of_round(stored: Stored) -> list[Row]:
+            results = workspace().map(
+                _map_client,
+                self,
+                [(stored.round, client) for client in stored.ids],
+                name=lambda item: f"round {item[0]}, client {item[1]}",
+                function=function,
+                options=options,
+            )
+            rows: list[Row] = []
+            for client, result in zip(stored.ids, results, strict=True):
+                if isinstance(result, FldiagError):
+                    self.note(stored.round, f"client {client} is left out: {result.what}", client)
+                else:
+                    rows += [{"client": client, "scope": "client", **row} for row in result]
+            return rows
+
+        return self.each_round(of_round, every_round=every_round)
+
+    def each_round(
+        self,
+        function: Callable[[Stored], list[Row]],
+        *,
+        every_round: bool | None = False,
+        clients: bool = True,
+    ) -> list[Row]:
+        """The rows ``function(stored)`` of the stored rounds, one after the other in this process: it may map what a round
+        consists of. Arguments and errors as of ``map_rounds``."""
+
+        def results(rounds: list[int]) -> Iterator[Any]:
+            for i, r in enumerate(rounds):
+                with workspace().part(i, len(rounds), f"round {r}" if len(rounds) > 1 else ""):
+                    yield workspace().result(
+                        f"rows of round {r}",
+                        lambda r=r: _map_round(  # type: ignore[misc]
+                            self, r, lambda history, stored: function(stored), clients, {}
+                        ),
+                    )
+
+        return self._rows(results, every_round, clients)
+
+    def _rows(
+        self,
+        results: Callable[[list[int]], Iterator[Any]],
+        every_round: bool | None,
+        clients: bool,
+    ) -> list[Row]:
+        """The rows of what ``_map_round`` says of every round, and its notes as this history's."""
+        if every_round:
+            rounds, self.notes, self.read = self.rounds, [], []
+            for text in self._remarks:
+                self.note(None, text)
+        else:
+            rounds = [self.last(clients=clients).round]
+        rows: list[Row] = []
+        complaint: FldiagError | None = None
+        is_usable = False
+        for r, result in zip(rounds, results(rounds), strict=True):
+            if isinstance(result, FldiagError):
+                complaint = complaint or result
+                self.note(r, result.what)
+                continue
+            if every_round:
+                self.read.append(r)
+                for text in result["remarks"]:
+                    self.note(r, text)
+            self.notes += result["notes"]
+            is_usable = is_usable or result["is_usable"]
+            rows += [{"round": r, **row} for row in result["rows"]]
+        if not self.read:
+            raise complaint or FldiagError(
+                f"{self.name}: no stored round can be used", "see its run.json"
+            )
+        if not is_usable:
+            raise self._unusable("with client weights")
+        return rows
+
     def stored(self, round: int) -> Stored:
         """One round; the last one read stays in memory."""
         if self._current is None or self._current[0] != round:
@@ -530,6 +651,44 @@ class History:
 
     def _place(self, b: Tensor) -> Tensor:
         return b.to(self.device, self.dtype if b.is_floating_point() else b.dtype)
+
+
+def _map_round(
+    history: History,
+    round: int,
+    function: Callable[..., list[Row]],
+    clients: bool,
+    options: dict[str, Any],
+) -> dict[str, Any] | FldiagError:
+    """The rows of a round, what was missing, and whether the round has what it takes."""
+    notes, history.notes = history.notes, []
+    try:
+        try:
+            stored = history.stored(round)
+        except FldiagError as error:
+            return error
+        is_usable = stored.complete or not clients
+        return {
+            "remarks": list(stored.notes) if clients else [],
+            "is_usable": is_usable,
+            "rows": function(history, stored, **options) if is_usable else [],
+            "notes": history.notes,
+        }
+    finally:
+        history.notes = notes
+
+
+def _map_client(
+    history: History,
+    item: tuple[int, int],
+    function: Callable[..., list[Row]],
+    options: dict[str, Any],
+) -> list[Row] | FldiagError:
+    round, client = item
+    try:
+        return function(history, history.stored(round), client, **options)
+    except FldiagError as error:
+        return error
 
 
 def _reopen(path: Path, options: dict[str, Any], allow_code: frozenset[str]) -> History:

@@ -157,7 +157,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
         tmp_path / "bare",
     )
     text = run("matching", tmp_path / "bare", code=1).stderr
-    assert "holds no client weights" in text and "checkpoint.clients=sampled" in text
+    assert "holds no round with client weights" in text and "checkpoint.clients=sampled" in text
     assert len(text.strip().splitlines()) == 2 and not (tmp_path / "bare" / "diagnostics").exists()
 
 

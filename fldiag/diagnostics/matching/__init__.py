@@ -6,8 +6,7 @@ its released code computes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -15,36 +14,23 @@ from pydantic import Field
 from fldiag.choices import Estimate, Stack
 from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.matching.summary import summary
-from fldiag.execution.pools import open_pool
-from fldiag.registry import Progress, diagnostic
-from fldiag.results.table import Row, table
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
-    from fldiag.runs.round_weights import Stored
-
-
-def check(history: History, options: Mapping[str, Any]) -> None:
-    """Refuse more eigenvectors than there are."""
-    from fldiag.problem.eigenpairs import check_count
-
-    check_count(options["k"], history.layout.size)
 
 
 @diagnostic(
     "matching",
     on="run",
-    parts=True,
-    needs="clients",
     draw=picture.draw,
     more={"-curvature": picture.curvature},
     summary=summary,
-    check=check,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500",
 )
 def matching(
     history: History,
-    progress: Progress | None = None,
     *,
     on: Annotated[
         Literal["both", "client", "global"],
@@ -128,22 +114,15 @@ def matching(
 
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
-    from fldiag.diagnostics.matching import one_round
-    from fldiag.runs.round_cache import rows_of_rounds
+    from fldiag.diagnostics.matching.hessians import Data, Settings, round_rows
+    from fldiag.problem.eigenpairs import check_count
 
-    options = one_round.Options(k, tol, estimate, rtol, max_products, deflate, seed, stack)
-    places: list[one_round.Data] = ["client", "global"] if on == "both" else [on]
-    work = one_round.Work(history, options)
-    with open_pool(history.executor, one_round.done, work) as pool:
-
-        def of_round(stored: Stored) -> list[Row]:
-            work.round = one_round.Round(history, stored, options, progress)
-            rows = work.round.rows(places, split, pool)
-            return [{"masked": row["value"] is None, **row, "round": stored.round} for row in rows]
-
-        rows = rows_of_rounds(
-            history,
-            (stored for stored in history.read_rounds(every_round) if stored.complete),
-            of_round,
-        )
+    check_count(k, history.layout.size)
+    settings = Settings(k, tol, estimate, rtol, max_products, deflate, seed)
+    places: list[Data] = ["client", "global"] if on == "both" else [on]
+    rows = history.each_round(
+        lambda stored: round_rows(history, stored, places, split, stack, settings),
+        every_round=every_round,
+    )
+    rows = [{"masked": row["value"] is None, **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

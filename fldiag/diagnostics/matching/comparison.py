@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class Space:
 
 
 @dataclass
-class Summary:
+class HessianSummary:
     """What is kept of one client's Hessian: ``vectors`` and their standard errors (None: exact) by diag mode, the top
     eigenspace (None: not asked for)."""
 
@@ -48,6 +49,12 @@ class Summary:
     estimator: str
     converged: dict[str, bool]
     space: Space | None
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> HessianSummary:
+        """From its fields as plain values."""
+        space = None if values["space"] is None else Space(**values["space"])
+        return HessianSummary(**{**values, "space": space})
 
 
 def _sizes(vectors: Tensor, errors: Tensor) -> Tensor:
@@ -90,14 +97,14 @@ def _errors(values: Tensor, errors: Tensor, h_d: Tensor) -> tuple[Tensor, Tensor
     return n, (d + d.T).sqrt()
 
 
-def matching_rows(found: list[Summary], data: str, where: Row) -> list[Row]:
+def matching_rows(summaries: list[HessianSummary], data: str, where: Row) -> list[Row]:
     """H_N and H_D of every pair and their means, for both diag modes."""
-    if not found:
+    if not summaries:
         return []
     rows: list[Row] = []
-    count, sizes = len(found), [s.n for s in found]
+    count, sizes = len(summaries), [s.n for s in summaries]
     for mode in MODES:
-        pairs = [s.vectors[mode] for s in found]
+        pairs = [s.vectors[mode] for s in summaries]
         values = torch.stack([v for v, _ in pairs])
         noisy = any(e is not None for _, e in pairs)
         noise = (
@@ -116,8 +123,8 @@ def matching_rows(found: list[Summary], data: str, where: Row) -> list[Row]:
                 "data": data,
                 "moment": "trained",
                 **where,
-                "estimator": " and ".join(sorted({s.estimator for s in found})),
-                "converged": all(s.converged[mode] for s in found),
+                "estimator": " and ".join(sorted({s.estimator for s in summaries})),
+                "converged": all(s.converged[mode] for s in summaries),
             }
             good = []
             for i, j in combinations(range(count), 2):
@@ -127,9 +134,9 @@ def matching_rows(found: list[Summary], data: str, where: Row) -> list[Row]:
                     {
                         **common,
                         "scope": "pair",
-                        "client": found[i].client,
-                        "client_b": found[j].client,
-                        "converged": found[i].converged[mode] and found[j].converged[mode],
+                        "client": summaries[i].client,
+                        "client_b": summaries[j].client,
+                        "converged": summaries[i].converged[mode] and summaries[j].converged[mode],
                         "n_examples": sizes[0] if data == "global" else sizes[i] + sizes[j],
                         "value": None if np.isnan(value) else value,
                         "stderr": None

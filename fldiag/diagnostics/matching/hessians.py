@@ -1,0 +1,352 @@
+"""The Hessians of one round: the aggregated model's and the clients', summed up in rows and in what comparisons need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fldiag.choices import Estimate, Stack
+from fldiag.curvature.lanczos import EigenPairs
+from fldiag.diagnostics.matching.comparison import (
+    HessianSummary,
+    Space,
+    matching_rows,
+    overlap_rows,
+)
+from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
+from fldiag.problem import stack as stacks
+from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
+from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs
+from fldiag.problem.problem import Problem
+from fldiag.results.table import Row
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
+
+#: On whose examples a client's Hessian is taken: its own, or those of all clients.
+Data = Literal["client", "global"]
+#: Clients whose shares of the curvature are one item; the eigenvectors are sent along.
+TOGETHER = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How Hessians are computed; the options of ``matching``."""
+
+    k: int
+    tol: float
+    estimate: Estimate
+    rtol: float
+    max_products: int
+    deflate: int
+    seed: int
+
+    @property
+    def spectrum(self) -> dict[str, Any]:
+        products = max(100, 8 * self.k, self.max_products)
+        return {"k": self.k, "tol": self.tol, "max_products": products, "seed": self.seed}
+
+    @property
+    def diagonal(self) -> dict[str, Any]:
+        names = ("estimate", "rtol", "max_products", "deflate", "seed")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Item:
+    """Hessians of one round: of some clients' trained weights on their own or on all clients' data, with their top eigenpairs
+    or without; with no clients, of the aggregated weights."""
+
+    round: int
+    clients: tuple[int, ...]
+    data: Data = "global"
+    has_spectrum: bool = True
+
+    def __str__(self) -> str:
+        if not self.clients:
+            return f"round {self.round}, global model"
+        return (
+            f"round {self.round}, clients {', '.join(map(str, self.clients))} on {self.data} data"
+        )
+
+
+def round_rows(
+    history: History,
+    stored: Stored,
+    places: Sequence[Data],
+    split: bool,
+    stack: Stack,
+    settings: Settings,
+) -> list[Row]:
+    """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
+    r = stored.round
+    # the longest first: the aggregated model, then clients on all clients' data, then on their own
+    items = [Item(r, ())] + [
+        Item(r, tuple(group), place, place == places[0])
+        for place in reversed(places)
+        for group in client_groups(history, stored, place, place == places[0], stack, settings)
+    ]
+    with workspace().part(0, 2 if split else 1, ""):
+        (aggregated, *of_clients) = workspace().map(hessians, history, items, settings=settings)
+    rows: list[Row] = []
+    spaces: dict[int, Space] = {}
+    for place in places:
+        results = {
+            client: result
+            for item, result in zip(items[1:], of_clients, strict=True)
+            if item.data == place
+            for client, result in result.items()
+        }
+        summaries = sound_clients(history, stored, place, results, rows)
+        spaces |= {s.client: s.space for s in summaries if s.space is not None}
+        rows += matching_rows(summaries, place, {"slice": _slice(place)})
+    result = aggregated[None]
+    if "failure" in result:
+        history.note(r, f"the aggregated model is left out: {result['failure'][0]}")
+        return rows + (overlap_rows(spaces, None, {"slice": _slice(places[0])}) if spaces else [])
+    rows += result["rows"]
+    top = HessianSummary.of(result["summary"]).space
+    if spaces:
+        rows += overlap_rows(spaces, top, {"slice": _slice(places[0])})
+    if top is not None and split:
+        if result["is_batch_dependent"]:
+            history.note(
+                r,
+                "the model's outputs depend on the batch: the curvature shares do not add up to the whole",
+            )
+        with workspace().part(1, 2, ""):
+            rows += [
+                {**result["common"], **row} for row in share_rows(history, stored, top.vectors)
+            ]
+    return rows
+
+
+def _slice(place: Data) -> str:
+    return "train" if place == "global" else "client:*/train"
+
+
+def client_groups(
+    history: History,
+    stored: Stored,
+    place: Data,
+    has_spectrum: bool,
+    stack: Stack,
+    settings: Settings,
+) -> list[list[int]]:
+    """The clients whose Hessians are multiplied together."""
+    if not has_spectrum or not settings.k:
+        return [[c] for c in stored.ids]
+    slices = {c: _examples(history, place, c)[0] for c in stored.ids}
+    sizes = {c: part.stop - part.start for c, part in slices.items()}
+    return stacks.groups(history.network, sizes, stack)
+
+
+def _examples(history: History, place: Data, client: int) -> tuple[slice, str]:
+    """Where the examples lie in the pool, and what their slice is called."""
+    if place == "global":
+        return history.pool.clients, "train"
+    return history.pool.train_slice(client), f"client:{client}/train"
+
+
+def sound_clients(
+    history: History,
+    stored: Stored,
+    place: Data,
+    results: dict[int, Any],
+    rows: list[Row],
+) -> list[HessianSummary]:
+    """The clients' Hessians in the order of the round; their rows are appended, and what failed is noted once a client.
+
+    Raises FldiagError where all failed.
+    """
+    noted = {note["client"] for note in history.notes}
+    summaries = []
+    for client in stored.ids:
+        result = results[client]
+        if "failure" not in result:
+            rows += result["rows"]
+            summaries.append(HessianSummary.of(result["summary"]))
+        elif client not in noted:
+            text = f"client {client} is left out: {result['failure'][0]}"
+            history.note(stored.round, text, client)
+    if not summaries:
+        raise FldiagError(*results[stored.ids[0]]["failure"])
+    if len(summaries) == 1:
+        history.note(
+            stored.round,
+            f"only client {summaries[0].client} on {place} data: there are no pairs to compare",
+        )
+    return summaries
+
+
+def hessians(history: History, item: Item, settings: Settings) -> dict[int | None, Any]:
+    """Of every client of the item (None: the aggregated model) the rows and the summary of its Hessian, or its ``failure``."""
+    stored = history.stored(item.round)
+    if not item.clients:
+        problem = _aggregated_problem(history, stored)
+        return {None: _result(problem, True, settings)}
+    results: dict[int | None, Any] = {}
+    problems: dict[int, Problem] = {}
+    for client in item.clients:
+        try:
+            problems[client] = history.problem(
+                stored.client(stored.ids.index(client)),
+                *_examples(history, item.data, client),
+                moment="trained",
+                scope="client",
+                client=client,
+            )
+        except FldiagError as error:
+            results[client] = {"failure": [error.what, error.remedy]}
+    pairs = stacks.eigenpairs([*problems.values()], **settings.spectrum, progress=workspace().show)
+    for (client, problem), eigenpairs in zip(problems.items(), pairs, strict=True):
+        results[client] = _result(problem, item.has_spectrum, settings, eigenpairs, data=item.data)
+    return results
+
+
+def _aggregated_problem(history: History, stored: Stored) -> Problem:
+    return history.problem(
+        (stored.aggregated, stored.buffers),
+        history.pool.clients,
+        "train",
+        moment="aggregated",
+        scope="global",
+    )
+
+
+def _result(
+    problem: Problem,
+    has_spectrum: bool,
+    settings: Settings,
+    pairs: EigenPairs | None = None,
+    **columns: Any,
+) -> dict[str, Any]:
+    """Rows and summary of the Hessian of one model on one slice, or why it cannot be computed. ``pairs``: its eigenpairs, where
+    they are known already."""
+    common = {**problem.common, **columns}
+    try:
+        if not bool(torch.isfinite(problem.w).all()):
+            raise FldiagError(
+                "its weights are not finite", "choose rounds from before the training diverged"
+            )
+        rows = loss_rows(problem)
+        diagonal = diagonal_of(problem, **settings.diagonal, progress=workspace().show)
+        rows += diagonal_rows(diagonal)
+        space = None
+        if has_spectrum and settings.k:
+            # strict: the overlaps are of the vectors
+            pairs = pairs or strict_pairs(problem, **settings.spectrum, progress=workspace().show)
+            rows += eigenvalue_rows(pairs, noise=NOISE[problem.dtype])
+            space = vars(Space.of(pairs, problem.dtype, NOISE[problem.dtype]))
+    except FldiagError as error:
+        return {"failure": [error.what, error.remedy]}
+    return {
+        "rows": [{**common, **row} for row in rows],
+        "common": common,
+        "summary": {**_summary(problem, diagonal, settings.rtol), "space": space},
+        "is_batch_dependent": problem.batch_dependent,
+    }
+
+
+def diagonal_rows(diagonal: Diagonal) -> list[Row]:
+    """The diagonal's norm, how far off it may be, and the trace."""
+    assert diagonal.values is not None  # entries were asked for
+    size, error = norm(diagonal.values, diagonal.stderr)
+    rows: list[Row] = []
+    if diagonal.stderr is not None:
+        noise, length = (
+            float(torch.linalg.vector_norm(v)) for v in (diagonal.stderr, diagonal.values)
+        )
+        share = noise / length if length else None
+        rows.append({"metric": "diagonal_error", "value": share})
+    rows.append(
+        {
+            "metric": "diagonal_norm",
+            "value": size,
+            "stderr": error,
+            "converged": diagonal.converged,
+        }
+    )
+    rows.append(
+        {
+            "metric": "trace",
+            "value": diagonal.trace,
+            "stderr": diagonal.trace_stderr,
+            "converged": diagonal.trace_converged,
+        }
+    )
+    return [{**row, "estimator": diagonal.estimator} for row in rows]
+
+
+def _summary(problem: Problem, diagonal: Diagonal, rtol: float) -> dict[str, Any]:
+    """What comparisons need of a Hessian, but for its eigenspace: the arguments of ``HessianSummary``."""
+    assert diagonal.values is not None
+    names = problem.layout.names
+    traces = torch.tensor([diagonal.traces[n] for n in names], dtype=torch.float64)
+    errors = None
+    if diagonal.stderr is not None:
+        errors = torch.tensor(
+            [diagonal.trace_stderrs[n] or 0.0 for n in names], dtype=torch.float64
+        )
+    is_exact_enough = errors is None or bool(errors.norm() <= rtol * traces.norm())
+    entry_errors = None if diagonal.stderr is None else diagonal.stderr.to(problem.dtype)
+    return {
+        "client": int(problem.common.get("client", -1)),
+        "n": problem.n,
+        "vectors": {
+            "diag": (diagonal.values.to(problem.dtype), entry_errors),
+            "tensor_trace": (traces, errors),
+        },
+        "estimator": diagonal.estimator,
+        "converged": {"diag": diagonal.converged, "tensor_trace": is_exact_enough},
+    }
+
+
+def share_rows(history: History, stored: Stored, vectors: Tensor) -> list[Row]:
+    """Each client's curvature along the eigenvectors of the aggregated model's Hessian, and its share of the eigenvalue."""
+    sizes = {c: history.pool.train_slice(c) for c in range(len(history.parts))}
+    clients = [c for c, part in sizes.items() if part.stop > part.start]
+    items = [clients[i : i + TOGETHER] for i in range(0, len(clients), TOGETHER)]
+    parts = workspace().map(
+        _curvature_shares,
+        history,
+        items,
+        name=lambda item: (
+            f"round {stored.round}, curvature on the data of clients {', '.join(map(str, item))}"
+        ),
+        round=stored.round,
+        vectors=vectors,
+    )
+    return [row for part in parts for row in part]
+
+
+def _curvature_shares(
+    history: History, clients: list[int], round: int, vectors: Tensor
+) -> list[Row]:
+    stored = history.stored(round)
+    n_all = _aggregated_problem(history, stored).n
+    rows: list[Row] = []
+    for client in clients:
+        problem = history.problem(
+            (stored.aggregated, stored.buffers), *_examples(history, "client", client)
+        )
+        hessian = problem.hessian()
+        common: Row = {
+            "client": client,
+            "scope": "client",
+            "slice": problem.slice_name,
+            "n_examples": problem.n,
+            "estimator": "exact",
+        }
+        for i, v in enumerate(vectors, start=1):
+            curvature = float(v.double() @ hessian(v))
+            share = curvature * problem.n / n_all
+            rows += [
+                {**common, "metric": "curvature", "index": i, "value": curvature},
+                {**common, "metric": "curvature_share", "index": i, "value": share},
+            ]
+    return rows
