@@ -232,19 +232,20 @@ def draw(
     entry = registry.diagnostic.get(of)
     if "diagnostic" in table.columns:
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
-    if entry.draw is None:
+    main_picture = entry.drawings.get("")
+    if main_picture is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
         with sheet.use_sheet(width):
-            figure = entry.draw(table)
+            figure = main_picture(table)
         if figure is None:
             raise FldiagError(
                 f"this table of {of!r} has nothing to draw", "see its rows", usage=True
             )
         return figure
-    if "ax" not in inspect.signature(entry.draw).parameters:
+    if "ax" not in inspect.signature(main_picture).parameters:
         raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
-    entry.draw(table, ax=ax)
+    main_picture(table, ax=ax)
     return ax
 
 

@@ -115,11 +115,15 @@ def describe(entry: Any) -> Item:
             "on": entry.on,
             "needs": entry.needs,
             "example": entry.example,
-            "strict": entry.strict,
-            "draws": bool(entry.draw or entry.more),
-            "also": {
-                flag: {"name": also.name, "help": also.help, "options": list(also.options)}
-                for flag, also in entry.also.items()
+            "draws": bool(entry.draw),
+            "fails": entry.fails is not None,
+            "flags": {
+                name: {
+                    "diagnostic": flag.diagnostic,
+                    "help": flag.help,
+                    "options": list(flag.options),
+                }
+                for name, flag in entry.flags.items()
             },
         }
     return item

@@ -14,7 +14,7 @@ import pkgutil
 import types
 import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -119,13 +119,14 @@ def explain(
 
 
 @dataclass(frozen=True)
-class Also:
-    """A flag of a diagnostic that asks another one of the same target.
+class Flag:
+    """A flag of a diagnostic that adds the table of another one, of the same subject.
 
-    ``options``: those of the other that the flag's owner does not have itself and shows as its own. ``sets``: options of the
-    owner that the flag changes. ``leads``: whether its picture is named last, as what the flag was given for."""
+    ``diagnostic``: the other's name. ``options``: those of the other that the command line shows beside the owner's. ``sets``:
+    options of the owner that the flag changes. ``leads``: whether the other's picture is named last, where people look first.
+    """
 
-    name: str
+    diagnostic: str
     help: str
     options: tuple[str, ...] = ()
     sets: dict[str, Any] = field(default_factory=dict)
@@ -148,56 +149,66 @@ class Choice:
     notes: list[str] = field(default_factory=list)
 
 
-On = Literal["problem", "run", "runs", "checkpoints"]
+On = Literal["problem", "checkpoints", "run", "runs"]
+Draw = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnostic(Entry):
-    """A diagnostic, whole: what it measures (``build``), and everything that is made of its table.
+    """A diagnostic: a function ``build(subject, *, options) -> table``, and what is made of its table.
 
-    ``build`` takes its subject and what to call with its progress, whatever these are named; its keyword-only parameters are
-    its options.
-
-    - ``on``: what it sees. ``problem``: the loss around one set of weights (asked of several checkpoints, one after another);
-      ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run; ``checkpoints``: a list of Problem.
-    - ``needs``: ``clients`` where it takes the clients' weights.
-    - ``draw``: table -> Figure, or None where there is nothing to draw. ``more``: ending of the file's name -> table ->
-      further Figure, the text of a file, or charts to turn (``.html``: ``fldiag.plotting.sections.Interactive``).
-    - ``pictured``: options that say how to draw, and change no number; ``draw`` finds them in the table's ``attrs["options"]``.
+    - ``on``: its subject. ``problem``: the loss around one set of weights (several checkpoints one after another);
+      ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run.
+    - ``needs``: ``clients`` where it takes the clients' weights of a run.
+    - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
+      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text of a file, or charts to
+      turn (``.html``: ``fldiag.plotting.sections.Interactive``).
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
-    - ``variant``: options of a table -> a word for those that a report shows beside the others, not instead of them (""
-      where there is one kind only); None: it shows none such.
-    - ``parts``: whether it does parts of its work wherever its subject's ``executor`` says.
-    - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``);
-      ``fldiag report --compute`` makes the tables of those that it shows.
-    - ``alarms``: table -> what is wrong with the run, in words, worst first: the report begins with them.
-    - ``check``: (subject, options) -> nothing; raises FldiagError before anything is computed.
-    - ``choose``: (targets, options, options of the subject) -> ``Choice``: which are asked, and how.
-    - ``also``: flags that ask further diagnostics of the same target.
-    - ``fails``: (table, strict) -> whether the verb ends with exit code 3. ``strict``: what the help says of its flag
-      ``--strict``, if it has one.
+    - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
+    - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
+    - ``flags``: flags that add the tables of other diagnostics.
+    - ``fails``: table -> whether the verb ends with exit code 3 when ``--strict`` is given.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
+    - ``choose``: (targets, options, options of the subject) -> ``Choice``: which checkpoints are taken together.
+    - ``variant``: options of a table -> a word for tables that a report shows beside the others ("": the usual kind; None: it
+      shows none such).
     """
 
     on: On = "problem"
     needs: str = ""
-    draw: Callable[..., Any] | None = None
-    more: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    pictured: tuple[str, ...] = ()
+    draw: Draw | Mapping[str, Draw] | None = None
     summary: Callable[..., Any] | None = None
-    variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
-    parts: bool = False
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
-    check: Callable[..., None] | None = None
-    choose: Callable[..., Any] | None = None
-    also: dict[str, Also] = field(default_factory=dict)
-    fails: Callable[[Any, bool], bool] | None = None
-    strict: str = ""
+    flags: dict[str, Flag] = field(default_factory=dict)
+    fails: Callable[[Any], bool] | None = None
     example: str = ""
+    choose: Callable[..., Any] | None = None
+    variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
+    # of diagnostics that are not yet functions of their subject and options alone
+    parts: bool = False
+    check: Callable[..., None] | None = None
+
+    @property
+    def drawings(self) -> dict[str, Draw]:
+        """Drawing functions by the ending of their files' names; the main picture's is empty."""
+        if self.draw is None:
+            return {}
+        return dict(self.draw) if isinstance(self.draw, Mapping) else {"": self.draw}
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         return parameter.kind is parameter.KEYWORD_ONLY
+
+    @property
+    def drawing_options(self) -> list[str]:
+        """Options that say how to draw, and change no number: ``Field(json_schema_extra={"drawing": True})``. A drawing function
+        reads them in the table's ``attrs["options"]``."""
+        return [
+            name
+            for name, option in self.options.model_fields.items()
+            if isinstance(option.json_schema_extra, dict)
+            and option.json_schema_extra.get("drawing")
+        ]
 
 
 E = TypeVar("E", bound=Entry)

@@ -37,13 +37,13 @@ def ask(
     for reply in answers:
         show(console, reply)
     first = answers[0]
-    leading = {also.name for also in first.entry.also.values() if also.leads}
+    leading = {flag.diagnostic for flag in first.entry.flags.values() if flag.leads}
     ordered = sorted(answers, key=lambda reply: (reply.entry.name in leading, reply is first))
     console.done(
         *(file for reply in ordered for file in reply.files)
     )  # what people look at first is named last
     if any(
-        reply.entry.fails is not None and reply.entry.fails(reply.table, strict)
+        strict and reply.entry.fails is not None and reply.entry.fails(reply.table)
         for reply in answers
     ):
         sys.exit(3)

@@ -14,6 +14,9 @@ from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Widt
 from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
+]
 TARGETS = {
     "problem": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
     "checkpoints": (
@@ -48,8 +51,8 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
         if s.typed
     }
     flags = {
-        flag: {"name": flag, "type": "bool", "default": False, "help": also["help"]}
-        for flag, also in item["also"].items()
+        name: {"name": name, "type": "bool", "default": False, "help": flag["help"]}
+        for name, flag in item["flags"].items()
     }
     options = {**typed, **flags, **shared}
     pictured = {
@@ -60,7 +63,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     parameters = [
         _parameter(argument, Annotated[kind, typer.Argument(help=text)]),
         *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
-        *([_parameter("strict", _strict(item["strict"]), False)] if item["strict"] else []),
+        *([_parameter("strict", Strict, False)] if item["fails"] else []),
         _parameter("out", Out, None),
         *(_parameter(n, kind, None) for n, kind in pictured.items()),
         _parameter("allow_code", AllowCode, None),
@@ -116,13 +119,13 @@ def _borrowed(item: known.Item) -> list[known.Item]:
     """Options of the diagnostics that flags add, as far as they are shown here."""
     names = {o["name"] for o in item["options"]}
     options: dict[str, known.Item] = {}
-    for flag, also in item["also"].items():
-        other = known.item("diagnostics", also["name"]) or {"options": []}
+    for name, flag in item["flags"].items():
+        other = known.item("diagnostics", flag["diagnostic"]) or {"options": []}
         for o in other["options"]:
-            if o["name"] in also["options"] and o["name"] not in names:
+            if o["name"] in flag["options"] and o["name"] not in names:
                 options.setdefault(
                     o["name"],
-                    {**o, "help": f"With --{flag}: {o['help'][:1].lower()}{o['help'][1:]}"},
+                    {**o, "help": f"With --{name}: {o['help'][:1].lower()}{o['help'][1:]}"},
                 )
     return list(options.values())
 
@@ -133,10 +136,6 @@ def _parameter(
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
-
-
-def _strict(text: str) -> Any:
-    return Annotated[bool, typer.Option("--strict", help=text)]
 
 
 def _default(option: known.Item) -> Any:

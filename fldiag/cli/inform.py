@@ -84,8 +84,8 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
         console.say("Needs:       " + ", ".join(NEEDS[need] for need in meta["needs"]))
     if item["kind"] == "diagnostic" and name in known.FLAGS:
         console.say(f"Typed as:    fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}")
-    for flag, also in item.get("also", {}).items():
-        console.say(f"With {flag} also {also['name']} is asked.")
+    for name, flag in item.get("flags", {}).items():
+        console.say(f"With {name} also {flag['diagnostic']} is computed.")
     console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}
     rows = [
         {

@@ -99,9 +99,9 @@ def answer(
     has_folder = folder.exists()
     folder = places.prepare(folder)
     flags = {
-        flag: True
-        for flag, also in question.entry.also.items()
-        if also.name in {e.name for e in question.flag_diagnostics}
+        name: True
+        for name, flag in question.entry.flags.items()
+        if flag.diagnostic in {e.name for e in question.flag_diagnostics}
     }
     answers = []
     _, first_subject, first_options = question.items[0]
@@ -139,13 +139,12 @@ def answer(
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """All pictures of a table, the main one's png last: that is what people look at first."""
     paths: list[Path] = []
-    for ending, draw in entry.more.items():
+    for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture = draw(table)
         if isinstance(picture, Interactive):
             picture = pages.interactive(picture)
         if isinstance(picture, str):
             paths.append(files.write_text(path.with_name(path.name + ending), picture))
-        elif picture is not None:
+        elif isinstance(picture, Figure):
             paths += style.write(picture, path.with_name(path.name + ending))
-    figure = entry.draw(table) if entry.draw is not None else None
-    return paths + (style.write(figure, path) if isinstance(figure, Figure) else [])
+    return paths

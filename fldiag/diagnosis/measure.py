@@ -50,7 +50,9 @@ def measure(
     tell = tell or (lambda text: None)
     if cache is None:
         return _marked(entry, options, _build(entry, subject, options, executor, progress))
-    deciding = {k: v for k, v in options.items() if k not in ("store", "executor", *entry.pictured)}
+    deciding = {
+        k: v for k, v in options.items() if k not in ("store", "executor", *entry.drawing_options)
+    }
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
     table = entries.get(entry.name, key, on_damage=tell)

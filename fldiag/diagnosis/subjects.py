@@ -19,7 +19,7 @@ from fldiag.device import device_of
 from fldiag.diagnosis import options as shared
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
-from fldiag.registry import Also, Diagnostic
+from fldiag.registry import Diagnostic, Flag
 from fldiag.runs import pretrained, schema
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
@@ -170,11 +170,11 @@ class SplitOptions:
 def split_options(entry: Diagnostic, values: Mapping[str, Any]) -> SplitOptions:
     """Whose each option is. Raises FldiagError for unknown options and values out of range."""
     names = entry.options.model_fields
-    added = [also for flag, also in entry.also.items() if values.get(flag)]
-    only_added = {name for also in entry.also.values() for name in also.options}.difference(names)
-    passed = {k: v for also in added for k, v in also.sets.items()}
+    added = [flag for name, flag in entry.flags.items() if values.get(name)]
+    only_added = {name for flag in entry.flags.values() for name in flag.options}.difference(names)
+    passed = {k: v for flag in added for k, v in flag.sets.items()}
     passed |= {
-        k: v for k, v in values.items() if k in names or not (k in entry.also or k in only_added)
+        k: v for k, v in values.items() if k in names or not (k in entry.flags or k in only_added)
     }
     schema = _schema(entry)
     for name in passed:
@@ -193,16 +193,16 @@ def split_options(entry: Diagnostic, values: Mapping[str, Any]) -> SplitOptions:
     return SplitOptions(
         {k: checked[k] for k, v in passed.items() if k not in names and v is not None},
         {k: checked[k] for k in names},
-        {also.name: _options_for(also, set(names), values) for also in added},
-        [flag for flag in entry.also if values.get(flag)],
+        {flag.diagnostic: _options_for(flag, set(names), values) for flag in added},
+        [name for name in entry.flags if values.get(name)],
     )
 
 
-def _options_for(also: Also, owner_names: set[str], values: Mapping[str, Any]) -> dict[str, Any]:
+def _options_for(flag: Flag, owner_names: set[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a diagnostic that a flag adds: those that it alone has, and those that it shares with the flag's owner."""
-    names = set(registry.diagnostic.get(also.name).options.model_fields)
+    names = set(registry.diagnostic.get(flag.diagnostic).options.model_fields)
     return {
-        k: v for k, v in values.items() if k in names and (k in owner_names or k in also.options)
+        k: v for k, v in values.items() if k in names and (k in owner_names or k in flag.options)
     }
 
 

@@ -149,10 +149,10 @@ def _group(
                     )
         except Exception as error:
             group.notes.append(f"{prefix}{parts[i][0].name} is not summed up: {reason(error)}.")
-    draws = {"": entry.draw, **entry.more}
+    draws = entry.drawings
     for ending in sorted(draws, key=lambda ending: (not ending.startswith("."), ending)):
         draw = draws[ending]
-        if draw is None or (not ending and group.charts):  # the same surface is there to turn
+        if not ending and group.charts:  # the same surface is there to turn
             continue
         together = len(frames) == 1 or entry.on == "problem" or several_runs(draw)
         for i, frame in enumerate([pooled] if together else frames):
@@ -183,7 +183,7 @@ def _options(entry: Diagnostic, source: Source) -> dict[str, Any]:
     """The options that the table was made with, as its summary takes them: whole, with defaults, and the flags."""
     fields = entry.options.model_fields
     options = {k: v for k, v in source.options.items() if k in fields}
-    flags = {k: v for k, v in source.options.items() if k in entry.also}
+    flags = {k: v for k, v in source.options.items() if k in entry.flags}
     try:
         return {**entry.validate(options), **flags}
     except FldiagError:  # of another version

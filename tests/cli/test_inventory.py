@@ -37,6 +37,12 @@ GOES = {
     "fldiag.registry.diagnostic(cheap)": "numbers with a column, whose tables report --compute makes",
     "fldiag.registry.diagnostic(order)": "nothing: alarms, then numbers, then weights before runs",
     "fldiag.registry.diagnostic(section)": "draw and summary, which the report shows",
+    "fldiag.registry.diagnostic(more)": "draw={ending: function}",
+    "fldiag.registry.diagnostic(pictured)": "Field(json_schema_extra={'drawing': True}) of the option",
+    "fldiag.registry.diagnostic(also)": "flags",
+    "fldiag.registry.diagnostic(strict)": "fails",
+    "fldiag.registry.diagnostic(parts)": "nothing: workspace().map splits what it maps",
+    "fldiag.registry.diagnostic(check)": "raise FldiagError first thing",
 }
 #: What a value may be instead without refusing what was accepted: a choice is a text that is checked sooner.
 ALSO = {

@@ -129,7 +129,7 @@ def drawn_values(fig):
 def cases():
     for name in TABLES:
         entry = registry.diagnostic.get(name)
-        for ending, draw in {"": entry.draw, **entry.more}.items():
+        for ending, draw in entry.drawings.items():
             if not ending.startswith("."):
                 yield pytest.param(name, ending, draw, id=name + ending)
 
@@ -168,7 +168,7 @@ ELSEWHERE = {
 
 
 def test_every_picture_of_the_registry_is_compared_with_its_table():
-    names = {e.name for e in registry.diagnostics() if e.draw is not None or e.more}
+    names = {e.name for e in registry.diagnostics() if e.drawings}
     assert names == set(TABLES) | set(ELSEWHERE)
     for file in ELSEWHERE.values():
         assert (Path(__file__).parent / file).is_file(), file

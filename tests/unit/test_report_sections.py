@@ -102,9 +102,13 @@ def pictures(text, shown=None):
 def test_without_a_section_it_shows_its_summary_and_its_picture(tmp_path, add):
     add(
         "bumps",
-        draw=draw,
         summary=summary,
-        more={"-again": draw, ".html": lambda table: "<p>a page", "-none": lambda table: None},
+        draw={
+            "": draw,
+            "-again": draw,
+            ".html": lambda table: "<p>a page",
+            "-none": lambda table: None,
+        },
     )
     a, b = reports.run(tmp_path / "a"), reports.run(tmp_path / "b", "fedsol")
     bumps(a)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     "account",
     on="run",
     needs="clients",
-    draw=picture.draw,
-    more={"-classes": picture.classes_if_any},
+    draw={"": picture.draw, "-classes": picture.classes_if_any},
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )

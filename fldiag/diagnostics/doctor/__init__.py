@@ -18,9 +18,9 @@ from fldiag.registry import Progress, diagnostic
 from fldiag.runs.run import Run
 
 
-def fails(table: pd.DataFrame, strict: bool) -> bool:
+def fails(table: pd.DataFrame) -> bool:
     """Whether there is a fault or a warning, where that was asked."""
-    return strict and bool(table["severity"].isin([FAULT, WARNING]).any())
+    return bool(table["severity"].isin([FAULT, WARNING]).any())
 
 
 def alarms(table: pd.DataFrame) -> list[str]:
@@ -39,7 +39,6 @@ def alarms(table: pd.DataFrame) -> list[str]:
     summary=summary,
     fails=fails,
     alarms=alarms,
-    strict="Exit with code 3 if there is a fault or a warning.",
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --strict",
 )
 def doctor(

@@ -47,10 +47,13 @@ DISTANCE = Number(
 @diagnostic(
     "drift",
     on="run",
-    parts=True,
     needs="clients",
-    draw=picture.draw,
-    more={"-conflict": picture.conflict_if_any, "-layers": picture.layers_if_any},
+    parts=True,
+    draw={
+        "": picture.draw,
+        "-conflict": picture.conflict_if_any,
+        "-layers": picture.layers_if_any,
+    },
     summary=summary,
     numbers=(DISTANCE,),
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2",

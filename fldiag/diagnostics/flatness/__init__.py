@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @diagnostic(
     "flatness",
     on="run",
-    parts=True,
     needs="clients",
+    parts=True,
     draw=picture.draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",

@@ -17,7 +17,7 @@ from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.execution.pool import Serial
 from fldiag.execution.pools import open_pool
-from fldiag.registry import Also, Progress, diagnostic
+from fldiag.registry import Flag, Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
@@ -54,14 +54,13 @@ NUMBERS = (
 @diagnostic(
     "forgetting",
     on="run",
-    parts=True,
     needs="clients",
-    draw=picture.curves_if_any,
-    more={"-classes": picture.heatmap_if_any},
+    parts=True,
+    draw={"": picture.curves_if_any, "-classes": picture.heatmap_if_any},
     summary=summary,
     numbers=NUMBERS,
-    also={
-        "why": Also(
+    flags={
+        "why": Flag(
             "account",
             "Also decompose each update's change of the global loss to second order, in the "
             "last round or in --rounds.",

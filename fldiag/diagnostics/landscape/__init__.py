@@ -99,9 +99,7 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
 @diagnostic(
     "landscape",
     parts=True,
-    draw=draw,
-    more={".html": turning, ".caption.txt": caption},
-    pictured=("height", "clip", "notes"),
+    draw={"": draw, ".html": turning, ".caption.txt": caption},
     summary=summary,
     choose=choose,
     variant=lambda options: str(options.get("directions", "eigen")),
@@ -143,7 +141,8 @@ def landscape(
         Literal["linear", "log", "auto"],
         Field(
             description="Scale of heights and colours: linear, log, or auto (log if losses span a "
-            "factor of 30)."
+            "factor of 30).",
+            json_schema_extra={"drawing": True},
         ),
     ] = "auto",
     clip: Annotated[
@@ -152,9 +151,16 @@ def landscape(
             gt=0,
             description="Largest loss that is drawn (default: chosen so that a few "
             "very high corners are left out).",
+            json_schema_extra={"drawing": True},
         ),
     ] = None,
-    notes: Annotated[bool, Field(description="Also write the caption below the picture.")] = False,
+    notes: Annotated[
+        bool,
+        Field(
+            description="Also write the caption below the picture.",
+            json_schema_extra={"drawing": True},
+        ),
+    ] = False,
     through: Any = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[

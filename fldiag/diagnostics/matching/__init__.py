@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @diagnostic(
     "matching",
     on="run",
-    draw=picture.draw,
-    more={"-curvature": picture.curvature},
+    needs="clients",
+    draw={"": picture.draw, "-curvature": picture.curvature},
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500",
 )

@@ -18,7 +18,7 @@ from fldiag.diagnostics.spectrum import picture
 from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
 from fldiag.plotting import layers
-from fldiag.registry import Also, Progress, diagnostic
+from fldiag.registry import Flag, Progress, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.summary import Item, Note, Small
 
@@ -153,13 +153,12 @@ LAMBDA_1 = Number(
 
 @diagnostic(
     "spectrum",
-    draw=picture.draw,
-    more={"-layers": layers.draw_if_any},
+    draw={"": picture.draw, "-layers": layers.draw_if_any},
     summary=summary,
     numbers=(LAMBDA_1,),
     check=check,
-    also={
-        "density": Also(
+    flags={
+        "density": Flag(
             "density", "Also compute and draw the spectral density.", sets={"strict": True}
         )
     },
