@@ -170,6 +170,14 @@ SHARED = (
         typed=False,
     ),
     Shared("name", "str", None, "Name of the subject in the table.", typed=False),
+    Shared(
+        "names",
+        "str",
+        None,
+        "Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
+        ("problem", "checkpoints", "run", "runs"),
+        any=True,
+    ),
 )
 #: Bytes of memory below which a suffix such as M was forgotten.
 LEAST = 2**10
@@ -245,6 +253,30 @@ def rounds(
             usage=True,
         )
     return sorted(set(numbers))
+
+
+def read_names(text: str | Sequence[str], count: int) -> list[str]:
+    """The names of so many targets, of text with commas or of a list.
+
+    Raises FldiagError for another number of names, an empty name or one name twice.
+
+    >>> read_names("FedAvg, Ours", 2)
+    ['FedAvg', 'Ours']
+    """
+    names = [str(n).strip() for n in (text.split(",") if isinstance(text, str) else text)]
+    if len(names) != count:
+        raise FldiagError(
+            f"names = {','.join(names)!r} has {len(names)} names for {count} targets",
+            "give a name for each target, with commas between them",
+            usage=True,
+        )
+    if not all(names) or len(set(names)) < count:
+        raise FldiagError(
+            f"names = {','.join(names)!r} has an empty name, or one name twice",
+            "give each target a name of its own",
+            usage=True,
+        )
+    return names
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

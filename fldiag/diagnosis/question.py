@@ -10,7 +10,7 @@ from typing import Any
 from fldiag import data, registry
 from fldiag.diagnosis import places, subjects
 from fldiag.diagnosis.measure import Subject
-from fldiag.diagnosis.options import plain, rounds
+from fldiag.diagnosis.options import plain, read_names, rounds
 from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import parse_executor
@@ -56,12 +56,14 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
     subjects.check_targets(targets)
     split = subjects.split_options(entry, options)
     executor = parse_executor(split.subject_options.pop("executor", "serial"))
+    names = split.subject_options.pop("names", None)
+    names = None if names is None else read_names(names, len(targets))
     flag_diagnostics = {
         registry.diagnostic.get(also): registry.diagnostic.get(also).validate(values)
         for also, values in split.flag_options.items()
     }
     open_items = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
-    question = open_items(entry, targets, split.subject_options, split.options)
+    question = open_items(entry, targets, split.subject_options, split.options, names)
     question.executor = executor
     if executor.kind != "serial" and len(question.items) == 1 and not question.entry.parts:
         question.notes.append(
@@ -93,6 +95,7 @@ def _of_weights(
     targets: Sequence[Target],
     subject_options: dict[str, Any],
     options: dict[str, Any],
+    names: list[str] | None,
 ) -> Question:
     overrides = {
         k: subject_options.pop(k)
@@ -127,7 +130,13 @@ def _of_weights(
             else Choice([(t, {}) for t in sources])
         )
     weights = [t.checkpoint() if isinstance(t, Run) else t for t, _ in choice.asked]
-    problems = subjects.problems(weights, subject_options)
+    if names is not None and len(weights) != len(names):
+        raise FldiagError(
+            f"{entry.name} of these targets is one table, of {len(weights)} models",
+            "leave out names",
+            usage=True,
+        )
+    problems = subjects.problems(weights, subject_options, names)
     if choice.instead:
         entry = registry.diagnostic.get(choice.instead)
         options = entry.validate(choice.options)
@@ -201,6 +210,7 @@ def _of_run(
     targets: Sequence[Target],
     subject_options: dict[str, Any],
     options: dict[str, Any],
+    names: list[str] | None,
 ) -> Question:
     if len(targets) != 1:
         raise FldiagError(
@@ -211,6 +221,8 @@ def _of_run(
     target = targets[0]
     if isinstance(target, History):
         subjects.refuse_options(subject_options, target)
+        if names is not None:
+            subjects.refuse_options({"names": ",".join(names)}, target)
         return Question(
             entry,
             [(target.name, target, options)],
@@ -237,6 +249,8 @@ def _of_run(
     # decided here, so that the cache tells the two answers apart
     if "every_round" in options and options["every_round"] is None:
         options["every_round"] = subject_options["rounds"] is not None
+    if names is not None:
+        subject_options["name"] = names[0]
     history = subjects.history(target, subject_options)
     about = {
         "run": target.path.name,
@@ -260,6 +274,7 @@ def _of_runs(
     targets: Sequence[Target],
     subject_options: dict[str, Any],
     options: dict[str, Any],
+    names: list[str] | None,
 ) -> Question:
     runs = []
     for target in targets:
@@ -268,7 +283,7 @@ def _of_runs(
                 f"diagnostic {entry.name!r} takes runs", "give run folders", usage=True
             )
         runs.append(copy(target))
-    for run, name in zip(runs, places.distinct([r.path for r in runs]), strict=True):
+    for run, name in zip(runs, names or places.distinct([r.path for r in runs]), strict=True):
         run.name = name
     about = {
         "run": ", ".join(r.name for r in runs),

@@ -132,18 +132,24 @@ def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def problems(
-    targets: Sequence[Checkpoint | Problem], subject_options: Mapping[str, Any]
+    targets: Sequence[Checkpoint | Problem],
+    subject_options: Mapping[str, Any],
+    names: Sequence[str] | None = None,
 ) -> list[Problem]:
-    """The loss around each target; the options are those of ``fldiag.runs.open_problem``."""
-    client = subject_options.get("client")
-    suffix = "" if client is None else f" client {client}"
-    names = iter(labels([t for t in targets if isinstance(t, Checkpoint)]))
+    """The loss around each target; the options are those of ``fldiag.runs.open_problem``. ``names``: of the targets."""
+    if names is None:
+        client = subject_options.get("client")
+        suffix = "" if client is None else f" client {client}"
+        label = iter(labels([t for t in targets if isinstance(t, Checkpoint)]))
+        names = ["" if isinstance(t, Problem) else next(label) + suffix for t in targets]
+    elif any(isinstance(t, Problem) for t in targets):
+        raise FldiagError(
+            "names are for files and runs, and a Problem has its own", "leave out names", usage=True
+        )
     with importable():
         return [
-            t
-            if isinstance(t, Problem)
-            else open_problem(t, **{"name": next(names) + suffix, **subject_options})
-            for t in targets
+            t if isinstance(t, Problem) else open_problem(t, **{"name": name, **subject_options})
+            for t, name in zip(targets, names, strict=True)
         ]
 
 
