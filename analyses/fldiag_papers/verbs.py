@@ -23,12 +23,16 @@ from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 
+figures = typer.Typer()
 toy = typer.Typer(
-    no_args_is_help=True, help="Two toy problems whose results can be checked by hand."
+    no_args_is_help=True,
+    help="Two toy problems whose results can be checked by hand.",
+    rich_help_panel="Papers",
 )
 
 
-def figures(
+@figures.command(rich_help_panel="Papers")
+def reproduce(
     ids: Annotated[
         list[str] | None,
         typer.Argument(

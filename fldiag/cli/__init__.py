@@ -20,7 +20,7 @@ with stops_at_once():
         if name not in known.FLAGS:
             diagnostics.add(name)
 
-    from fldiag.cli import check, partition, report, exchange, inform  # noqa: F401
+    from fldiag.cli import compare, files, inform  # noqa: F401
 
 
 def main() -> None:

@@ -21,6 +21,9 @@ from fldiag.interrupt import work_begins
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
 
 
+#: The groups of ``fldiag --help`` in their order. Verbs that name none of them come last.
+GROUPS = ("Start", "Weights", "Clients", "Compare", "Papers", "Files")
+OTHER = "Other packages"
 #: Options that typer gives the Typer of a program, which a verb is not.
 COMPLETION = ("install_completion", "show_completion")
 
@@ -33,8 +36,14 @@ class Verbs(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        commands = super().list_commands(ctx)
-        return list(dict.fromkeys([*commands, *plugin_verbs(), *known.packages("diagnostics")]))
+        own, diagnostics = super().list_commands(ctx), known.packages("diagnostics")
+        names = dict.fromkeys([*own, *plugin_verbs(), *diagnostics])
+        places = {group: place for place, group in enumerate(GROUPS)}
+
+        def place(name: str) -> int:
+            return places.get(self.get_command(ctx, name).rich_help_panel, len(GROUPS))
+
+        return sorted(names, key=place)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if command := super().get_command(ctx, cmd_name):
@@ -42,8 +51,10 @@ class Verbs(TyperGroup):
         if cmd_name in plugin_verbs():
             return plugin_verb(plugin_verbs()[cmd_name])
         package = known.packages("diagnostics").get(cmd_name)
+        if package is None:
+            return None
         summary = f"A diagnostic of the package {package}."
-        return None if package is None else TyperCommand(cmd_name, help=summary)
+        return TyperCommand(cmd_name, help=summary, rich_help_panel=OTHER)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
@@ -112,8 +123,10 @@ def _command(name: str, target: Any) -> Any:
         verb = target
         target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         target.command(name)(verb)
-    command = typer.main.get_command(target)
+    command: Any = typer.main.get_command(target)
     command.name = name
+    panels = (command.rich_help_panel, target.rich_help_panel)  # the second is a group's
+    command.rich_help_panel = next((panel for panel in panels if isinstance(panel, str)), OTHER)
     command.params = [p for p in command.params if p.name not in COMPLETION]
     return command
 
@@ -127,6 +140,7 @@ def _broken(name: str, error: FldiagError) -> Any:
         name,
         callback=complain,
         help=f"{error}.",
+        rich_help_panel=OTHER,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
 

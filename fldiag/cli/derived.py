@@ -107,6 +107,11 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     return run
 
 
+def group(item: known.Item) -> str:
+    """The group of ``fldiag --help`` that the verb belongs to."""
+    return "Weights" if item["on"] in ("problem", "checkpoints") else "Clients"
+
+
 def takes_device(item: known.Item) -> bool:
     """Whether the diagnostic computes on a device: its subjects are put there, or it has an option for it."""
     return item["on"] != "runs" or any(o["name"] == "device" for o in item["options"])
@@ -151,8 +156,9 @@ def _kind(option: known.Item) -> Any:
 
 def _option(option: known.Item) -> Any:
     name = f"--{option['name'].replace('_', '-')}"
+    panel = "Advanced" if option.get("advanced") else None
     if option["type"] == "bool" and option["default"]:
-        return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"])
+        return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"], rich_help_panel=panel)
     default = option["default"]
     several = (
         ""
@@ -160,7 +166,7 @@ def _option(option: known.Item) -> Any:
         else f" May be given several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}."
     )
     names = [name, f"-{option['name']}"] if len(option["name"]) == 1 else [name]
-    return typer.Option(*names, help=option["help"] + several)
+    return typer.Option(*names, help=option["help"] + several, rich_help_panel=panel)
 
 
 def command(name: str) -> Any:

@@ -17,6 +17,7 @@ import fldiag
 from fldiag import known
 from fldiag.cli import app
 from fldiag.console import Console
+from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 
 ROOT = Path(__file__).parents[2]
@@ -120,10 +121,15 @@ def test_what_is_asked_by_a_flag_is_asked_by_diagnose_too(name, tmp_path):
 
 
 def test_the_demo_draws_for_the_journal(monkeypatch):
-    seen = []
-    monkeypatch.setattr("fldiag.verbs.demo.demo", lambda *given: seen.append(sheet.current()))
-    run("demo", "--width", "single", "--format", "svg")
-    assert seen == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
+    sheets = []
+
+    def train(config, **options):
+        sheets.append(sheet.current())
+        raise FldiagError("enough")
+
+    monkeypatch.setattr("fldiag.training.rounds.train", train)
+    run("demo", "--width", "single", "--format", "svg", code=1)
+    assert sheets == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
 
 
 def test_train_ends_with_the_checkpoint_and_resumes(trained):
