@@ -36,14 +36,11 @@ class Verbs(TyperGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own, diagnostics = super().list_commands(ctx), known.packages("diagnostics")
-        names = dict.fromkeys([*own, *plugin_verbs(), *diagnostics])
-        places = {group: place for place, group in enumerate(GROUPS)}
-
-        def place(name: str) -> int:
-            return places.get(self.get_command(ctx, name).rich_help_panel, len(GROUPS))
-
-        return sorted(names, key=place)
+        commands = super().list_commands(ctx)
+        names = dict.fromkeys([*commands, *plugin_verbs(), *known.packages("diagnostics")])
+        groups = {name: self.get_command(ctx, name).rich_help_panel for name in names}
+        order = (*GROUPS, OTHER, *groups.values())  # a package may name a further group
+        return sorted(names, key=lambda name: order.index(groups[name]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if command := super().get_command(ctx, cmd_name):

@@ -25,6 +25,10 @@ from fldiag.cli.options import (
 from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+from fldiag.plotting.sheet import use_sheet
+from fldiag.results import files
+from fldiag.results.machine import commit
+from fldiag.version import version
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +87,7 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Also fail if a condition is undecided.")
     ] = False,
-    junit: Annotated[
+    xml: Annotated[
         Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")
     ] = None,
     model: Model = None,
@@ -105,9 +109,7 @@ def check(
     Example: fldiag check RUN --baseline MAIN --fail-if 'accuracy < baseline - 1pt' --junit check.xml
     """
     with errors(debug):
-        from fldiag.compare import compare, wording
-        from fldiag.compare.junit import junit as junit_text
-        from fldiag.results.files import write_text
+        from fldiag.compare import compare, junit, wording
 
         console = Console(json)
         subject_options = {
@@ -117,8 +119,8 @@ def check(
             "download": download,
             "device": device,
         }
-        paths = two_sides(sides or [], a or [], b or [], baseline or [])
-        comparison, reader = _open(console, paths, pair, allow_code or [], subject_options)
+        runs = two_sides(sides or [], a or [], b or [], baseline or [])
+        comparison, reader = _open(console, runs, pair, allow_code or [], subject_options)
         outcome = compare.check(comparison, fail_if or [], reader, level)
         about = {
             "verdict": outcome.verdict,
@@ -129,10 +131,10 @@ def check(
         _show(console, comparison, outcome.table, columns, about)
         explanation = "" if fail_if or not comparison.b else _better(outcome)
         console.say(f"verdict: {outcome.verdict}{explanation}")
-        files = _write_table(outcome.table, comparison, out, about)
-        if junit is not None:
-            files.append(write_text(junit, junit_text(outcome, strict)))
-        console.done(*files)
+        paths = _write_table(outcome.table, comparison, out, about)
+        if xml is not None:
+            paths.append(files.write_text(xml, junit.junit(outcome, strict)))
+        console.done(*paths)
         problem = _uncomputed(outcome)
         if problem is not None and outcome.verdict == "error":
             raise problem
@@ -172,9 +174,9 @@ def diff(
 
     Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
-    with errors(debug):
+    with errors(debug), use_sheet(width, format):
         from fldiag.compare import compare, picture, wording
-        from fldiag.plotting import sheet, style
+        from fldiag.plotting import style
 
         console = Console(json)
         subject_options = {
@@ -184,19 +186,18 @@ def diff(
             "download": download,
             "device": device,
         }
-        with sheet.use_sheet(width, format):
-            paths = two_sides(sides or [], a or [], b or [], [])
-            comparison, reader = _open(console, paths, pair, allow_code or [], subject_options)
-            if not comparison.b:
-                raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
-            table = compare.diff(comparison, number or None, reader, level)
-            about = {key: table.attrs[key] for key in ("question", "notes")}
-            columns = wording.headings(wording.COLUMNS, level)
-            _show(console, comparison, table, columns, about)
-            about["labels"] = table.attrs["labels"]
-            files = _write_table(table, comparison, out, about)
-            pictures = style.write(picture.draw(table), files[0].with_suffix(""))
-            console.done(*files, *pictures)
+        runs = two_sides(sides or [], a or [], b or [], [])
+        comparison, reader = _open(console, runs, pair, allow_code or [], subject_options)
+        if not comparison.b:
+            raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
+        table = compare.diff(comparison, number or None, reader, level)
+        about = {key: table.attrs[key] for key in ("question", "notes")}
+        columns = wording.headings(wording.COLUMNS, level)
+        _show(console, comparison, table, columns, about)
+        about["labels"] = table.attrs["labels"]
+        paths = _write_table(table, comparison, out, about)
+        pictures = style.write(picture.draw(table), paths[0].with_suffix(""))
+        console.done(*paths, *pictures)
 
 
 @app.command(rich_help_panel="Compare")
@@ -234,12 +235,12 @@ def report(
     Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug):
-        from fldiag.report import build
+        from fldiag.report.build import report_path
         from fldiag.report.collect import collect, compute_tables
 
         console = Console(json)
         collection = collect(runs, from_ or [])
-        path = build.report_path(collection, out)  # first: it may be refused
+        path = report_path(collection, out)  # first: it may be refused
         if compute:
             subject_options = {"root": root, "download": download, "device": device_of(device)}
             compute_tables(
@@ -322,17 +323,16 @@ def two_sides(
 
 def _open(
     console: Console,
-    paths: tuple[list[Path], list[Path]],
+    runs: tuple[list[Path], list[Path]],
     pair: str,
     allow_code: Sequence[str],
     subject_options: Mapping[str, Any],
 ) -> tuple[Sides, Reader]:
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
+    from fldiag.compare import reading, sides
 
-    comparison = sides(paths[0], paths[1] or None, cast(Any, pair), allow_code)
+    comparison = sides.sides(runs[0], runs[1] or None, cast(Any, pair), allow_code)
     options = {k: v for k, v in subject_options.items() if v}
-    return comparison, Reader(options, cache=True, bar=console.progress)
+    return comparison, reading.Reader(options, cache=True, bar=console.progress)
 
 
 def _show(
@@ -384,10 +384,7 @@ def _write_table(
     table: pd.DataFrame, comparison: Sides, out: Path | None, about: Mapping[str, Any]
 ) -> list[Path]:
     from fldiag.diagnosis.places import FALLBACK, prepare
-    from fldiag.results import files
-    from fldiag.results.machine import commit
     from fldiag.results.provenance import digest, provenance
-    from fldiag.version import version
 
     kind = "check" if "condition" in table.columns else "diff"
     members = [str(m.path) for m in (*comparison.a, *comparison.b)]

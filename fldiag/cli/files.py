@@ -12,6 +12,7 @@ import typer
 from fldiag.cli.app import app
 from fldiag.cli.options import Data, Debug, Download, Json, Out, Root
 from fldiag.console import Console, errors
+from fldiag.diagnosis.options import rounds as rounds_of
 from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def prune(
     Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last --dry-run
     """
     with errors(debug):
-        from fldiag.diagnosis.options import rounds as rounds_of
         from fldiag.runs import owner
         from fldiag.runs.prune import thin, unneeded
         from fldiag.runs.run import Run

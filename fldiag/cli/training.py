@@ -30,6 +30,12 @@ from fldiag.cli.options import (
 from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, duration
+from fldiag.execution import executor as execution
+from fldiag.execution.worker import threads
+from fldiag.plotting import words
+from fldiag.plotting.sheet import use_sheet
+from fldiag.results.files import beside, csv_text, write_table, write_text
+from fldiag.results.machine import emulated
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -61,98 +67,83 @@ def demo(
 
     Example: fldiag demo
     """
-    with errors(debug):
-        from fldiag import config as configs
+    with errors(debug), use_sheet(width, format):
         from fldiag.diagnosis.answer import answer
         from fldiag.diagnosis.places import FALLBACK, prepare
-        from fldiag.execution.worker import threads
-        from fldiag.plotting import sheet
         from fldiag.report import build
         from fldiag.report.collect import collect, compute_tables
         from fldiag.results.summary import Small
-        from fldiag.training import rounds
 
         console, device, seed = Console(json), device_of(device), seed or 0
-        runs: list[Run] = []
-        with sheet.use_sheet(width, format):
-            folder = prepare(out or FALLBACK / "demo")
-            with threads(1):  # on such small networks two wait for each other
-                for method in ("fedavg", "fedsol"):
-                    keys = {
-                        "method.name": method,
-                        "seed": seed,
-                        "checkpoint.every": 10,
-                        "checkpoint.clients": "sampled",
-                    }
-                    config = configs.load("digits", keys)
-                    path = folder / f"{method}-s{seed}-{config.hash[:8]}"
-                    with console.progress(f"training {method}") as progress:
-
-                        def on_event(event: dict[str, Any], progress: Any = progress) -> None:
-                            if event["event"] == "round":
-                                score = f"accuracy {event['accuracy']:.3f}"
-                                progress(event["round"], event["rounds"], score)
-
-                        runs.append(
-                            rounds.train(
-                                config, out=path, resume=True, device=device, on_event=on_event
-                            )
-                        )
-                (landscapes,) = answer(
-                    "landscape",
-                    [run.checkpoint() for run in runs],
-                    {"points": 21, "seed": seed, "device": device},
-                    out=folder,
-                    stem="landscape",
-                    bar=console.progress,
-                    tell=console.note,
-                )
-            sharpness = next(item for item in landscapes.summary() if isinstance(item, Small))
-            rows = []
-            for run, row in zip(runs, sharpness.rows, strict=True):
-                tests = run.metrics[run.metrics["slice"] == "test"]
-                scores = tests.set_index(["round", "metric"])["value"]
-                rows.append(
-                    {
-                        **row,
-                        "method": run.config.method.name,
-                        "accuracy": float(scores[run.done, "accuracy"]),
-                        "test_loss": float(scores[run.done, "loss"]),
-                    }
-                )
-            console.say(
-                f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:"
-            )
-            console.table(
-                rows,
-                {
-                    "method": "method",
-                    "accuracy": "test accuracy",
-                    "test_loss": "test loss",
-                    "loss": "train loss",
-                    "lambda_1": "λ1",
-                    "residual": "± (residual)",
-                    "ratio": "λ1/λ5",
-                },
-            )
-            compute_tables(
-                collect([run.path for run in runs], [folder]),
-                {"device": device},
-                ["forgetting"],
+        folder = prepare(out or FALLBACK / "demo")
+        with threads(1):  # as fast as two on such small networks, which wait for each other
+            runs = [_train_demo(console, folder, m, seed, device) for m in ("fedavg", "fedsol")]
+            (landscapes,) = answer(
+                "landscape",
+                [run.checkpoint() for run in runs],
+                {"points": 21, "seed": seed, "device": device},
+                out=folder,
+                stem="landscape",
                 bar=console.progress,
                 tell=console.note,
             )
-            with console.progress("report") as progress:
-                page = build.write(
-                    collect([run.path for run in runs], [folder]),
-                    folder / "report.html",
-                    title="FedAvg and FedSOL on the digits",
-                    progress=progress,
-                )
-        interactive = next(file for file in landscapes.files if file.suffix == ".html")
-        console.say(f"interactive: {interactive}")
+        sharpness = next(item for item in landscapes.summary() if isinstance(item, Small))
+        rows = []
+        for run, row in zip(runs, sharpness.rows, strict=True):
+            tests = run.metrics[run.metrics["slice"] == "test"]
+            scores = tests.set_index(["round", "metric"])["value"]
+            accuracy, loss = (float(scores[run.done, metric]) for metric in ("accuracy", "loss"))
+            method = run.config.method.name
+            rows.append({**row, "method": method, "accuracy": accuracy, "test_loss": loss})
+        console.say(
+            f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:"
+        )
+        columns = {
+            "method": "method",
+            "accuracy": "test accuracy",
+            "test_loss": "test loss",
+            "loss": "train loss",
+            "lambda_1": "λ1",
+            "residual": "± (residual)",
+            "ratio": "λ1/λ5",
+        }
+        console.table(rows, columns)
+        paths = [run.path for run in runs]
+        compute_tables(
+            collect(paths, [folder]),
+            {"device": device},
+            ["forgetting"],
+            bar=console.progress,
+            tell=console.note,
+        )
+        with console.progress("report") as progress:
+            page = build.write(
+                collect(paths, [folder]),
+                folder / "report.html",
+                title="FedAvg and FedSOL on the digits",
+                progress=progress,
+            )
+        surface = next(file for file in landscapes.files if file.suffix == ".html")
+        console.say(f"interactive: {surface}")
         console.say(f"everything on one page: {page}")
         console.done(page, *landscapes.files)
+
+
+def _train_demo(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
+    from fldiag import config as configs
+    from fldiag.training import rounds
+
+    keys = {"method.name": method, "seed": seed}
+    checkpoints = {"checkpoint.every": 10, "checkpoint.clients": "sampled"}
+    config = configs.load("digits", {**keys, **checkpoints})
+    path = folder / f"{method}-s{seed}-{config.hash[:8]}"
+    with console.progress(f"training {method}") as progress:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "round":
+                progress(event["round"], event["rounds"], f"accuracy {event['accuracy']:.3f}")
+
+        return rounds.train(config, out=path, on_event=on_event, resume=True, device=device)
 
 
 @app.command(rich_help_panel="Start")
@@ -207,7 +198,6 @@ def train(
         )
     with errors(debug):
         from fldiag import config as configs
-        from fldiag.results.machine import emulated
         from fldiag.runs.prune import remove
         from fldiag.training import rounds
         from fldiag.user_code import importable
@@ -374,17 +364,14 @@ def sweep(
     Example: fldiag sweep digits --over method.name=fedavg,fedsol --over seed=0,1,2
     """
     with errors(debug):
-        from fldiag.execution.executor import Shard as Part
-        from fldiag.plotting import words
         from fldiag.report.build import report_path
         from fldiag.report.collect import collect
-        from fldiag.results.files import write_table
         from fldiag.results.provenance import digest, provenance
         from fldiag.training import sweep as sweeps
         from fldiag.user_code import importable
 
         console, device = Console(json), device_of(device)
-        part = Part.parse(shard)
+        part = execution.Shard.parse(shard)
         if part is not None and tune:
             raise FldiagError(
                 "--shard trains a part of the runs, and --tune chooses for all of them",
@@ -520,11 +507,10 @@ def _forecast_sweep(
 ) -> None:
     """What the runs take, and before them ``tries`` candidates of each setting. Configs that differ by the seed alone are
     timed once."""
-    from fldiag.execution.executor import parse_executor
     from fldiag.training.forecast import Forecast, forecast, speed_words, total
     from fldiag.training.rounds import run_path
 
-    spec = parse_executor(executor)
+    spec = execution.parse_executor(executor)
     timings: dict[Config, Forecast] = {}
     settings = list(dict.fromkeys(config.replace(seed=0) for config in configs))
     with console.progress("forecast") as progress:
@@ -579,22 +565,18 @@ def partition(
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """
-    with errors(debug):
+    with errors(debug), use_sheet(width, format):
         from fldiag.data.partition import sizes as sizes_of
         from fldiag.diagnosis.dealt_partition import partition_of
         from fldiag.diagnosis.places import prepare
-        from fldiag.plotting import bubbles, sheet, style
-        from fldiag.results.files import beside, csv_text, write_text
+        from fldiag.plotting import bubbles, style
 
         console = Console(json)
-        with sheet.use_sheet(width, format):
-            division = partition_of(
-                config, set_ or [], download=download, allow_code=allow_code or []
-            )
-            counts = division.counts
-            path = prepare(out or division.folder) / division.name
-            table = write_text(beside(path, ".csv"), csv_text(counts))
-            pictures = style.write(bubbles.draw(counts, title=division.title), path)
+        division = partition_of(config, set_ or [], download=download, allow_code=allow_code or [])
+        counts = division.counts
+        path = prepare(out or division.folder) / division.name
+        table = write_text(beside(path, ".csv"), csv_text(counts))
+        pictures = style.write(bubbles.draw(counts, title=division.title), path)
         sizes = sizes_of(division.parts)
         row = {
             "clients": len(sizes),
