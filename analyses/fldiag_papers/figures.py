@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fldiag.cli.console import Console
 from fldiag.config import Config
-from fldiag.console import Console
 from fldiag.errors import FldiagError, duration
 from fldiag.execution.executor import Shard, parse_executor
 from fldiag.results.machine import emulated

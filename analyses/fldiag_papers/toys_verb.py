@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.console import Console
+from fldiag.cli.console import Console
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError, duration
 from fldiag.plotting import style

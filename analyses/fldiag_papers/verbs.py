@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import (
     Debug,
     Device,
@@ -19,7 +20,6 @@ from fldiag.cli.options import (
     Shard,
     Width,
 )
-from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 

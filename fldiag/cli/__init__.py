@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import sys
 
-from fldiag.interrupt import stop, stops_at_once
+from fldiag.cli.interrupt import stop, stops_at_once
 
 #: The order of ``--help``: what people ask most comes first.
 FIRST = ("landscape", "spectrum", "matching", "forgetting", "drift", "personalise")

@@ -13,9 +13,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known, plugins
 from fldiag.cli import derived
-from fldiag.console import errors
+from fldiag.cli.console import errors
+from fldiag.cli.interrupt import work_begins
 from fldiag.errors import FldiagError
-from fldiag.interrupt import work_begins
 
 #: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
@@ -102,7 +102,7 @@ def plugin_verb(point: EntryPoint) -> Any:
 
 
 def working(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A verb that may not know ``fldiag.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it, and is one line."""
+    """A verb that may not know ``fldiag.cli.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it, and is one line."""
 
     def invoke_working(context: Any) -> Any:
         work_begins()

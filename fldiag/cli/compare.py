@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import (
     AllowCode,
     Data,
@@ -22,7 +23,6 @@ from fldiag.cli.options import (
     Root,
     Width,
 )
-from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.plotting.sheet import use_sheet

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
-from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
 TARGETS = {

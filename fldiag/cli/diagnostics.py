@@ -9,9 +9,9 @@ import typer
 
 from fldiag import known
 from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
 from fldiag.cli.derived import group, takes_device, verb
 from fldiag.cli.options import Debug, Device, Format, Json, Out, Width
-from fldiag.console import Console, errors
 
 
 def add(name: str) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Data, Debug, Download, Json, Out, Root
-from fldiag.console import Console, errors
 from fldiag.diagnosis.options import rounds as rounds_of
 from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
 

@@ -8,8 +8,8 @@ import typer
 
 from fldiag import known
 from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Debug, Json
-from fldiag.console import Console, errors
 from fldiag.errors import FldiagError, unknown
 
 NEEDS = {

@@ -14,6 +14,7 @@ import typer
 
 from fldiag.cli.app import app
 from fldiag.cli.compare import show_report
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import (
     AllowCode,
     Debug,
@@ -27,7 +28,6 @@ from fldiag.cli.options import (
     Shard,
     Width,
 )
-from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, duration
 from fldiag.execution import executor as execution

@@ -16,7 +16,7 @@ from typer.main import get_command
 import fldiag
 from fldiag import known
 from fldiag.cli import app
-from fldiag.console import Console
+from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 
@@ -71,6 +71,17 @@ def test_help_answers_without_torch_and_quickly():
             "explain",
         )
     )
+
+
+def test_the_help_has_six_groups():
+    groups = re.findall(r"╭─ (\w+) ─", run("--help").stdout)
+    assert groups == ["Options", "Start", "Weights", "Clients", "Compare", "Papers", "Files"]
+
+
+@pytest.mark.parametrize("verb", ["landscape", "spectrum"])
+def test_rare_options_stand_in_a_group_of_their_own(verb):
+    common, rare = run(verb, "--help").stdout.split(" Advanced ")
+    assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
 
 
 def verbs(group=get_command(app), before=""):

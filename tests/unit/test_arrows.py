@@ -53,8 +53,6 @@ MAY = {
     "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
     "sections": {"errors"},
     "user_code": {"errors", "sections"},
-    "interrupt": set(),
-    "console": {"errors", "interrupt", "plugins", "version"},
     "data": GROUND,
     "models": GROUND,
     "results": GROUND,
@@ -101,7 +99,7 @@ MAY = {
     "api": MIDDLE | {"known", "training", "compare"},
     "report": MIDDLE | {"api", "known"},
     "integrations": MIDDLE | {"api", "training"},
-    "cli": TOP | {"compare", "console", "report", "integrations", "plugins", "interrupt"},
+    "cli": TOP | {"compare", "report", "integrations", "plugins"},
     "": {
         "errors",
         "config",
@@ -253,7 +251,7 @@ def test_what_a_module_imports_at_once_is_a_dependency():
             )
 
 
-BELOW = [f for f in FILES if package(f) not in {"cli", "console"}]
+BELOW = [f for f in FILES if package(f) not in {"cli"}]
 
 
 @pytest.mark.parametrize(
