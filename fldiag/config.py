@@ -20,6 +20,8 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from fldiag import identity, minilm, registry, user_code
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
+    DEEPEST,
+    LARGEST,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -31,7 +33,10 @@ from fldiag.sections import (
     ModelSection,
     PartitionSection,
     TrainSection,
+    is_too_deep,
 )
+
+FLATTER = "keys have the form section.key, and their values are plain or lists"
 
 
 class Config(ConfigSection):
@@ -52,7 +57,7 @@ class Config(ConfigSection):
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = 0
     rounds: Count = 30
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
@@ -71,6 +76,8 @@ class Config(ConfigSection):
         """Fill and check the options of the named method and model from their signatures."""
         if not isinstance(values, Mapping):
             return values
+        if is_too_deep(values):
+            raise ValueError(f"nested more than {DEEPEST} levels deep; {FLATTER}")
         values = dict(values)
         for section, entries, default in (
             ("method", registry.method, "fedavg"),
@@ -298,6 +305,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         )
     try:
         return key.strip(), tomllib.loads(f"v = {value.strip()}")["v"]
+    except RecursionError:
+        raise FldiagError(f"--set {key.strip()}: nested too deeply", FLATTER, usage=True) from None
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
 
@@ -389,7 +398,9 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise unknown("preset", text, presets())
     try:
         return tomllib.loads(content)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise FldiagError(f"{text}: nested too deeply", FLATTER, usage=True) from None
+    except tomllib.TOMLDecodeError as error:
         raise FldiagError(
             f"{text}: not valid TOML: {error}", "correct the line named above", usage=True
         ) from None

@@ -130,8 +130,9 @@ def describe(entry: Any) -> Item:
 
 
 def option(name: str, field: Any) -> Item:
-    """An option: ``type`` as the command line has it (``python`` where it cannot be typed), ``values`` in words."""
-    return {
+    """An option: ``type`` as the command line has it (``python`` where it cannot be typed), ``values`` in words. Where its Field
+    says ``json_schema_extra={"advanced": True}``, the help shows it among the rare ones."""
+    item = {
         "name": name,
         "type": typed(field.annotation),
         "values": values(field.annotation, field.metadata),
@@ -139,6 +140,8 @@ def option(name: str, field: Any) -> Item:
         "required": field.is_required(),
         "help": field.description or "",
     }
+    is_rare = isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("advanced")
+    return {**item, "advanced": True} if is_rare else item
 
 
 def _plain(value: Any) -> Any:

@@ -88,6 +88,25 @@ FILES = ("npz:", "csv:")
 VOCABULARY, LENGTH = 8000, 64
 #: The word pieces 0, 1, 2 and 3 of every tokenizer here.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+#: Rounds, clients and seeds are smaller: tables hold them as int64.
+LARGEST = 2**62
+#: Levels of nested tables and lists in a config, and in a file that holds one. Python copies and writes about 250 of them.
+DEEPEST, DEEPEST_FILE = 100, 110
+
+
+def is_too_deep(tree: Any, levels: int = DEEPEST) -> bool:
+    """Whether mappings and lists are nested more than so many levels deep.
+
+    >>> is_too_deep({"train": {"lr": 0.1}}, 2), is_too_deep({"train": {"lr": [0.1]}}, 2)
+    (False, True)
+    """
+    level = [tree]
+    for _ in range(levels):
+        parts = [v.values() if isinstance(v, Mapping) else v for v in level]
+        level = [v for part in parts for v in part if isinstance(v, (Mapping, list, tuple))]
+        if not level:
+            return False
+    return True
 
 
 class ConfigSection(BaseModel):

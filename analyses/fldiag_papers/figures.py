@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fldiag.clock import LONG as ANNOUNCE
-from fldiag.clock import duration
+from fldiag.cli.console import Console
 from fldiag.config import Config
-from fldiag.console import Console
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, duration
 from fldiag.execution.executor import Shard, parse_executor
 from fldiag.results.machine import emulated
 from fldiag_papers import forecast as forecasts
 from fldiag_papers import ledger, make, plan, reported
 from fldiag_papers import scales as sizes
 
+#: Seconds from which on the time that is left is said.
+ANNOUNCE = 60
 #: The first of many runs carry the start of everything: a forecast waits for a tenth, at most so many, or seconds.
 FEW, LONG = 10, 300
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.clock import LONG as ANNOUNCE
-from fldiag.clock import duration
-from fldiag.console import Console
+from fldiag.cli.console import Console
 from fldiag.diagnosis import places
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, duration
 from fldiag.plotting import style
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
@@ -176,7 +174,7 @@ def _forecast(
         # Methods differ in cost: after three trainings each of the default ones has been timed.
         if not is_announced and done >= 3 and elapsed > 1:
             is_announced, rest = True, elapsed / done * (total - done)
-            if rest > ANNOUNCE:
+            if rest > 60:
                 console.note(f"about {duration(rest)} to go: {total - done} of {total} trainings")
         bar(done, total, text)
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import (
     Debug,
     Device,
@@ -19,16 +20,19 @@ from fldiag.cli.options import (
     Shard,
     Width,
 )
-from fldiag.console import Console, errors
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 
+figures = typer.Typer()
 toy = typer.Typer(
-    no_args_is_help=True, help="Two toy problems whose results can be checked by hand."
+    no_args_is_help=True,
+    help="Two toy problems whose results can be checked by hand.",
+    rich_help_panel="Papers",
 )
 
 
-def figures(
+@figures.command(rich_help_panel="Papers")
+def reproduce(
     ids: Annotated[
         list[str] | None,
         typer.Argument(

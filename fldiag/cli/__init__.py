@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import sys
 
-from fldiag.interrupt import stop, stops_at_once
+from fldiag.cli.interrupt import stop, stops_at_once
 
 #: The order of ``--help``: what people ask most comes first.
 FIRST = ("landscape", "spectrum", "matching", "forgetting", "drift", "personalise")
@@ -20,7 +20,7 @@ with stops_at_once():
         if name not in known.FLAGS:
             diagnostics.add(name)
 
-    from fldiag.cli import check, partition, report, exchange, inform  # noqa: F401
+    from fldiag.cli import compare, files, inform  # noqa: F401
 
 
 def main() -> None:

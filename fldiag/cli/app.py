@@ -13,14 +13,17 @@ from typer.core import TyperCommand, TyperGroup
 
 from fldiag import known, plugins
 from fldiag.cli import derived
-from fldiag.console import errors
+from fldiag.cli.console import errors
+from fldiag.cli.interrupt import work_begins
 from fldiag.errors import FldiagError
-from fldiag.interrupt import work_begins
 
 #: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
 
 
+#: The groups of ``fldiag --help`` in their order. Verbs that name none of them come last.
+GROUPS = ("Start", "Weights", "Clients", "Compare", "Papers", "Files")
+OTHER = "Other packages"
 #: Options that typer gives the Typer of a program, which a verb is not.
 COMPLETION = ("install_completion", "show_completion")
 
@@ -34,7 +37,10 @@ class Verbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         commands = super().list_commands(ctx)
-        return list(dict.fromkeys([*commands, *plugin_verbs(), *known.packages("diagnostics")]))
+        names = dict.fromkeys([*commands, *plugin_verbs(), *known.packages("diagnostics")])
+        groups = {name: self.get_command(ctx, name).rich_help_panel for name in names}
+        order = (*GROUPS, OTHER, *groups.values())  # a package may name a further group
+        return sorted(names, key=lambda name: order.index(groups[name]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if command := super().get_command(ctx, cmd_name):
@@ -42,8 +48,10 @@ class Verbs(TyperGroup):
         if cmd_name in plugin_verbs():
             return plugin_verb(plugin_verbs()[cmd_name])
         package = known.packages("diagnostics").get(cmd_name)
+        if package is None:
+            return None
         summary = f"A diagnostic of the package {package}."
-        return None if package is None else TyperCommand(cmd_name, help=summary)
+        return TyperCommand(cmd_name, help=summary, rich_help_panel=OTHER)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
@@ -94,7 +102,7 @@ def plugin_verb(point: EntryPoint) -> Any:
 
 
 def working(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A verb that may not know ``fldiag.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it, and is one line."""
+    """A verb that may not know ``fldiag.cli.interrupt``: Ctrl-C raises KeyboardInterrupt in all of it, and is one line."""
 
     def invoke_working(context: Any) -> Any:
         work_begins()
@@ -112,8 +120,10 @@ def _command(name: str, target: Any) -> Any:
         verb = target
         target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         target.command(name)(verb)
-    command = typer.main.get_command(target)
+    command: Any = typer.main.get_command(target)
     command.name = name
+    panels = (command.rich_help_panel, target.rich_help_panel)  # the second is a group's
+    command.rich_help_panel = next((panel for panel in panels if isinstance(panel, str)), OTHER)
     command.params = [p for p in command.params if p.name not in COMPLETION]
     return command
 
@@ -127,6 +137,7 @@ def _broken(name: str, error: FldiagError) -> Any:
         name,
         callback=complain,
         help=f"{error}.",
+        rich_help_panel=OTHER,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
 

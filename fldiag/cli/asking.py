@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldiag import registry
-from fldiag.console import Console
+from fldiag.cli.console import Console
 from fldiag.diagnosis.answer import Answer, answer
 from fldiag.diagnosis.subjects import load
 from fldiag.results.summary import Note, Say, Small

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fldiag import known
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
-from fldiag.console import Console, errors
 from fldiag.diagnosis.options import shared_by
 
 Strict = Annotated[
@@ -110,6 +110,11 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     return run
 
 
+def group(item: known.Item) -> str:
+    """The group of ``fldiag --help`` that the verb belongs to."""
+    return "Weights" if item["on"] in ("problem", "checkpoints") else "Clients"
+
+
 def takes_device(item: known.Item) -> bool:
     """Whether the diagnostic computes on a device: its subjects are put there, or it has an option for it."""
     return item["on"] != "runs" or any(o["name"] == "device" for o in item["options"])
@@ -150,8 +155,9 @@ def _kind(option: known.Item) -> Any:
 
 def _option(option: known.Item) -> Any:
     name = f"--{option['name'].replace('_', '-')}"
+    panel = "Advanced" if option.get("advanced") else None
     if option["type"] == "bool" and option["default"]:
-        return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"])
+        return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"], rich_help_panel=panel)
     default = option["default"]
     several = (
         ""
@@ -159,7 +165,7 @@ def _option(option: known.Item) -> Any:
         else f" May be given several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}."
     )
     names = [name, f"-{option['name']}"] if len(option["name"]) == 1 else [name]
-    return typer.Option(*names, help=option["help"] + several)
+    return typer.Option(*names, help=option["help"] + several, rich_help_panel=panel)
 
 
 def command(name: str) -> Any:

@@ -9,17 +9,18 @@ import typer
 
 from fldiag import known
 from fldiag.cli.app import app
-from fldiag.cli.derived import takes_device, verb
+from fldiag.cli.console import Console, errors
+from fldiag.cli.derived import group, takes_device, verb
 from fldiag.cli.options import Debug, Device, Format, Json, Out, Width
-from fldiag.console import Console, errors
 
 
 def add(name: str) -> None:
     """Make ``fldiag NAME`` known, for a diagnostic that is built in."""
-    app.command(name)(verb(name, known.built_in()["diagnostics"][name]))
+    item = known.built_in()["diagnostics"][name]
+    app.command(name, rich_help_panel=group(item))(verb(name, item))
 
 
-@app.command()
+@app.command(rich_help_panel="Weights")
 def diagnose(
     name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list diagnostics).")],
     targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],

@@ -8,8 +8,8 @@ import typer
 
 from fldiag import known
 from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Debug, Json
-from fldiag.console import Console, errors
 from fldiag.errors import FldiagError, unknown
 
 NEEDS = {
@@ -18,7 +18,7 @@ NEEDS = {
 }
 
 
-@app.command("list")
+@app.command("list", rich_help_panel="Start")
 def list_(
     what: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def list_(
             console.done()
 
 
-@app.command()
+@app.command(rich_help_panel="Start")
 def explain(name: str, json: Json = False, debug: Debug = False) -> None:
     """Describe a method, model, data set or diagnostic: equations, options with defaults, source.
 

@@ -1,14 +1,22 @@
-"""Verbs that train."""
+"""The verbs that begin with a config: train one run or many, see what that takes, and how data are dealt to clients."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fldiag.cli.app import app
+from fldiag.cli.compare import show_report
+from fldiag.cli.console import Console, errors
 from fldiag.cli.options import (
+    AllowCode,
     Debug,
     Device,
     Download,
@@ -20,12 +28,32 @@ from fldiag.cli.options import (
     Shard,
     Width,
 )
-from fldiag.console import Console, errors
 from fldiag.device import device_of
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, duration
+from fldiag.execution import executor as execution
+from fldiag.execution.worker import threads
+from fldiag.plotting import words
+from fldiag.plotting.sheet import use_sheet
+from fldiag.results.files import beside, csv_text, write_table, write_text
+from fldiag.results.machine import emulated
+
+if TYPE_CHECKING:
+    from fldiag.config import Config
+    from fldiag.runs.run import Run
+    from fldiag.training.sweep import Tuning
+
+#: Exit code of a training that diverged.
+DIVERGED = 3
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override a setting: section.key=value; may be given several times."
+    ),
+]
 
 
-@app.command()
+@app.command(rich_help_panel="Start")
 def demo(
     out: Out = None,
     width: Width = None,
@@ -39,23 +67,89 @@ def demo(
 
     Example: fldiag demo
     """
-    with errors(debug):
-        from fldiag.plotting import sheet
-        from fldiag.verbs import demo as verb
+    with errors(debug), use_sheet(width, format):
+        from fldiag.diagnosis.answer import answer
+        from fldiag.diagnosis.places import FALLBACK, prepare
+        from fldiag.report import build
+        from fldiag.report.collect import collect, compute_tables
+        from fldiag.results.summary import Small
 
-        with sheet.use_sheet(width, format):
-            verb.demo(Console(json), out, device_of(device), 0 if seed is None else seed)
+        console, device, seed = Console(json), device_of(device), seed or 0
+        folder = prepare(out or FALLBACK / "demo")
+        with threads(1):  # as fast as two on such small networks, which wait for each other
+            runs = [_train_demo(console, folder, m, seed, device) for m in ("fedavg", "fedsol")]
+            (landscapes,) = answer(
+                "landscape",
+                [run.checkpoint() for run in runs],
+                {"points": 21, "seed": seed, "device": device},
+                out=folder,
+                stem="landscape",
+                bar=console.progress,
+                tell=console.note,
+            )
+        sharpness = next(item for item in landscapes.summary() if isinstance(item, Small))
+        rows = []
+        for run, row in zip(runs, sharpness.rows, strict=True):
+            tests = run.metrics[run.metrics["slice"] == "test"]
+            scores = tests.set_index(["round", "metric"])["value"]
+            accuracy, loss = (float(scores[run.done, metric]) for metric in ("accuracy", "loss"))
+            method = run.config.method.name
+            rows.append({**row, "method": method, "accuracy": accuracy, "test_loss": loss})
+        console.say(
+            f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed}:"
+        )
+        columns = {
+            "method": "method",
+            "accuracy": "test accuracy",
+            "test_loss": "test loss",
+            "loss": "train loss",
+            "lambda_1": "λ1",
+            "residual": "± (residual)",
+            "ratio": "λ1/λ5",
+        }
+        console.table(rows, columns)
+        paths = [run.path for run in runs]
+        compute_tables(
+            collect(paths, [folder]),
+            {"device": device},
+            ["forgetting"],
+            bar=console.progress,
+            tell=console.note,
+        )
+        with console.progress("report") as progress:
+            page = build.write(
+                collect(paths, [folder]),
+                folder / "report.html",
+                title="FedAvg and FedSOL on the digits",
+                progress=progress,
+            )
+        surface = next(file for file in landscapes.files if file.suffix == ".html")
+        console.say(f"interactive: {surface}")
+        console.say(f"everything on one page: {page}")
+        console.done(page, *landscapes.files)
 
 
-@app.command()
+def _train_demo(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
+    from fldiag import config as configs
+    from fldiag.training import rounds
+
+    keys = {"method.name": method, "seed": seed}
+    checkpoints = {"checkpoint.every": 10, "checkpoint.clients": "sampled"}
+    config = configs.load("digits", {**keys, **checkpoints})
+    path = folder / f"{method}-s{seed}-{config.hash[:8]}"
+    with console.progress(f"training {method}") as progress:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "round":
+                progress(event["round"], event["rounds"], f"accuracy {event['accuracy']:.3f}")
+
+        return rounds.train(config, out=path, on_event=on_event, resume=True, device=device)
+
+
+@app.command(rich_help_panel="Start")
 def train(
     config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Override a setting: section.key=value; may be given several times."
-        ),
-    ] = None,
+    set_: Set = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     overwrite: Annotated[
@@ -65,7 +159,7 @@ def train(
             help="Delete an existing run in this folder, with its results, and train again.",
         ),
     ] = False,
-    sweep: Annotated[
+    over: Annotated[
         list[str] | None,
         typer.Option("--sweep", help="key=a,b,c: train every value, as fldiag sweep --over does."),
     ] = None,
@@ -87,52 +181,148 @@ def train(
 
     Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
     """
+    overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
+    if over and not overwrite:
+        return sweep(
+            config,
+            over,
+            set_=overrides,
+            out=out,
+            dry_run=dry_run,
+            executor=executor,
+            shard=shard,
+            download=download,
+            json=json,
+            device=device,
+            debug=debug,
+        )
     with errors(debug):
-        from fldiag.verbs import train as verb
+        from fldiag import config as configs
+        from fldiag.runs.prune import remove
+        from fldiag.training import rounds
+        from fldiag.user_code import importable
 
-        overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
-        if sweep:
-            if overwrite:
-                raise FldiagError(
-                    "--overwrite works for a single run only",
-                    "give a sweep another --out",
-                    usage=True,
-                )
-            from fldiag.verbs import sweep as sweeps
-
-            return sweeps.sweep(
-                Console(json),
-                config,
-                sweep,
-                overrides,
-                [],
-                None,
-                out,
-                dry_run,
-                executor,
-                shard,
-                download,
-                device_of(device),
+        console = Console(json)
+        if over:
+            raise FldiagError(
+                "--overwrite works for a single run only", "give a sweep another --out", usage=True
             )
         if shard:
             raise FldiagError(
                 "--shard selects a part of several runs", "give --sweep key=a,b,c too", usage=True
             )
-        verb.train(
-            Console(json),
-            config,
-            overrides,
-            out,
-            resume,
-            overwrite,
-            dry_run,
-            executor,
-            download,
-            device_of(device),
+        device = device_of(device)
+        resolved = configs.load(config, overrides)
+        path = out or rounds.run_path(resolved)
+        if overwrite and resume:
+            raise FldiagError(
+                "--overwrite starts again and --resume continues", "give one of them", usage=True
+            )
+        if dry_run:
+            return _forecast_run(console, resolved, path, executor, download, device)
+        if warning := emulated(resolved.train.precision, device):
+            console.note(warning)
+        if overwrite and os.path.isfile(path / "run.json"):
+            remove(path)
+        with console.progress(resolved.method.name) as progress:
+
+            def on_event(event: dict[str, Any]) -> None:
+                if event["event"] == "round":
+                    score = (
+                        f"accuracy {event['accuracy']:.4f}"
+                        if "accuracy" in event
+                        else f"loss {event['loss']:.4g}"
+                    )
+                    progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
+                elif event["event"] == "personalise":
+                    progress(event["done"], event["total"], "clients' own models")
+                elif event["event"] == "start":
+                    if event["round"]:
+                        console.note(f"resuming after round {event['round']} of {event['rounds']}")
+                    for text in event["notes"]:
+                        console.note(text)
+                    progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
+
+            try:
+                with importable():
+                    run = rounds.train(
+                        resolved,
+                        out=out,
+                        executor=executor,
+                        on_event=on_event,
+                        resume=resume,
+                        device=device,
+                        download=download,
+                    )
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"stopped; everything up to the last checkpoint is kept in {path}",
+                    "to continue, run the same command with --resume",
+                ) from None
+        _show_run(console, run)
+
+
+def _show_run(console: Console, run: Run) -> None:
+    """The last round in a few numbers. A run that failed says so in red and leaves with exit code 3."""
+    from fldiag.results.summary import Small
+    from fldiag.training.diagnostics.personalise import summary
+    from fldiag.training.rounds import failure
+
+    frame = run.metrics
+    last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
+    problem = failure(run)
+    row = {
+        "run": run.path.name,
+        "method": run.config.method.name,
+        "rounds": int(frame["round"].max()),
+        "status": "diverged" if problem else run.status,
+        **{m: float(v) for m, v in zip(last["metric"], last["value"], strict=True)},
+    }
+    names = ("run", "method", "rounds", "status", "accuracy", "loss")
+    console.table([row], {name: name for name in names})
+    for item in summary(frame, {}):
+        if isinstance(item, Small):
+            console.table(list(item.rows), dict(item.columns))
+    if problem:
+        console.alarm(f"{problem}; a smaller train.lr usually helps")
+    checkpoints = [name for name in run.index["files"] if name.startswith("rounds/")]
+    console.done(run.path / checkpoints[-1] if checkpoints else run.path)
+    if problem:
+        sys.exit(DIVERGED)
+
+
+def _forecast_run(
+    console: Console, config: Config, path: Path, executor: str, download: bool, device: str
+) -> None:
+    """Writes nothing."""
+    from fldiag.training.forecast import forecast, speed_words
+    from fldiag.user_code import importable
+
+    with importable():
+        estimate = forecast(config, executor=executor, device=device, download=download)
+    folder = next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))
+    free = shutil.disk_usage(folder).free
+    tree = config.model_dump(mode="json")
+    console.result |= {"config": tree, **asdict(estimate), "path": str(path)}
+    console.say(dumps(tree, indent=1))
+    console.say(
+        f"{estimate.parameters:,} parameters, {estimate.clients} of {config.clients.total} clients a round, "
+        f"{'stacked' if estimate.stacked else 'one after another'}"
+    )
+    speed = speed_words(estimate.at_a_time, estimate.executor, estimate.serial_seconds)
+    console.say(
+        f"forecast: {duration(estimate.seconds)} {speed}, {estimate.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)"
+    )
+    for text in [*estimate.remarks, estimate.kept]:
+        console.say(text)
+    if estimate.bytes > free:
+        console.note(
+            "that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'"
         )
+    console.done(path)
 
 
-@app.command()
+@app.command(rich_help_panel="Start")
 def sweep(
     config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
     over: Annotated[
@@ -143,12 +333,7 @@ def sweep(
             "combination is trained.",
         ),
     ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Override a setting: section.key=value; may be given several times."
-        ),
-    ] = None,
+    set_: Set = None,
     tune: Annotated[
         list[str] | None,
         typer.Option(
@@ -179,65 +364,226 @@ def sweep(
     Example: fldiag sweep digits --over method.name=fedavg,fedsol --over seed=0,1,2
     """
     with errors(debug):
-        from fldiag.verbs import sweep as verb
+        from fldiag.report.build import report_path
+        from fldiag.report.collect import collect
+        from fldiag.results.provenance import digest, provenance
+        from fldiag.training import sweep as sweeps
+        from fldiag.user_code import importable
 
-        verb.sweep(
-            Console(json),
-            config,
-            over,
-            set_ or [],
-            tune or [],
-            budget,
-            out,
-            dry_run,
-            executor,
-            shard,
-            download,
-            device_of(device),
+        console, device = Console(json), device_of(device)
+        part = execution.Shard.parse(shard)
+        if part is not None and tune:
+            raise FldiagError(
+                "--shard trains a part of the runs, and --tune chooses for all of them",
+                "tune first, and give the values found with --set",
+                usage=True,
+            )
+        values, grid, fixed, tries = _read_sweep(over, tune or [], set_ or [], budget)
+        settings = sweeps.settings(values)
+        plan = sweeps.configs(config, values, fixed)
+        candidates = f"{tries} candidates for each of {len(settings)} settings"
+        console.say(f"{len(plan)} runs" + (f", and before them {candidates}" if grid else ""))
+        count = len(plan)
+        if part is not None:
+            plan = part.part(plan)
+        if dry_run:
+            with importable():
+                return _forecast_sweep(console, plan, tries, executor, download, device)
+        tunings: dict[str, Tuning] = {}
+        try:
+            with console.progress("sweep") as progress, importable():
+                total, finished = len(plan) + tries * len(settings), 0
+                progress(0, total, config)
+
+                def on_event(event: dict[str, Any]) -> None:
+                    nonlocal finished
+                    if event["event"] == "end":
+                        finished += 1
+                        progress(finished, total, Path(event["path"]).name)
+
+                options: dict[str, Any] = {
+                    "out": out,
+                    "executor": executor,
+                    "device": device,
+                    "download": download,
+                    "on_event": on_event,
+                }
+                if grid:
+                    first_seed = {key: v[0] for key, v in values.items() if key == "seed"}
+                    for setting in settings:
+                        keys = {**fixed, **setting, **first_seed}
+                        tunings[sweeps.label(setting)] = sweeps.tune(
+                            config, grid, tries, fixed=keys, **options
+                        )
+                    plan = sweeps.configs(config, values, fixed, tunings)
+                runs = sweeps.train_configs(plan, **options)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "stopped; everything up to the last checkpoint is kept",
+                "run the same command again to continue",
+            ) from None
+        if part is not None:
+            console.say(
+                f"part {part}: {len(runs)} of {count} runs; when all parts are done, the same command without --shard "
+                "makes the table"
+            )
+            return console.done(*(run.path for run in runs))
+        frame = sweeps.table(runs, values, tunings)
+        console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
+        about = {
+            "source": config,
+            "over": values,
+            "fixed": fixed,
+            "runs": [run.path.name for run in runs],
+            "tuned": {
+                name: {
+                    "chosen": tuning.best,
+                    "tried": [{"values": v, "score": s} for v, s in tuning.scores],
+                }
+                for name, tuning in tunings.items()
+            },
+            **provenance(),
+        }
+        path = (out or sweeps.rounds.RUNS) / f"sweep-{digest(about['runs'], grid, tries)[:8]}"
+        write_table(frame, path, about)
+        if "diverged" in frame:
+            console.alarm("some runs diverged; the numbers are those of the others")
+        collection = collect([run.path for run in runs])
+        for name, tuning in tunings.items():
+            method = words.label(name.removeprefix("name "))
+            collection.choices.append(
+                f"{method}: {sweeps.label(tuning.best)}, the best of {len(tuning.scores)} candidates on "
+                "training examples that were held out; no test example was looked at."
+            )
+        show_report(console, collection, report_path(collection, Path(f"{path}-report")))
+
+
+def _read_sweep(
+    over: list[str], tune: list[str], set_: list[str], budget: int | None
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[str, Any], int]:
+    """Key -> values of the runs and of the candidates, the keys of all runs, and how many candidates a setting has."""
+    from fldiag.config import parse_override
+    from fldiag.training.sweep import combinations
+
+    values, grid = _read_values(over), _read_values(tune)
+    fixed = dict(parse_override(text) for text in set_)
+    if budget is not None and not grid:
+        raise FldiagError(
+            "--budget limits the candidates of --tune, and --tune is not given",
+            "give --tune key=a,b,c",
+            usage=True,
         )
+    repeated = sorted((set(values) & set(grid)) | ((set(values) | set(grid)) & set(fixed)))
+    if repeated:
+        raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
+    tries = len(combinations(grid)) if grid else 0
+    return values, grid, fixed, tries if budget is None else min(budget, tries)
 
 
-@app.command()
-def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path(
-        "checkpoints"
-    ),
+def _read_values(texts: list[str]) -> dict[str, list[Any]]:
+    """``key=a,b,c`` -> the key's values, each read as TOML or else as text."""
+    from fldiag.config import parse_override
+
+    values: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, listing = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not listing.strip():
+            raise FldiagError(
+                f"{text!r} is not of the form key=value,value",
+                "write for example --over seed=0,1,2",
+                usage=True,
+            )
+        if key in values:
+            raise FldiagError(
+                f"{key} is given twice", "give all its values at once: key=a,b,c", usage=True
+            )
+        values[key] = [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
+    return values
+
+
+def _forecast_sweep(
+    console: Console, configs: list[Config], tries: int, executor: str, download: bool, device: str
+) -> None:
+    """What the runs take, and before them ``tries`` candidates of each setting. Configs that differ by the seed alone are
+    timed once."""
+    from fldiag.training.forecast import Forecast, forecast, speed_words, total
+    from fldiag.training.rounds import run_path
+
+    spec = execution.parse_executor(executor)
+    timings: dict[Config, Forecast] = {}
+    settings = list(dict.fromkeys(config.replace(seed=0) for config in configs))
+    with console.progress("forecast") as progress:
+        for i, setting in enumerate(settings):
+            progress(i, len(settings), setting.method.name)
+            timings[setting] = forecast(
+                setting,
+                executor="serial" if len(configs) > 1 else executor,
+                device=device,
+                download=download,
+            )
+    estimates = [timings[config.replace(seed=0)] for config in configs]
+    at_a_time = spec.workers_here() if len(configs) > 1 or tries else 1
+    candidates = [[f.serial_seconds] * tries for f in timings.values()] if tries else []
+    runs = [f.serial_seconds for f in estimates]
+    tuning = total(candidates, spec.workers_here()) if tries else 0.0
+    training = estimates[0].seconds if len(estimates) == 1 else total([runs], at_a_time)
+    work = total([*candidates, runs], 1)
+    size = sum(f.bytes for f in estimates) + tries * sum(f.bytes for f in timings.values())
+    rows = [
+        {"run": run_path(config).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
+        for config, f in zip(configs, estimates, strict=True)
+    ]
+    console.table(rows, {"run": "run", "time": "time", "mb": "MB"})
+    console.result |= {
+        "seconds": tuning + training,
+        "serial_seconds": work,
+        "bytes": size,
+        "executor": str(spec),
+    }
+    speed = speed_words(at_a_time, str(spec), work)
+    before = f", {duration(tuning)} of it for the candidates" if tries else ""
+    console.say(
+        f"forecast: {duration(tuning + training)} {speed}{before}, {size / 1e6:,.0f} MB of disk"
+    )
+    console.done()
+
+
+@app.command(rich_help_panel="Clients")
+def partition(
+    config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
+    set_: Set = None,
+    allow_code: AllowCode = None,
+    download: Download = False,
+    out: Out = None,
+    width: Width = None,
+    format: Format = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the runs in a folder: status, rounds done, size and age.
+    """Draw the label distribution per client as a bubble chart of classes and clients.
 
-    Example: fldiag runs checkpoints
+    Example: fldiag partition digits --set partition.alpha=0.5
     """
-    with errors(debug):
-        from fldiag.verbs import runs as verb
+    with errors(debug), use_sheet(width, format):
+        from fldiag.data.partition import sizes as sizes_of
+        from fldiag.diagnosis.dealt_partition import partition_of
+        from fldiag.diagnosis.places import prepare
+        from fldiag.plotting import bubbles, style
 
-        verb.runs(Console(json), folder)
-
-
-@app.command()
-def prune(
-    run: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            "--keep",
-            help="Also delete the checkpoints of all rounds except these: "
-            "last, every:10 or 5,20-30.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list what would be deleted.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Delete files that finished runs no longer need: client states and, with --keep, checkpoints. Asks first.
-
-    Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last --dry-run
-    """
-    with errors(debug):
-        from fldiag.verbs import runs as verb
-
-        verb.thin(Console(json), run, keep, dry_run, yes)
+        console = Console(json)
+        division = partition_of(config, set_ or [], download=download, allow_code=allow_code or [])
+        counts = division.counts
+        path = prepare(out or division.folder) / division.name
+        table = write_text(beside(path, ".csv"), csv_text(counts))
+        pictures = style.write(bubbles.draw(counts, title=division.title), path)
+        sizes = sizes_of(division.parts)
+        row = {
+            "clients": len(sizes),
+            "smallest": int(sizes.min()),
+            "largest": int(sizes.max()),
+            "classes": float(counts[counts["count"] > 0].groupby("client").size().mean()),
+        }
+        headings = {name: name for name in row} | {"classes": "classes a client (mean)"}
+        console.table([row], headings)
+        console.done(table, *pictures)

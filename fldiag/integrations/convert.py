@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, short_path
 from fldiag.integrations import client_files
 from fldiag.integrations.folder_to_run import Event, folder_to_run
 from fldiag.models.state_dict import describe_choice
@@ -131,7 +131,7 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
     ]
     if None in kinds or kinds[0] == kinds[1]:
         raise FldiagError(
-            f"{source.name} to {out.name} is not a conversion that fldiag knows",
+            f"{short_path(source)} to {short_path(out)} is not a conversion that fldiag knows",
             "convert .pt to .safetensors or back; or a folder, with --pattern",
             usage=True,
         )

@@ -70,6 +70,12 @@ def folder_to_run(
         raise FldiagError(
             f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True
         )
+    if root.resolve() == Path(root.resolve().anchor):
+        raise FldiagError(
+            f"{root} holds all files of this machine",
+            "give the folder that holds the clients' files",
+            usage=True,
+        )
     program_patterns = (
         client_files.known_program(client_files.files(root)) if clients is None else None
     )

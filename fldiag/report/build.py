@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import registry
+from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages
 from fldiag.plotting.sections import Group, Section, Table
@@ -18,6 +20,7 @@ from fldiag.registry import Progress
 from fldiag.report import glance, measured, performance, steps, summary
 from fldiag.report.members import Collected, Source, plain
 from fldiag.results.files import write_text
+from fldiag.results.provenance import digest
 from fldiag.version import version
 
 #: matplotlib's marks as paths of a small legend.
@@ -69,6 +72,22 @@ def write(
     page = write_text(path, render(collection, apart(content), title or default_title(collection)))
     report(len(parts) + 1, len(parts) + 1, "written")
     return page
+
+
+def report_path(collection: Collected, out: Path | None) -> Path:
+    """Where the report of these runs goes, in ``out``, or else in the run's own folder, or ``fldiag-out`` for several runs.
+
+    Raises FldiagError for a folder that cannot be written."""
+    runs = [m.run.path for m in collection.members]
+    in_run = len(runs) == 1 and os.access(runs[0], os.W_OK)
+    folder = prepare(out or (runs[0] / "diagnostics" if in_run else FALLBACK))
+    names = [m.folder for m in collection.members]
+    label = "-".join(
+        "".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names
+    )
+    if len(label) > 60:
+        label = f"{len(names)}-runs-{digest(names)[:8]}"
+    return folder / f"report-{label}.html"
 
 
 def sections() -> list[tuple[str, Part]]:

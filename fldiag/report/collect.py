@@ -12,16 +12,17 @@ of more rounds, of more of the report's runs, then the newest. The others are co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from fldiag.diagnosis.answer import answer
 from fldiag.diagnosis.places import FALLBACK, distinct
 from fldiag.errors import FldiagError
-from fldiag.report import members, search
+from fldiag.report import members, search, summary
 from fldiag.report.members import Claim, Collected, Member, Source
 from fldiag.report.search import Candidate
 from fldiag.results.files import csv_text
@@ -29,6 +30,9 @@ from fldiag.results.select import only
 from fldiag.results.table import PERSONAL, check
 from fldiag.runs.index import unverified
 from fldiag.runs.run import Run
+
+if TYPE_CHECKING:
+    from fldiag.diagnosis.tables import Bar
 
 
 def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> Collected:
@@ -63,6 +67,31 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
             _choose(collection, member, [c for c in candidates if c.kind == kind])
         _personal(member)
     return collection
+
+
+def compute_tables(
+    collection: Collected,
+    subject_options: Mapping[str, Any],
+    names: Sequence[str] | None = None,
+    *,
+    allow_code: Sequence[str] = (),
+    bar: Bar,
+    tell: Callable[[str], None],
+) -> None:
+    """Compute the tables of these diagnostics that a run lacks, by default those of the report's first table. ``tell`` gets
+    what cannot be computed. ``collect`` then finds the tables."""
+    options = {k: v for k, v in subject_options.items() if v}
+    for member in collection.members:
+        lacking = (
+            summary.lacking_tables(member)
+            if names is None
+            else [name for name in names if name not in member.tables]
+        )
+        for name in lacking:
+            try:
+                answer(name, [member.run.allow(allow_code)], options, bar=bar, tell=tell)
+            except FldiagError as error:
+                tell(f"{member.folder}: no {name}: {error}")
 
 
 def _choose(collection: Collected, member: Member, candidates: list[Candidate]) -> None:

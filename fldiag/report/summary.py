@@ -62,7 +62,7 @@ def summary(collection: Collected) -> Section:
 def _absent(m: Member) -> list[Missing]:
     """What makes the numbers that the first table lacks of a run."""
     lacking = [n for n in shown_numbers() if measured(m, n) is None]
-    entries = [registry.diagnostic.get(name) for name in dict.fromkeys(n.source for n in lacking)]
+    entries = [registry.diagnostic.get(name) for name in lacking_tables(m)]
     reasons = {
         e.name: absent(m, known.command(e.name), clients=e.needs == "clients") for e in entries
     }
@@ -95,6 +95,11 @@ def head() -> list[str]:
 def shown_numbers() -> list[Number]:
     """What diagnostics show in the first table."""
     return [n for n in numbers().values() if n.column]
+
+
+def lacking_tables(m: Member) -> list[str]:
+    """The diagnostics whose numbers the first table lacks of a run."""
+    return list(dict.fromkeys(n.source for n in shown_numbers() if measured(m, n) is None))
 
 
 def row(m: Member) -> list[str]:

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
-
-import pandas as pd
+from typing import IO, TYPE_CHECKING, Any
 
 from fldiag.errors import FldiagError, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Bytes from which a png is written in 256 colours.
 HEAVY = 150_000
@@ -184,6 +185,7 @@ def beside(path: Path, ending: str) -> Path:
 def csv_text(frame: pd.DataFrame, digits: int = 9) -> str:
     """A table as the csv text that every writer of the project uses: no index, nine significant digits unless said otherwise.
 
+    >>> import pandas as pd
     >>> csv_text(pd.DataFrame({"metric": ["loss"], "value": [1 / 3]}))
     'metric,value\\nloss,0.333333333\\n'
     """

@@ -13,6 +13,7 @@ from fldiag.errors import FldiagError, check_name, counted, short_path
 from fldiag.results import files
 from fldiag.results.table import Row
 from fldiag.runs import journal
+from fldiag.sections import DEEPEST_FILE, is_too_deep
 
 FILE = "run.json"
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.
@@ -118,6 +119,8 @@ def check(index: Any) -> None:
     """Raises ValueError, in words, for what is no index of a run."""
     if not isinstance(index, dict):
         raise ValueError("not a run index")
+    if is_too_deep(index, DEEPEST_FILE):
+        raise ValueError(f"it is nested more than {DEEPEST_FILE} levels deep")
     wrong = [key for key, kind in KINDS.items() if type(index.get(key)) is not kind]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} is missing or of the wrong kind")

@@ -27,6 +27,7 @@ from fldiag.results.table import Row
 from fldiag.runs import base, journal, owner
 from fldiag.runs.index import WHOLE
 from fldiag.runs.run import Run
+from fldiag.sections import LARGEST
 
 
 class Recording:
@@ -56,6 +57,8 @@ class Recording:
         normalise: str | None = None,
         resume: bool = False,
     ):
+        if not 0 <= seed < LARGEST:
+            raise FldiagError(f"seed = {seed}", f"give one from 0 to {LARGEST - 1}", usage=True)
         self.layout, self.method, self.seed = Layout.of(module), method, seed
         self.dataset = dataset
         self.waiting: list[Row] = []

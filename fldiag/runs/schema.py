@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from fldiag.errors import FldiagError
 from fldiag.identity import as_stored
 from fldiag.results import files
+from fldiag.sections import DEEPEST_FILE, LARGEST, is_too_deep
 from fldiag.user_code import consent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 1
-#: Rounds, clients and seeds are smaller: tables hold them as int64.
-LARGEST = 2**62
 
 
 @dataclass(frozen=True)
@@ -215,6 +214,11 @@ def _check(c: Checkpoint) -> None:
                 f"checkpoint {c.path}: its manifest has no valid {key!r}",
                 "the file was edited; use the original",
             )
+    if is_too_deep(c.manifest, DEEPEST_FILE):
+        raise FldiagError(
+            f"checkpoint {c.path}: its manifest is nested more than {DEEPEST_FILE} levels deep",
+            "the file was edited; use the original",
+        )
     spec = c.manifest["config"]
     elsewhere = isinstance(
         c.manifest.get("origin"), dict

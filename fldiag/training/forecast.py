@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from fldiag.clock import duration
 from fldiag.config import Config, check_config
+from fldiag.errors import duration
 from fldiag.execution.executor import parse_executor
 from fldiag.training.server import Federation
 from fldiag.training.setup import Cohort, Setup

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from fldiag import data
@@ -25,6 +26,8 @@ from fldiag.training.setup import Setup
 
 #: Share of the training examples that judge the candidates of ``tune``; no run trains on them while it is judged.
 HELD_OUT = 0.1
+#: The numbers of a sweep's table, as far as its runs have them.
+METRICS = ("accuracy", "loss", "personal_accuracy")
 Values = Mapping[str, Sequence[Any]]
 
 
@@ -67,7 +70,26 @@ def sweep(
     """
     part = Shard.parse(shard)
     plan = configs(config.allow(allow_code) if isinstance(config, Config) else config, over)
-    plan = part.part(plan) if part is not None else plan
+    return train_configs(
+        part.part(plan) if part is not None else plan,
+        out=out,
+        executor=executor,
+        device=device,
+        download=download,
+        on_event=on_event,
+    )
+
+
+def train_configs(
+    plan: Sequence[Config],
+    *,
+    out: str | Path | None,
+    executor: str | Executor,
+    device: str,
+    download: bool,
+    on_event: Listener | None,
+) -> list[Run]:
+    """Train all of them, or read the runs that are finished; the arguments are those of ``sweep``."""
     outs = [None if out is None else Path(out) / rounds.run_path(c).name for c in plan]
     return _train_all(plan, outs, executor, RunTrainer(device, download), on_event)
 
@@ -80,11 +102,46 @@ def combinations(over: Values) -> list[dict[str, Any]]:
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def configs(source: Config | str | Path, over: Values) -> list[Config]:
+def settings(over: Values) -> list[dict[str, Any]]:
+    """The combinations without their seeds."""
+    return combinations({key: values for key, values in over.items() if key != "seed"})
+
+
+def label(setting: Mapping[str, Any]) -> str:
+    """Keys and values in words.
+
+    >>> label({"method.name": "fedprox", "train.lr": 0.1})
+    'name fedprox, lr 0.1'
+    """
+    names = [f"{k.removeprefix('method.').removeprefix('train.')} {v}" for k, v in setting.items()]
+    return ", ".join(names) or "all"
+
+
+def _setting_label(keys: Mapping[str, Any]) -> str:
+    return label({key: value for key, value in keys.items() if key != "seed"})
+
+
+def configs(
+    source: Config | str | Path,
+    over: Values,
+    fixed: Mapping[str, Any] | None = None,
+    tunings: Mapping[str, Tuning] | None = None,
+) -> list[Config]:
     """The configs of a sweep, all different. Of a preset or file each gets what that says of its method.
 
-    Raises FldiagError for what a config refuses, and for combinations that mean the same run."""
-    plan = [_config(source, keys) for keys in combinations(over)]
+    Args:
+        source: a config, or a preset's name or TOML file.
+        over: key -> values.
+        fixed: keys of all runs.
+        tunings: ``label`` of a setting -> its tuning, whose best values it gets.
+
+    Raises:
+        FldiagError: what a config refuses, and combinations that mean the same run.
+    """
+    plan = []
+    for keys in combinations(over):
+        best = tunings[_setting_label(keys)].best if tunings else {}
+        plan.append(_config(source, {**(fixed or {}), **best, **keys}))
     if len({config.hash for config in plan}) < len(plan):
         raise FldiagError(
             "two combinations of the sweep are the same run", "give every value once", usage=True
@@ -263,3 +320,45 @@ def _score(run: Run) -> float | None:
         if len(rows):
             return float(rows.sort_values("round")["value"].iloc[-1])
     return None
+
+
+# -- the result
+
+
+def table(runs: Sequence[Run], over: Values, tunings: Mapping[str, Tuning]) -> pd.DataFrame:
+    """A row a setting: mean and standard deviation over the seeds of the last round's numbers, and what was tuned.
+
+    Runs that failed are counted in ``diverged``, and left out of the numbers.
+
+    Args:
+        runs: the runs of ``combinations(over)``, in this order.
+        over: key -> values.
+        tunings: ``label`` of a setting -> its tuning.
+    """
+    has_failed = [failure(run) is not None for run in runs]
+    scores = pd.DataFrame([_last_scores(run) for run in runs])
+    names = [_setting_label(keys) for keys in combinations(over)]
+    rows = []
+    for setting in settings(over):
+        members = [i for i, name in enumerate(names) if name == label(setting)]
+        row: dict[str, Any] = {key: str(value) for key, value in setting.items()}
+        row["runs"] = len(members)
+        ended = [i for i in members if not has_failed[i]]
+        for metric in METRICS:
+            if metric in scores and ended:
+                values = scores[metric].iloc[ended]
+                row[metric] = values.mean()
+                row[f"{metric}_std"] = values.std(ddof=1) if len(ended) > 1 else None
+        if len(ended) < len(members):
+            row["diverged"] = len(members) - len(ended)
+        if tunings:
+            tuning = tunings[label(setting)]
+            row |= {"tuned": label(tuning.best), "tries": len(tuning.scores)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _last_scores(run: Run) -> dict[str, float]:
+    frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
+    last = frame.groupby("metric")["value"].last()
+    return {metric: float(last[metric]) for metric in METRICS if metric in last}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fldiag import interrupt
+from fldiag.cli import interrupt
 from fldiag.cli.app import working
-from fldiag.console import Console, errors
+from fldiag.cli.console import Console, errors
 from fldiag.runs.run import Run
 
 ROOT = Path(__file__).parents[2]

@@ -75,6 +75,21 @@ def test_several_commands_under_one_verb(install):
     assert "completion" not in text
 
 
+@pytest.mark.parametrize(
+    ("source", "group"),
+    [
+        ("app = typer.Typer(rich_help_panel='Compare')\n@app.command()\n", "Compare"),
+        ("app = typer.Typer()\n@app.command(rich_help_panel='Compare')\n", "Compare"),
+        ("app = typer.Typer()\n@app.command()\n", "Other packages"),
+    ],
+)
+def test_a_verb_says_its_group_of_the_help(install, source, group):
+    function = "def herb():\n    'All herbs.'\n"
+    install("[fldiag.verbs]\nherb = herb:app\n", herb=f"import typer\n{source}{function}")
+    page = run("--help").output
+    assert re.findall(r"╭─ ([\w ]+) ─", page[: page.index("All herbs.")])[-1] == group
+
+
 def test_it_replaces_no_verb_of_fldiag(install):
     install(
         "[fldiag.verbs]\ntrain = hostile:train\nspectrum = hostile:train\ntrace = hostile:train\n",

@@ -39,7 +39,7 @@ def test_a_sweep_ends_in_a_table_and_a_report(here):
         result = run(*verb, *SHORT)
         page = Path(last(result))
         assert page.suffix == ".html" and page.is_file() and "4 runs" in result.stdout
-    (csv,) = (here / "checkpoints").glob("sweep-*.csv")
+    (csv,) = (here / "checkpoints").glob("sweep-????????.csv")
     frame = pd.read_csv(csv)
     assert frame["method.name"].tolist() == ["fedavg", "scaffold"] and frame["runs"].tolist() == [
         2,
@@ -62,7 +62,7 @@ def test_tuned_with_the_same_budget(here):
         "2",
         *SHORT,
     )
-    (csv,) = (here / "checkpoints").glob("sweep-*.csv")
+    (csv,) = (here / "checkpoints").glob("sweep-????????.csv")
     about = json.loads(csv.with_suffix(".json").read_text())
     assert (
         pd.read_csv(csv)["tries"].tolist() == [2, 2]

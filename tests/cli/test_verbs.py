@@ -16,7 +16,8 @@ from typer.main import get_command
 import fldiag
 from fldiag import known
 from fldiag.cli import app
-from fldiag.console import Console
+from fldiag.cli.console import Console
+from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,17 @@ def test_help_answers_without_torch_and_quickly():
     )
 
 
+def test_the_help_has_six_groups():
+    groups = re.findall(r"╭─ (\w+) ─", run("--help").stdout)
+    assert groups == ["Options", "Start", "Weights", "Clients", "Compare", "Papers", "Files"]
+
+
+@pytest.mark.parametrize("verb", ["landscape", "spectrum"])
+def test_rare_options_stand_in_a_group_of_their_own(verb):
+    common, rare = run(verb, "--help").stdout.split(" Advanced ")
+    assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
+
+
 def verbs(group=get_command(app), before=""):
     for name, command in group.commands.items():
         yield from (
@@ -120,10 +132,15 @@ def test_what_is_asked_by_a_flag_is_asked_by_diagnose_too(name, tmp_path):
 
 
 def test_the_demo_draws_for_the_journal(monkeypatch):
-    seen = []
-    monkeypatch.setattr("fldiag.verbs.demo.demo", lambda *given: seen.append(sheet.current()))
-    run("demo", "--width", "single", "--format", "svg")
-    assert seen == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
+    sheets = []
+
+    def train(config, **options):
+        sheets.append(sheet.current())
+        raise FldiagError("enough")
+
+    monkeypatch.setattr("fldiag.training.rounds.train", train)
+    run("demo", "--width", "single", "--format", "svg", code=1)
+    assert sheets == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
 
 
 def test_train_ends_with_the_checkpoint_and_resumes(trained):

@@ -22,7 +22,6 @@ GROUND = {
     "params",
     "registry",
     "losses",
-    "clock",
     "version",
     "user_code",
 }
@@ -41,7 +40,6 @@ TOP = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostic
 MAY = {
     "errors": set(),
     "seeding": set(),
-    "clock": set(),
     "version": set(),
     "device": {"errors"},
     "params": {"errors"},
@@ -50,13 +48,11 @@ MAY = {
     "losses": {"errors", "seeding", "params", "choices"},
     "plugins": {"errors"},
     "registry": {"errors", "plugins"},
-    "execution": {"clock", "errors", "version"},
+    "execution": {"errors", "version"},
     "identity": {"registry"},
     "config": {"errors", "identity", "minilm", "registry", "sections", "user_code"},
     "sections": {"errors"},
     "user_code": {"errors", "sections"},
-    "interrupt": set(),
-    "console": {"errors", "interrupt", "plugins", "version"},
     "data": GROUND,
     "models": GROUND,
     "results": GROUND,
@@ -103,8 +99,7 @@ MAY = {
     "api": MIDDLE | {"known", "training", "compare"},
     "report": MIDDLE | {"api", "known"},
     "integrations": MIDDLE | {"api", "training"},
-    "verbs": TOP | {"compare", "console", "report", "integrations"},
-    "cli": TOP | {"compare", "console", "report", "integrations", "verbs", "plugins", "interrupt"},
+    "cli": TOP | {"compare", "report", "integrations", "plugins"},
     "": {
         "errors",
         "config",
@@ -256,7 +251,7 @@ def test_what_a_module_imports_at_once_is_a_dependency():
             )
 
 
-BELOW = [f for f in FILES if package(f) not in {"cli", "console", "verbs"}]
+BELOW = [f for f in FILES if package(f) not in {"cli"}]
 
 
 @pytest.mark.parametrize(

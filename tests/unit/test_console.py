@@ -2,7 +2,7 @@
 
 import io
 
-from fldiag.console import Console
+from fldiag.cli.console import Console
 
 
 class Terminal(io.StringIO):

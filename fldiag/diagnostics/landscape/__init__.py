@@ -132,17 +132,22 @@ def landscape(
             lt=1,
             description="Allowed interpolation error between evaluated points, "
             "as a fraction of the loss range.",
+            json_schema_extra={"advanced": True},
         ),
     ] = 0.01,
     full: Annotated[
-        bool, Field(description="Evaluate every grid point; nothing is interpolated.")
+        bool,
+        Field(
+            description="Evaluate every grid point; nothing is interpolated.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = False,
     height: Annotated[
         Literal["linear", "log", "auto"],
         Field(
             description="Scale of heights and colours: linear, log, or auto (log if losses span a "
             "factor of 30).",
-            json_schema_extra={"drawing": True},
+            json_schema_extra={"drawing": True, "advanced": True},
         ),
     ] = "auto",
     clip: Annotated[
@@ -151,24 +156,34 @@ def landscape(
             gt=0,
             description="Largest loss that is drawn (default: chosen so that a few "
             "very high corners are left out).",
-            json_schema_extra={"drawing": True},
+            json_schema_extra={"drawing": True, "advanced": True},
         ),
     ] = None,
     notes: Annotated[
         bool,
         Field(
             description="Also write the caption below the picture.",
-            json_schema_extra={"drawing": True},
+            json_schema_extra={"drawing": True, "advanced": True},
         ),
     ] = False,
     through: Any = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+        float,
+        Field(
+            gt=0,
+            lt=1,
+            description="Allowed relative error of each eigenvalue.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = 1e-3,
     max_products: Annotated[
         int,
-        Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
+        Field(
+            ge=2,
+            description="Maximum number of Hessian-vector products for the eigenvalues.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
     store: Any = None,

@@ -199,7 +199,13 @@ def spectrum(
         Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
     ] = "hessian",
     tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+        float,
+        Field(
+            gt=0,
+            lt=1,
+            description="Allowed relative error of each eigenvalue.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = 1e-3,
     rtol: Annotated[
         float,
@@ -207,6 +213,7 @@ def spectrum(
             gt=0,
             lt=1,
             description="Allowed relative standard error of a trace that has no closed form.",
+            json_schema_extra={"advanced": True},
         ),
     ] = 0.02,
     max_products: Annotated[
@@ -216,16 +223,22 @@ def spectrum(
             description="Maximum number of Hessian-vector products (default: "
             "100, or 8 k if that is more; 200 "
             "for a trace).",
+            json_schema_extra={"advanced": True},
         ),
     ] = None,
     strict: Annotated[
-        bool, Field(description="Require the residuals to be within tol too, not only the errors.")
+        bool,
+        Field(
+            description="Require the residuals to be within tol too, not only the errors.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = False,
     engine: Annotated[
         str,
         Field(
             description="Engine: lanczos, or pyhessian (that package's power iteration, probes and stopping rules, as used "
-            "in papers)."
+            "in papers).",
+            json_schema_extra={"advanced": True},
         ),
     ] = "lanczos",
     batches: Annotated[
@@ -234,10 +247,15 @@ def spectrum(
             ge=1,
             description="With pyhessian: use only this many batches of 64 examples "
             "(FedAlign's code uses 10).",
+            json_schema_extra={"advanced": True},
         ),
     ] = None,
     resample: Annotated[
-        bool, Field(description="With --batches: draw new batches for every product.")
+        bool,
+        Field(
+            description="With --batches: draw new batches for every product.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = False,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fldiag import plugins
+from fldiag.cli.interrupt import work_begins
 from fldiag.errors import FldiagError, error_text, out_of_memory, printable
-from fldiag.interrupt import work_begins
 from fldiag.version import version
 
 #: What is said after Ctrl-C where whoever was stopped says nothing else.
@@ -93,7 +93,7 @@ class Console:
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
         """A callback ``(done, total, text)`` that draws a bar with the time remaining on a terminal, and is silent elsewhere.
 
-        The first call, or one that changes the total, is where the time of the parts is counted from.
+        The time remaining follows from the parts that were finished since the first call, or since one that changed the total.
         """
         if not sys.stderr.isatty():
             yield lambda done, total, text: None
@@ -106,14 +106,9 @@ class Console:
             TextColumn,
             TimeRemainingColumn,
         )
-        from rich.text import Text
-
-        class Plain(TextColumn):
-            def render(self, task: Any) -> Text:
-                return Text(printable(str(task.description)))
 
         with Progress(
-            Plain(""),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -121,10 +116,11 @@ class Console:
             console=Rich(stderr=True),
             speed_estimate_period=math.inf,  # parts may take minutes each
         ) as bar:
-            task = bar.add_task(title, total=None)
+            task = bar.add_task(printable(title), total=None)
 
             def show(done: int, total: int, text: str) -> None:
-                bar.update(task, completed=done, total=total, description=f"{title}: {text}")
+                line = printable(f"{title}: {text}")
+                bar.update(task, completed=done, total=total, description=line)
                 if done == 0:  # else rich times from the end of the first part on
                     bar.advance(task, 0)
 

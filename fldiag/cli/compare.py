@@ -1,0 +1,396 @@
+"""The verbs that compare: a check for build servers, all numbers of two sides, and a report of runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
+from fldiag.cli.options import (
+    AllowCode,
+    Data,
+    Debug,
+    Device,
+    Download,
+    Format,
+    Json,
+    Out,
+    Root,
+    Width,
+)
+from fldiag.device import device_of
+from fldiag.errors import FldiagError
+from fldiag.plotting.sheet import use_sheet
+from fldiag.results import files
+from fldiag.results.machine import commit
+from fldiag.version import version
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fldiag.compare.compare import Checked
+    from fldiag.compare.reading import Reader
+    from fldiag.compare.sides import Sides
+    from fldiag.report.members import Collected
+
+#: Exit code of a check that failed.
+FAILED = 3
+
+Sides_ = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="A and B: run folders, checkpoint files, quoted patterns, or folders "
+        "with the runs of one method."
+    ),
+]
+A = Annotated[
+    list[Path] | None,
+    typer.Option("--a", help="Runs of one method, on side A; may be given several times."),
+]
+B = Annotated[
+    list[Path] | None,
+    typer.Option("--b", help="Runs of one method, on side B; may be given several times."),
+]
+Pair = Annotated[
+    str, typer.Option(help="How to pair the runs of both sides: by seed, or by order.")
+]
+Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
+Model = Annotated[
+    str | None, typer.Option(help="Model of a plain state_dict: NAME or pkg.mod:factory.")
+]
+
+
+@app.command(rich_help_panel="Compare")
+def check(
+    sides: Sides_ = None,
+    a: A = None,
+    b: B = None,
+    baseline: Annotated[
+        list[Path] | None, typer.Option("--baseline", help="Side B; may be given several times.")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            help="A condition such as 'accuracy < baseline - 1pt', 'loss > baseline + 5%' or 'forgetting > 0.2'; "
+            "may be given several times (default: accuracy < baseline). fldiag diff lists the available "
+            "numbers.",
+        ),
+    ] = None,
+    pair: Pair = "seed",
+    level: Level = 0.95,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Also fail if a condition is undecided.")
+    ] = False,
+    xml: Annotated[
+        Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")
+    ] = None,
+    model: Model = None,
+    data: Data = None,
+    allow_code: AllowCode = None,
+    root: Root = None,
+    download: Download = False,
+    out: Out = None,
+    json: Json = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Test whether A is better than B, or a run still as good as its baseline. Exit code 3 if a condition clearly holds, 2 if
+    a number could not be computed.
+
+    One run or checkpoint per side: compares these two models over test examples and clients. Several runs per side: compares two
+    methods over pairs of runs with equal seeds. The output says which of the two questions it answers.
+
+    Example: fldiag check RUN --baseline MAIN --fail-if 'accuracy < baseline - 1pt' --junit check.xml
+    """
+    with errors(debug):
+        from fldiag.compare import compare, junit, wording
+
+        console = Console(json)
+        subject_options = {
+            "model": model,
+            "data": data,
+            "root": root,
+            "download": download,
+            "device": device,
+        }
+        runs = two_sides(sides or [], a or [], b or [], baseline or [])
+        comparison, reader = _open(console, runs, pair, allow_code or [], subject_options)
+        outcome = compare.check(comparison, fail_if or [], reader, level)
+        about = {
+            "verdict": outcome.verdict,
+            "question": outcome.question,
+            "notes": outcome.notes,
+        }
+        columns = wording.headings(wording.CHECKED, level)
+        _show(console, comparison, outcome.table, columns, about)
+        explanation = "" if fail_if or not comparison.b else _better(outcome)
+        console.say(f"verdict: {outcome.verdict}{explanation}")
+        paths = _write_table(outcome.table, comparison, out, about)
+        if xml is not None:
+            paths.append(files.write_text(xml, junit.junit(outcome, strict)))
+        console.done(*paths)
+        problem = _uncomputed(outcome)
+        if problem is not None and outcome.verdict == "error":
+            raise problem
+        if problem is not None:
+            console.note(str(problem))
+        if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
+            sys.exit(FAILED)
+
+
+@app.command(rich_help_panel="Compare")
+def diff(
+    sides: Sides_ = None,
+    a: A = None,
+    b: B = None,
+    number: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--number", help="Only this number; may be given several times (default: all)."
+        ),
+    ] = None,
+    pair: Pair = "seed",
+    level: Level = 0.95,
+    model: Model = None,
+    data: Data = None,
+    allow_code: AllowCode = None,
+    root: Root = None,
+    download: Download = False,
+    out: Out = None,
+    width: Width = None,
+    format: Format = None,
+    json: Json = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Compare all numbers of two sides in a table and a picture: accuracy, loss, λ1, forgetting, drift and fairness, each with
+    its difference and interval.
+
+    Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
+    """
+    with errors(debug), use_sheet(width, format):
+        from fldiag.compare import compare, picture, wording
+        from fldiag.plotting import style
+
+        console = Console(json)
+        subject_options = {
+            "model": model,
+            "data": data,
+            "root": root,
+            "download": download,
+            "device": device,
+        }
+        runs = two_sides(sides or [], a or [], b or [], [])
+        comparison, reader = _open(console, runs, pair, allow_code or [], subject_options)
+        if not comparison.b:
+            raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
+        table = compare.diff(comparison, number or None, reader, level)
+        about = {key: table.attrs[key] for key in ("question", "notes")}
+        columns = wording.headings(wording.COLUMNS, level)
+        _show(console, comparison, table, columns, about)
+        about["labels"] = table.attrs["labels"]
+        paths = _write_table(table, comparison, out, about)
+        pictures = style.write(picture.draw(table), paths[0].with_suffix(""))
+        console.done(*paths, *pictures)
+
+
+@app.command(rich_help_panel="Compare")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
+    from_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="Also use the tables in this folder and its "
+            "subfolders, or this table; may be given several "
+            "times.",
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    compute: Annotated[
+        bool,
+        typer.Option(
+            "--compute", help="First compute what the first table lacks: λ₁, drift and forgetting."
+        ),
+    ] = False,
+    allow_code: AllowCode = None,
+    root: Root = None,
+    download: Download = False,
+    out: Out = None,
+    json: Json = False,
+    device: Device = "auto",
+    debug: Debug = False,
+) -> None:
+    """Write one HTML file that compares runs. It works offline in any browser.
+
+    It shows the tables that the other verbs have written: those in the runs' own folders, beside them, in fldiag-out here and
+    in --from. What is missing is named with the command that makes it.
+
+    Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
+    """
+    with errors(debug):
+        from fldiag.report.build import report_path
+        from fldiag.report.collect import collect, compute_tables
+
+        console = Console(json)
+        collection = collect(runs, from_ or [])
+        path = report_path(collection, out)  # first: it may be refused
+        if compute:
+            subject_options = {"root": root, "download": download, "device": device_of(device)}
+            compute_tables(
+                collection,
+                subject_options,
+                allow_code=allow_code or [],
+                bar=console.progress,
+                tell=console.note,
+            )
+            collection = collect(runs, from_ or [])
+        show_report(console, collection, path, title)
+
+
+def show_report(
+    console: Console, collection: Collected, path: Path, title: str | None = None
+) -> None:
+    """Write the page, and say what it holds and what it lacks."""
+    from fldiag.report import build, summary
+
+    with console.progress("report") as progress:
+        build.write(collection, path, title=title, progress=progress)
+    rows = []
+    for member in collection.members:
+        values = {
+            "accuracy": summary.accuracy(member),
+            "loss": summary.loss(member),
+            **{n.name: summary.measured(member, n) for n in summary.shown_numbers()},
+        }
+        rows.append(
+            {
+                "run": member.folder,
+                "method": str(member.setting("method", "name")),
+                "rounds": member.run.done,
+                **{k: None if v is None else v.value for k, v in values.items()},
+                "missing": ", ".join(summary.lacking_tables(member)),
+            }
+        )
+    columns = {
+        "run": "run",
+        "method": "method",
+        "rounds": "rounds",
+        "accuracy": "test accuracy",
+        "loss": "test loss",
+        **{n.name: n.short for n in summary.shown_numbers()},
+        "missing": "not in the report",
+    }
+    console.table(rows, columns)
+    for text in [*summary.remarks(collection), *collection.notes]:
+        console.note(text)
+    console.result["bytes"] = path.stat().st_size
+    console.done(path)
+
+
+def two_sides(
+    paths: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: Sequence[Path]
+) -> tuple[list[Path], list[Path]]:
+    """The two sides, of the positional arguments ``A [B]``, of ``--a … --b …`` and of ``--baseline``.
+
+    Raises FldiagError where a side is given in two ways, or more than two stand there without a name.
+    """
+    if (paths and a) or (b and baseline) or (len(paths) > 1 and (b or baseline)):
+        raise FldiagError(
+            "a side is given twice",
+            "give A B, or A --baseline B, or --a A1 --a A2 --b B1 --b B2",
+            usage=True,
+        )
+    if len(paths) > 2:
+        raise FldiagError(
+            f"{len(paths)} paths are given for two sides",
+            "quote a pattern ('runs/fedavg-*'), or name the sides: --a A1 --a A2 --b B1 --b B2",
+            usage=True,
+        )
+    first, second = list(a or paths[:1]), list(b or baseline or paths[1:])
+    if not first:
+        raise FldiagError(
+            "no run is given", "give one: fldiag check RUN --baseline MAIN", usage=True
+        )
+    return first, second
+
+
+def _open(
+    console: Console,
+    runs: tuple[list[Path], list[Path]],
+    pair: str,
+    allow_code: Sequence[str],
+    subject_options: Mapping[str, Any],
+) -> tuple[Sides, Reader]:
+    from fldiag.compare import reading, sides
+
+    comparison = sides.sides(runs[0], runs[1] or None, cast(Any, pair), allow_code)
+    options = {k: v for k, v in subject_options.items() if v}
+    return comparison, reading.Reader(options, cache=True, bar=console.progress)
+
+
+def _show(
+    console: Console,
+    comparison: Sides,
+    table: pd.DataFrame,
+    columns: Mapping[str, str],
+    about: Mapping[str, Any],
+) -> None:
+    """The rows as a person reads them, without empty columns; for machines the rows of the table."""
+    from fldiag.compare import wording
+
+    a, b = comparison.labels
+    console.say(f"A: {a}" + (f"   B: {b}" if comparison.b else ""))
+    console.say(about["question"])
+    rows = wording.rows(table)
+    console.table(
+        rows, {key: text for key, text in columns.items() if any(row[key] != "" for row in rows)}
+    )
+    for text in about["notes"]:
+        console.note(text)
+    plain = table.dropna(axis=1, how="all")
+    plain = plain.astype(object).where(plain.notna(), None)
+    console.result |= {**about, "rows": plain.to_dict("records")}
+
+
+def _uncomputed(outcome: Checked) -> FldiagError | None:
+    """Which conditions could not be tested, why, and what to do."""
+    rows = outcome.table[outcome.table["verdict"] == "error"]
+    if not len(rows):
+        return None
+    conditions = ", ".join(repr(text) for text in rows["condition"])
+    return FldiagError(
+        f"not tested: {conditions}: {'; '.join(dict.fromkeys(rows['note']))}",
+        "; ".join(dict.fromkeys(rows["remedy"])),
+        usage=True,
+    )
+
+
+def _better(outcome: Checked) -> str:
+    if outcome.verdict == "error":
+        return " (not every number could be computed)"
+    return {"fail": " (A is worse than B)", "pass": " (A is better than B, or the same)"}.get(
+        outcome.verdict, " (the difference is within the noise)"
+    )
+
+
+def _write_table(
+    table: pd.DataFrame, comparison: Sides, out: Path | None, about: Mapping[str, Any]
+) -> list[Path]:
+    from fldiag.diagnosis.places import FALLBACK, prepare
+    from fldiag.results.provenance import digest, provenance
+
+    kind = "check" if "condition" in table.columns else "diff"
+    members = [str(m.path) for m in (*comparison.a, *comparison.b)]
+    questions = table.get("condition", table["metric"]).tolist()
+    path = prepare(out or FALLBACK) / f"{kind}-{digest(members, questions)[:8]}"
+    sides = {"a": members[: len(comparison.a)], "b": members[len(comparison.a) :]}
+    # numbers of training alone are read without PyTorch
+    origin = provenance() if "torch" in sys.modules else {"fldiag": version(), "commit": commit()}
+    return files.write_table(table, path, {**origin, **about, **sides})

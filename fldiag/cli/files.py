@@ -1,0 +1,312 @@
+"""The verbs of run folders and files: list and thin runs, bring results in from other programs and out to them."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from fldiag.cli.app import app
+from fldiag.cli.console import Console, errors
+from fldiag.cli.options import Data, Debug, Download, Json, Out, Root
+from fldiag.diagnosis.options import rounds as rounds_of
+from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
+
+if TYPE_CHECKING:
+    from fldiag.runs.run import Run
+
+
+@app.command(rich_help_panel="Files")
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs.")] = Path(
+        "checkpoints"
+    ),
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs in a folder: status, rounds done, size and age.
+
+    Example: fldiag runs checkpoints
+    """
+    with errors(debug):
+        from fldiag.runs.index import unverified
+        from fldiag.runs.run import Run
+
+        console = Console(json)
+        if not os.path.isdir(folder):
+            raise FldiagError(
+                f"{short_path(folder)} is not a folder",
+                "give the folder that holds runs (default: checkpoints)",
+                usage=True,
+            )
+        rows, damaged, readable = [], [], []
+        for file in sorted(folder.rglob("run.json")):
+            try:
+                rows.append(_row(Run.open(file.parent), file.parent.relative_to(folder)))
+                readable.append(file.parent)
+            except FldiagError as error:
+                damaged.append(f"{file.parent}: {error.what}")
+        if not rows and not damaged:
+            raise FldiagError(
+                f"there is no run under {folder}", "train one: fldiag train digits", usage=True
+            )
+        names = ("run", "method", "seed", "rounds", "status", "MB", "changed")
+        console.table(rows, {name: name for name in names})
+        for text in [*damaged, *unverified(readable)]:
+            console.note(text)
+        console.done(folder)
+
+
+def _row(run: Run, name: Path) -> dict[str, Any]:
+    from fldiag.runs import owner, prune
+
+    config = run.index["config"]
+    changed = max(
+        f.stat().st_mtime for f in (run.path / "run.json", run.path / "journal.jsonl") if f.exists()
+    )
+    status = run.status
+    if status == "running":
+        status = "training" if os.path.exists(run.path / owner.NAME) else "stopped"
+    return {
+        "run": str(name),
+        "method": str(config.get("method", {}).get("name", "–")),
+        "seed": config.get("seed"),
+        "rounds": f"{run.done} of {config.get('rounds', '?')}",
+        "status": status,
+        "MB": round(prune.size(run.path) / 1e6, 1),
+        "changed": f"{datetime.fromtimestamp(changed):%Y-%m-%d %H:%M}",
+    }
+
+
+@app.command(rich_help_panel="Files")
+def prune(
+    run: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            help="Also delete the checkpoints of all rounds except these: "
+            "last, every:10 or 5,20-30.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be deleted.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Delete files that finished runs no longer need: client states and, with --keep, checkpoints. Asks first.
+
+    Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last --dry-run
+    """
+    with errors(debug):
+        from fldiag.runs import owner
+        from fldiag.runs.prune import thin, unneeded
+        from fldiag.runs.run import Run
+
+        console = Console(json)
+        selection: list[tuple[Run, list[int] | None]] = []
+        rows: list[dict[str, Any]] = []
+        for path in run:
+            finished = Run.open(path)
+            if finished.status not in ("finished", "diverged"):
+                raise FldiagError(
+                    f"{path} is {finished.status}: continuing it needs all of its files",
+                    "finish it first, or leave it out",
+                    usage=True,
+                )
+            owner.refuse_links(path)
+            rounds = None
+            if keep is not None:
+                rounds = rounds_of(keep, finished.rounds) or finished.rounds
+            selection.append((finished, rounds))
+            names = unneeded(finished, rounds)
+            files = [finished.path / name for name in names]
+            size = sum(file.stat().st_size for file in files if file.is_file())
+            console.say(f"{finished.path}: {counted(len(names), 'file')}, {size / 1e6:,.1f} MB")
+            rows.append({"run": str(finished.path), "files": names, "bytes": size})
+        console.result["rows"] = rows
+        if dry_run:
+            console.say("nothing was removed (--dry-run)")
+        elif not any(row["files"] for row in rows):
+            console.say("there is nothing to remove")
+        elif yes or console.confirm(
+            "Remove them? Runs without their clients' states cannot be given more rounds.",
+            "say yes on the command line: --yes",
+        ):
+            for finished, rounds in selection:
+                thin(finished, rounds)
+        else:
+            console.say("nothing was removed")
+        console.done(*run)
+
+
+@app.command(rich_help_panel="Files")
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="A .pt or .safetensors file, or a folder of per-client files."
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="The file in the other format, or the run folder to make."
+        ),
+    ],
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="Paths of the clients' files, such as "
+            "'round_{round}/client_{client}.pt' (* stands for any text; not "
+            "needed for PFLlib)."
+        ),
+    ] = None,
+    global_pattern: Annotated[
+        str | None,
+        typer.Option(help="Paths of the global models, such as 'round_{round}/global.pt'."),
+    ] = None,
+    global_is: Annotated[
+        str,
+        typer.Option(
+            help="What a round's global file holds: the aggregated model (after the "
+            "round) or the received one (before it)."
+        ),
+    ] = "aggregated",
+    initial: Annotated[
+        Path | None, typer.Option(help="File of the model that the first round's clients received.")
+    ] = None,
+    partition: Annotated[
+        Path | None,
+        typer.Option(help="Which examples belong to which client: npz or JSON, client -> indices."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model of the files: NAME or pkg.mod:factory.")
+    ] = None,
+    data: Data = None,
+    method: Annotated[str, typer.Option(help="Name of the method in tables.")] = "foreign",
+    seed: Annotated[
+        int, typer.Option(help="Seed that the training used; only shown in tables.")
+    ] = 0,
+    evaluate: Annotated[
+        bool, typer.Option(help="Test the global model of every round if data are given.")
+    ] = True,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Set of weights to read of files that hold several, such as model_ema "
+            "(default: the plain one)."
+        ),
+    ] = None,
+    root: Root = None,
+    download: Download = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Convert .pt to .safetensors or back (with the manifest), or turn a folder of client checkpoints into a run.
+
+    Example: fldiag convert received/ checkpoints/theirs --pattern 'round_{round}/client_{client}.pt' --model small_cnn
+    --data digits --partition partition.json
+    """
+    with errors(debug):
+        from fldiag.integrations.convert import convert as convert_files
+        from fldiag.runs.run import Run
+
+        console = Console(json)
+        columns = {
+            "round": "round",
+            "clients": "clients",
+            "received": "received",
+            "global": "global model",
+            "accuracy": "accuracy",
+            "loss": "loss",
+        }
+        rows: list[dict[str, Any]] = []
+        with console.progress(target.name) as progress:
+
+            def on_event(event: dict[str, Any]) -> None:
+                if event["event"] == "note":
+                    console.note(event["text"])
+                else:
+                    rows.append({key: event[key] for key in columns if key in event})
+                    progress(event["done"], event["total"], f"round {event['round']}")
+
+            output = convert_files(
+                source,
+                target,
+                pattern=pattern,
+                global_pattern=global_pattern,
+                global_is=cast(Any, global_is),
+                initial=initial,
+                partition=partition,
+                model=model,
+                data=data,
+                method=method,
+                seed=seed,
+                evaluate=evaluate,
+                key=key,
+                root=root,
+                download=download,
+                on_event=on_event,
+            )
+        if not isinstance(output, Run):
+            return console.done(output)
+        if not any("loss" in row for row in rows):
+            del columns["accuracy"], columns["loss"]
+        if len(rows) > 12:
+            rows = [rows[i * (len(rows) - 1) // 11] for i in range(12)]
+        console.table(rows, columns)
+        console.done(output.path / "run.json", output.path)
+
+
+@app.command(rich_help_panel="Files")
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    to: Annotated[str, typer.Option(help="tensorboard, wandb (offline) or mlflow (local store).")],
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="More tables to export, csv or parquet (those in "
+            "RUN/diagnostics are always exported)."
+        ),
+    ] = None,
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="Also export the numbers of each client.")
+    ] = False,
+    out: Out = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Export a run's metrics and diagnostics to TensorBoard, Weights & Biases or MLflow; nothing is sent over the network.
+
+    Example: fldiag export checkpoints/digits-fedavg-s0-1a2b3c4d --to tensorboard
+    """
+    with errors(debug):
+        from fldiag.diagnosis.places import prepare
+        from fldiag.diagnosis.subjects import load
+        from fldiag.integrations import trackers
+        from fldiag.runs.run import Run
+
+        console = Console(json)
+        if to not in trackers.WRITERS:
+            raise unknown("format", to, trackers.WRITERS)
+        subject = load(run)
+        if not isinstance(subject, Run):
+            raise FldiagError(f"{run} is one checkpoint", "give the run's folder", usage=True)
+        scalars = trackers.collect(subject, table or [], per_client=per_client)
+        folder = prepare(out or subject.path / "export" / to)
+        check_name(folder)
+        with console.progress(f"{len(scalars.series)} numbers to {to}"):
+            output = trackers.WRITERS[to](scalars, folder)
+        row = {
+            "run": subject.path.name,
+            "series": scalars.series["tag"].nunique(),
+            "numbers": len(scalars.series),
+        }
+        console.table([row], {name: name for name in row})
+        console.done(output)
