@@ -198,8 +198,7 @@ class FuturesPool(Pool):
                 done, _ = wait(busy, timeout=BEAT, return_when=FIRST_COMPLETED)
                 for future in done:
                     number, unit = busy.pop(future)
-                    with self.doing(unit):
-                        result = future.result()
+                    result = self._result(future, unit)
                     if isinstance(result, str) and result == MISSING:
                         busy[self._submit(unit, self.work)] = number, unit
                     else:
@@ -211,6 +210,10 @@ class FuturesPool(Pool):
         finally:
             for future in busy:
                 future.cancel()
+
+    def _result(self, future: Future[Any], unit: Any) -> Any:
+        with self.doing(unit):
+            return future.result()
 
     def _submit(self, unit: Any, work: Work | None = None) -> Future[Any]:
         try:
