@@ -9,6 +9,7 @@ import typer
 
 from fldiag.cli.app import app
 from fldiag.cli.options import (
+    AllowCode,
     Debug,
     Device,
     Download,
@@ -49,7 +50,17 @@ def demo(
 
 @app.command()
 def train(
-    config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
+    config: Annotated[
+        str | None, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            "--like",
+            metavar="RUN",
+            help="Instead of a preset: data, partition, model and settings of this run, which fldiag trained or recorded.",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,6 +88,7 @@ def train(
     ] = False,
     executor: Executor = "serial",
     shard: Shard = None,
+    allow_code: AllowCode = None,
     download: Download = False,
     json: Json = False,
     device: Device = "auto",
@@ -91,6 +103,9 @@ def train(
         from fldiag.verbs import train as verb
 
         overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
+        console = Console(json)
+        source = verb.source(console, config, like, overrides, allow_code or [])
+        overrides = overrides if like is None else []
         if sweep:
             if overwrite:
                 raise FldiagError(
@@ -101,8 +116,8 @@ def train(
             from fldiag.verbs import sweep as sweeps
 
             return sweeps.sweep(
-                Console(json),
-                config,
+                console,
+                source,
                 sweep,
                 overrides,
                 [],
@@ -119,8 +134,8 @@ def train(
                 "--shard selects a part of several runs", "give --sweep key=a,b,c too", usage=True
             )
         verb.train(
-            Console(json),
-            config,
+            console,
+            source,
             overrides,
             out,
             resume,

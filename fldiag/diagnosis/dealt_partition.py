@@ -22,13 +22,15 @@ from fldiag.runs.run import Run
 @dataclass(frozen=True)
 class DealtPartition:
     """``counts``: one row a client and class with its number of examples. ``parts``: the training indices of every client.
-    ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many."""
+    ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many.
+    ``remarks``: what to know of it."""
 
     counts: pd.DataFrame
     parts: Sequence[np.ndarray]
     folder: Path
     name: str
     title: str = ""
+    remarks: Sequence[str] = ()
 
 
 def partition_of(
@@ -61,6 +63,7 @@ def partition_of(
             run.path / "diagnostics",
             "partition",
             title(config),
+            _remarks(config, parts, len(dataset.train_y)),
         )
     return dealt(configs.load(source, overrides), download=download)
 
@@ -71,23 +74,32 @@ def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:
     dataset = data.of(config.data, download, config.allowed_code)
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(
-        [
-            "partition",
-            config.data.name.replace(":", "-").replace("/", "-"),
-            spec.kind,
-            *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size"),
-        ]
+        ["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind]
+        + [f"{k}{v}" for k, v in _options(config).items()]
     )
     return DealtPartition(
-        partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name, title(config)
+        partition.summary(parts, dataset.train_y),
+        parts,
+        places.FALLBACK,
+        name,
+        title(config),
+        _remarks(config, parts, len(dataset.train_y)),
     )
+
+
+def _options(config: configs.Config) -> dict[str, str]:
+    """The options of the partition that tell it from others; of a file its name."""
+    options = config.partition.options
+    return {k: Path(v).name if k == "path" else v for k, v in options.items() if k != "min_size"}
+
+
+def _remarks(config: configs.Config, parts: Sequence[np.ndarray], examples: int) -> list[str]:
+    return partition.file_remarks(parts, examples) if config.partition.kind == "file" else []
 
 
 def title(config: configs.Config) -> str:
     """Data, partition and number of clients, as a picture says them."""
-    options = [
-        f"{words.symbol(k)} = {v}" for k, v in config.partition.options.items() if k != "min_size"
-    ]
+    options = [f"{words.symbol(k)} = {v}" for k, v in _options(config).items()]
     kind = words.PARTITIONS.get(config.partition.kind, config.partition.kind)
     return ", ".join(
         [words.data(config.data.name), kind, *options, f"{config.clients.total:,} clients"]

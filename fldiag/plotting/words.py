@@ -72,7 +72,14 @@ DATA = {
     "imagenet200": "ImageNet-200",
     "iris": "Iris",
 }
-PARTITIONS = {"lda": "LDA", "lda_fedsol": "LDA", "iid": "IID", "dirichlet": "Dirichlet"}
+PARTITIONS = {
+    "lda": "LDA",
+    "lda_fedsol": "LDA",
+    "iid": "IID",
+    "dirichlet": "Dirichlet",
+    "file": "from a file",
+    "given": "as recorded",
+}
 METRICS = {
     "global_local_divergence": "global–local divergence",
     "local_local_divergence": "local–local divergence",

@@ -42,4 +42,6 @@ def partition(
             "classes": "classes a client (mean)",
         },
     )
+    for text in division.remarks:
+        console.note(text)
     console.done(table_path, *pictures)

@@ -51,7 +51,7 @@ def several(texts: list[str]) -> dict[str, list[Any]]:
 class Plan:
     """What is asked: ``over`` and ``grid`` key -> values, ``fixed`` what all runs have, ``tries`` candidates a setting."""
 
-    source: str
+    source: str | Config
     over: dict[str, list[Any]]
     fixed: dict[str, Any]
     grid: dict[str, list[Any]]
@@ -69,7 +69,7 @@ class Plan:
 
 
 def read_plan(
-    source: str, over: list[str], overrides: list[str], tune: list[str], budget: int | None
+    source: str | Config, over: list[str], overrides: list[str], tune: list[str], budget: int | None
 ) -> Plan:
     values, grid, fixed = several(over), several(tune), dict(parse_override(o) for o in overrides)
     if budget is not None and not grid:
@@ -89,7 +89,7 @@ def read_plan(
 
 def sweep(
     console: Console,
-    source: str,
+    source: str | Config,
     over: list[str],
     overrides: list[str],
     tune: list[str],
@@ -144,7 +144,7 @@ def sweep(
     console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
     names, folder = [run.path.name for run in runs], out or sweeps.rounds.RUNS
     about = {
-        "source": source,
+        "source": source if isinstance(source, str) else source.model_dump(mode="json"),
         "over": plan.over,
         "fixed": plan.fixed,
         "runs": names,
@@ -239,7 +239,7 @@ def trained(
             plan.settings
         ) * bool(plan.grid)
         finished = 0
-        progress(finished, total, plan.source)
+        progress(finished, total, plan.source if isinstance(plan.source, str) else plan.source.name)
 
         def on_event(event: dict[str, Any]) -> None:
             nonlocal finished

@@ -18,6 +18,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.machine import emulated
 from fldiag.results.summary import Small
 from fldiag.runs import prune
+from fldiag.runs.run import Run
 from fldiag.training import forecast as forecasts
 from fldiag.training import rounds
 from fldiag.training.diagnostics import personalise as personal
@@ -28,9 +29,32 @@ from fldiag.user_code import importable
 DIVERGED = 3
 
 
+def source(
+    console: Console,
+    config: str | None,
+    like: Path | None,
+    overrides: list[str],
+    allow_code: list[str],
+) -> str | Config:
+    """The preset or TOML file, or the config that is like a run, of which it is said what was taken from it."""
+    if (config is None) == (like is None):
+        raise FldiagError(
+            "what to train is not clear" if config is None else "a config and --like were given",
+            "give a preset, a TOML file, or --like RUN: one of them",
+            usage=True,
+        )
+    if like is None:
+        return str(config)
+    run = Run.open(like).allow(allow_code)
+    resolved, remarks = configs.like(run, dict(map(configs.parse_override, overrides)))
+    for text in remarks:
+        console.note(text)
+    return resolved
+
+
 def train(
     console: Console,
-    source: str,
+    source: str | Config,
     overrides: list[str],
     out: Path | None,
     resume: bool,
@@ -40,7 +64,7 @@ def train(
     download: bool,
     device: str,
 ) -> None:
-    config = configs.load(source, overrides)
+    config = source if isinstance(source, Config) else configs.load(source, overrides)
     path = out or rounds.run_path(config)
     if overwrite and resume:
         raise FldiagError(
