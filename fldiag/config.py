@@ -363,6 +363,19 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     return build(tree, {**_for_method(tree, overrides), **overrides})
 
 
+#: What of local training is said where it is a default that nobody chose.
+RECIPE = (
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "lr",
+    "lr_decay",
+    "momentum",
+    "weight_decay",
+    "aggregate",
+)
+
+
 class StoredRun(Protocol):
     """What ``like`` reads of a ``fldiag.Run``."""
 
@@ -385,8 +398,8 @@ def like(run: StoredRun, overrides: Mapping[str, Any]) -> tuple[Config, list[str
         return config, [f"data, partition, model and settings of {run.path}"]
     defaults = {
         f"train.{key}": value
-        for key, value in config.train.model_dump(exclude={"initial", "initial_digest"}).items()
-        if value and f"train.{key}" not in overrides
+        for key, value in config.train.model_dump().items()
+        if value and key in RECIPE and f"train.{key}" not in overrides
     }
     if config.train.initial is None:
         initial = "drawn by the seed"

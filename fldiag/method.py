@@ -28,6 +28,7 @@ the last axis with ``keepdim`` and the same line serves one client or many.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -290,10 +291,9 @@ def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = (
     if ":" not in name:
         return registry.method.get(name).build(**options)  # type: ignore[no-any-return]
     entry = own_entry(name, allow_code)
-    values = entry.validate(dict(options))
     try:
         with user_code.importable():
-            composition = entry.build(**values)
+            composition = entry.build(**entry.validate(dict(options)))
     except FldiagError:
         raise
     except Exception as error:  # whatever a user's function does
@@ -312,6 +312,12 @@ def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = (
 def own_entry(name: str, allow_code: Collection[str]) -> registry.Entry:
     """A user's function ``pkg.mod:function`` as the entry of a method: with what it was registered with, if it was."""
     function = user_code.load(name, "method", allow_code)
+    if not inspect.isfunction(function):
+        raise FldiagError(
+            f"method {name!r} is a {type(function).__name__}",
+            "name a function that returns a fldiag.Method",
+            usage=True,
+        )
     entries = (e for e in registry.method.registered() if e.build is function)
     entry = next(entries, None)
     return registry.Entry("method", name, function, meta={} if entry is None else entry.meta)
