@@ -393,7 +393,8 @@ def like(run: StoredRun, overrides: Mapping[str, Any]) -> tuple[Config, list[str
     """``Config.like``, and in sentences what was taken from the run and what was not."""
     tree = _recorded(run, overrides) if run.origin else _trained(run)
     config = build(tree, overrides)
-    config._consent = run.allow_code.union(user_code.names(dict(overrides)).values())
+    if config.code:
+        config._consent = run.allow_code.union(user_code.names(dict(overrides)).values())
     if not run.origin:
         return config, [f"data, partition, model and settings of {run.path}"]
     defaults = {

@@ -75,7 +75,7 @@ def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(
         ["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind]
-        + [f"{k}{v}" for k, v in _options(config).items()]
+        + [Path(v).stem if k == "path" else f"{k}{v}" for k, v in _options(config).items()]
     )
     return DealtPartition(
         partition.summary(parts, dataset.train_y),
