@@ -71,7 +71,7 @@ def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Everything of a stored config but the seed and what leaves the numbers as they are."""
-    config = json.loads(json.dumps(dict(tree), default=str))
+    config = json.loads(json.dumps(as_stored(tree), default=str))
     for key in ("seed", "name", "checkpoint", "metrics"):
         config.pop(key, None)
     for section, key in PLACES:

@@ -75,6 +75,13 @@ def train(
     if warning := emulated(config.train.precision, device):
         console.note(warning)
     if overwrite and os.path.isfile(path / "run.json"):
+        names = (config.partition.path, config.train.initial, config.data.name.partition(":")[2])
+        if any(Path(n).resolve().is_relative_to(path.resolve()) for n in names if n):
+            raise FldiagError(
+                f"--overwrite would delete {path}, of which this training needs files",
+                "choose another folder with --out",
+                usage=True,
+            )
         prune.remove(path)
     with console.progress(config.method.name) as progress:
 

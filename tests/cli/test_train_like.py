@@ -55,6 +55,12 @@ def test_a_recorded_loop_and_two_methods_share_a_federation(recording):
     assert json.loads(diff.stdout)
 
 
+def test_the_run_itself_is_not_overwritten(recording):
+    words = ["--like", recording, "--set", "model.name=own_loop:net", "--out", recording]
+    assert "would delete" in typed("train", *words, "--overwrite", code=2).stderr
+    assert (recording / "data.npz").is_file()
+
+
 @pytest.mark.slow
 def test_sweeps_take_a_run_as_their_model(recording):
     result = typed(
