@@ -391,6 +391,12 @@ class StoredRun(Protocol):
 
 def like(run: StoredRun, overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """``Config.like``, and in sentences what was taken from the run and what was not."""
+    if not hasattr(run, "origin"):
+        raise FldiagError(
+            f"a {type(run).__name__} is no run",
+            "give a run, such as fldiag.load('runs/mine')",
+            usage=True,
+        )
     tree = _recorded(run, overrides) if run.origin else _trained(run)
     config = build(tree, overrides)
     if config.code:

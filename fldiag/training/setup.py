@@ -29,6 +29,7 @@ from fldiag.models import state_dict
 from fldiag.models.network import Network, forward_macs
 from fldiag.results import provenance as origin
 from fldiag.runs import base, schema
+from fldiag.runs.in_memory import with_packed_inputs
 from fldiag.runs.run import Run
 from fldiag.sections import Normalise, TrainSection
 from fldiag.seeding import numpy_rng, seed_for
@@ -219,6 +220,7 @@ class Setup:
         module = copy.deepcopy(module)
         if config.train.initial is not None:
             module = _load_initial(module, config.train)
+        module = with_packed_inputs(module, self.dataset)
         self.module = module.to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
         self._try_forward()  # before the method looks: a split that is none is given up there

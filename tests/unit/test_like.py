@@ -37,6 +37,24 @@ def other():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+class Words(nn.Module):
+    """A model of several inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids, attention_mask):
+        return self.head((self.embedding(input_ids) * attention_mask[..., None]).sum(1))
+
+
+def frozen():
+    """A model whose first layer is not trained."""
+    module = net()
+    module[0].requires_grad_(False)
+    return module
+
+
 def record(out, *, model=None, clients=PARTS, named=False, received=True, test=True):
     """A loop of two rounds whose clients 0 and 2 take part."""
     iris, module = load("iris"), first()
@@ -160,6 +178,12 @@ def test_what_a_recording_lacks_is_one_error(tmp_path, how, keys, words):
     assert caught.value.remedy and all(word in str(caught.value) for word in words), caught.value
 
 
+def test_other_things_are_no_run():
+    for thing in ("runs/mine", None, Config()):
+        with pytest.raises(FldiagError, match=r"is no run; give a run, such as fldiag\.load"):
+            Config.like(thing)
+
+
 def test_weights_alone_need_their_data_named(tmp_path):
     with fldiag.Recorder(tmp_path / "bare", net(), clients=PARTS) as recorder:
         recorder.round(received=net(), clients={0: net()}, aggregated=net())
@@ -169,6 +193,37 @@ def test_weights_alone_need_their_data_named(tmp_path):
     assert Config.like(run, model__name="test_like:net", data__name="iris").data.name == "iris"
     dealt = Config.like(run, model__name="test_like:net", data__name="iris", partition__kind="iid")
     assert dealt.partition.kind == "iid" and dealt.clients.total == 3
+
+
+def test_models_of_several_inputs_train_like_their_recording(tmp_path):
+    ids = torch.randint(1, 20, (40, 6), generator=torch.Generator().manual_seed(0))
+    inputs, labels = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, ids[:, 0] % 2
+    examples, module = (inputs, labels), Words()
+    with fldiag.Recorder(
+        tmp_path / "mine", module, data=examples, test=examples, clients=[range(20), range(20, 40)]
+    ) as recorder:
+        recorder.round(received=module, clients={0: module}, aggregated=module)
+    start = Config.like(fldiag.load(tmp_path / "mine"), model__name="test_like:Words", rounds=3)
+    new = fldiag.train(start.replace(train__lr=0.5), out=tmp_path / "new")
+    losses = new.metrics.query("metric == 'loss'")["value"].tolist()
+    assert losses[-1] < losses[0]
+    assert new.checkpoint().state.keys() == module.state_dict().keys()
+
+
+def test_frozen_weights_are_those_of_the_recording(tmp_path):
+    torch.manual_seed(5)
+    module = frozen()
+    with fldiag.Recorder(
+        tmp_path / "mine", module, data="iris", clients=PARTS, trainable=True
+    ) as recorder:
+        recorder.round(received=module, clients={0: module}, aggregated=module)
+    recorded = fldiag.load(tmp_path / "mine")
+    new = fldiag.train(Config.like(recorded, model__name="test_like:frozen"), out=tmp_path / "new")
+    assert new.checkpoint().state.keys() == {"2.weight", "2.bias"}
+    assert new.index["provenance"]["base"] == recorded.index["provenance"]["base"]
+    shutil.rmtree(recorded.path)
+    for name in ("forgetting", "personalise"):
+        assert len(fldiag.diagnose(new, name, allow_code="test_like:frozen"))
 
 
 def test_initial_weights_that_changed_are_refused(tmp_path):
