@@ -433,26 +433,26 @@ def _trained(run: StoredRun) -> dict[str, Any]:
 
 def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """What a recorded run says of a config."""
-    stored, files = run.index["config"], run.index["files"]
+    recording, files = run.index["config"], run.index["files"]
     for key, section, remedy in (
         ("data.name", "data", "digits | npz:PATH | csv:PATH | pkg.mod:loader"),
         ("model.name", "model", "pkg.mod:factory, or a name of fldiag list models"),
     ):
-        if key not in overrides and not stored.get(section, {}).get("name"):
+        if key not in overrides and not recording.get(section, {}).get("name"):
             raise FldiagError(
                 f"{run.path} was recorded without a name of its {section}",
                 f"name it: --set {key}=... ({remedy})",
                 usage=True,
             )
-    data = {k: v for k, v in stored.get("data", {}).items() if v is not None}
+    data = {k: v for k, v in recording.get("data", {}).items() if v is not None}
     if data.get("name") == "npz:data.npz" and "data.npz" in files:
         data["name"] = f"npz:{run.path / 'data.npz'}"
     tree: dict[str, Any] = {
-        "name": re.sub("[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+", "", str(stored["name"])) or "run",
-        "seed": int(stored.get("seed") or 0),
-        "rounds": max(1, int(stored.get("rounds") or 1)),
+        "name": re.sub("[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+", "", str(recording["name"])) or "run",
+        "seed": int(recording.get("seed") or 0),
+        "rounds": max(1, int(recording.get("rounds") or 1)),
         "data": data,
-        "model": dict(stored.get("model", {})),
+        "model": dict(recording.get("model", {})),
         "train": {},
     }
     if "rounds/0000.pt" in files:
@@ -467,8 +467,8 @@ def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
         tree["partition"] = {"kind": "file", "path": str(run.path)}
         total = len(read_partition(run.path))
     else:
-        total = max(1, int(stored["clients"]["total"]))
-    per_round = int(stored["clients"].get("per_round") or total)
+        total = max(1, int(recording["clients"]["total"]))
+    per_round = int(recording["clients"].get("per_round") or total)
     tree["clients"] = {"total": total, "per_round": min(total, per_round)}
     return tree
 

@@ -343,30 +343,28 @@ def from_file(path: str, digest: str | None, clients: int, examples: int) -> Par
     Raises FldiagError for another content, clients that are not 0 to ``clients`` - 1, a client without examples or with one
     twice, and examples that the data do not have. (Of a run's own partition a client may have one twice: some kinds deal so.)
     """
-    named = read_partition(path)
-    if digest is not None and partition_digest(named) != digest:
+    indices_by_name = read_partition(path)
+    if digest is not None and partition_digest(indices_by_name) != digest:
         raise FldiagError(
             f"the partition {path} has changed since the config was made",
             "restore the file, or make the config again (and train into another folder)",
         )
-    odd = [name for name in named if not name.isdecimal() or name != str(int(name))]
-    if odd:
+    name = next((n for n in indices_by_name if not n.isdecimal() or n != str(int(n))), None)
+    if name is not None:
         raise FldiagError(
-            f"partition {path}: client {odd[0]!r} is not a number",
+            f"partition {path}: client {name!r} is not a number",
             "name the clients 0, 1, 2, ...",
             usage=True,
         )
-    parts = {int(name): index for name, index in named.items()}
-    if max(parts) >= clients or len(parts) < clients:
-        beyond = [k for k in sorted(parts) if k >= clients]
-        absent = next((k for k in range(clients) if k not in parts), None)
-        fault = f"has client {beyond[0]}" if beyond else f"has no client {absent}"
-        is_complete = parts.keys() == set(range(len(parts)))
+    parts = {int(name): index for name, index in indices_by_name.items()}
+    if parts.keys() != set(range(clients)):
+        beyond, lacks = sorted(parts.keys() - range(clients)), set(range(clients)) - parts.keys()
+        fault = f"has client {beyond[0]}" if beyond else f"has no client {min(lacks)}"
+        total = len(parts)
+        numbering = "" if max(parts) < total else f"number its clients from 0 to {total - 1}, and "
         raise FldiagError(
             f"partition {path} {fault}, and clients.total = {clients}",
-            f"set clients.total = {len(parts)}"
-            if is_complete
-            else f"number its {len(parts)} clients from 0 to {len(parts) - 1}, and set clients.total = {len(parts)}",
+            f"{numbering}set clients.total = {total}",
             usage=True,
         )
     is_of_run = os.path.isdir(path)
@@ -398,10 +396,12 @@ def file_remarks(parts: Sequence[np.ndarray], examples: int) -> list[str]:
     owners = np.zeros(examples, dtype=np.int64)
     for part in parts:
         owners[np.unique(part)] += 1
-    shared, free = int((owners > 1).sum()), int((owners == 0).sum())
-    remarks = [f"partition: {shared} of {examples} training examples belong to several clients"]
-    lacking = [f"partition: {free} of {examples} training examples belong to no client"]
-    return remarks * bool(shared) + lacking * bool(free)
+    counts = {"several clients": int((owners > 1).sum()), "no client": int((owners == 0).sum())}
+    return [
+        f"partition: {count} of {examples} training examples belong to {owner}"
+        for owner, count in counts.items()
+        if count
+    ]
 
 
 def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
