@@ -15,7 +15,9 @@ from fldiag import data, user_code
 from fldiag.data import partition
 from fldiag.data.public import deal
 from fldiag.diagnosis import places
+from fldiag.errors import FldiagError
 from fldiag.plotting import words
+from fldiag.runs.open_problem import load_dataset
 from fldiag.runs.run import Run
 
 
@@ -52,19 +54,7 @@ def partition_of(
         FldiagError: an unknown source, data that are not there, or user code that only a run names, without consent.
     """
     if os.path.isfile(Path(source) / "run.json"):
-        run = Run.open(source)
-        config = run.config.allow(allow_code)
-        user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
-        dataset = data.of(config.data, download, config.allowed_code)
-        parts = partition.load_parts(run.verified("partition.npz"))
-        return DealtPartition(
-            partition.summary(parts, dataset.train_y),
-            parts,
-            run.path / "diagnostics",
-            "partition",
-            title(config),
-            _remarks(config, parts, len(dataset.train_y)),
-        )
+        return _of_run(Run.open(source).allow(allow_code), download)
     return dealt(configs.load(source, overrides), download=download)
 
 
@@ -83,7 +73,7 @@ def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:
         places.FALLBACK,
         name,
         title(config),
-        _remarks(config, parts, len(dataset.train_y)),
+        _remarks(parts, dataset, is_dealt=spec.kind != "file"),
     )
 
 
@@ -93,8 +83,39 @@ def _options(config: configs.Config) -> dict[str, str]:
     return {k: Path(v).name if k == "path" else v for k, v in options.items() if k != "min_size"}
 
 
-def _remarks(config: configs.Config, parts: Sequence[np.ndarray], examples: int) -> list[str]:
-    return partition.file_remarks(parts, examples) if config.partition.kind == "file" else []
+def _of_run(run: Run, download: bool) -> DealtPartition:
+    """The partition of a run, trained or recorded. Raises FldiagError for user code that only the run names."""
+    if "partition.npz" not in run.index["files"]:
+        raise FldiagError(
+            f"{run.path} does not say which examples belong to which client",
+            "record it with clients=, or convert it with --partition",
+            usage=True,
+        )
+    parts = partition.load_parts(run.verified("partition.npz"))
+    if run.origin:
+        checkpoint = run.checkpoint()
+        name = checkpoint.config.get("data", {}).get("name")
+        user_code.check({"data": {"name": name}}, run.allow_code, run.path)
+        dataset, is_dealt = load_dataset(checkpoint, None, download), False
+        heading = f"{words.data(dataset.name)}, as recorded, {len(parts):,} clients"
+    else:
+        config = run.config
+        user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
+        dataset = data.of(config.data, download, config.allowed_code)
+        is_dealt, heading = config.partition.kind != "file", title(config)
+    return DealtPartition(
+        partition.summary(parts, dataset.train_y),
+        parts,
+        run.path / "diagnostics",
+        "partition",
+        heading,
+        _remarks(parts, dataset, is_dealt=is_dealt),
+    )
+
+
+def _remarks(parts: Sequence[np.ndarray], dataset: data.Dataset, *, is_dealt: bool) -> list[str]:
+    """What to know of clients whose examples fldiag did not deal."""
+    return [] if is_dealt else partition.file_remarks(parts, len(dataset.train_y))
 
 
 def title(config: configs.Config) -> str:

@@ -55,6 +55,15 @@ def test_a_recorded_loop_and_two_methods_share_a_federation(recording):
     assert json.loads(diff.stdout)
 
 
+def test_its_partition_is_drawn(recording):
+    fldiag.Recorder("bare", "mlp", data="digits").close()
+    assert "record it with clients=" in typed("partition", "bare", code=2).stderr
+    result = typed("partition", recording, "--out", "out")
+    assert last(result).name == "partition.png" and "10" in result.stdout
+    counts = pd.read_csv("out/partition.csv")
+    assert counts["count"].sum() == 1500 and counts["client"].nunique() == 10
+
+
 def test_the_run_itself_is_not_overwritten(recording):
     words = ["--like", recording, "--set", "model.name=own_loop:net", "--out", recording]
     assert "would delete" in typed("train", *words, "--overwrite", code=2).stderr
