@@ -6,22 +6,23 @@ The resolved config (every default filled in) is written into the run; its hash 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import pydantic
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from fldiag import identity, minilm, registry, user_code
+from fldiag.config_files import kept_initial, read_partition
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     DEEPEST,
-    LARGEST,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -57,7 +58,7 @@ class Config(ConfigSection):
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Count = 30
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
@@ -89,8 +90,8 @@ class Config(ConfigSection):
             if not isinstance(tree, Mapping):
                 continue
             name = str(tree.get("name", default))
-            if section == "model" and ":" in name:
-                continue  # a user's own factory: its options are its own business
+            if ":" in name:
+                continue  # a user's own function: whoever may import it checks its options
             entry, options = entries.get(name), {k: v for k, v in tree.items() if k != "name"}
             if section == "model":
                 options = _with_vocabulary(values, entry, options)
@@ -124,7 +125,10 @@ class Config(ConfigSection):
 
     @property
     def method_version(self) -> int:
-        """Of the method's formulas, as this fldiag has them; 1 where the later ones train as the first did."""
+        """Of the method's formulas, as this fldiag has them; 1 where the later ones train as the first did, and of a user's own
+        method."""
+        if ":" in self.method.name:
+            return 1
         meta = registry.method.get(self.method.name).meta
         same = meta.get("unchanged")
         if same and all(
@@ -139,7 +143,9 @@ class Config(ConfigSection):
     def fingerprint(self, *, version: int | None = None, checkpoint: bool = False) -> str:
         """``hash``, for another version of the method's formulas, or including what the checkpoints hold (as fldiag 0.1.0
         wrote it into run.json)."""
-        tree = self.model_dump(mode="json", exclude={"name": True, "data": {"root"}})
+        tree = self.model_dump(mode="json", exclude={"name"})
+        for section, key in identity.PLACES:
+            tree[section].pop(key)
         if not self.metrics.steps:  # the hash from before anything could be recorded
             del tree["metrics"]
         return identity.fingerprint(
@@ -193,6 +199,25 @@ class Config(ConfigSection):
             FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
         return load(source, _dotted(overrides))
+
+    @classmethod
+    def like(cls, run: StoredRun, **overrides: Any) -> Config:
+        """A config with data, partition, model and settings of a run, to compare another method with it.
+
+        Args:
+            run: what ``fldiag.load`` returns for the folder of a run that fldiag trained or recorded. Of a recorded one the
+                clients are those of its partition, training starts from the weights that its first clients received, where
+                it holds them, and what it does not say (learning rate, epochs, minibatches, ...) has its default.
+            **overrides: keys to replace, as in ``replace``. Code that the run names is imported only if it is named here again.
+
+        Returns:
+            The config.
+
+        Raises:
+            FldiagError: the run does not say which data, partition or model it has, and ``overrides`` do not either; and as
+                ``replace``.
+        """
+        return like(run, _dotted(overrides))[0]
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced.
@@ -271,6 +296,12 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
                 for option in registry.method.get(str(old.get(key))).meta["model"]:
                     model.pop(option, None)
             tree[section] = {k: v for k, v in old.items() if section == "partition" and k == "seed"}
+    for section, key, digest in (
+        ("partition", "path", "digest"),
+        ("train", "initial", "initial_digest"),
+    ):
+        if f"{section}.{key}" in overrides and isinstance(tree.get(section), dict):
+            tree[section].pop(digest, None)  # of another file
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
         if not key:
@@ -340,6 +371,116 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     return build(tree, {**_for_method(tree, overrides), **overrides})
 
 
+#: What of local training is said where it is a default that nobody chose.
+RECIPE = (
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "lr",
+    "lr_decay",
+    "momentum",
+    "weight_decay",
+    "aggregate",
+)
+
+
+class StoredRun(Protocol):
+    """What ``like`` reads of a ``fldiag.Run``."""
+
+    path: Path
+    index: dict[str, Any]
+    allow_code: frozenset[str]
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def origin(self) -> dict[str, Any]: ...
+
+
+def like(run: StoredRun, overrides: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """``Config.like``, and in sentences what was taken from the run and what was not."""
+    if not hasattr(run, "origin"):
+        raise FldiagError(
+            f"a {type(run).__name__} is no run",
+            "give a run, such as fldiag.load('runs/mine')",
+            usage=True,
+        )
+    tree = _recorded(run, overrides) if run.origin else _trained(run)
+    config = build(tree, overrides)
+    if config.code:
+        config._consent = run.allow_code.union(user_code.names(dict(overrides)).values())
+    if not run.origin:
+        return config, [f"data, partition, model and settings of {run.path}"]
+    defaults = {
+        f"train.{key}": value
+        for key, value in config.train.model_dump().items()
+        if value and key in RECIPE and f"train.{key}" not in overrides
+    }
+    if config.train.initial is None:
+        initial = "drawn by the seed"
+    else:
+        initial = f"those that the clients of {run.path} received first ({config.train.initial})"
+    return config, [
+        f"like {run.path}: data {config.data.name}, model {config.model.name}, {config.clients.total} clients with "
+        f"their examples, {config.rounds} rounds, seed {config.seed}",
+        f"initial weights: {initial}",
+        f"{config.clients.per_round} clients a round, drawn by the seed; method {config.method.name}",
+        "not recorded, so by default: " + ", ".join(f"{k} = {v}" for k, v in defaults.items()),
+    ]
+
+
+def _trained(run: StoredRun) -> dict[str, Any]:
+    """The config of a run of fldiag; files that it named are read from its folder."""
+    tree = run.config.model_dump()
+    if run.config.partition.kind == "file":
+        tree["partition"]["path"] = str(run.path)
+    if run.config.train.initial is not None:
+        tree["train"]["initial"] = str(run.path / kept_initial(run.config.train.initial))
+    return tree
+
+
+def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recorded run says of a config."""
+    recording, files = run.index["config"], run.index["files"]
+    for key, section, remedy in (
+        ("data.name", "data", "digits | npz:PATH | csv:PATH | pkg.mod:loader"),
+        ("model.name", "model", "pkg.mod:factory, or a name of fldiag list models"),
+    ):
+        if key not in overrides and not recording.get(section, {}).get("name"):
+            raise FldiagError(
+                f"{run.path} was recorded without a name of its {section}",
+                f"name it: --set {key}=... ({remedy})",
+                usage=True,
+            )
+    data = {k: v for k, v in recording.get("data", {}).items() if v is not None}
+    if data.get("name") == "npz:data.npz" and "data.npz" in files:
+        data["name"] = f"npz:{run.path / 'data.npz'}"
+    tree: dict[str, Any] = {
+        "name": re.sub("[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+", "", str(recording["name"])) or "run",
+        "seed": int(recording.get("seed") or 0),
+        "rounds": max(1, int(recording.get("rounds") or 1)),
+        "data": data,
+        "model": dict(recording.get("model", {})),
+        "train": {},
+    }
+    if "rounds/0000.pt" in files:
+        tree["train"]["initial"] = str(run.path / "rounds" / "0000.pt")
+    if "partition.kind" not in overrides:
+        if "partition.npz" not in files:
+            raise FldiagError(
+                f"{run.path} does not say which examples belong to which client",
+                "record it with clients=, or say it: --set partition.kind=file --set partition.path=FILE",
+                usage=True,
+            )
+        tree["partition"] = {"kind": "file", "path": str(run.path)}
+        total = len(read_partition(run.path))
+    else:
+        total = max(1, int(recording["clients"]["total"]))
+    per_round = int(recording["clients"].get("per_round") or total)
+    tree["clients"] = {"total": total, "per_round": min(total, per_round)}
+    return tree
+
+
 def check_config(config: Any) -> Config:
     """Raises FldiagError for what is no config."""
     if not isinstance(config, Config):
@@ -362,12 +503,13 @@ def _for_method(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str,
             f"write one of {', '.join(registry.NEEDS)}",
             usage=True,
         )
-    for name in options:
+    for name in (n for n in options if ":" not in n):
         registry.method.get(name)  # a misspelt method is refused, whichever trains
     name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
+    is_registered = ":" not in name  # a user's own method says itself what it lacks
     keys = {
         f"{section}.{key}": value
-        for need in registry.method.get(name).meta["needs"]
+        for need in (registry.method.get(name).meta["needs"] if is_registered else ())
         for section, table in needs.get(need, {}).items()
         for key, value in table.items()
     }

@@ -38,7 +38,13 @@ ADDED_KEYS: dict[str, Any] = {
     "data.examples": None,
     "data.tokenizer": None,
     "checkpoint.keep": 0,
+    "partition.path": None,
+    "partition.digest": None,
+    "train.initial": None,
+    "train.initial_digest": None,
 }
+#: Where files lie, as section and key: the content counts, not the place.
+PLACES = (("data", "root"), ("partition", "path"), ("train", "initial"))
 
 #: Stands in every hash for the section ``checkpoint``, which once was part of what a run is: the defaults of that time.
 CHECKPOINT = {"every": 1, "clients": "none"}
@@ -65,10 +71,11 @@ def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Everything of a stored config but the seed and what leaves the numbers as they are."""
-    config = json.loads(json.dumps(dict(tree), default=str))
+    config = json.loads(json.dumps(as_stored(tree), default=str))
     for key in ("seed", "name", "checkpoint", "metrics"):
         config.pop(key, None)
-    config.get("data", {}).pop("root", None)
+    for section, key in PLACES:
+        config.get(section, {}).pop(key, None)
     return dict(config)
 
 

@@ -28,15 +28,16 @@ the last axis with ``keepdim`` and the same line serves one client or many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fldiag import registry
-from fldiag.errors import FldiagError
+from fldiag import registry, user_code
+from fldiag.errors import FldiagError, error_text
 from fldiag.local import Local
 from fldiag.step import Output, Perturbation, Step
 
@@ -279,6 +280,47 @@ class Method:
         """How clients make their own models after the last round; None: the method does not say."""
         ways = (part.personalise() for part in self.parts)
         return next((way for way in ways if way is not None), None)
+
+
+def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = ()) -> Method:
+    """A registered method, or what a user's function ``pkg.mod:function`` returns if it is one of ``allow_code``.
+
+    Raises FldiagError for an unknown method or option, for code that is not allowed, and for a function that fails or returns
+    something else.
+    """
+    if ":" not in name:
+        return registry.method.get(name).build(**options)  # type: ignore[no-any-return]
+    entry = own_entry(name, allow_code)
+    try:
+        with user_code.importable():
+            composition = entry.build(**entry.validate(dict(options)))
+    except FldiagError:
+        raise
+    except Exception as error:  # whatever a user's function does
+        raise FldiagError(
+            f"method {name!r} failed ({error_text(error)})",
+            "fix it; it is called with the options of the section method",
+        ) from error
+    if not isinstance(composition, Method):
+        raise FldiagError(
+            f"method {name!r} returned a {type(composition).__name__}",
+            "return a fldiag.Method of parts, such as Method(MyPart())",
+        )
+    return composition
+
+
+def own_entry(name: str, allow_code: Collection[str]) -> registry.Entry:
+    """A user's function ``pkg.mod:function`` as the entry of a method: with what it was registered with, if it was."""
+    function = user_code.load(name, "method", allow_code)
+    if not inspect.isfunction(function):
+        raise FldiagError(
+            f"method {name!r} is a {type(function).__name__}",
+            "name a function that returns a fldiag.Method",
+            usage=True,
+        )
+    entries = (e for e in registry.method.registered() if e.build is function)
+    entry = next(entries, None)
+    return registry.Entry("method", name, function, meta={} if entry is None else entry.meta)
 
 
 def _providers(name: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from fldiag.config_files import file_digest, partition_digest, read_partition
 from fldiag.errors import FldiagError
 
 Positive = Annotated[float, Field(gt=0)]
@@ -167,7 +169,9 @@ class DataSection(ConfigSection):
 
 
 class PartitionSection(ConfigSection):
-    kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid"] = "lda"
+    kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid", "file"] = (
+        "lda"
+    )
     alpha: Positive | None = Field(
         None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)"
     )
@@ -177,6 +181,14 @@ class PartitionSection(ConfigSection):
         None, description="smallest client allowed (lda, lda_fedsol)"
     )
     seed: int = Field(0, description="seed of the partition, separate from the training seed")
+    path: str | None = Field(
+        None,
+        description="anybody's partition (file): an npz or JSON file, client -> indices of its training examples, or the "
+        "folder of a run",
+    )
+    digest: str | None = Field(
+        None, description="of the partition in path, by which a changed file is noticed; filled in"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -186,13 +198,21 @@ class PartitionSection(ConfigSection):
             return values
         values = dict(values)
         needs = PARTITION_OPTIONS.get(values.get("kind", "lda"), {})
-        for key in ("alpha", "shards", "classes", "min_size"):
+        for key in ("alpha", "shards", "classes", "min_size", "path"):
             if values.get(key) is None and key in needs:
                 values[key] = needs[key]
             elif values.get(key) is not None and key not in needs:
                 raise ValueError(
                     f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; remove it"
                 )
+        if values.get("kind") != "file":
+            return {**values, "digest": None}
+        if not values.get("path"):
+            raise ValueError(
+                "kind = 'file' needs path; set partition.path to an npz or JSON file: client -> indices"
+            )
+        if values.get("digest") is None:
+            values["digest"] = partition_digest(read_partition(str(values["path"])))
         return values
 
     @property
@@ -207,6 +227,7 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
     "dirichlet": {"alpha": 0.1},
     "pathological": {"classes": 3},
     "iid": {},
+    "file": {"path": None},
 }
 
 
@@ -276,6 +297,31 @@ class TrainSection(ConfigSection):
     stack: Literal["auto", "on", "off"] = Field(
         "auto", description="train several clients as one stack"
     )
+    initial: str | None = Field(
+        None,
+        description="file of weights that training starts from: a checkpoint or a state_dict (default, or none: drawn by "
+        "the seed)",
+    )
+    initial_digest: str | None = Field(
+        None, description="of the file in initial, by which a changed file is noticed; filled in"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_initial(cls, values: Any) -> Any:
+        """The digest of the file of initial weights, unless it is there already."""
+        if not isinstance(values, Mapping) or "initial" not in values:
+            return values
+        path = values["initial"]
+        if path in (None, "none"):
+            return {**values, "initial": None, "initial_digest": None}
+        if values.get("initial_digest") is None:
+            if not Path(str(path)).is_file():
+                raise ValueError(
+                    f"initial: there is no file {path}; give a checkpoint or a state_dict"
+                )
+            return {**values, "initial_digest": file_digest(Path(str(path)))}
+        return values
 
     @model_validator(mode="after")
     def _momentum(self) -> TrainSection:

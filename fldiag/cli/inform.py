@@ -64,7 +64,12 @@ def explain(name: str, json: Json = False, debug: Debug = False) -> None:
     """
     with errors(debug):
         console = Console(json)
-        entry = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
+        if ":" in name:
+            from fldiag.method import own_entry  # imports torch
+
+            entry: known.Item | None = known.describe(own_entry(name, {name}))
+        else:
+            entry = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
         if entry is None:
             raise unknown("name", name, [n for kind in known.KINDS for n in known.names(kind)])
         _explain(console, name, entry)

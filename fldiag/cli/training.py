@@ -148,7 +148,17 @@ def _train_demo(console: Console, folder: Path, method: str, seed: int, device: 
 
 @app.command(rich_help_panel="Start")
 def train(
-    config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
+    config: Annotated[
+        str | None, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")
+    ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            "--like",
+            metavar="RUN",
+            help="Instead of a preset: data, partition, model and settings of this run, which fldiag trained or recorded.",
+        ),
+    ] = None,
     set_: Set = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
@@ -171,6 +181,7 @@ def train(
     ] = False,
     executor: Executor = "serial",
     shard: Shard = None,
+    allow_code: AllowCode = None,
     download: Download = False,
     json: Json = False,
     device: Device = "auto",
@@ -181,38 +192,40 @@ def train(
 
     Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
     """
-    overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
-    if over and not overwrite:
-        return sweep(
-            config,
-            over,
-            set_=overrides,
-            out=out,
-            dry_run=dry_run,
-            executor=executor,
-            shard=shard,
-            download=download,
-            json=json,
-            device=device,
-            debug=debug,
-        )
     with errors(debug):
         from fldiag import config as configs
         from fldiag.runs.prune import remove
         from fldiag.training import rounds
         from fldiag.user_code import importable
 
-        console = Console(json)
-        if over:
+        console, device = Console(json), device_of(device)
+        overrides = [*(set_ or []), *([f"seed={seed}"] if seed is not None else [])]
+        if over and overwrite:
             raise FldiagError(
                 "--overwrite works for a single run only", "give a sweep another --out", usage=True
             )
-        if shard:
+        if shard and not over:
             raise FldiagError(
                 "--shard selects a part of several runs", "give --sweep key=a,b,c too", usage=True
             )
-        device = device_of(device)
-        resolved = configs.load(config, overrides)
+        source = _source(console, config, like, overrides, allow_code or [])
+        if over:
+            fixed = overrides if like is None else []
+            return _sweep(
+                console,
+                source,
+                over,
+                fixed,
+                [],
+                None,
+                out,
+                dry_run,
+                executor,
+                shard,
+                download,
+                device,
+            )
+        resolved = configs.load(source, overrides) if isinstance(source, str) else source
         path = out or rounds.run_path(resolved)
         if overwrite and resume:
             raise FldiagError(
@@ -223,43 +236,91 @@ def train(
         if warning := emulated(resolved.train.precision, device):
             console.note(warning)
         if overwrite and os.path.isfile(path / "run.json"):
+            data_file = resolved.data.name.partition(":")[2]
+            needed = (resolved.partition.path, resolved.train.initial, data_file)
+            if any(Path(n).resolve().is_relative_to(path.resolve()) for n in needed if n):
+                raise FldiagError(
+                    f"--overwrite would delete {path}, of which this training needs files",
+                    "choose another folder with --out",
+                    usage=True,
+                )
             remove(path)
-        with console.progress(resolved.method.name) as progress:
-
-            def on_event(event: dict[str, Any]) -> None:
-                if event["event"] == "round":
-                    score = (
-                        f"accuracy {event['accuracy']:.4f}"
-                        if "accuracy" in event
-                        else f"loss {event['loss']:.4g}"
-                    )
-                    progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
-                elif event["event"] == "personalise":
-                    progress(event["done"], event["total"], "clients' own models")
-                elif event["event"] == "start":
-                    if event["round"]:
-                        console.note(f"resuming after round {event['round']} of {event['rounds']}")
-                    for text in event["notes"]:
-                        console.note(text)
-                    progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
-
-            try:
-                with importable():
-                    run = rounds.train(
-                        resolved,
-                        out=out,
-                        executor=executor,
-                        on_event=on_event,
-                        resume=resume,
-                        device=device,
-                        download=download,
-                    )
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"stopped; everything up to the last checkpoint is kept in {path}",
-                    "to continue, run the same command with --resume",
-                ) from None
+        with importable():
+            run = _train_run(console, resolved, path, executor, resume, device, download)
         _show_run(console, run)
+
+
+def _source(
+    console: Console,
+    config: str | None,
+    like: Path | None,
+    overrides: list[str],
+    allow_code: list[str],
+) -> str | Config:
+    """The preset or TOML file, or the config that is like a run; it says what was taken from the run."""
+    from fldiag import config as configs
+    from fldiag.runs.run import Run
+
+    if config is not None and like is None:
+        return config
+    if config is not None or like is None:
+        raise FldiagError(
+            "a config and --like were given" if config else "what to train is not clear",
+            "give a preset, a TOML file, or --like RUN: one of them",
+            usage=True,
+        )
+    run = Run.open(like).allow(allow_code)
+    resolved, remarks = configs.like(run, dict(map(configs.parse_override, overrides)))
+    for text in remarks:
+        console.note(text)
+    return resolved
+
+
+def _train_run(
+    console: Console,
+    config: Config,
+    path: Path,
+    executor: str,
+    resume: bool,
+    device: str,
+    download: bool,
+) -> Run:
+    from fldiag.training import rounds
+
+    with console.progress(config.method.name) as progress:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "round":
+                score = (
+                    f"accuracy {event['accuracy']:.4f}"
+                    if "accuracy" in event
+                    else f"loss {event['loss']:.4g}"
+                )
+                progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
+            elif event["event"] == "personalise":
+                progress(event["done"], event["total"], "clients' own models")
+            elif event["event"] == "start":
+                if event["round"]:
+                    console.note(f"resuming after round {event['round']} of {event['rounds']}")
+                for text in event["notes"]:
+                    console.note(text)
+                progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
+
+        try:
+            return rounds.train(
+                config,
+                out=path,
+                executor=executor,
+                on_event=on_event,
+                resume=resume,
+                device=device,
+                download=download,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped; everything up to the last checkpoint is kept in {path}",
+                "to continue, run the same command with --resume",
+            ) from None
 
 
 def _show_run(console: Console, run: Run) -> None:
@@ -364,98 +425,127 @@ def sweep(
     Example: fldiag sweep digits --over method.name=fedavg,fedsol --over seed=0,1,2
     """
     with errors(debug):
-        from fldiag.report.build import report_path
-        from fldiag.report.collect import collect
-        from fldiag.results.provenance import digest, provenance
-        from fldiag.training import sweep as sweeps
-        from fldiag.user_code import importable
+        _sweep(
+            Console(json),
+            config,
+            over,
+            set_ or [],
+            tune or [],
+            budget,
+            out,
+            dry_run,
+            executor,
+            shard,
+            download,
+            device_of(device),
+        )
 
-        console, device = Console(json), device_of(device)
-        part = execution.Shard.parse(shard)
-        if part is not None and tune:
-            raise FldiagError(
-                "--shard trains a part of the runs, and --tune chooses for all of them",
-                "tune first, and give the values found with --set",
-                usage=True,
-            )
-        values, grid, fixed, tries = _read_sweep(over, tune or [], set_ or [], budget)
-        settings = sweeps.settings(values)
-        plan = sweeps.configs(config, values, fixed)
-        candidates = f"{tries} candidates for each of {len(settings)} settings"
-        console.say(f"{len(plan)} runs" + (f", and before them {candidates}" if grid else ""))
-        count = len(plan)
-        if part is not None:
-            plan = part.part(plan)
-        if dry_run:
-            with importable():
-                return _forecast_sweep(console, plan, tries, executor, download, device)
-        tunings: dict[str, Tuning] = {}
-        try:
-            with console.progress("sweep") as progress, importable():
-                total, finished = len(plan) + tries * len(settings), 0
-                progress(0, total, config)
 
-                def on_event(event: dict[str, Any]) -> None:
-                    nonlocal finished
-                    if event["event"] == "end":
-                        finished += 1
-                        progress(finished, total, Path(event["path"]).name)
+def _sweep(
+    console: Console,
+    source: str | Config,
+    over: list[str],
+    overrides: list[str],
+    tune: list[str],
+    budget: int | None,
+    out: Path | None,
+    dry_run: bool,
+    executor: str,
+    shard: str | None,
+    download: bool,
+    device: str,
+) -> None:
+    from fldiag.report.build import report_path
+    from fldiag.report.collect import collect
+    from fldiag.results.provenance import digest, provenance
+    from fldiag.training import sweep as sweeps
+    from fldiag.user_code import importable
 
-                options: dict[str, Any] = {
-                    "out": out,
-                    "executor": executor,
-                    "device": device,
-                    "download": download,
-                    "on_event": on_event,
-                }
-                if grid:
-                    first_seed = {key: v[0] for key, v in values.items() if key == "seed"}
-                    for setting in settings:
-                        keys = {**fixed, **setting, **first_seed}
-                        tunings[sweeps.label(setting)] = sweeps.tune(
-                            config, grid, tries, fixed=keys, **options
-                        )
-                    plan = sweeps.configs(config, values, fixed, tunings)
-                runs = sweeps.train_configs(plan, **options)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                "stopped; everything up to the last checkpoint is kept",
-                "run the same command again to continue",
-            ) from None
-        if part is not None:
-            console.say(
-                f"part {part}: {len(runs)} of {count} runs; when all parts are done, the same command without --shard "
-                "makes the table"
-            )
-            return console.done(*(run.path for run in runs))
-        frame = sweeps.table(runs, values, tunings)
-        console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
-        about = {
-            "source": config,
-            "over": values,
-            "fixed": fixed,
-            "runs": [run.path.name for run in runs],
-            "tuned": {
-                name: {
-                    "chosen": tuning.best,
-                    "tried": [{"values": v, "score": s} for v, s in tuning.scores],
-                }
-                for name, tuning in tunings.items()
-            },
-            **provenance(),
-        }
-        path = (out or sweeps.rounds.RUNS) / f"sweep-{digest(about['runs'], grid, tries)[:8]}"
-        write_table(frame, path, about)
-        if "diverged" in frame:
-            console.alarm("some runs diverged; the numbers are those of the others")
-        collection = collect([run.path for run in runs])
-        for name, tuning in tunings.items():
-            method = words.label(name.removeprefix("name "))
-            collection.choices.append(
-                f"{method}: {sweeps.label(tuning.best)}, the best of {len(tuning.scores)} candidates on "
-                "training examples that were held out; no test example was looked at."
-            )
-        show_report(console, collection, report_path(collection, Path(f"{path}-report")))
+    part = execution.Shard.parse(shard)
+    if part is not None and tune:
+        raise FldiagError(
+            "--shard trains a part of the runs, and --tune chooses for all of them",
+            "tune first, and give the values found with --set",
+            usage=True,
+        )
+    values, grid, fixed, tries = _read_sweep(over, tune, overrides, budget)
+    settings = sweeps.settings(values)
+    plan = sweeps.configs(source, values, fixed)
+    candidates = f"{tries} candidates for each of {len(settings)} settings"
+    console.say(f"{len(plan)} runs" + (f", and before them {candidates}" if grid else ""))
+    count = len(plan)
+    if part is not None:
+        plan = part.part(plan)
+    if dry_run:
+        with importable():
+            return _forecast_sweep(console, plan, tries, executor, download, device)
+    tunings: dict[str, Tuning] = {}
+    try:
+        with console.progress("sweep") as progress, importable():
+            total, finished = len(plan) + tries * len(settings), 0
+            progress(0, total, source if isinstance(source, str) else source.name)
+
+            def on_event(event: dict[str, Any]) -> None:
+                nonlocal finished
+                if event["event"] == "end":
+                    finished += 1
+                    progress(finished, total, Path(event["path"]).name)
+
+            options: dict[str, Any] = {
+                "out": out,
+                "executor": executor,
+                "device": device,
+                "download": download,
+                "on_event": on_event,
+            }
+            if grid:
+                first_seed = {key: v[0] for key, v in values.items() if key == "seed"}
+                for setting in settings:
+                    keys = {**fixed, **setting, **first_seed}
+                    tunings[sweeps.label(setting)] = sweeps.tune(
+                        source, grid, tries, fixed=keys, **options
+                    )
+                plan = sweeps.configs(source, values, fixed, tunings)
+            runs = sweeps.train_configs(plan, **options)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "stopped; everything up to the last checkpoint is kept",
+            "run the same command again to continue",
+        ) from None
+    if part is not None:
+        console.say(
+            f"part {part}: {len(runs)} of {count} runs; when all parts are done, the same command without --shard "
+            "makes the table"
+        )
+        return console.done(*(run.path for run in runs))
+    frame = sweeps.table(runs, values, tunings)
+    console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
+    about = {
+        "source": source if isinstance(source, str) else source.model_dump(mode="json"),
+        "over": values,
+        "fixed": fixed,
+        "runs": [run.path.name for run in runs],
+        "tuned": {
+            name: {
+                "chosen": tuning.best,
+                "tried": [{"values": v, "score": s} for v, s in tuning.scores],
+            }
+            for name, tuning in tunings.items()
+        },
+        **provenance(),
+    }
+    path = (out or sweeps.rounds.RUNS) / f"sweep-{digest(about['runs'], grid, tries)[:8]}"
+    write_table(frame, path, about)
+    if "diverged" in frame:
+        console.alarm("some runs diverged; the numbers are those of the others")
+    collection = collect([run.path for run in runs])
+    for name, tuning in tunings.items():
+        method = words.label(name.removeprefix("name "))
+        collection.choices.append(
+            f"{method}: {sweeps.label(tuning.best)}, the best of {len(tuning.scores)} candidates on "
+            "training examples that were held out; no test example was looked at."
+        )
+    show_report(console, collection, report_path(collection, Path(f"{path}-report")))
 
 
 def _read_sweep(
@@ -586,4 +676,6 @@ def partition(
         }
         headings = {name: name for name in row} | {"classes": "classes a client (mean)"}
         console.table([row], headings)
+        for text in division.remarks:
+            console.note(text)
         console.done(table, *pictures)

@@ -16,6 +16,7 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.uncertainty import SEEDS, Interval
 from fldiag.runs.run import Run
+from fldiag.runs.same_model import same_model
 
 EXAMPLES = "bootstrap over examples"
 
@@ -83,7 +84,7 @@ def _finite(evidence: Evidence) -> Evidence:
 
 def unlike(number: Number, a: Member, b: Member) -> str:
     """Why the number of one is not that of the other, or nothing."""
-    if "model" in number.needs and _model(a) != _model(b):
+    if "model" in number.needs and not same_model(a, b):
         return "the models are different, and the number depends on how a model is parametrised"
     if "partition" not in number.needs:
         return ""
@@ -94,15 +95,6 @@ def unlike(number: Number, a: Member, b: Member) -> str:
     if None in parts or parts[0] != parts[1]:
         return "the data are divided differently among the clients, or a run does not say how"
     return ""
-
-
-def _model(member: Member) -> object:
-    if isinstance(member, Run) and member.index["config"].get("model", {}).get("name"):
-        return member.index["config"]["model"]
-    checkpoint = member.checkpoint() if isinstance(member, Run) else member
-    return checkpoint.config.get("model") or {
-        name: tuple(t.shape) for name, t in checkpoint.state.items()
-    }
 
 
 # -- methods

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator
 
+from fldiag.config_files import partition_digest, read_partition, split_indices
 from fldiag.data.dataset import LazyRows
 from fldiag.data.synthetic import CLASSES, LazyPartition
 from fldiag.errors import FldiagError, nearest, unknown
@@ -333,6 +334,76 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 }
 
 
+def from_file(path: str, digest: str | None, clients: int, examples: int) -> Parts:
+    """Anybody's partition: the training examples of clients 0, 1, 2, ... as a file (or a run's folder) says.
+
+    ``digest``: of the content that is expected. ``clients``, ``examples``: how many the federation and the training split have.
+    Examples may belong to several clients, and to none.
+
+    Raises FldiagError for another content, clients that are not 0 to ``clients`` - 1, a client without examples or with one
+    twice, and examples that the data do not have. (Of a run's own partition a client may have one twice: some kinds deal so.)
+    """
+    indices_by_name = read_partition(path)
+    if digest is not None and partition_digest(indices_by_name) != digest:
+        raise FldiagError(
+            f"the partition {path} has changed since the config was made",
+            "restore the file, or make the config again (and train into another folder)",
+        )
+    name = next((n for n in indices_by_name if not n.isdecimal() or n != str(int(n))), None)
+    if name is not None:
+        raise FldiagError(
+            f"partition {path}: client {name!r} is not a number",
+            "name the clients 0, 1, 2, ...",
+            usage=True,
+        )
+    parts = {int(name): index for name, index in indices_by_name.items()}
+    if parts.keys() != set(range(clients)):
+        beyond, lacks = sorted(parts.keys() - range(clients)), set(range(clients)) - parts.keys()
+        fault = f"has client {beyond[0]}" if beyond else f"has no client {min(lacks)}"
+        total = len(parts)
+        numbering = "" if max(parts) < total else f"number its clients from 0 to {total - 1}, and "
+        raise FldiagError(
+            f"partition {path} {fault}, and clients.total = {clients}",
+            f"{numbering}set clients.total = {total}",
+            usage=True,
+        )
+    is_of_run = os.path.isdir(path)
+    for k, index in sorted(parts.items()):
+        if not len(index):
+            raise FldiagError(
+                f"partition {path}: client {k} has no examples",
+                "give it some, or leave it out and number the others anew",
+                usage=True,
+            )
+        if index[-1] >= examples:
+            raise FldiagError(
+                f"partition {path}: client {k} has example {index[-1]}, and the data have {examples} training examples",
+                f"give the data of this partition with data.name, or indices from 0 to {examples - 1}",
+                usage=True,
+            )
+        twice = index[1:][index[1:] == index[:-1]]
+        if len(twice) and not is_of_run:
+            raise FldiagError(
+                f"partition {path}: client {k} has example {twice[0]} twice",
+                "give every example of a client once (the partition of a run as the run's folder)",
+                usage=True,
+            )
+    return [parts[k] for k in range(clients)]
+
+
+def file_remarks(parts: Sequence[np.ndarray], examples: int) -> list[str]:
+    """What to know of a partition from a file: examples of several clients, and of none."""
+    owners = np.zeros(examples, dtype=np.int64)
+    for part in parts:
+        owners[np.unique(part)] += 1
+    counts = {"several clients": int((owners > 1).sum()), "no client": int((owners == 0).sum())}
+    return [
+        f"partition: {count} of {examples} training examples belong to {owner}"
+        for owner, count in counts.items()
+        if count
+    ]
+
+
 def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
     """Examples of every class at every client, zeros included: int64 columns client, class, count."""
     labels = labels if isinstance(labels, LazyRows) else _labels(labels, "summary")
@@ -363,17 +434,11 @@ def load_parts(path: str | os.PathLike[str]) -> Clients:
         with np.load(path, allow_pickle=False) as file:
             if "kind" in file.files:
                 return LazyPartition.of({name: file[name] for name in file.files})
-            indices, offsets = file["indices"], file["offsets"]
+            return split_indices(file["indices"], file["offsets"])
     except FileNotFoundError:
         raise FldiagError(f"no partition at {path}", remedy) from None
     except Exception as error:  # a damaged archive can make the reader raise anything
         raise FldiagError(f"{path} is not a partition ({error})", remedy) from None
-    flat = all(a.dtype == np.int64 and a.ndim == 1 for a in (indices, offsets)) and len(offsets) > 1
-    if not flat or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
-        raise FldiagError(
-            f"{path} is not a partition (its offsets do not match its indices)", remedy
-        )
-    return np.split(indices, offsets[1:-1])
 
 
 def sizes(parts: Clients) -> np.ndarray:

@@ -93,6 +93,8 @@ def deal(
     """The clients' training examples: indices of each into the training split, without those that are held out as
     ``public``. Raises FldiagError when there are more clients than examples."""
     holds_out = isinstance(public, str) and public.startswith("holdout")
+    if spec.kind == "file":
+        return _deal_file(dataset, spec, clients, str(public) if holds_out else None)
     if dataset.is_lazy and not holds_out:
         return LazyPartition(
             spec.kind, spec.options.get(KINDS.get(spec.kind) or ""), clients, spec.seed
@@ -114,6 +116,30 @@ def deal(
             spec.kind, dataset.train_y[private], clients, spec.seed, **spec.options
         )
     ]
+
+
+def _deal_file(
+    dataset: Dataset, spec: PartitionSection, clients: int, holdout: str | None
+) -> Sequence[np.ndarray]:
+    """The partition of a file. Raises FldiagError where a client has examples that ``holdout`` makes public."""
+    if dataset.is_lazy:
+        raise FldiagError(
+            f"partition.kind = 'file', and the data of {dataset.name!r} are made client by client",
+            f"use one of {', '.join(KINDS)}: --set partition.kind=dirichlet",
+            usage=True,
+        )
+    parts = partition.from_file(str(spec.path), spec.digest, clients, len(dataset.train_y))
+    if holdout is not None:
+        is_public = _hold_out(holdout, dataset, spec.seed).numpy()
+        for k, part in enumerate(parts):
+            if is_public[part].any():
+                raise FldiagError(
+                    f"partition {spec.path}: client {k} has example {part[is_public[part]][0]}, which data.public = "
+                    f"{holdout} makes public",
+                    "name another data set with data.public, or take these examples out of the partition",
+                    usage=True,
+                )
+    return parts
 
 
 def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:

@@ -15,20 +15,24 @@ from fldiag import data, user_code
 from fldiag.data import partition
 from fldiag.data.public import deal
 from fldiag.diagnosis import places
+from fldiag.errors import FldiagError
 from fldiag.plotting import words
+from fldiag.runs.open_problem import load_dataset
 from fldiag.runs.run import Run
 
 
 @dataclass(frozen=True)
 class DealtPartition:
     """``counts``: one row a client and class with its number of examples. ``parts``: the training indices of every client.
-    ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many."""
+    ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many.
+    ``remarks``: what to know of it."""
 
     counts: pd.DataFrame
     parts: Sequence[np.ndarray]
     folder: Path
     name: str
     title: str = ""
+    remarks: Sequence[str] = ()
 
 
 def partition_of(
@@ -50,18 +54,7 @@ def partition_of(
         FldiagError: an unknown source, data that are not there, or user code that only a run names, without consent.
     """
     if os.path.isfile(Path(source) / "run.json"):
-        run = Run.open(source)
-        config = run.config.allow(allow_code)
-        user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
-        dataset = data.of(config.data, download, config.allowed_code)
-        parts = partition.load_parts(run.verified("partition.npz"))
-        return DealtPartition(
-            partition.summary(parts, dataset.train_y),
-            parts,
-            run.path / "diagnostics",
-            "partition",
-            title(config),
-        )
+        return _of_run(Run.open(source).allow(allow_code), download)
     return dealt(configs.load(source, overrides), download=download)
 
 
@@ -71,23 +64,63 @@ def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:
     dataset = data.of(config.data, download, config.allowed_code)
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(
-        [
-            "partition",
-            config.data.name.replace(":", "-").replace("/", "-"),
-            spec.kind,
-            *(f"{k}{v}" for k, v in spec.options.items() if k != "min_size"),
-        ]
+        ["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind]
+        + [Path(v).stem if k == "path" else f"{k}{v}" for k, v in _options(config).items()]
     )
     return DealtPartition(
-        partition.summary(parts, dataset.train_y), parts, places.FALLBACK, name, title(config)
+        partition.summary(parts, dataset.train_y),
+        parts,
+        places.FALLBACK,
+        name,
+        title(config),
+        _remarks(parts, dataset, is_dealt=spec.kind != "file"),
     )
+
+
+def _options(config: configs.Config) -> dict[str, str]:
+    """The options of the partition that tell it from others; of a file its name."""
+    options = config.partition.options
+    return {k: Path(v).name if k == "path" else v for k, v in options.items() if k != "min_size"}
+
+
+def _of_run(run: Run, download: bool) -> DealtPartition:
+    """The partition of a run, trained or recorded. Raises FldiagError for user code that only the run names."""
+    if "partition.npz" not in run.index["files"]:
+        raise FldiagError(
+            f"{run.path} does not say which examples belong to which client",
+            "record it with clients=, or convert it with --partition",
+            usage=True,
+        )
+    parts = partition.load_parts(run.verified("partition.npz"))
+    if run.origin:
+        checkpoint = run.checkpoint()
+        name = checkpoint.config.get("data", {}).get("name")
+        user_code.check({"data": {"name": name}}, run.allow_code, run.path)
+        dataset, is_dealt = load_dataset(checkpoint, None, download), False
+        heading = f"{words.data(dataset.name)}, as recorded, {len(parts):,} clients"
+    else:
+        config = run.config
+        user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
+        dataset = data.of(config.data, download, config.allowed_code)
+        is_dealt, heading = config.partition.kind != "file", title(config)
+    return DealtPartition(
+        partition.summary(parts, dataset.train_y),
+        parts,
+        run.path / "diagnostics",
+        "partition",
+        heading,
+        _remarks(parts, dataset, is_dealt=is_dealt),
+    )
+
+
+def _remarks(parts: Sequence[np.ndarray], dataset: data.Dataset, *, is_dealt: bool) -> list[str]:
+    """What to know of clients whose examples fldiag did not deal."""
+    return [] if is_dealt else partition.file_remarks(parts, len(dataset.train_y))
 
 
 def title(config: configs.Config) -> str:
     """Data, partition and number of clients, as a picture says them."""
-    options = [
-        f"{words.symbol(k)} = {v}" for k, v in config.partition.options.items() if k != "min_size"
-    ]
+    options = [f"{words.symbol(k)} = {v}" for k, v in _options(config).items()]
     kind = words.PARTITIONS.get(config.partition.kind, config.partition.kind)
     return ", ".join(
         [words.data(config.data.name), kind, *options, f"{config.clients.total:,} clients"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fldiag.data import partition as partitions
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 #: Programs -> how they name the files of clients and of global models, whose patterns need not be given.
@@ -182,47 +180,6 @@ def numbers(names: Sequence[str]) -> dict[str, int]:
     if len(values) == len(names) == len(set(values)) and max(values, default=0) < LARGEST:
         return dict(zip(names, values, strict=True))
     return {name: i for i, name in enumerate(sorted(names, key=_natural))}
-
-
-def read_partition(path: Path) -> dict[str, np.ndarray]:
-    """Client name -> sorted indices of its training examples, from an npz or JSON file.
-
-    npz: a run's partition.npz, or one array of indices for each client, named by it. JSON: {"client": [indices]}, or a
-    list of lists. Raises FldiagError for anything else; nothing in the file is executed.
-    """
-    if not os.path.isfile(path):
-        raise FldiagError(
-            f"partition {path} is not there",
-            "give an npz or JSON file: client -> indices",
-            usage=True,
-        )
-    try:
-        if path.suffix == ".json":
-            content = json.loads(path.read_text("utf-8"))
-            indices = dict(enumerate(content)) if isinstance(content, list) else content
-        else:
-            with np.load(path, allow_pickle=False) as file:
-                indices = {name: file[name] for name in file.files}
-            if indices.keys() == {"indices", "offsets"}:
-                indices = dict(enumerate(partitions.load_parts(path)))
-        parts = {
-            str(k): np.sort(np.asarray(v if len(v) else np.empty(0, dtype=np.int64)))
-            for k, v in indices.items()
-        }
-    except Exception as error:  # a damaged file can make its reader raise anything
-        raise FldiagError(
-            f"{path} is not a partition: {first_line(error)}",
-            "give an npz or JSON file: client -> indices of its training examples",
-        ) from None
-    for name, index in parts.items():
-        if index.ndim != 1 or index.dtype.kind not in "iu" or (len(index) and index[0] < 0):
-            raise FldiagError(
-                f"{path}: client {name} has {index.dtype} {list(index.shape)}, not indices of examples",
-                "give each client a list of whole numbers from 0",
-            )
-    if not parts:
-        raise FldiagError(f"{path} names no client", "give an npz or JSON file: client -> indices")
-    return {name: index.astype(np.int64) for name, index in parts.items()}
 
 
 def match(

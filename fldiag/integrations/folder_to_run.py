@@ -11,6 +11,7 @@ from torch import nn
 
 from fldiag import data as datasets
 from fldiag import models
+from fldiag.config_files import read_partition
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.integrations import client_files
@@ -181,7 +182,7 @@ def _people(
     """Numbers of the clients by name, and their examples by number."""
     if partition is None:
         return client_files.numbers(names), None
-    parts, _ = client_files.match(client_files.read_partition(partition), names)
+    parts, _ = client_files.match(read_partition(partition), names)
     numbers = client_files.numbers(sorted({*names, *parts}))
     return numbers, {numbers[name]: index for name, index in parts.items()}
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from fldiag import data as datasets
+from fldiag.config_files import read_partition
 from fldiag.data import Dataset
 from fldiag.data.arrays import FORM, KEYS, NO_TEST
 from fldiag.errors import FldiagError, first_line
@@ -186,7 +187,7 @@ def partition_of(clients: Any, dataset: Dataset | None, data: Any = None) -> dic
             )
         data = data.dataset
     if isinstance(clients, (str, Path)):
-        clients = client_files.read_partition(Path(clients))
+        clients = read_partition(Path(clients))
     pairs = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     total = None if dataset is None else len(dataset.train_y)
     indices = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}

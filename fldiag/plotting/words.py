@@ -72,7 +72,14 @@ DATA = {
     "imagenet200": "ImageNet-200",
     "iris": "Iris",
 }
-PARTITIONS = {"lda": "LDA", "lda_fedsol": "LDA", "iid": "IID", "dirichlet": "Dirichlet"}
+PARTITIONS = {
+    "lda": "LDA",
+    "lda_fedsol": "LDA",
+    "iid": "IID",
+    "dirichlet": "Dirichlet",
+    "file": "from a file",
+    "given": "as recorded",
+}
 METRICS = {
     "global_local_divergence": "global–local divergence",
     "local_local_divergence": "local–local divergence",
@@ -89,12 +96,14 @@ _SYMBOL = re.compile(r"(?<![A-Za-z0-9_])(rho|beta|kappa|mu|alpha|tau|lam)(?: ?= 
 
 
 def method(name: str) -> str:
-    """The display name of a registered method; of one that is not known, the name.
+    """The display name of a registered method; of one that is not known the name, and of pkg.mod:function the function.
 
-    >>> method("fedlesam_d"), method("strategy:A1"), method("mine")
-    ('FedLESAM-D', 'strategy A1', 'mine')
+    >>> method("fedlesam_d"), method("strategy:A1"), method("mine"), method("pkg.mine:steady")
+    ('FedLESAM-D', 'strategy A1', 'mine', 'steady')
     """
     head, _, id = name.partition(":")
+    if id and head not in METHODS:
+        return id
     return " ".join(filter(None, (METHODS.get(head, head), id)))
 
 

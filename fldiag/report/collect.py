@@ -53,6 +53,7 @@ def collect(paths: Sequence[str | Path], places: Iterable[str | Path] = ()) -> C
         [f"{text}." for text in unverified(r.path for r in runs)],
     )
     members.name(collection.members)
+    members.number_models(collection.members)
     candidates = list(
         search.candidates(
             {m.run.path: m.rounds for m in collection.members},

@@ -43,7 +43,7 @@ def sections(entry: Diagnostic, collection: Collected) -> list[Section]:
         label = f"{variant} on {slice_}" if variant and slice_ else variant or slice_
         words = [title(label)] if label else []
         words += [names[data]] if len(names) > 1 else []
-        words += [f"model {of_kind[0][1].setting('model', 'name')}"] * (
+        words += [f"model {of_kind[0][1].setting('model', 'name') or 'without a name'}"] * (
             len({m.model for m in collection.members}) > 1
         )
         section.groups.append(_group(entry, ", ".join(words), of_kind))

@@ -19,6 +19,7 @@ from fldiag.plotting import style, words
 from fldiag.plotting.sections import Missing
 from fldiag.results.files import sha256_of
 from fldiag.results.select import only
+from fldiag.runs.same_model import same_model
 
 NO_CLIENTS = "it kept no client weights; train it again with --set checkpoint.clients=sampled"
 #: The sections of a config that say how a run was trained.
@@ -75,8 +76,9 @@ class Member:
     """A run of the report.
 
     ``run``: the ``fldiag.runs.run.Run``. ``argument``: its path as the user wrote it. ``folder``: the end of that path, which
-    tells it from the others; ``label``: its name in the report, by method and seed; ``place``: its number. ``tables``: kind ->
-    table; the kind is the diagnostic's name, with ``:VARIANT`` where it has variants.
+    tells it from the others; ``label``: its name in the report, by method and seed; ``place``: its number; ``model``: the place
+    of the first run of the same model. ``tables``: kind -> table; the kind is the diagnostic's name, with ``:VARIANT`` where it
+    has variants.
     """
 
     run: Any
@@ -84,6 +86,7 @@ class Member:
     folder: str
     place: int
     label: str = ""
+    model: int = 0
     look: style.Look = field(default_factory=lambda: style.look(0))
     tables: dict[str, Source] = field(default_factory=dict)
 
@@ -139,10 +142,6 @@ class Member:
         )
 
     @cached_property
-    def model(self) -> str:
-        return json.dumps(self.config.get("model", {}), sort_keys=True, default=str)
-
-    @cached_property
     def federation(self) -> str:
         """What tells the division of the data apart."""
         return str(self.run.index["files"].get("partition.npz"))
@@ -189,6 +188,13 @@ def name(members: Sequence[Member]) -> None:
     looks = style.looks([m.label for m in members])
     for m in members:
         m.look = looks[m.label]
+
+
+def number_models(members: Sequence[Member]) -> None:
+    """Say of every run which is the first of the same model."""
+    for i, m in enumerate(members):
+        first = next((other for other in members[:i] if same_model(m.run, other.run)), m)
+        m.model = first.place
 
 
 def _keys(members: Sequence[Member]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fldiag.config import Config, check_config
+from fldiag.config_files import kept_initial
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pool import Pool
@@ -147,7 +148,8 @@ def train(
 def run_path(config: Config) -> Path:
     """Where a run goes by default: named by what it is. One that exists under the name that fldiag 0.1.0 gave it (what the
     checkpoints hold was part of it) stays there."""
-    stem = f"{config.name}-{config.method.name}-s{config.seed}"
+    method = config.method.name.rpartition(":")[2]  # of pkg.mod:function the function
+    stem = f"{config.name}-{method}-s{config.seed}"
     path, former = (
         RUNS / f"{stem}-{digits[:8]}"
         for digits in (config.hash, config.fingerprint(checkpoint=True))
@@ -183,6 +185,7 @@ def _open(path: Path, config: Config, setup: Setup, federation: Federation, resu
     if run.config.rounds != config.rounds:
         extend(run, config)
         run.commit()
+    _keep_initial(run, config)
     if not run.done:
         federation.clients = run.states
     elif not federation.restore(run, must=not is_unfinished):
@@ -200,9 +203,18 @@ def _create(path: Path, config: Config, setup: Setup, federation: Federation) ->
     run = Run.create(path, config, partition_bytes(setup.parts), provenance(setup))
     if (words := setup.dataset.words) is not None:
         run.put("tokenizer.json", lambda file: file.write(words.spec.encode()))
+    _keep_initial(run, config)
     base.keep(run, setup.module)
     federation.clients = run.states
     return run
+
+
+def _keep_initial(run: Run, config: Config) -> None:
+    """Copy the weights that training starts from into the run, unless they are there."""
+    source = config.train.initial
+    if source is not None and kept_initial(source) not in run.index["files"]:
+        content = Path(source).read_bytes()
+        run.put(kept_initial(source), lambda file: file.write(content))
 
 
 def _loop(

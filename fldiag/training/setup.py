@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag import data, models, registry, user_code
+from fldiag import data, models, user_code
+from fldiag import method as methods
 from fldiag.config import Config
+from fldiag.config_files import file_digest, kept_initial
 from fldiag.data import partition
 from fldiag.data.arrays import ready
 from fldiag.data.public import deal, load_public
@@ -23,11 +25,13 @@ from fldiag.device import device_of, keep_memory
 from fldiag.errors import FldiagError, first_line
 from fldiag.local import Local
 from fldiag.method import Method
+from fldiag.models import state_dict
 from fldiag.models.network import Network, forward_macs
 from fldiag.results import provenance as origin
-from fldiag.runs import base
+from fldiag.runs import base, schema
+from fldiag.runs.in_memory import with_packed_inputs
 from fldiag.runs.run import Run
-from fldiag.sections import Normalise
+from fldiag.sections import Normalise, TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.training import client
 from fldiag.training.client import Batches, CohortResult, Feed
@@ -168,6 +172,8 @@ class Setup:
         self.remarks += data.remarks(dataset)
         if parts is None:
             parts = deal(dataset, config.partition, config.clients.total, section.public)
+            if config.partition.kind == "file":
+                self.remarks += partition.file_remarks(parts, len(dataset.train_y))
         self.parts, self.sizes = parts, partition.sizes(parts)
         self.examples = int(self.sizes.sum())
 
@@ -211,7 +217,11 @@ class Setup:
                 seed=config.seed,
                 allow_code=config.allowed_code,
             )
-        self.module = copy.deepcopy(module).to(self.device, self.dtype)
+        module = copy.deepcopy(module)
+        if config.train.initial is not None:
+            module = _load_initial(module, config.train)
+        module = with_packed_inputs(module, self.dataset)
+        self.module = module.to(self.device, self.dtype)
         self.network = Network(self.module, precision=self.precision)
         self._try_forward()  # before the method looks: a split that is none is given up there
 
@@ -241,7 +251,9 @@ class Setup:
     def _build_method(self, schedule: Schedule | None) -> None:
         """``method``, ``schedule`` of its clients, and whether they ``stack``."""
         config, clients, train = self.config, self.config.clients, self.config.train
-        self.method: Method = registry.method.get(config.method.name).build(**config.method.options)
+        self.method: Method = methods.build(
+            config.method.name, config.method.options, config.allowed_code
+        )
         self.method.check(self.network, self.dataset, config)
         check_metrics(config.metrics, self.dataset)
         if any(part.public for part in self.method):
@@ -414,6 +426,29 @@ class Setup:
             return client.train(local, self.method, feed, recorder)
 
 
+def _load_initial(module: nn.Module, train: TrainSection) -> nn.Module:
+    """The module with the weights of the file that the config names. Raises FldiagError for another file, or another model's."""
+    path = Path(str(train.initial))
+    if not path.is_file() or file_digest(path) != train.initial_digest:
+        raise FldiagError(
+            f"the initial weights {path} are not there, or have changed since the config was made",
+            "restore the file, or make the config again (and train into another folder)",
+        )
+    checkpoint = schema.read(path)
+    module = base.restore(module, checkpoint)
+    try:
+        state, _ = state_dict.fit(checkpoint.state, module)
+    except FldiagError as error:
+        raise FldiagError(
+            f"the initial weights {path} do not fit the model: {error.what}",
+            "name the model that they belong to with model.name, or start from weights drawn by the seed: "
+            "train.initial = none",
+            usage=True,
+        ) from None
+    module.load_state_dict(state, strict=False)
+    return module
+
+
 def provenance(setup: Setup) -> dict[str, Any]:
     """What decides the bits besides the config: versions, threads, device, data."""
     return origin.provenance(
@@ -476,8 +511,13 @@ def setup_of(
     user_code.check(config.model_dump(), config.allowed_code, run.path)
     if root is None and config.data.root is not None and Path(config.data.root).is_dir():
         root = config.data.root
+    config = config.replace(data__root=root)
+    if config.train.initial is not None:
+        digest = config.train.initial_digest
+        initial = str(run.verified(kept_initial(config.train.initial)))
+        config = config.replace(train__initial=initial, train__initial_digest=digest)
     setup = Setup(
-        config.replace(data__root=root),
+        config,
         device=device,
         download=download,
         parts=partition.load_parts(run.verified("partition.npz")),

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
 from fldiag import data
 from fldiag.config import Config
+from fldiag.data import partition
 from fldiag.data.arrays import spread
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import Shard, parse_executor
@@ -155,11 +157,12 @@ def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
 
 @dataclass(frozen=True)
 class RunTrainer:
-    """What all runs share; ``dataset``: in the place of what their configs name."""
+    """What all runs share; ``dataset``: in the place of what their configs name, with these ``rows`` of its training examples."""
 
     device: str
     download: bool
     dataset: data.Dataset | None = None
+    rows: np.ndarray | None = None
 
     def train(
         self,
@@ -170,7 +173,13 @@ class RunTrainer:
     ) -> Run:
         setup = None
         if self.dataset is not None:
-            setup = Setup(config, device=self.device, download=self.download, dataset=self.dataset)
+            setup = Setup(
+                config,
+                device=self.device,
+                download=self.download,
+                dataset=self.dataset,
+                parts=self._parts(config),
+            )
         return rounds.train(
             config,
             out=out,
@@ -181,6 +190,15 @@ class RunTrainer:
             on_event=on_event,
             setup=setup,
         )
+
+    def _parts(self, config: Config) -> list[np.ndarray] | None:
+        """The clients' rows of a partition from a file, which numbers the examples of the complete training split."""
+        spec = config.partition
+        if spec.kind != "file" or self.dataset is None or self.rows is None:
+            return None
+        examples = len(self.rows) + len(self.dataset.test_y)
+        parts = partition.from_file(str(spec.path), spec.digest, config.clients.total, examples)
+        return [np.searchsorted(self.rows, part[np.isin(part, self.rows)]) for part in parts]
 
 
 def _train_all(
@@ -277,9 +295,9 @@ def tune(
         sample = numpy_rng(0, "tune").permutation(len(candidates))[:budget]
         candidates = [candidates[i] for i in sorted(sample)]
     plan = [_config(source, {**(fixed or {}), **keys}) for keys in candidates]
-    dataset = _hold_out(data.of(plan[0].data, download, plan[0].allowed_code))
+    dataset, rows = _hold_out(data.of(plan[0].data, download, plan[0].allowed_code))
     outs = [(out or rounds.RUNS) / "tuning" / rounds.run_path(config).name for config in plan]
-    runs = _train_all(plan, outs, executor, RunTrainer(device, download, dataset), on_event)
+    runs = _train_all(plan, outs, executor, RunTrainer(device, download, dataset, rows), on_event)
     scores = [None if failure(run) else _score(run) for run in runs]
     scored = [(s, values) for s, values in zip(scores, candidates, strict=True) if s is not None]
     if not scored:
@@ -288,8 +306,9 @@ def tune(
     return Tuning(best, list(zip(candidates, scores, strict=True)))
 
 
-def _hold_out(dataset: data.Dataset) -> data.Dataset:
-    """The training split without every tenth example of each class, and these in place of the test split."""
+def _hold_out(dataset: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
+    """The training split without every tenth example of each class, and these in place of the test split; and which rows of
+    the training split stay."""
     if dataset.is_lazy:
         raise FldiagError(
             f"tuning holds out examples of the training split, and those of {dataset.name!r} are made client by "
@@ -301,13 +320,14 @@ def _hold_out(dataset: data.Dataset) -> data.Dataset:
     count = max(1, round(HELD_OUT * n))
     mask = torch.zeros(n, dtype=torch.bool)
     mask[spread(dataset.train_y.cpu(), count)] = True
-    return replace(
+    split = replace(
         dataset,
         train_x=dataset.train_x[~mask],
         train_y=dataset.train_y[~mask],
         test_x=dataset.train_x[mask],
         test_y=dataset.train_y[mask],
     )
+    return split, (~mask).nonzero()[:, 0].numpy()
 
 
 def _score(run: Run) -> float | None:

@@ -13,6 +13,7 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
+from fldiag.config_files import read_partition
 from fldiag.data import partition
 from fldiag.integrations import client_files
 from fldiag.models import state_dict
@@ -506,9 +507,7 @@ def test_partitions_of_all_kinds(tmp_path):
     np.savez(tmp_path / "c.npz", **{str(k): p.astype(np.int32) for k, p in enumerate(parts)})
     partition.save(tmp_path / "d.npz", parts)
     for name in ("a.json", "b.json", "c.npz", "d.npz"):
-        found, lacking = client_files.match(
-            client_files.read_partition(tmp_path / name), ["0", "1", "2"]
-        )
+        found, lacking = client_files.match(read_partition(tmp_path / name), ["0", "1", "2"])
         assert [found[str(k)].tolist() for k in range(3)] == [
             [1, 3],
             [],
@@ -524,13 +523,13 @@ def test_partitions_of_all_kinds(tmp_path):
 def test_what_is_no_partition(tmp_path, text):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(FldiagError, match=r"p\.json"):
-        client_files.read_partition(tmp_path / "p.json")
+        read_partition(tmp_path / "p.json")
 
 
 def test_a_partition_with_pickled_objects_is_not_read(tmp_path):
     np.savez(tmp_path / "p.npz", **{"0": np.array([{}], dtype=object)})
     with pytest.raises(FldiagError, match="not a partition"):
-        client_files.read_partition(tmp_path / "p.npz")
+        read_partition(tmp_path / "p.npz")
 
 
 def test_names_of_the_partition_and_of_the_files():

@@ -67,8 +67,9 @@ def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
 
 def test_tuning_sees_training_examples_only(tmp_path, monkeypatch):
     whole = data.load("digits")
-    held = sweep._hold_out(whole)
+    held, rows = sweep._hold_out(whole)
     n = len(whole.train_y)
+    assert torch.equal(held.train_x, whole.train_x[rows])
     assert len(held.train_y) + len(held.test_y) == n and abs(len(held.test_y) - n / 10) <= 1
     seen = {row.numpy().tobytes() for row in torch.cat([held.train_x, held.test_x])}
     assert seen == {row.numpy().tobytes() for row in whole.train_x}  # none of the test set

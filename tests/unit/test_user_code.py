@@ -37,6 +37,7 @@ KEYS = {
     "data.name": lambda c: c["data"].update(name="evilmod:go"),
     "data.public": lambda c: c["data"].update(public="evilmod:go"),
     "model.name": lambda c: c.update(model={"name": "evilmod:go"}),
+    "method.name": lambda c: c.update(method={"name": "evilmod:go"}),
     "model.head": lambda c: c.update(model={"name": "mine:net", "head": ["evilmod:go"]}),
 }
 
@@ -120,7 +121,7 @@ def every_verb(run, tmp_path):
 
 def test_no_verb_imports_what_a_file_names(folder, tmp_path):
     def everywhere(c):
-        for key in ("model.head", "model.name", "data.name", "data.public"):
+        for key in ("model.head", "model.name", "method.name", "data.name", "data.public"):
             KEYS[key](c)
 
     run, refused = poisoned(folder / "plain", tmp_path / "run", everywhere), 0
@@ -139,7 +140,7 @@ def test_every_key_is_refused_where_it_would_be_imported(folder, tmp_path, key):
     run = poisoned(folder / "plain", tmp_path / "run", KEYS[key])
     verbs = [
         *TRAINERS,
-        *(["spectrum", "forgetting"] if key != "data.public" else []),
+        *(["spectrum", "forgetting"] if key not in ("data.public", "method.name") else []),
         *(["partition"] if key == "data.name" else []),
     ]
     for verb in verbs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fldiag import registry
+from fldiag import registry, user_code
 from fldiag.errors import FldiagError, first_line
 
 if TYPE_CHECKING:
@@ -196,11 +196,16 @@ class Case:
     @cached_property
     def slots(self) -> set[str]:
         """The slots by which a method of fldiag departs from plain averaging: server, refine, send, correct, isolated."""
-        if not self.is_native or self.method not in registry.method:
+        if not self.is_native:
             return set()
-        entry = registry.method.get(self.method)
+        if user_code.is_code(self.method) and self.method in self.run.allow_code:
+            build = user_code.load(self.method, "method", self.run.allow_code)
+        elif self.method in registry.method:
+            build = registry.method.get(self.method).build
+        else:  # nobody but the method knows
+            return {"server", "refine", "send", "correct"}
         try:
-            method = entry.build(**{k: v for k, v in self.section("method").items() if k != "name"})
+            method = build(**{k: v for k, v in self.section("method").items() if k != "name"})
         except (FldiagError, TypeError, ValueError):
             return {"server"}
         slots = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fldiag.config_files import partition_digest
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -20,6 +21,7 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
 )
 from fldiag.errors import counted
+from fldiag.sections import PartitionSection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +102,8 @@ def _bytes(x: Tensor) -> list[bytes]:
 class Parts(Check):
     """A partition that differs from what the run says.
 
-    Rule, for runs of fldiag: the partition that the config names is dealt again, and every client must hold the same examples.
+    Rule, for runs of fldiag: the partition that the config names is dealt again (of one from a file: its digest), and every
+    client must hold the same examples.
     For others: a client reports another number of examples than the partition gives it (by more than a twentieth), two clients
     hold the same examples (5 or more, and more than half of the smaller's; of fewer it is information). Of both: a class of the
     test set that no client holds (information for runs of fldiag, whose config dealt it so).
@@ -123,9 +126,11 @@ class Parts(Check):
 
     def _compare_config(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         from fldiag.data.public import deal
-        from fldiag.sections import PartitionSection
 
         spec = PartitionSection.model_validate(self.case.section("partition"))
+        if spec.kind == "file":
+            yield from self._compare_digest(spec, parts)
+            return
         config_parts = deal(
             history.dataset, spec, self.case.total, self.case.section("data").get("public")
         )
@@ -152,6 +157,19 @@ class Parts(Check):
                 "correct the config, or train on the partition that it names",
                 client=k if len(odd) == 1 else None,
                 value=len(odd) / len(parts),
+            )
+
+    def _compare_digest(
+        self, spec: PartitionSection, parts: Sequence[np.ndarray]
+    ) -> Iterator[Finding]:
+        """Of a partition from a file, which need not be here any more, the config names the digest."""
+        if partition_digest({str(k): part for k, part in enumerate(parts)}) != spec.digest:
+            yield Finding(
+                FAULT,
+                f"the partition is not the one that the config names (from {spec.path})",
+                "its digest is another",
+                "the run's heterogeneity is not what its config says",
+                "train on the partition of that file",
             )
 
     def _missing(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from fldiag import identity
 from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
@@ -141,9 +142,8 @@ def _print(w: Any) -> bytes:
 
 
 def _without_seed(case: Case) -> str:
-    config = {
-        k: v for k, v in case.config.items() if k not in ("seed", "name", "checkpoint", "rounds")
-    }
+    config = identity.recipe(case.config)
+    config.pop("rounds", None)
     return json.dumps(config, sort_keys=True, default=str)
 
 

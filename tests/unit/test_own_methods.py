@@ -1,0 +1,175 @@
+"""A user's own method is named as ``pkg.mod:function``, in training, sweeps, tuning and what trains on from a run."""
+
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from commands import run as typed
+from helpers import config
+
+import fldiag
+from fldiag import Config, FldiagError, method, registry
+from fldiag.training import rounds, sweep
+from fldiag.training.setup import Setup
+
+MINE = """
+    from fldiag.method import Method, Part, method
+    from fldiag.parts.proximal import Proximal
+
+    class Pull(Part):
+        def __init__(self, force):
+            self.force = force
+
+        def correct(self, step, g):
+            return g + self.force * (step.w - step.local.w_g)
+
+    def pull(force: float = 0.5) -> Method:
+        '''A pull towards the received model.'''
+        return Method(Pull(force))
+
+    def nothing() -> Method:
+        return Method()
+
+    def fails() -> Method:
+        raise RuntimeError("no")
+
+    def number():
+        return 3
+"""
+SHORT = ["--set", "rounds=1", "--set", "model.name=mlp", "--set", "train.epochs=1"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_methods.py").write_text(textwrap.dedent(MINE))
+    yield tmp_path
+    sys.modules.pop("mine_methods", None)
+
+
+def weights(run):
+    return torch.cat([t.reshape(-1) for t in run.checkpoint().state.values()])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "registered", "registered_options"),
+    [
+        ("mine_methods:nothing", {}, "fedavg", {}),
+        ("mine_methods:pull", {"force": 0.0}, "fedavg", {}),
+        ("fldiag.methods.fedprox:fedprox", {"mu": 0.3}, "fedprox", {"mu": 0.3}),
+    ],
+)
+def test_it_trains_as_a_registered_method_does(
+    folder, name, options, registered, registered_options
+):
+    mine = rounds.train(config(name, options), out=folder / "mine")
+    same = rounds.train(config(registered, registered_options), out=folder / "same")
+    assert torch.equal(weights(mine), weights(same))
+    assert mine.index["config"]["method"] == {"name": name, **options}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("mine_methods:absent", {}, ["no function 'absent'", "known:"]),
+        ("no_module:pull", {}, ["cannot import no_module", "install it"]),
+        ("mine_methods:Pull", {}, ["is a type", "function that returns a fldiag.Method"]),
+        ("mine_methods:number", {}, ["returned a int", "return a fldiag.Method"]),
+        ("mine_methods:fails", {}, ["RuntimeError", "no"]),
+        ("mine_methods:pull", {"forc": 1}, ["unknown key 'forc'", "did you mean 'force'?"]),
+        ("mine_methods:pull", {"force": "much"}, ["force = 'much' is not valid"]),
+    ],
+)
+def test_what_is_no_method_is_one_error(folder, name, options, words):
+    with pytest.raises(FldiagError) as caught:
+        Setup(config(name, options))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_an_override_of_the_name_drops_the_options_of_the_former(folder):
+    start = Config.load("digits", method__name="fedprox", method__mu=3.0)
+    assert start.replace(method__name="mine_methods:pull").method.options == {}
+    own = start.replace(method__name="mine_methods:pull", method__force=2.0)
+    assert own.method.options == {"force": 2.0} and own.method_version == 1
+    assert own.replace(method__name="fedavg").method.options == {}
+    assert own.hash != own.replace(method__force=3.0).hash
+    assert ":" not in rounds.run_path(own).name and "pull" in rounds.run_path(own).name
+
+
+def test_a_registered_function_brings_what_it_was_registered_with(folder):
+    entry = method.own_entry("fldiag.methods.fedprox:fedprox", {"fldiag.methods.fedprox:fedprox"})
+    assert entry.meta == registry.method.get("fedprox").meta
+
+
+def test_a_run_that_names_it_is_data(folder):
+    run = rounds.train(config("mine_methods:pull"), out=folder / "run")
+    sys.modules.pop("mine_methods")
+    stored = fldiag.load(run.path)
+    assert stored.config.code == {"method.name": "mine_methods:pull"}
+    fldiag.diagnose(stored, "forgetting")  # needs the weights only
+    for ask in (
+        lambda: fldiag.train(stored.config.replace(rounds=3), out=run.path, resume=True),
+        lambda: fldiag.diagnose(stored, "personalise", epochs=[0]),
+        lambda: fldiag.diagnose(stored, "leave-one-out"),
+        lambda: fldiag.train(Config.like(stored), out=folder / "new"),
+    ):
+        with pytest.raises(FldiagError, match=r"method\.name = 'mine_methods:pull'"):
+            ask()
+    assert "mine_methods" not in sys.modules
+    allowed = stored.allow("mine_methods:pull")
+    longer = fldiag.train(allowed.config.replace(rounds=3), out=run.path, resume=True)
+    unbroken = rounds.train(config("mine_methods:pull", rounds=3), out=folder / "unbroken")
+    assert torch.equal(weights(longer), weights(unbroken))
+    for name in ("personalise", "leave-one-out"):
+        assert len(fldiag.diagnose(fldiag.load(run.path), name, allow_code="mine_methods:pull"))
+    again = Config.like(stored, method__name="mine_methods:pull")
+    assert again.allowed_code == {"mine_methods:pull"}
+
+
+def test_the_doctor_supposes_nothing_of_a_method_that_it_may_not_import(folder):
+    from fldiag.diagnostics.doctor.case import Case
+
+    run = rounds.train(config("mine_methods:pull"), out=folder / "run")
+    assert Case(run, {}).slots >= {"server", "send", "correct"}
+    assert Case(run.allow("mine_methods:pull"), {}).slots == {"correct"}
+
+
+def test_sweeps_and_tuning_take_it(folder):
+    start = config("fedavg", data="digits", rounds=1)
+    names = ["fedavg", "mine_methods:pull"]
+    runs = fldiag.sweep(start, {"method.name": names}, out=folder / "runs")
+    assert [run.config.method.name for run in runs] == names
+    chosen = sweep.tune(
+        start,
+        {"method.force": [0.0, 1e30]},
+        2,
+        fixed={"method.name": "mine_methods:pull"},
+        out=folder / "runs",
+    )
+    assert chosen.best == {"method.force": 0.0}
+
+
+@pytest.mark.slow
+def test_worker_processes_load_it(folder, monkeypatch):
+    start = config("mine_methods:pull", data="digits", rounds=1, per_round=3)
+    one = fldiag.train(start, out=folder / "one")
+    many = fldiag.train(start, out=folder / "many", executor="processes:2")
+    assert torch.equal(weights(one), weights(many))
+    grid = {"method.force": [0.1, 0.2]}
+    both = [
+        sweep.tune(start, grid, budget, out=folder / f"tuning{budget}", executor="processes:2")
+        for budget in (1, 2)
+    ]
+    assert all(np.isfinite([score for _, score in each.scores]).all() for each in both)
+
+
+def test_the_command_line_takes_it(folder):
+    typed("train", "digits", "--set", "method.name=mine_methods:pull", *SHORT, "--out", "run")
+    assert "A pull towards the received model." in typed("explain", "mine_methods:pull").stdout
+    refused = typed("personalise", "run", "--epochs", 0, code=1)
+    assert "--allow-code mine_methods:pull" in refused.stderr
+    typed("personalise", "run", "--epochs", 0, "--allow-code", "mine_methods:pull")
+    assert "has no function 'push'" in typed("explain", "mine_methods:push", code=2).stderr
