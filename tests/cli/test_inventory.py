@@ -37,6 +37,8 @@ GOES = {
     "fldiag.registry.diagnostic(cheap)": "numbers with a column, whose tables report --compute makes",
     "fldiag.registry.diagnostic(order)": "nothing: alarms, then numbers, then weights before runs",
     "fldiag.registry.diagnostic(section)": "draw and summary, which the report shows",
+    "diagnostics personalise.store": "cache, which keeps finished parts",
+    "diagnostics personalise.executor": "executor, which all diagnostics share",
 }
 #: What a value may be instead without refusing what was accepted: a choice is a text that is checked sooner.
 ALSO = {

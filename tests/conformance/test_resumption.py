@@ -1,5 +1,9 @@
 """An interrupted diagnostic resumes: the same table to the bit, and no finished item is computed again."""
 
+import tempfile
+from functools import cache
+
+import helpers
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +13,9 @@ from histories import history, moved, separable, stored, tanh_net
 import fldiag
 from fldiag.results.kept_units import FinishedItems
 from fldiag.runs.round_weights import Stored
+from fldiag.training import rounds
+
+FOLDER = tempfile.TemporaryDirectory()
 
 
 def four_rounds():
@@ -25,8 +32,16 @@ def four_rounds():
     return history(net, separable(), parts, *rounds, dtype=w.dtype)
 
 
+@cache
+def two_runs():
+    """Of the same config: only their names differ."""
+    config = helpers.config("fedavg", rounds=2, total=4, per_round=2, stack="off")
+    return [rounds.train(config, out=f"{FOLDER.name}/{name}") for name in "ab"]
+
+
 CASES = {
     "matching": (four_rounds, {"every_round": True, "k": 1}),
+    "personalise": (two_runs, {"epochs": "0,1"}),
 }
 
 
