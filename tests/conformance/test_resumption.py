@@ -41,6 +41,7 @@ def two_runs():
 
 CASES = {
     "matching": (four_rounds, {"every_round": True, "k": 1}),
+    "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),
 }
 

@@ -8,7 +8,6 @@ import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
 from test_connectivity import asked, net
-from test_leave_one_out import effects, finished
 from torch import nn
 
 import fldiag
@@ -90,12 +89,6 @@ def rounds(name, **options):
     return ask
 
 
-def leave_one_out(store):
-    q = helpers.quadratics((12, 9, 15))
-    setup = helpers.setup(q.config(rounds=4, lr=0.1), q.data)
-    return effects(setup, (1, 2), run=finished(setup), kept=KeptUnits(store, str))
-
-
 def lora(store):
     """In the second round one client's weights are broken, and its spectrum is asked at the last one."""
     torch.manual_seed(0)
@@ -118,7 +111,6 @@ def lora(store):
     [
         (connectivity, 3 + 3 + 1 + 21 + 2, 7),
         (flatness, 2 * 3, 4),
-        (leave_one_out, 6, 4),
         (lora, 3, 2),
         (rounds("drift"), 3, 2),
         (rounds("account", every_round=True, k=1), 3, 2),
