@@ -37,6 +37,7 @@ GOES = {
     "fldiag.registry.diagnostic(cheap)": "numbers with a column, whose tables report --compute makes",
     "fldiag.registry.diagnostic(order)": "nothing: alarms, then numbers, then weights before runs",
     "fldiag.registry.diagnostic(section)": "draw and summary, which the report shows",
+    "diagnostics landscape.store": "cache, which keeps finished parts",
     "diagnostics leave-one-out.store": "cache, which keeps finished parts",
     "diagnostics leave-one-out.executor": "executor, which all diagnostics share",
     "diagnostics personalise.store": "cache, which keeps finished parts",

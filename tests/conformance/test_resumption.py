@@ -39,7 +39,16 @@ def two_runs():
     return [rounds.train(config, out=f"{FOLDER.name}/{name}") for name in "ab"]
 
 
+def rugged():
+    """A problem whose surface is refined in several steps."""
+    torch.manual_seed(2)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    data = torch.randn(30, 5), torch.arange(30) % 3
+    return fldiag.Problem(net, torch.nn.functional.cross_entropy, data)
+
+
 CASES = {
+    "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
     "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),

@@ -20,11 +20,8 @@ from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Serial
-from fldiag.execution.pools import open_pool
 from fldiag.plotting.sections import Interactive
-from fldiag.registry import Choice, Progress, diagnostic
-from fldiag.results.provenance import digest
+from fldiag.registry import Choice, diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
@@ -98,7 +95,6 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
 
 @diagnostic(
     "landscape",
-    parts=True,
     draw=draw,
     more={".html": turning, ".caption.txt": caption},
     pictured=("height", "clip", "notes"),
@@ -109,7 +105,6 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
 )
 def landscape(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     directions: Annotated[
         Literal["eigen", "random", "plane", "pca", "clients"],
@@ -134,16 +129,22 @@ def landscape(
             lt=1,
             description="Allowed interpolation error between evaluated points, "
             "as a fraction of the loss range.",
+            json_schema_extra={"advanced": True},
         ),
     ] = 0.01,
     full: Annotated[
-        bool, Field(description="Evaluate every grid point; nothing is interpolated.")
+        bool,
+        Field(
+            description="Evaluate every grid point; nothing is interpolated.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = False,
     height: Annotated[
         Literal["linear", "log", "auto"],
         Field(
             description="Scale of heights and colours: linear, log, or auto (log if losses span a "
-            "factor of 30)."
+            "factor of 30).",
+            json_schema_extra={"advanced": True},
         ),
     ] = "auto",
     clip: Annotated[
@@ -152,20 +153,36 @@ def landscape(
             gt=0,
             description="Largest loss that is drawn (default: chosen so that a few "
             "very high corners are left out).",
+            json_schema_extra={"advanced": True},
         ),
     ] = None,
-    notes: Annotated[bool, Field(description="Also write the caption below the picture.")] = False,
+    notes: Annotated[
+        bool,
+        Field(
+            description="Also write the caption below the picture.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = False,
     through: Any = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+        float,
+        Field(
+            gt=0,
+            lt=1,
+            description="Allowed relative error of each eigenvalue.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = 1e-3,
     max_products: Annotated[
         int,
-        Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
+        Field(
+            ge=2,
+            description="Maximum number of Hessian-vector products for the eigenvalues.",
+            json_schema_extra={"advanced": True},
+        ),
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
 
@@ -187,12 +204,9 @@ def landscape(
     interpolated loss is a mean over the same examples. Row ``interpolation_error``: the estimate as a share of the
     range; ``evaluated``: the number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
 
-    ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
-    again with it, the evaluation goes on where it stopped. Cost: from 81 evaluations of the
-    slice for 41 points (``full``: points^2).
+    Cost: from 81 evaluations of the slice for 41 points (``full``: points^2).
 
-    Raises FldiagError for an even number of points, weights that span no plane, a store of other weights, or a loss at the
-    weights that is not finite.
+    Raises FldiagError for an even number of points, weights that span no plane, or a loss at the weights that is not finite.
     """
     points = points or POINTS
     axis(points, 1.0)
@@ -202,61 +216,14 @@ def landscape(
             "use profile with directions = 'through', or give landscape a checkpoint",
             usage=True,
         )
-    import torch
-
-    from fldiag.diagnostics.landscape.measure import Grid, GridFiller, values
-    from fldiag.landscape import directions as rules
-    from fldiag.landscape.directions import Directions
-    from fldiag.landscape.points import Points
+    from fldiag.diagnostics.landscape.measure import Plane, find_directions, surface_rows
     from fldiag.problem.eigenpairs import loss_rows
 
-    scored = loss_rows(problem)
-    ends = (
-        dict(through)
-        if isinstance(through, Mapping)
-        else list(through)
-        if isinstance(through, Sequence)
-        else None
+    centre = loss_rows(problem)
+    lines = find_directions(
+        problem, directions, through, seed, k=k, tol=tol, max_products=max_products
     )
-    kept = Points(
-        (points, points),
-        store,
-        lambda: digest(
-            problem.digest(), directions, points, span, ends, k, tol, max_products, seed
-        ),
-    )
-    if kept.before is not None:
-        arrays, extra = kept.before
-        d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
-        found = Directions(d1, d2, extra["rows"], extra["reach"])
-    elif directions == "eigen":
-        found = rules.eigen(
-            problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress
-        )
-    elif directions == "random":
-        found = rules.random(problem, seed=seed)
-    elif directions == "plane":
-        found = rules.plane(problem, through)
-    else:
-        found = rules.pca(problem, through, progress)
-    places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
-    kept.keep(
-        {"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
-        {"rows": found.rows, "reach": found.reach},
-    )
-    try:
-        grid = Grid(problem, (found.d1, found.d2), places)
-        surface = GridFiller(grid, kept, seed, progress)
-        with open_pool(
-            problem.executor,
-            values,
-            grid,
-            name=lambda block: f"{len(block)} points of the landscape",
-        ) as pool:
-            filled = surface.fill(
-                0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool
-            )
-    finally:  # also on Ctrl-C
-        kept.save()
-    rows = at_centre(surface.rows(filled), scored, x=0.0, y=0.0)
-    return table([*rows, *found.rows], **problem.common)
+    coefficients = axis(points, span if span is not None else 1.25 * lines.reach or 1.0)
+    plane = Plane(problem, (lines.d1, lines.d2), coefficients)
+    rows = surface_rows(plane, 0.0 if full else grid_rtol, seed)
+    return table([*at_centre(rows, centre, x=0.0, y=0.0), *lines.rows], **problem.common)
