@@ -48,11 +48,13 @@ def axis(points: int, span: float) -> np.ndarray:
     return np.concatenate([-half[::-1], [0.0], half])
 
 
-def choose(targets: Sequence[Any], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+def choose(
+    targets: Sequence[Any], options: Mapping[str, Any], subject_options: Mapping[str, Any]
+) -> Choice:
     """See ``fldiag.diagnostics.landscape.choice``."""
     from fldiag.diagnostics.landscape import choice
 
-    return choice.choose(targets, options, where)
+    return choice.choose(targets, options, subject_options)
 
 
 def axes(table: pd.DataFrame) -> tuple[str, str]:
@@ -67,30 +69,29 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
     """The surfaces of a table side by side, on one grid and one colour scale."""
-    drawn = {
-        "notes": bool(table.attrs.get("options", {}).get("notes")),
-        **_scaled(table),
-        **options,
-    }
-    return picture.draw(table, names=axes(table), **drawn)
+    notes = bool(table.attrs.get("options", {}).get("notes"))
+    return picture.draw(
+        table, names=axes(table), **{"notes": notes, **_height_options(table), **options}
+    )
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What a reader must know of the picture: slice, numbers with their residuals, how the values were found, the scale."""
+    """What a reader must know of the picture: slice, numbers with their residuals, how values were computed, the scale."""
     grids = surfaces(table)
-    said = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
-    return "\n".join([*said, *scale(grids, **{"clip": "auto", **_scaled(table)}).notes()]) + "\n"
+    lines = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
+    lines += scale(grids, **{"clip": "auto", **_height_options(table)}).notes()
+    return "\n".join(lines) + "\n"
 
 
 def turning(table: pd.DataFrame) -> Interactive:
     """The same to turn and to hover over."""
-    return interactive.charts(table, names=axes(table), **_scaled(table))
+    return interactive.charts(table, names=axes(table), **_height_options(table))
 
 
-def _scaled(table: pd.DataFrame) -> dict[str, Any]:
-    """How heights were asked to be drawn, where that was said."""
-    asked = table.attrs.get("options", {})
-    return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
+def _height_options(table: pd.DataFrame) -> dict[str, Any]:
+    """Those of ``height`` and ``clip`` that are set."""
+    options = table.attrs.get("options", {})
+    return {k: options[k] for k in ("height", "clip") if options.get(k) is not None}
 
 
 @diagnostic(
@@ -220,10 +221,10 @@ def landscape(
     from fldiag.problem.eigenpairs import loss_rows
 
     centre = loss_rows(problem)
-    lines = find_directions(
+    vectors = find_directions(
         problem, directions, through, seed, k=k, tol=tol, max_products=max_products
     )
-    coefficients = axis(points, span if span is not None else 1.25 * lines.reach or 1.0)
-    plane = Plane(problem, (lines.d1, lines.d2), coefficients)
+    coefficients = axis(points, span if span is not None else 1.25 * vectors.reach or 1.0)
+    plane = Plane(problem, (vectors.d1, vectors.d2), coefficients)
     rows = surface_rows(plane, 0.0 if full else grid_rtol, seed)
-    return table([*at_centre(rows, centre, x=0.0, y=0.0), *lines.rows], **problem.common)
+    return table([*at_centre(rows, centre, x=0.0, y=0.0), *vectors.rows], **problem.common)
