@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SkipValidation
+from pydantic import Field
 
 #: The Hessian, or the Gauss-Newton matrix.
 Matrix = Literal["hessian", "ggn"]
@@ -63,8 +63,3 @@ Root = Annotated[
 ]
 Download = Annotated[bool, Field(description="Download a missing public data set.")]
 Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:N or mps.")]
-Executor = Annotated[
-    str,
-    SkipValidation(),
-    Field(description="Where work runs: serial, processes[:N] or dask[:ADDRESS]."),
-]

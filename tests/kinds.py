@@ -23,8 +23,8 @@ from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import bubbles, curves, layers
 from fldiag.results.table import table
+from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
-from fldiag.training.diagnostics.personalise import picture as personal
 from fldiag_papers import pictures
 from fldiag_papers.toys import plane_picture
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.interpolate import RectBivariateSpline
 
 from fldiag.landscape import grid
-from fldiag.landscape.grid import Ask, FilledGrid, GridValues, Heights, nested
+from fldiag.landscape.grid import Evaluate, FilledGrid, Heights, nested
 from fldiag.seeding import numpy_rng
 
 #: Check points a level: this many where the error is expected, and as many at random.
@@ -49,15 +49,15 @@ def _sound(points: int, rows: list[int], columns: list[int], finite: np.ndarray)
 
 class Refinement(grid.Refinement):
     """The steps from the coarsest knots to a grid whose error is below ``rtol``; every decision follows from
-    the values requested for so far, so a replay over kept values takes the same steps."""
+    the losses so far, so an interrupted evaluation that is repeated takes the same steps."""
 
-    def __init__(self, axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int):
-        super().__init__(axis, values, ask, rtol, seed)
+    def __init__(self, axis: np.ndarray, evaluate: Evaluate, rtol: float, seed: int):
+        super().__init__(len(axis), evaluate, rtol, seed)
         self.axis, self.seed = axis, seed
         self.rows = self.columns = nested(len(axis))
 
     def knots(self) -> np.ndarray:
-        mask = np.zeros_like(self.requested)
+        mask = np.zeros_like(self.evaluated)
         mask[np.ix_(self.rows, self.columns)] = True
         return mask
 
@@ -65,25 +65,24 @@ class Refinement(grid.Refinement):
         if len(self.axis) <= WHOLE:
             return self.evaluate_all()
         for level in itertools.count():
-            stage = f"{len(self.columns)} x {len(self.rows)} points"
-            self.ask(self.knots(), stage)
-            losses = self.values.value[np.ix_(self.rows, self.columns)]
-            if not np.isfinite(losses).any() or self.requested.all():
+            self.evaluate(self.knots())
+            losses = self.loss[np.ix_(self.rows, self.columns)]
+            if not np.isfinite(losses).any() or self.evaluated.all():
                 break
             heights = Heights.of(losses)
             up = heights.up(losses)
             height = _spline(self.axis, self.rows, self.columns, up)
             sound = _sound(len(self.axis), self.rows, self.columns, np.isfinite(losses))
             doubts = [np.abs(height - self._coarser(up, axis)) for axis in (0, 1)]
-            self.ask(self._choose(doubts[0] + doubts[1], sound, level), f"{stage}, check points")
+            self.evaluate(self._choose(doubts[0] + doubts[1], sound, level))
             value = heights.down(height)
-            checked = self.requested & ~self.knots() & sound
+            checked = self.evaluated & ~self.knots() & sound
             with np.errstate(invalid="ignore"):
-                error = value - self.values.value
-            share = np.where(checked, heights.share(error, self.values.value), 0.0)
+                error = value - self.loss
+            share = np.where(checked, heights.share(error, self.loss), 0.0)
             share[~np.isfinite(share)] = np.inf
-            worst = float(share.max()) * _beyond(int((~self.requested).sum()), int(checked.sum()))
-            wild = ~sound & ~self.requested
+            worst = float(share.max()) * _beyond(int((~self.evaluated).sum()), int(checked.sum()))
+            wild = ~sound & ~self.evaluated
             blame = [doubt >= BLAME * (doubts[0] + doubts[1]) for doubt in doubts]
             finer = [
                 self._finer(np.where(blame[axis], share, 0.0), knots, axis)
@@ -94,7 +93,7 @@ class Refinement(grid.Refinement):
                     halved(knots, set(range(len(knots) - 1))) for knots in (self.rows, self.columns)
                 ]
                 if wild.sum() <= max(len(finer[0]) * len(finer[1]) - losses.size, len(self.axis)):
-                    self.ask(wild, f"{stage}, next to an overflow")
+                    self.evaluate(wild)
                     return self._former(value, heights, worst, int(checked.sum()))
             if finer == [self.rows, self.columns]:  # only the extrapolation is too large
                 finer = [
@@ -113,7 +112,7 @@ class Refinement(grid.Refinement):
 
     def _choose(self, doubt: np.ndarray, sound: np.ndarray, level: int) -> np.ndarray:
         """New check points: the most doubtful ones of the cells with the most doubt, and some at random."""
-        free = sound & ~self.requested
+        free = sound & ~self.evaluated
         chosen = np.zeros_like(free)
         places = []
         for top, bottom in zip(self.rows, self.rows[1:], strict=False):
@@ -142,17 +141,17 @@ class Refinement(grid.Refinement):
         return halved(knots, gaps)
 
     def _former(self, value: np.ndarray, heights: Heights, worst: float, checks: int) -> FilledGrid:
-        v, requested = self.values, self.requested
-        spread = v.stderr[np.ix_(self.rows, self.columns)]
-        stderr = np.full(requested.shape, np.nan)
+        evaluated = self.evaluated
+        spread = self.stderr[np.ix_(self.rows, self.columns)]
+        stderr = np.full(evaluated.shape, np.nan)
         if np.isfinite(spread).all():
             stderr = np.maximum(_spline(self.axis, self.rows, self.columns, spread), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
         return FilledGrid(
-            requested,
-            np.where(requested, v.value, value),
-            np.where(requested, v.stderr, stderr),
-            np.where(requested, np.nan, residual),
+            evaluated,
+            np.where(evaluated, self.loss, value),
+            np.where(evaluated, self.stderr, stderr),
+            np.where(evaluated, np.nan, residual),
             worst,
             checks,
         )
@@ -170,17 +169,16 @@ def _beyond(unseen: int, seen: int) -> float:
 
 def fill(
     axis: np.ndarray,
-    values: GridValues,
-    ask: Ask,
+    evaluate: Evaluate,
     rtol: float,
     seed: int,
     first: np.ndarray | None = None,
 ) -> FilledGrid:
     """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
 
-    ``ask`` evaluates points and writes them into ``values``; those of the mask ``first`` in any case.
+    The points of the mask ``first`` are evaluated in any case.
     """
-    refinement = Refinement(axis, values, ask, rtol, seed)
+    refinement = Refinement(axis, evaluate, rtol, seed)
     if first is not None:
-        refinement.ask(first, "check points")
+        refinement.evaluate(first)
     return refinement.evaluate_all() if rtol <= 0 else refinement.run()

@@ -52,26 +52,25 @@ def smooth(surface: Known) -> bool:
 
 def filled(surface: Known, rule: Callable[..., Any]) -> tuple[int, float, float, float]:
     """Points evaluated, the error reported and the true one as shares of the range, seconds of the rule itself."""
-    values = grid.GridValues(*(np.full(surface.losses.shape, v) for v in (False, np.nan, np.nan)))
 
-    def ask(new: np.ndarray, planned: int, stage: str) -> None:
-        for array, known in (
-            (values.value, surface.losses),
-            (values.stderr, np.zeros_like(surface.losses)),
-            (values.done, np.ones_like(values.done)),
-        ):
-            array[tuple(new.T)] = known[tuple(new.T)]
+    def evaluate(points: np.ndarray) -> np.ndarray:
+        losses = surface.losses[tuple(points.T)]
+        return np.stack([losses, np.zeros_like(losses)], axis=1)
 
     began = time.perf_counter()
-    found = rule(surface.axis, values, ask, RTOL, 0)
+    found = rule(evaluate)
     seconds = time.perf_counter() - began
     true = grid.Heights.of(surface.losses).share(found.value - surface.losses, surface.losses)
     return int(found.evaluated.sum()), found.error or 0.0, float(true.max()), seconds
 
 
 def measure(surface: Known, which: str) -> dict[str, Any]:
-    points, reported, true, seconds = filled(surface, grid.fill)
-    old_points, old_reported, old_true, _ = filled(surface, before.fill)
+    points, reported, true, seconds = filled(
+        surface, lambda losses: grid.fill(len(surface.axis), losses, RTOL, 0)
+    )
+    old_points, old_reported, old_true, _ = filled(
+        surface, lambda losses: before.fill(surface.axis, losses, RTOL, 0)
+    )
     kind = (
         "trained"
         if surface.cells is None

@@ -14,6 +14,7 @@ import torch
 from fldiag import registry
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
+from fldiag.execution.executor import parse_executor
 from fldiag.execution.workspace import Workspace
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
@@ -49,7 +50,7 @@ def measure(
     options = dict(options)
     tell = tell or (lambda text: None)
     if cache is None:
-        return _marked(entry, options, _build(entry, subject, options, executor, progress))
+        return _marked(entry, options, _build(entry, subject, options, executor, progress, tell))
     deciding = {
         k: v for k, v in options.items() if k not in ("store", "executor", *entry.drawing_options)
     }
@@ -69,7 +70,7 @@ def measure(
         )
     except FldiagError as error:
         tell(f"finished parts are not kept: {error.what}")
-    table = _build(entry, subject, options, executor, progress, finished)
+    table = _build(entry, subject, options, executor, progress, tell, finished)
     about = {
         "diagnostic": entry.name,
         "subject": digest(identity(subject)),
@@ -88,6 +89,7 @@ def _build(
     options: Mapping[str, Any],
     executor: Any,
     progress: Progress | None,
+    tell: Callable[[str], None],
     finished: FinishedItems | None = None,
 ) -> pd.DataFrame:
     if entry.check is not None:
@@ -97,10 +99,14 @@ def _build(
     with (
         importable(),
         torch.autocast(device, enabled=False),
-        Workspace(executor, progress, finished),
+        Workspace(executor, progress, finished) as workspace,
     ):
         if "progress" not in inspect.signature(entry.build).parameters:
-            return check(entry.build(subject, **options))
+            table = check(entry.build(subject, **options))
+            spec = parse_executor(executor)
+            if spec.kind != "serial" and not workspace.is_used:
+                tell(f"{entry.name} cannot be split for {spec}: it was computed in this process")
+            return table
         # not yet a function of its subject and options alone
         options, store = dict(options), None if finished is None else finished.store
         if "store" in options and options["store"] is None:

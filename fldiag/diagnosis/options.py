@@ -147,6 +147,7 @@ SHARED = (
         "str",
         "serial",
         "Where work runs: serial, processes[:N] or dask[:ADDRESS].",
+        ("problem", "checkpoints", "run", "runs"),
         any=True,
     ),
     Shared(

@@ -65,10 +65,6 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
     open_items = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
     question = open_items(entry, targets, split.subject_options, split.options, names)
     question.executor = executor
-    if executor.kind != "serial" and len(question.items) == 1 and not question.entry.parts:
-        question.notes.append(
-            f"{question.entry.name} of a single target cannot be split for {executor}: it is computed in this process"
-        )
     for _, subject, _ in question.items:
         for part in subject if isinstance(subject, Sequence) else [subject]:
             if isinstance(part, Problem | History):

@@ -50,6 +50,7 @@ class Workspace:
         finished: Finished | None = None,
     ):
         self.executor, self.progress, self.finished = executor, progress, finished
+        self.is_used = False  # whether anything was mapped
         self._span, self._text = (0.0, 1.0), ""
         self._pool: Pool | None = None
         self._shared: Any = None
@@ -74,6 +75,7 @@ class Workspace:
             name: what an item is called in progress and messages; with the function's name it tells items of a diagnostic apart.
             options: further arguments of the function.
         """
+        self.is_used = True
         names = [f"{function.__name__}: {name(item)}" for item in items]
         if len(set(names)) < len(names):
             raise ValueError("two items of one name: one's result would be read as the other's")

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fldiag.landscape import scattered
 from fldiag.seeding import numpy_rng
 
 #: Reported error / largest error expected: set on the calibration surfaces of analyses/speed/landscape_error.py.
@@ -32,18 +31,13 @@ WORTH = 0.3
 WHOLE = 9
 #: A point is next to an overflow when one of so many nearest evaluated points is infinite.
 BESIDE = 5
+#: Exponents of the distance that are tried: the smoother surface first.
+POWERS = (5, 3)
+#: The local roughness is that of so many nearest points, and at least this share of the whole surface's.
+NEAR, SHARE = 6, 0.1
 
-#: Evaluates points (row, column) of the grid: (points [m, 2], how many are known to be needed, what for).
-Ask = Callable[[np.ndarray, int, str], None]
-
-
-@dataclass
-class GridValues:
-    """Losses over a grid [rows, columns], NaN where not asked for."""
-
-    done: np.ndarray
-    value: np.ndarray
-    stderr: np.ndarray
+#: (row, column) of points [m, 2] -> (loss, standard error) of each [m, 2].
+Evaluate = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -111,14 +105,13 @@ class Heights:
 
 
 class Refinement:
-    """The steps from the coarsest points to a grid whose error is below ``rtol``; every decision follows from
-    the values asked for so far, so a replay over kept values takes the same steps."""
+    """The steps from the coarsest points to a grid whose error is below ``rtol``; every decision follows from the
+    losses so far, so an interrupted evaluation that is repeated takes the same steps."""
 
-    def __init__(self, axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int):
-        self.values, self.rtol = values, rtol
-        self._evaluate = ask
-        self.requested = np.zeros_like(values.done)
-        self.points = len(axis)
+    def __init__(self, points: int, evaluate: Evaluate, rtol: float, seed: int):
+        self.points, self._evaluate, self.rtol = points, evaluate, rtol
+        self.evaluated = np.zeros((points, points), dtype=bool)
+        self.loss, self.stderr = np.full((2, points, points), np.nan)
         steps = np.linspace(-1.0, 1.0, self.points)
         self.places = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
         # which comes first of equal points
@@ -126,20 +119,21 @@ class Refinement:
         self.surpluses: list[tuple[int, float]] = []
         self.checks = 0
 
-    def ask(self, mask: np.ndarray, stage: str) -> None:
-        new = np.argwhere(mask & ~self.requested)
+    def evaluate(self, mask: np.ndarray) -> None:
+        """The points of the mask that are not evaluated yet."""
+        new = np.argwhere(mask & ~self.evaluated)
         if len(new):
-            self._evaluate(new, int(self.requested.sum()) + len(new), stage)
-            self.requested |= mask
+            self.loss[tuple(new.T)], self.stderr[tuple(new.T)] = self._evaluate(new).T
+            self.evaluated |= mask
 
     def evaluate_all(self) -> FilledGrid:
-        self.ask(np.ones_like(self.requested), "points")
-        v, none = self.values, np.full(self.requested.shape, np.nan)
-        return FilledGrid(self.requested, v.value.copy(), v.stderr.copy(), none, None, 0)
+        self.evaluate(np.ones_like(self.evaluated))
+        residual = np.full(self.evaluated.shape, np.nan)
+        return FilledGrid(self.evaluated, self.loss, self.stderr, residual, None, 0)
 
     def start(self) -> np.ndarray:
         """The coarsest points and the middles between them."""
-        mask, knots = np.zeros_like(self.requested), nested(self.points)
+        mask, knots = np.zeros_like(self.evaluated), nested(self.points)
         mask[np.ix_(knots, knots)] = True
         middles = [(a + b) // 2 for a, b in itertools.pairwise(knots)]
         mask[np.ix_(middles, middles)] = True
@@ -148,34 +142,34 @@ class Refinement:
     def run(self) -> FilledGrid:
         if self.points <= WHOLE:
             return self.evaluate_all()
-        self.ask(self.start(), "first points")
+        self.evaluate(self.start())
         guess: np.ndarray | None = None
-        while self.requested.sum() <= MOST * self.requested.size:
-            finite = np.isfinite(self.values.value) & self.requested
+        while self.evaluated.sum() <= MOST * self.evaluated.size:
+            finite = np.isfinite(self.loss) & self.evaluated
             if finite.sum() < LEAST // 4:
                 break
             # the quartiles of the surface, not of its points, which crowd where it is rough
-            heights = Heights.of(self.values.value[self.requested] if guess is None else guess)
-            up = heights.up(self.values.value[finite])
+            heights = Heights.of(self.loss[self.evaluated] if guess is None else guess)
+            up = heights.up(self.loss[finite])
             # from the first point's height, so that a flat surface stays flat to the bit
-            model = scattered.best(self.places, self.places[finite.ravel()], up - up[0])
+            spline = best_spline(self.places, self.places[finite.ravel()], up - up[0])
             height, expected = (
-                a.reshape(self.requested.shape)
-                for a in (up[0] + model.height, MARGIN * model.expected)
+                a.reshape(self.evaluated.shape)
+                for a in (up[0] + spline.height, MARGIN * spline.expected)
             )
-            guess = np.where(self.requested, self.values.value, heights.down(height))
+            guess = np.where(self.evaluated, self.loss, heights.down(height))
             share = self._share(heights, height, expected)
             wild = self._beside_overflow()
             worst = float(share[~wild].max(initial=0.0))
-            if worst <= self.rtol and self.requested.sum() >= LEAST:
+            if worst <= self.rtol and self.evaluated.sum() >= LEAST:
                 if not wild.any():
-                    return self._filled(guess, heights, worst, model, finite)
-                self.ask(wild, "next to an overflow")
+                    return self._filled(guess, heights, worst, spline, finite)
+                self.evaluate(wild)
                 continue
             if self._hopeless(share):
                 break
-            if not self._add(share, ~self.requested & ~wild, height, heights):
-                self.ask(wild, "next to an overflow")
+            if not self._add(share, ~self.evaluated & ~wild, height, heights):
+                self.evaluate(wild)
         return self.evaluate_all()
 
     def _share(self, heights: Heights, height: np.ndarray, expected: np.ndarray) -> np.ndarray:
@@ -188,25 +182,25 @@ class Refinement:
                 else expected / heights.size
             )
         share = np.where(np.isfinite(share), share, 1e6)  # beyond any share that could be allowed
-        return np.where(self.requested, 0.0, share)
+        return np.where(self.evaluated, 0.0, share)
 
     def _beside_overflow(self) -> np.ndarray:
         """Points not evaluated, one of whose nearest evaluated points is infinite or not a number."""
-        lost = (self.requested & ~np.isfinite(self.values.value)).ravel()
+        lost = (self.evaluated & ~np.isfinite(self.loss)).ravel()
         if not lost.any():
-            return np.zeros_like(self.requested)
-        evaluated = np.flatnonzero(self.requested)
+            return np.zeros_like(self.evaluated)
+        evaluated = np.flatnonzero(self.evaluated)
         gaps = self.places[:, None] - self.places[None, evaluated]
         nearest = np.argpartition((gaps**2).sum(-1), BESIDE, axis=1)[:, :BESIDE]
-        return lost[evaluated[nearest]].any(axis=1).reshape(self.requested.shape) & ~self.requested
+        return lost[evaluated[nearest]].any(axis=1).reshape(self.evaluated.shape) & ~self.evaluated
 
     def _hopeless(self, share: np.ndarray) -> bool:
         """Whether most of what is left is in doubt, and three times the points have not halved what new points bring."""
-        doubtful = (share > self.rtol).sum() > (~self.requested).sum() / 2
+        doubtful = (share > self.rtol).sum() > (~self.evaluated).sum() / 2
         before = [
             surplus
             for count, surplus in self.surpluses
-            if 3 * count <= self.requested.sum() and count >= LEAST
+            if 3 * count <= self.evaluated.sum() and count >= LEAST
         ]
         return bool(doubtful and before and self.surpluses[-1][1] > before[-1] / 2)
 
@@ -214,8 +208,8 @@ class Refinement:
         self, share: np.ndarray, free: np.ndarray, height: np.ndarray, heights: Heights
     ) -> int:
         """New points where most is hidden, none nearer to another new one than to the points before; how many."""
-        count = max(16, round(GROWTH * self.requested.sum()))
-        gap = scattered.gaps(self.places, self.places[self.requested.ravel()])
+        count = max(16, round(GROWTH * self.evaluated.sum()))
+        gap = _distances(self.places, self.places[self.evaluated.ravel()]).min(axis=1)
         flat = np.where(free, share, -1.0).ravel()
         ranks = np.lexsort((self.order, -np.round(flat / max(float(flat.max()), 1e-300), 6)))
         new: list[int] = []
@@ -226,16 +220,16 @@ class Refinement:
                 new.append(int(place))
         if not new:
             return 0
-        mask = np.zeros_like(self.requested)
+        mask = np.zeros_like(self.evaluated)
         mask.flat[new] = True
-        self.ask(mask, f"{int(self.requested.sum()) + len(new)} points")
+        self.evaluate(mask)
         self.checks += len(new)
         surplus = (
-            heights.up(self.values.value[mask]) - height[mask]
-            if np.isfinite(self.values.value[mask]).any()
+            heights.up(self.loss[mask]) - height[mask]
+            if np.isfinite(self.loss[mask]).any()
             else np.inf
         )
-        self.surpluses.append((int(self.requested.sum()), float(np.sqrt(np.mean(surplus**2)))))
+        self.surpluses.append((int(self.evaluated.sum()), float(np.sqrt(np.mean(surplus**2)))))
         return len(new)
 
     def _filled(
@@ -243,28 +237,97 @@ class Refinement:
         value: np.ndarray,
         heights: Heights,
         worst: float,
-        model: scattered.Guess,
+        spline: Spline,
         finite: np.ndarray,
     ) -> FilledGrid:
-        v, evaluated = self.values, self.requested
+        evaluated = self.evaluated
         stderr = np.full(evaluated.shape, np.nan)
-        if np.isfinite(v.stderr[finite]).all():
-            stderr = np.maximum(model.through(v.stderr[finite]).reshape(evaluated.shape), 0.0)
+        if np.isfinite(self.stderr[finite]).all():
+            stderr = np.maximum(spline.through(self.stderr[finite]).reshape(evaluated.shape), 0.0)
         residual = worst * np.maximum(heights.size, value - heights.low)
         return FilledGrid(
             evaluated,
             value,
-            np.where(evaluated, v.stderr, stderr),
+            np.where(evaluated, self.stderr, stderr),
             np.where(evaluated, np.nan, residual),
             worst,
             self.checks,
         )
 
 
-def fill(axis: np.ndarray, values: GridValues, ask: Ask, rtol: float, seed: int) -> FilledGrid:
-    """The grid ``axis`` x ``axis`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all.
-
-    ``ask`` evaluates points and writes them into ``values``.
-    """
-    refinement = Refinement(axis, values, ask, rtol, seed)
+def fill(points: int, evaluate: Evaluate, rtol: float, seed: int) -> FilledGrid:
+    """A grid of ``points`` x ``points`` (rows are y) with an error below ``rtol`` of the loss range; 0 evaluates all."""
+    refinement = Refinement(points, evaluate, rtol, seed)
     return refinement.evaluate_all() if rtol <= 0 else refinement.run()
+
+
+# -- a smooth surface through scattered points, what each point tells about its error, and where it can hide most
+
+
+@dataclass(frozen=True)
+class Spline:
+    """Heights at all places, and the error expected there (0 at the points themselves), in heights."""
+
+    height: np.ndarray
+    expected: np.ndarray
+    coefficients: np.ndarray
+    basis: np.ndarray
+    inverse: np.ndarray
+
+    def through(self, values: np.ndarray) -> np.ndarray:
+        """Other values at the same points, interpolated in the same way."""
+        return np.asarray(self.basis @ (self.inverse[:, : len(values)] @ values))
+
+
+def interpolate(
+    points: np.ndarray, places: np.ndarray, heights: np.ndarray, power: int
+) -> tuple[Spline, float]:
+    """The polyharmonic spline |r|^power through ``heights`` at ``places`` [m, 2], at all of ``points`` [n, 2]; polynomials
+    up to the degree (power + 1) / 2 are exact. Also the root mean square of its leave-one-out errors.
+
+    The error of leaving a point out follows from the inverse matrix (Rippa, "An algorithm for selecting a good value for
+    the parameter c in radial basis function interpolation", 1999). Divided by the power function there, which depends on
+    the places alone, it is the surface's roughness near that point; times the power function elsewhere, it is the error
+    expected there (Wendland, "Scattered Data Approximation", 2005, section 11.1).
+    """
+    count, terms = len(places), _polynomials(places, (power + 1) // 2)
+    matrix = np.zeros((count + terms.shape[1],) * 2)
+    matrix[:count, :count] = _distances(places, places) ** power
+    matrix[:count, count:], matrix[count:, :count] = terms, terms.T
+    inverse = np.linalg.inv(matrix)
+    coefficients = inverse[:, :count] @ heights
+    diagonal = np.maximum(np.abs(np.diag(inverse)[:count]), 1e-300)
+    roughness = np.abs(coefficients[:count]) / np.sqrt(diagonal)
+    distances = _distances(points, places)
+    basis = np.concatenate([distances**power, _polynomials(points, (power + 1) // 2)], axis=1)
+    reach = np.sqrt(np.abs(np.einsum("ij,ij->i", basis @ inverse, basis)))
+    nearest = np.argpartition(distances, NEAR, axis=1)[:, :NEAR]
+    local = np.sqrt((roughness[nearest] ** 2).mean(1) + (SHARE * _rms(roughness)) ** 2)
+    return Spline(basis @ coefficients, local * reach, coefficients, basis, inverse), _rms(
+        coefficients[:count] / diagonal
+    )
+
+
+def best_spline(points: np.ndarray, places: np.ndarray, heights: np.ndarray) -> Spline:
+    """The surface whose leave-one-out errors are smallest: smooth surfaces and kinked ones want different powers."""
+    return min(
+        (interpolate(points, places, heights, power) for power in POWERS),
+        key=lambda spline_and_error: spline_and_error[1],
+    )[0]
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt((values**2).mean()))
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray(
+        np.sqrt((a[:, None, 0] - b[None, :, 0]) ** 2 + (a[:, None, 1] - b[None, :, 1]) ** 2)
+    )
+
+
+def _polynomials(a: np.ndarray, degree: int) -> np.ndarray:
+    return np.stack(
+        [a[:, 0] ** i * a[:, 1] ** j for i in range(degree + 1) for j in range(degree + 1 - i)],
+        axis=1,
+    )

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,9 @@ from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import open_pool
+from fldiag.execution.workspace import workspace
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal
-from fldiag.registry import Progress
-from fldiag.results.kept_units import KeptUnits
 from fldiag.results.shares import share
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
@@ -33,6 +31,7 @@ from fldiag.training.client import Batches
 from fldiag.training.evaluate import BATCH
 from fldiag.training.setup import Cohort, Seeded, Setup, load_weights
 
+T = TypeVar("T")
 #: Epochs of fine-tuning when neither the caller nor the method says so.
 EPOCHS = (0, 1, 5)
 #: Fine-tuning for longer is a slip of the pen.
@@ -72,12 +71,9 @@ def of_run(
     clients: Sequence[int] | None = None,
     test: str = "test",
     seed: int | None = None,
-    executor: Any = "serial",
-    progress: Progress | None = None,
-    store: KeptUnits | None = None,
 ) -> pd.DataFrame:
     """The table of the diagnostic ``personalise``, of one run and its setup. ``neighbours``: mix the prediction with that of the
-    nearest training examples. ``store``: keeps what finished clients got right.
+    nearest training examples.
 
     Raises FldiagError for data without classes, wrong epochs or clients, and neighbours without features.
     """
@@ -106,9 +102,6 @@ def of_run(
         ids=ids,
         test=test,
         seed=seed,
-        executor=executor,
-        progress=progress,
-        store=store,
         run=run.name,
     )
     return check(table(rows, **run.common))
@@ -165,35 +158,13 @@ def measure(
     ids: Sequence[int] | None = None,
     test: str = "test",
     seed: int | None = None,
-    executor: Any = "serial",
-    progress: Progress | None = None,
-    store: KeptUnits | None = None,
     run: str = "",
 ) -> list[dict[str, Any]]:
     """Rows of the result table: each client's accuracy after each number of epochs, and their mean and deviation."""
     seed = setup.config.seed if seed is None else seed
-    predict = Predictor(setup, plan.neighbours, test, seed)
-
-    def count_right(models: TunedModels) -> list[tuple[int, int, int, int]]:
-        """(e, client, right, n) of each."""
-        counts = []
-        for j, i in enumerate(models.ids):
-            buffers = {name: rows[j] for name, rows in models.buffers.items()}
-            counts.append((models.e, i, *predict(models.rows[j], buffers, i)))
-        return counts
-
-    counts = fine_tune(
-        setup,
-        plan,
-        model,
-        range(len(setup.parts)) if ids is None else ids,
-        seed,
-        count_right,
-        executor=executor,
-        progress=progress,
-        store=store,
-        run=run,
-    )
+    ids = range(len(setup.parts)) if ids is None else ids
+    predictor = Predictor(setup, plan.neighbours, test, seed)
+    counts = fine_tune(setup, plan, model, ids, seed, predictor.counts, run)
     rows = [
         {
             "scope": "client",
@@ -253,15 +224,11 @@ def fine_tune(
     model: GlobalModel,
     ids: Sequence[int],
     seed: int,
-    measure_models: Callable[[TunedModels], Any],
-    *,
-    executor: Any = "serial",
-    progress: Progress | None = None,
-    store: KeptUnits | None = None,
+    measure_models: Callable[[TunedModels], T],
     run: str = "",
-) -> list[Any]:
+) -> list[T]:
     """What ``measure_models`` says of the clients' models, cohort by cohort, e by e: one training of max(epochs) epochs, measured
-    on the way. ``store``: keeps this of finished cohorts; they are told apart by their clients and ``run``."""
+    on the way, wherever the workspace computes. ``run``: tells the cohorts of several runs apart."""
     config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
     # Local decay is a schedule of a round's epochs.
@@ -280,36 +247,32 @@ def fine_tune(
         i: {name: model.states.get(i, initial)[name] for name in initial} for i in ids if initial
     }
     cohorts = tuning.cohorts(model.rounds, list(ids), model.w, model.buffers, {}, states)
+    results = workspace().map(
+        _tune,
+        (tuning, measure_models),
+        cohorts,
+        name=lambda cohort: f"{run}: clients {', '.join(map(str, cohort.ids))}",
+        epochs=list(stops),
+    )
+    return [value for values in results for value in values]
 
-    def measure_cohort(cohort: Cohort, uploads: dict[str, Tensor]) -> list[Any]:
-        return [
-            measure_models(
-                TunedModels(
-                    e,
-                    cohort.ids,
-                    uploads[f"{e}"],
-                    {name: uploads[f"{e}/{name}"] for name in model.buffers},
-                )
+
+def _tune(
+    shared: tuple[Setup, Callable[[TunedModels], T]], cohort: Cohort, epochs: Sequence[int]
+) -> list[T]:
+    tuning, measure_models = shared
+    uploads = tuning.train(cohort).uploads
+    return [
+        measure_models(
+            TunedModels(
+                e,
+                cohort.ids,
+                uploads[f"{e}"],
+                {name: uploads[f"{e}/{name}"] for name in cohort.buffers},
             )
-            for e in stops
-        ]
-
-    def store_name(cohort: Cohort) -> str:
-        return f"{run}: clients {', '.join(map(str, cohort.ids))}"
-
-    def report(done: int, total: int, text: str) -> None:
-        if progress:
-            progress(done, total, "groups of clients")
-
-    with open_pool(executor, _tune, tuning, most=len(cohorts)) as pool:
-        results = (store or KeptUnits(None, str)).results(
-            pool, cohorts, report, measure_cohort, store_name
         )
-    return [value for cohort in results for value in cohort]
-
-
-def _tune(tuning: Setup, cohort: Cohort) -> dict[str, Tensor]:
-    return tuning.train(cohort).uploads
+        for e in epochs
+    ]
 
 
 class EpochSchedule:
@@ -378,11 +341,19 @@ class Predictor:
     """Counts what a client's model gets right on its own test examples."""
 
     def __init__(self, setup: Setup, neighbours: Neighbours | None, test: str, seed: int):
-        self.setup, self.neighbours, self.test, self.seed = setup, neighbours, test, seed
+        self.network, self.dataset, self.parts = setup.network, setup.dataset, setup.parts
+        self.neighbours, self.test, self.seed = neighbours, test, seed
+
+    def counts(self, models: TunedModels) -> list[tuple[int, int, int, int]]:
+        """(e, client, right, n) of every client of a cohort."""
+        return [
+            (models.e, i, *self(w, {n: b[j] for n, b in models.buffers.items()}, i))
+            for j, (i, w) in enumerate(zip(models.ids, models.rows, strict=True))
+        ]
 
     def __call__(self, w: Tensor, buffers: dict[str, Tensor], client: int) -> tuple[int, int]:
         """(right, n) for weights [P] on the client's n test examples; a prediction that is not finite is wrong."""
-        data, part = self.setup.dataset, torch.as_tensor(self.setup.parts[client])
+        data, part = self.dataset, torch.as_tensor(self.parts[client])
         if not len(part):
             return 0, 0
         index = torch.from_numpy(TESTS[self.test](data.train_y[part], data.test_y, client))
@@ -408,11 +379,11 @@ class Predictor:
         """Logits [n, C] and, where neighbours are asked for, features [n, d] (else none), in eval mode."""
         logits, features = [], [torch.empty(0, device=w.device)]
         with torch.no_grad():
-            bound = self.setup.network.bind(
+            bound = self.network.bind(
                 w.unsqueeze(0), {k: b.unsqueeze(0).clone() for k, b in buffers.items()}
             )
             for chunk in raw.split(BATCH):
-                x = ready(self.setup.dataset.normalise(chunk), w.device, w.dtype).unsqueeze(0)
+                x = ready(self.dataset.normalise(chunk), w.device, w.dtype).unsqueeze(0)
                 if self.neighbours is None:
                     logits.append(bound(x)[0])
                     continue

@@ -19,6 +19,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pool import Pool
 from fldiag.execution.pools import open_pool
+from fldiag.execution.workspace import Workspace
 from fldiag.results.table import PERSONAL
 from fldiag.runs import base, journal, owner
 from fldiag.runs.client_states import HELD
@@ -286,15 +287,11 @@ def _personalise(run: Run, federation: Federation, spec: ExecutorSpec, emit: Lis
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
         model = GlobalModel(federation.w, federation.buffers, federation.clients, run.done)
-        rows = measure(
-            federation.setup,
-            plan,
-            model,
-            executor=spec,
-            progress=lambda done, total, text: emit(
-                {"event": "personalise", "done": done, "total": total}
-            ),
-        )
+        with Workspace(
+            spec,
+            lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}),
+        ):
+            rows = measure(federation.setup, plan, model)
         run.add_metrics(rows)
     run.index["status"] = "finished"
     _end(run)

@@ -43,6 +43,11 @@ GOES = {
     "fldiag.registry.diagnostic(strict)": "fails",
     "fldiag.registry.diagnostic(parts)": "nothing: workspace().map splits what it maps",
     "fldiag.registry.diagnostic(check)": "raise FldiagError first thing",
+    "diagnostics landscape.store": "cache, which keeps finished parts",
+    "diagnostics leave-one-out.store": "cache, which keeps finished parts",
+    "diagnostics leave-one-out.executor": "executor, which all diagnostics share",
+    "diagnostics personalise.store": "cache, which keeps finished parts",
+    "diagnostics personalise.executor": "executor, which all diagnostics share",
 }
 #: What a value may be instead without refusing what was accepted: a choice is a text that is checked sooner.
 ALSO = {

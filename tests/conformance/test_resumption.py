@@ -1,5 +1,9 @@
 """An interrupted diagnostic resumes: the same table to the bit, and no finished item is computed again."""
 
+import tempfile
+from functools import cache
+
+import helpers
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +13,9 @@ from histories import history, moved, separable, stored, tanh_net
 import fldiag
 from fldiag.results.kept_units import FinishedItems
 from fldiag.runs.round_weights import Stored
+from fldiag.training import rounds
+
+FOLDER = tempfile.TemporaryDirectory()
 
 
 def four_rounds():
@@ -25,8 +32,26 @@ def four_rounds():
     return history(net, separable(), parts, *rounds, dtype=w.dtype)
 
 
+@cache
+def two_runs():
+    """Of the same config: only their names differ."""
+    config = helpers.config("fedavg", rounds=2, total=4, per_round=2, stack="off")
+    return [rounds.train(config, out=f"{FOLDER.name}/{name}") for name in "ab"]
+
+
+def rugged():
+    """A problem whose surface is refined in several steps."""
+    torch.manual_seed(2)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    data = torch.randn(30, 5), torch.arange(30) % 3
+    return fldiag.Problem(net, torch.nn.functional.cross_entropy, data)
+
+
 CASES = {
+    "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
+    "leave-one-out": (two_runs, {"last": (1, 2)}),
+    "personalise": (two_runs, {"epochs": "0,1"}),
 }
 
 

@@ -8,19 +8,15 @@ import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
 from test_connectivity import asked, net
-from test_leave_one_out import effects, finished
-from test_personalise import trained
 from torch import nn
 
 import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
-from fldiag.method import Personal
 from fldiag.models.lora import with_adapters
 from fldiag.results import kept_units
 from fldiag.results.kept_units import ArrayStore, KeptUnits
 from fldiag.runs.round_weights import Stored
-from fldiag.training.personalise import GlobalModel, measure
 
 
 class Counting(ArrayStore):
@@ -93,12 +89,6 @@ def rounds(name, **options):
     return ask
 
 
-def leave_one_out(store):
-    q = helpers.quadratics((12, 9, 15))
-    setup = helpers.setup(q.config(rounds=4, lr=0.1), q.data)
-    return effects(setup, (1, 2), run=finished(setup), kept=KeptUnits(store, str))
-
-
 def lora(store):
     """In the second round one client's weights are broken, and its spectrum is asked at the last one."""
     torch.manual_seed(0)
@@ -116,28 +106,12 @@ def lora(store):
     return fldiag.diagnose(made, "lora", k=1, tol=0.5)
 
 
-def personalise(store):
-    """Of two runs with the same clients, which differ in what they are called."""
-    made, plan = trained(stack="off"), Personal((0, 2))
-    kept = KeptUnits(store, str)
-    return pd.concat(
-        [
-            pd.DataFrame(
-                measure(made.setup, plan, GlobalModel(made.w, {}, {}, 2), store=kept, run=run)
-            )
-            for run in "ab"
-        ]
-    )
-
-
 @pytest.mark.parametrize(
     ("ask", "units", "after"),
     [
         (connectivity, 3 + 3 + 1 + 21 + 2, 7),
         (flatness, 2 * 3, 4),
-        (leave_one_out, 6, 4),
         (lora, 3, 2),
-        (personalise, 2 * 3, 4),
         (rounds("drift"), 3, 2),
         (rounds("account", every_round=True, k=1), 3, 2),
         (rounds("fairness", every_round=True), 4, 3),

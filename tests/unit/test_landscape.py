@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import fldiag
 from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.errors import FldiagError
 from fldiag.landscape import directions as rules
@@ -211,46 +211,30 @@ def test_points_on_a_line_span_no_plane():
 
 
 @pytest.mark.parametrize("how", ["eigen", "random", "plane"])
-@pytest.mark.parametrize("folder", [True, False])
-def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, how, folder):
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, how):
     p = problem()
     through = [p.w + 0.1, p.w + torch.linspace(0, 1, len(p.w))] if how == "plane" else None
     options = {"directions": how, "points": 5, "through": through}
-    expected, path = landscape(p, **options), tmp_path if folder else tmp_path / "points.npz"
+    expected, texts = landscape(p, **options), []
+
+    def stop(done, total, text):
+        if text == "points 9 to 10":
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        landscape(problem(), **options, store=Interrupted(path, 9))
-    seen = []
-    resumed = landscape(problem(), lambda *a: seen.append(a), **options, store=path)
-    pd.testing.assert_frame_equal(resumed, expected, check_exact=True)
-    # directions and nine points were kept
-    assert [done for done, total, _ in seen] == list(range(9, 26))
-    again = []
-    pd.testing.assert_frame_equal(
-        landscape(problem(), lambda *a: again.append(a), **options, store=path), expected
+        fldiag.diagnose(problem(), "landscape", cache=tmp_path, progress=stop, **options)
+    resumed = fldiag.diagnose(
+        problem(),
+        "landscape",
+        cache=tmp_path,
+        progress=lambda done, total, text: texts.append(text),
+        **options,
     )
-    assert not again and not list(tmp_path.glob(".*.part"))
-
-
-def test_a_store_of_something_else_is_never_overwritten(tmp_path):
-    path = tmp_path / "points.npz"
-    landscape(problem(), directions="random", points=3, store=path)
-    bits = path.read_bytes()
-    for other, options in (
-        (problem(1.5), {}),
-        (problem(), {"span": 2.0}),
-        (problem(), {"seed": 1}),
-    ):
-        with pytest.raises(FldiagError, match="of other weights, data or options"):
-            landscape(other, directions="random", points=3, store=path, **options)
-    assert path.read_bytes() == bits
-    landscape(
-        problem(1.5), directions="random", points=3, store=tmp_path
-    )  # a folder has room for both
-    landscape(problem(), directions="random", points=3, store=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3
-    path.write_bytes(b"torn")
-    with pytest.raises(FldiagError, match="cannot be read"):
-        landscape(problem(), directions="random", points=3, store=path)
+    pd.testing.assert_frame_equal(resumed, expected, check_exact=True)
+    # directions and eight points were kept
+    assert next(text for text in texts if text) == "points 9 to 10" and not list(
+        tmp_path.glob("*.partial.npz")
+    )
 
 
 def test_offers_are_written_at_intervals_only(tmp_path):
@@ -268,9 +252,16 @@ def test_offers_are_written_at_intervals_only(tmp_path):
 
 
 def test_progress_counts_the_points():
-    seen = []
-    landscape(problem(), lambda *a: seen.append(a), directions="random", points=5)
-    assert [a[:2] for a in seen] == [(i, 25) for i in range(26)]
+    shares, texts = [], []
+    fldiag.diagnose(
+        problem(),
+        "landscape",
+        progress=lambda done, total, text: (shares.append(done / total), texts.append(text)),
+        directions="random",
+        points=5,
+    )
+    assert shares == sorted(shares)
+    assert texts[-13:] == [*(f"points {i} to {i + 1}" for i in range(1, 25, 2)), "points 25 to 25"]
 
 
 # -- provenance

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from surfaces import Interrupted
 
 import fldiag
 from fldiag.diagnostics.landscape import landscape
@@ -93,36 +92,6 @@ def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
         < 0.1 * numbers(whole, "stderr").max()
     )
     assert made[10, 10] == trained().loss()[0]
-
-
-@pytest.mark.slow
-def test_interrupted_anywhere_and_resumed_gives_the_same_table(tmp_path):
-    expected = landscape(small(), **OPTIONS, span=4.0)
-    count = int(value(expected, "evaluated"))
-    assert count < 400
-    for after in (1, 7, 25, 26, 40, count - 30, count):
-        path = tmp_path / f"{after}.npz"
-        with pytest.raises(KeyboardInterrupt):
-            landscape(small(), **OPTIONS, span=4.0, store=Interrupted(path, after))
-        seen = []
-        frame = landscape(
-            small(), lambda *a, seen=seen: seen.append(a), **OPTIONS, span=4.0, store=path
-        )
-        pd.testing.assert_frame_equal(frame, expected, check_exact=True)
-        starts = {(total, what) for _, total, what in seen}  # a stage shows where it starts
-        assert len(seen) - len(starts) == count - after
-        assert all(done <= total for done, total, _ in seen)
-
-
-def test_points_of_a_finer_question_serve_a_coarser_one_without_changing_it(tmp_path):
-    coarse = landscape(small(), **OPTIONS, span=4.0)
-    landscape(small(), **OPTIONS, span=4.0, full=True, store=tmp_path / "p.npz")
-    seen = []
-    again = landscape(
-        small(), lambda *a: seen.append(a), **OPTIONS, span=4.0, store=tmp_path / "p.npz"
-    )
-    pd.testing.assert_frame_equal(again, coarse, check_exact=True)
-    assert not seen
 
 
 def test_a_second_question_is_answered_from_the_cache(tmp_path):

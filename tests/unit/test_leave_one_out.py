@@ -34,9 +34,9 @@ def finished(setup, rounds=ROUNDS):
     )
 
 
-def effects(setup, last=(1, 3), where="train", run=None, kept=None):
+def effects(setup, last=(1, 3), where="train", run=None):
     return table(
-        of_run(run or finished(setup), setup, list(last), where, "serial", None, kept),
+        of_run(run or finished(setup), setup, list(last), where),
         run="made",
         method="m",
         seed=0,

@@ -57,7 +57,7 @@ def test_caption_and_page_say_how_the_values_were_found(tmp_path):
     )
     assert "error ≤ about 0.42 %" in page(tmp_path, frame)
     assert "all points evaluated" in page(tmp_path, table(rows("A", 8, 3)))
-    assert surfaces(table(rows("A", 8, 3)))[0].made() == []
+    assert surfaces(table(rows("A", 8, 3)))[0].interpolation() == []
 
 
 def test_trajectory_lies_at_its_coordinates_in_order_whatever_the_order_of_rows():

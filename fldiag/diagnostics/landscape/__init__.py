@@ -20,11 +20,8 @@ from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Serial
-from fldiag.execution.pools import open_pool
 from fldiag.plotting.sections import Interactive
-from fldiag.registry import Choice, Progress, diagnostic
-from fldiag.results.provenance import digest
+from fldiag.registry import Choice, diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
@@ -51,11 +48,13 @@ def axis(points: int, span: float) -> np.ndarray:
     return np.concatenate([-half[::-1], [0.0], half])
 
 
-def choose(targets: Sequence[Any], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+def choose(
+    targets: Sequence[Any], options: Mapping[str, Any], subject_options: Mapping[str, Any]
+) -> Choice:
     """See ``fldiag.diagnostics.landscape.choice``."""
     from fldiag.diagnostics.landscape import choice
 
-    return choice.choose(targets, options, where)
+    return choice.choose(targets, options, subject_options)
 
 
 def axes(table: pd.DataFrame) -> tuple[str, str]:
@@ -70,35 +69,33 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
 
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
     """The surfaces of a table side by side, on one grid and one colour scale."""
-    drawn = {
-        "notes": bool(table.attrs.get("options", {}).get("notes")),
-        **_scaled(table),
-        **options,
-    }
-    return picture.draw(table, names=axes(table), **drawn)
+    notes = bool(table.attrs.get("options", {}).get("notes"))
+    return picture.draw(
+        table, names=axes(table), **{"notes": notes, **_height_options(table), **options}
+    )
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What a reader must know of the picture: slice, numbers with their residuals, how the values were found, the scale."""
+    """What a reader must know of the picture: slice, numbers with their residuals, how values were computed, the scale."""
     grids = surfaces(table)
-    said = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
-    return "\n".join([*said, *scale(grids, **{"clip": "auto", **_scaled(table)}).notes()]) + "\n"
+    lines = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
+    lines += scale(grids, **{"clip": "auto", **_height_options(table)}).notes()
+    return "\n".join(lines) + "\n"
 
 
 def turning(table: pd.DataFrame) -> Interactive:
     """The same to turn and to hover over."""
-    return interactive.charts(table, names=axes(table), **_scaled(table))
+    return interactive.charts(table, names=axes(table), **_height_options(table))
 
 
-def _scaled(table: pd.DataFrame) -> dict[str, Any]:
-    """How heights were asked to be drawn, where that was said."""
-    asked = table.attrs.get("options", {})
-    return {k: asked[k] for k in ("height", "clip") if asked.get(k) is not None}
+def _height_options(table: pd.DataFrame) -> dict[str, Any]:
+    """Those of ``height`` and ``clip`` that are set."""
+    options = table.attrs.get("options", {})
+    return {k: options[k] for k in ("height", "clip") if options.get(k) is not None}
 
 
 @diagnostic(
     "landscape",
-    parts=True,
     draw={"": draw, ".html": turning, ".caption.txt": caption},
     summary=summary,
     choose=choose,
@@ -107,7 +104,6 @@ def _scaled(table: pd.DataFrame) -> dict[str, Any]:
 )
 def landscape(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     directions: Annotated[
         Literal["eigen", "random", "plane", "pca", "clients"],
@@ -186,7 +182,6 @@ def landscape(
         ),
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
 
@@ -208,12 +203,9 @@ def landscape(
     interpolated loss is a mean over the same examples. Row ``interpolation_error``: the estimate as a share of the
     range; ``evaluated``: the number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
 
-    ``store``: a path (file or directory) or an ArrayStore that keeps directions and finished points; called
-    again with it, the evaluation goes on where it stopped. Cost: from 81 evaluations of the
-    slice for 41 points (``full``: points^2).
+    Cost: from 81 evaluations of the slice for 41 points (``full``: points^2).
 
-    Raises FldiagError for an even number of points, weights that span no plane, a store of other weights, or a loss at the
-    weights that is not finite.
+    Raises FldiagError for an even number of points, weights that span no plane, or a loss at the weights that is not finite.
     """
     points = points or POINTS
     axis(points, 1.0)
@@ -223,61 +215,14 @@ def landscape(
             "use profile with directions = 'through', or give landscape a checkpoint",
             usage=True,
         )
-    import torch
-
-    from fldiag.diagnostics.landscape.measure import Grid, GridFiller, values
-    from fldiag.landscape import directions as rules
-    from fldiag.landscape.directions import Directions
-    from fldiag.landscape.points import Points
+    from fldiag.diagnostics.landscape.measure import Plane, find_directions, surface_rows
     from fldiag.problem.eigenpairs import loss_rows
 
-    scored = loss_rows(problem)
-    ends = (
-        dict(through)
-        if isinstance(through, Mapping)
-        else list(through)
-        if isinstance(through, Sequence)
-        else None
+    centre = loss_rows(problem)
+    vectors = find_directions(
+        problem, directions, through, seed, k=k, tol=tol, max_products=max_products
     )
-    kept = Points(
-        (points, points),
-        store,
-        lambda: digest(
-            problem.digest(), directions, points, span, ends, k, tol, max_products, seed
-        ),
-    )
-    if kept.before is not None:
-        arrays, extra = kept.before
-        d1, d2 = (torch.from_numpy(arrays[name]).to(problem.device) for name in ("d1", "d2"))
-        found = Directions(d1, d2, extra["rows"], extra["reach"])
-    elif directions == "eigen":
-        found = rules.eigen(
-            problem, k=k, tol=tol, max_products=max_products, seed=seed, progress=progress
-        )
-    elif directions == "random":
-        found = rules.random(problem, seed=seed)
-    elif directions == "plane":
-        found = rules.plane(problem, through)
-    else:
-        found = rules.pca(problem, through, progress)
-    places = axis(points, span if span is not None else 1.25 * found.reach or 1.0)
-    kept.keep(
-        {"d1": found.d1.cpu().numpy(), "d2": found.d2.cpu().numpy()},
-        {"rows": found.rows, "reach": found.reach},
-    )
-    try:
-        grid = Grid(problem, (found.d1, found.d2), places)
-        surface = GridFiller(grid, kept, seed, progress)
-        with open_pool(
-            problem.executor,
-            values,
-            grid,
-            name=lambda block: f"{len(block)} points of the landscape",
-        ) as pool:
-            filled = surface.fill(
-                0.0 if full else grid_rtol, None if isinstance(pool, Serial) else pool
-            )
-    finally:  # also on Ctrl-C
-        kept.save()
-    rows = at_centre(surface.rows(filled), scored, x=0.0, y=0.0)
-    return table([*rows, *found.rows], **problem.common)
+    coefficients = axis(points, span if span is not None else 1.25 * vectors.reach or 1.0)
+    plane = Plane(problem, (vectors.d1, vectors.d2), coefficients)
+    rows = surface_rows(plane, 0.0 if full else grid_rtol, seed)
+    return table([*at_centre(rows, centre, x=0.0, y=0.0), *vectors.rows], **problem.common)

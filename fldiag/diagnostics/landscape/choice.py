@@ -19,16 +19,16 @@ Target = Run | Checkpoint | Problem
 
 
 def choose(
-    targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]
+    targets: Sequence[Target], options: Mapping[str, Any], subject_options: Mapping[str, Any]
 ) -> Choice:
     """Every target alone, unless the directions join several. The lines to clients' models are another diagnostic's."""
     directions = options["directions"]
     if directions == "clients":
-        return _clients(targets, options, where)
+        return _clients(targets, options, subject_options)
     if directions == "plane" and options["through"] is None:
-        return _plane(targets, where)
+        return _plane(targets, subject_options)
     if directions == "pca" and options["through"] is None:
-        return _trajectory(targets, where)
+        return _trajectory(targets, subject_options)
     return Choice([(t, {}) for t in targets])
 
 
@@ -40,36 +40,37 @@ def _last(target: Target) -> Checkpoint | Problem:
     return target.checkpoint() if isinstance(target, Run) else target
 
 
-def _plane(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
+def _plane(targets: Sequence[Target], subject_options: Mapping[str, Any]) -> Choice:
     if len(targets) != 3:
         raise FldiagError(
             f"a plane goes through three checkpoints, {len(targets)} given",
             "give three",
             usage=True,
         )
-    found = [_last(t) for t in targets]
-    problems = [t if isinstance(t, Problem) else open_problem(t, **where) for t in found]
+    sources = [_last(t) for t in targets]
+    problems = [
+        t if isinstance(t, Problem) else open_problem(t, **subject_options) for t in sources
+    ]
     through = [_weights(p) for p in problems[1:]]
     note = "the surface has the buffers of the first checkpoint everywhere; the losses of the points are with their own"
     return Choice(
-        [(found[0], {"through": through})],
-        named=[t for t in found if isinstance(t, Checkpoint)],
+        [(sources[0], {"through": through})],
+        named=[t for t in sources if isinstance(t, Checkpoint)],
         notes=[note] if problems[0].buffers else [],
     )
 
 
-def _trajectory(targets: Sequence[Target], where: Mapping[str, Any]) -> Choice:
-    found = trajectory(targets)
-    rounds = [c.round for c in found[:-1]]
-    known = all(r is not None for r in rounds) and len(set(rounds)) == len(rounds)
-    states = [c.state for c in found[:-1]]
-    through: Any = dict(zip(rounds, states, strict=True)) if known else states
-    buffers = open_problem(found[-1], **where).buffers
+def _trajectory(targets: Sequence[Target], subject_options: Mapping[str, Any]) -> Choice:
+    *checkpoints, last = trajectory(targets)
+    rounds, states = [c.round for c in checkpoints], [c.state for c in checkpoints]
+    has_rounds = None not in rounds and len(set(rounds)) == len(rounds)
+    through: Any = dict(zip(rounds, states, strict=True)) if has_rounds else states
+    buffers = open_problem(last, **subject_options).buffers
     return Choice(
-        [(found[-1], {"through": through})],
-        named=found,
+        [(last, {"through": through})],
+        named=[*checkpoints, last],
         notes=[
-            f"trajectory of {len(found)} checkpoints, {found[0].label} to {found[-1].label}"
+            f"trajectory of {len(checkpoints) + 1} checkpoints, {checkpoints[0].label} to {last.label}"
             + (", all with the buffers of the last" if buffers else "")
         ],
     )
@@ -82,32 +83,31 @@ def trajectory(targets: Sequence[Target]) -> list[Checkpoint]:
     """
     if len(targets) == 1 and isinstance(run := targets[0], Run):
         rounds, count = run.rounds, min(len(run.rounds), LONGEST)
-        chosen = sorted(
-            {rounds[round(i * (len(rounds) - 1) / max(count - 1, 1))] for i in range(count)}
-        )
-        found = [run.checkpoint(r) for r in chosen]
+        places = {round(i * (len(rounds) - 1) / max(count - 1, 1)) for i in range(count)}
+        checkpoints = [run.checkpoint(rounds[i]) for i in sorted(places)]
     else:
-        found = [c for t in targets if not isinstance(c := _last(t), Problem)]
-        if all(c.round is not None for c in found) and len({c.round for c in found}) == len(found):
-            found.sort(key=lambda c: c.round or 0)
-    if len(found) < 3:
+        checkpoints = [c for t in targets if not isinstance(c := _last(t), Problem)]
+        numbers = {c.round for c in checkpoints}
+        if None not in numbers and len(numbers) == len(checkpoints):
+            checkpoints.sort(key=lambda c: c.round or 0)
+    if len(checkpoints) < 3:
         raise FldiagError(
-            f"a trajectory needs at least three checkpoints, {len(found)} given",
+            f"a trajectory needs at least three checkpoints, {len(checkpoints)} given",
             "give a run folder with more rounds (checkpoint.every), or more files",
             usage=True,
         )
-    return found
+    return checkpoints
 
 
 def _clients(
-    targets: Sequence[Target], options: Mapping[str, Any], where: Mapping[str, Any]
+    targets: Sequence[Target], options: Mapping[str, Any], subject_options: Mapping[str, Any]
 ) -> Choice:
     """Profiles from the global model to each stored client's."""
     if options["height"] == "log" or options["clip"] is not None:
         raise FldiagError(
             "height and clip are for surfaces", "leave them out of a picture of lines", usage=True
         )
-    if where.get("client") is not None or options["span"] is not None:
+    if subject_options.get("client") is not None or options["span"] is not None:
         raise FldiagError(
             "the ways to the clients' models start at the global model and end at theirs",
             "leave out --client and --span",
@@ -116,35 +116,35 @@ def _clients(
     points = {} if options["points"] is None else {"points": options["points"]}
     checkpoints = [_last(t) for t in targets]
     return Choice(
-        [(t, {"through": ends(t, where)}) for t in checkpoints],
+        [(t, {"through": ends(t, subject_options)}) for t in checkpoints],
         instead="profile",
         stem="interpolation",
         options={"directions": "through", "seed": options["seed"], **points},
     )
 
 
-def ends(target: Checkpoint | Problem, where: Mapping[str, Any]) -> dict[int, Any]:
+def ends(target: Checkpoint | Problem, subject_options: Mapping[str, Any]) -> dict[int, Any]:
     """The trained models of the clients a checkpoint holds: client -> named weights and buffers.
 
     Raises FldiagError when it holds none, or they do not fit the model.
     """
     if isinstance(target, Problem) or target.clients is None or not target.client_ids:
-        what = target.name if isinstance(target, Problem) else target.path
+        source = target.name if isinstance(target, Problem) else target.path
         raise FldiagError(
-            f"{what} holds no trained weights of clients",
+            f"{source} holds no trained weights of clients",
             "train with checkpoint.clients = 'sampled'",
             usage=True,
         )
-    problem = open_problem(target, **where)
-    whole = Layout.of(problem.module)
-    if target.clients.shape[1:] != (whole.size,):
+    problem = open_problem(target, **subject_options)
+    layout = Layout.of(problem.module)
+    if target.clients.shape[1:] != (layout.size,):
         raise FldiagError(
             f"{target.path}: client weights of shape {list(target.clients.shape)} do not fit the model",
             "the file was edited; use the original",
         )
     return {
         client: {
-            **whole.views(target.clients[row]),
+            **layout.views(target.clients[row]),
             **{n: b[row] for n, b in target.buffers.items()},
         }
         for row, client in enumerate(target.client_ids)

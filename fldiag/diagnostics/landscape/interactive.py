@@ -31,14 +31,14 @@ def charts(
     grids = surfaces(table)
     shared = scale(grids, clip, height)
     about = layout(grids, shared, names)
-    shown = []
+    panels = []
     for grid in grids:
         surface, points = scene(grid, shared), marks(grid, shared)
-        shown.append(Chart(grid.run, "scene", [surface, *points], about))
+        panels.append(Chart(grid.run, "scene", [surface, *points], about))
         flat = [_contours(surface, shared), *map(_flat, points)]
-        shown.append(Chart(f"{grid.run}, as contours", "map", flat, _flat_layout(about)))
+        panels.append(Chart(f"{grid.run}, as contours", "map", flat, _flat_layout(about)))
     lead = "Drag to turn, scroll or pinch to zoom: all surfaces move together. Height and colour scale are shared."
-    return Interactive(title, lead, shown, shared.notes(), _numbers(grids))
+    return Interactive(title, lead, panels, shared.notes(), _numbers(grids))
 
 
 def _numbers(grids: list[Surface]) -> Table:
@@ -67,7 +67,7 @@ def _numbers(grids: list[Surface]) -> Table:
             style.number(grid.lowest),
             style.number(grid.highest),
             f"{len(grid.x)} × {len(grid.y)}",
-            " ".join(grid.made()) or "all points evaluated",
+            " ".join(grid.interpolation()) or "all points evaluated",
         ]
         for grid in grids
     ]

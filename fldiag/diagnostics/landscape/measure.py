@@ -1,96 +1,124 @@
-"""The surface over a grid: which points are evaluated, and by whom."""
+"""The loss over a plane: its directions, and its values at the points of a grid."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fldiag.execution.pool import Pool
-from fldiag.landscape import grid as grids
+from fldiag.execution.workspace import workspace
+from fldiag.landscape import directions as rules
+from fldiag.landscape import grid
+from fldiag.landscape.directions import Directions
 from fldiag.landscape.evaluator import Evaluator
-from fldiag.landscape.points import Place, Points, Value
 from fldiag.problem.problem import Problem
-from fldiag.registry import Progress
 from fldiag.results.table import Row
+
+#: Points are evaluated in so many blocks or more, none larger than this: few enough to cost nothing, many enough that no worker
+#: waits long for the last, and that an interruption loses little.
+BLOCKS, LARGEST = 16, 16
+
+
+def find_directions(
+    problem: Problem, kind: str, through: Any, seed: int, **options: Any
+) -> Directions:
+    """``options``: of the eigenpairs."""
+
+    def compute() -> dict[str, Any]:
+        if kind == "eigen":
+            return vars(rules.eigen(problem, seed=seed, progress=workspace().show, **options))
+        if kind == "random":
+            return vars(rules.random(problem, seed=seed))
+        if kind == "plane":
+            return vars(rules.plane(problem, through))
+        return vars(rules.pca(problem, through, workspace().show))
+
+    with workspace().part(0, 2, ""):
+        directions = Directions(**workspace().result("directions", compute))
+    d1, d2 = (d.to(problem.device) for d in (directions.d1, directions.d2))
+    return Directions(d1, d2, directions.rows, directions.reach)
 
 
 @dataclass
-class Grid:
-    """What the values of a grid depend on; whoever evaluates points makes the rest of it."""
+class Plane:
+    """``axis``: the coefficients of both directions at the points of the grid."""
 
     problem: Problem
     directions: tuple[Tensor, Tensor]
-    places: np.ndarray
+    axis: np.ndarray
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Whoever evaluates points makes the evaluator."""
+        return {name: value for name, value in vars(self).items() if name != "evaluator"}
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.problem, list(self.directions), reach=float(self.places[-1]))
-
-    def value(self, row: int, column: int) -> Value:
-        return self.evaluator(float(self.places[column]), float(self.places[row]))
+        return Evaluator(self.problem, list(self.directions), reach=float(self.axis[-1]))
 
 
-def values(grid: Grid, block: list[Place]) -> list[Value]:
-    return [grid.value(*place) for place in block]
+@dataclass(frozen=True)
+class Block:
+    """Points (row, column) that are evaluated together, numbered from ``first``."""
+
+    first: int
+    points: list[tuple[int, int]]
+
+    def __str__(self) -> str:
+        return f"points {self.first} to {self.first + len(self.points) - 1}"
 
 
-class GridFiller:
-    """Fills the grid of a landscape and describes it; rows of the arrays are y."""
+def losses(plane: Plane, block: Block) -> list[tuple[float, float | None]]:
+    """Loss and standard error at every point; rows are y."""
+    return [
+        plane.evaluator(float(plane.axis[column]), float(plane.axis[row]))
+        for row, column in block.points
+    ]
 
-    def __init__(self, grid: Grid, kept: Points, seed: int, progress: Progress | None):
-        self.grid, self.kept, self.seed, self.progress, self.places = (
-            grid,
-            kept,
-            seed,
-            progress,
-            grid.places,
-        )
-        self.pool: Pool | None = None
 
-    def fill(self, rtol: float, pool: Pool | None = None) -> grids.FilledGrid:
-        self.pool = pool
-        values = grids.GridValues(self.kept.done, self.kept.value, self.kept.stderr)
-        return grids.fill(self.places, values, self._ask, rtol, self.seed)
+def surface_rows(plane: Plane, rtol: float, seed: int) -> list[Row]:
+    """The losses over the grid, evaluated and interpolated."""
+    count = 0
 
-    def _ask(self, new: np.ndarray, planned: int, stage: str) -> None:
-        self.kept.fill(
-            new, self.grid.value, f"landscape, {stage}", self.progress, planned, self.pool
-        )
+    def evaluate(points: np.ndarray) -> np.ndarray:
+        nonlocal count
+        places = [(int(row), int(column)) for row, column in points]
+        size = min(-(-len(places) // BLOCKS), LARGEST)
+        blocks = [Block(count + i + 1, places[i : i + size]) for i in range(0, len(places), size)]
+        count += len(places)
+        results = workspace().map(losses, plane, blocks)
+        return np.array([pair for pairs in results for pair in pairs], dtype=float)
 
-    def rows(self, filled: grids.FilledGrid) -> list[Row]:
-        rows: list[Row] = [
+    with workspace().part(1, 2, ""):
+        filled = grid.fill(len(plane.axis), evaluate, rtol, seed)
+    rows: list[Row] = [
+        {
+            "metric": "loss",
+            "estimator": "exact" if filled.evaluated[r, c] else "spline",
+            "x": float(x),
+            "y": float(y),
+            "value": float(filled.value[r, c]),
+            "stderr": float(filled.stderr[r, c]),
+            "residual": None if filled.evaluated[r, c] else float(filled.residual[r, c]),
+        }
+        for r, y in enumerate(plane.axis)
+        for c, x in enumerate(plane.axis)
+    ]
+    if filled.error is not None:
+        rows += [
             {
-                "metric": "loss",
-                "estimator": "exact" if filled.evaluated[r, c] else "spline",
-                "x": float(x),
-                "y": float(y),
-                "value": float(filled.value[r, c]),
-                "stderr": float(filled.stderr[r, c]),
-                "residual": None if filled.evaluated[r, c] else float(filled.residual[r, c]),
-            }
-            for r, y in enumerate(self.places)
-            for c, x in enumerate(self.places)
+                "metric": "interpolation_error",
+                "estimator": "spline",
+                "value": filled.error,
+                "index": filled.checks,
+            },
+            {
+                "metric": "evaluated",
+                "estimator": "exact",
+                "value": int(filled.evaluated.sum()),
+                "unit": "points",
+            },
         ]
-        if filled.error is not None:
-            rows += [
-                {
-                    "metric": "interpolation_error",
-                    "estimator": "spline",
-                    "value": filled.error,
-                    "index": filled.checks,
-                },
-                {
-                    "metric": "evaluated",
-                    "estimator": "exact",
-                    "value": int(filled.evaluated.sum()),
-                    "unit": "points",
-                },
-            ]
-        return rows
+    return rows

@@ -15,18 +15,18 @@ import pandas as pd
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patheffects import Stroke, withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
-from fldiag.diagnostics.landscape.trajectory import trajectory
+from fldiag.diagnostics.landscape.surfaces import Marks, Scale, Surface, scale, surfaces
 from fldiag.plotting import sheet, style
 
-__all__ = ["draw"]
-
+PER_ROW = 4
 _LEFT = 0.50  # inches
 _XLABEL = 0.40  # inches for tick labels and name of the x axis
 _LINE = 0.135  # inches a line of caption
 BOLD = 9.5  # points of a text as wide as one of 8.5 in bold
+_HALO = [Stroke(linewidth=2.4, foreground="black"), Stroke(linewidth=1.2, foreground="white")]
 
 
 def draw(
@@ -35,7 +35,6 @@ def draw(
     clip: float | Literal["auto"] | None = "auto",
     height: Literal["linear", "log", "auto"] = "auto",
     names: tuple[str, str] = ("direction 1", "direction 2"),
-    per_row: int = 4,
     notes: bool = False,
 ) -> Figure:
     """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and its ratio to the fifth.
@@ -44,7 +43,7 @@ def draw(
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
     ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
     ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what is above the clip is left blank.
-    ``names``: of the two directions; more runs than ``per_row``, or than fit, continue in a further row. ``notes``: write slice,
+    ``names``: of the two directions; more runs than ``PER_ROW``, or than fit, continue in a further row. ``notes``: write slice,
     residual, errors and scale below the picture, too. Raises FldiagError for an unfit table.
     """
     grids = surfaces(table)
@@ -55,9 +54,7 @@ def draw(
         0.30 + 0.065 * longest,
         0.20 + 0.085 * max(longest - 3, 0),
     )  # room for tick labels of the loss
-    columns = min(
-        len(grids), max(per_row, 1), max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1)
-    )
+    columns = min(len(grids), PER_ROW, max(int((width - _LEFT - right + gap) / (1.25 + gap)), 1))
     blocks = math.ceil(len(grids) / columns)
     most = 2.15 if sheet.current().width is None else 2.6  # a journal's column is filled
     side = min(most, (width - _LEFT - right - (columns - 1) * gap) / columns)
@@ -75,12 +72,16 @@ def draw(
     peak = 0.88 * (side + 0.16)
     under = 0.06 + 0.14 * max(2.15 - side, 0)  # names of a small surface's axes reach below it
     block = title + peak + under + side + _XLABEL + caption
-    total = _LEFT + right + columns * side + (columns - 1) * gap
-    said = style.wrap(" ".join(shared.notes()), total - 0.2, 6) if notes and shared.notes() else []
-    foot = _LINE * len(said) + 0.1 + (0.04 if said else 0)
-    whole = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
+    figure_width = _LEFT + right + columns * side + (columns - 1) * gap
+    lines = (
+        style.wrap(" ".join(shared.notes()), figure_width - 0.2, 6)
+        if notes and shared.notes()
+        else []
+    )
+    foot = _LINE * len(lines) + 0.1 + (0.04 if lines else 0)
+    figure_height = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
     with style.paper():
-        fig = style.figure(total, whole)
+        fig = style.figure(figure_width, figure_height)
         limits = [
             (min(getattr(g, a)[0] for g in grids), max(getattr(g, a)[-1] for g in grids))
             for a in "xy"
@@ -88,15 +89,15 @@ def draw(
         for number, grid in enumerate(grids):
             row, column = divmod(number, columns)
             left = _LEFT + column * (side + gap)
-            top = whole - 0.04 - row * (block + 0.22)
+            top = figure_height - 0.04 - row * (block + 0.22)
             middle = left + side / 2
 
             def place(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
-                return x / total, y / whole, w / total, h / whole
+                return x / figure_width, y / figure_height, w / figure_width, h / figure_height
 
             fig.text(
-                middle / total,
-                (top - title + 0.02) / whole,
+                middle / figure_width,
+                (top - title + 0.02) / figure_height,
                 "\n".join(titles[number]),
                 ha="center",
                 va="bottom",
@@ -120,8 +121,8 @@ def draw(
             below = fig.add_axes(place(left, flat_at, side, side), label=f"contours {number}")
             _contours(below, grid, fine, shared, limits, names, first=column == 0)
             fig.text(
-                middle / total,
-                (flat_at - _XLABEL) / whole,
+                middle / figure_width,
+                (flat_at - _XLABEL) / figure_height,
                 "\n".join(map(style.plain, captions[number])),
                 ha="center",
                 va="top",
@@ -129,12 +130,12 @@ def draw(
                 linespacing=1.25,
             )
             if column == 0:
-                _bar(fig, place(total - right + 0.10, flat_at, 0.09, side), shared)
-        if said:
+                _bar(fig, place(figure_width - right + 0.10, flat_at, 0.09, side), shared)
+        if lines:
             fig.text(
-                0.1 / total,
-                0.06 / whole,
-                "\n".join(said),
+                0.1 / figure_width,
+                0.06 / figure_height,
+                "\n".join(lines),
                 ha="left",
                 va="bottom",
                 fontsize=7,
@@ -152,7 +153,7 @@ def _surface(
 ) -> None:
     x, y = np.meshgrid(*fine[:2])
     heights = np.ma.filled(np.ma.masked_greater(fine[2], shared.high), np.nan)
-    drawn = ax.plot_surface(
+    mesh = ax.plot_surface(
         x,
         y,
         heights,
@@ -163,7 +164,7 @@ def _surface(
         linewidth=0,
         antialiased=False,
     )
-    drawn.set_rasterized(True)  # thousands of polygons show seams and weigh much as vectors
+    mesh.set_rasterized(True)  # thousands of polygons show seams and weigh much as vectors
     ax.set(xlim=limits[0], ylim=limits[1], zlim=(shared.low, shared.high))
     ax.set_box_aspect((1, 1, 0.8), zoom=0.97)
     ax.view_init(elev=26, azim=-57)
@@ -179,8 +180,10 @@ def _surface(
         axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
         axis.line.set_linewidth(0.5)
     # Tick labels of the second axis stand beside it, those of the first below.
-    for name, put, pad in zip(names, (ax.set_xlabel, ax.set_ylabel), (-10, -7.5), strict=True):
-        put(style.plain(name.partition(" (")[0]), fontsize=6, labelpad=pad)
+    for name, set_label, pad in zip(
+        names, (ax.set_xlabel, ax.set_ylabel), (-10, -7.5), strict=True
+    ):
+        set_label(style.plain(name.partition(" (")[0]), fontsize=6, labelpad=pad)
     ax.set_zlabel("loss", fontsize=6, labelpad=-8)
     ax.zaxis.set_major_formatter(FuncFormatter(lambda v, _: shared.label(v)))
     ax.tick_params(axis="both", labelsize=6, pad=-4, width=0.4)
@@ -223,7 +226,7 @@ def _contours(
         alpha=0.7,
     )
     ax.set(xlim=limits[0], ylim=limits[1], xlabel=style.plain(names[0]))
-    trajectory(ax, grid.marks)
+    _draw_marks(ax, grid.marks)
     if all(low <= 0 <= high for low, high in limits):
         ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
         ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1, label="weights")
@@ -246,6 +249,79 @@ def _contours(
         ax.set_ylabel(style.plain(names[1]))
     else:
         ax.tick_params(labelleft=False)
+
+
+def _draw_marks(ax, marks: Marks) -> None:
+    """The trajectory as a white line in a black halo, dots at its checkpoints, the first one large; squares for points."""
+    line = marks.trajectory
+    if len(line):
+        ax.plot(
+            line[:, 0],
+            line[:, 1],
+            color="white",
+            path_effects=_HALO,
+            solid_joinstyle="round",
+            label="trajectory",
+        )
+        dots = line[
+            np.unique(np.linspace(0, len(line) - 1, min(len(line), 12)).round().astype(int))
+        ]
+        ax.plot(
+            dots[:, 0],
+            dots[:, 1],
+            "o",
+            color="white",
+            markersize=2.6,
+            markeredgecolor="black",
+            markeredgewidth=0.5,
+            label="_checkpoints",
+        )
+        ax.plot(
+            *line[0],
+            "o",
+            color="white",
+            markersize=5,
+            markeredgecolor="black",
+            markeredgewidth=0.9,
+            label="first",
+        )
+        for place, text in ((0, "start"), (-1, "end")):
+            _name(
+                ax,
+                line[place],
+                marks.texts[place].partition(",")[0] if marks.texts else text,
+                up=place == 0,
+            )
+    for number, place in enumerate(marks.points):
+        ax.plot(
+            *place,
+            "s",
+            color="white",
+            markersize=4.2,
+            markeredgecolor="black",
+            markeredgewidth=0.9,
+            label="point",
+        )
+        _name(ax, place, f"checkpoint {number + 2}", up=True)
+
+
+def _name(ax, place: np.ndarray, text: str, up: bool) -> None:
+    """A name beside a place, on the side of it where there is room."""
+    (low, high), right = ax.get_xlim(), 0.0
+    right = (place[0] - low) / ((high - low) or 1.0)
+    side = "left" if right < 0.3 else "right" if right > 0.7 else "center"
+    ax.annotate(
+        text,
+        place,
+        xytext=(0, 5 if up else -5),
+        textcoords="offset points",
+        ha=side,
+        va="bottom" if up else "top",
+        fontsize=6,
+        color="white",
+        path_effects=[withStroke(linewidth=1.6, foreground="black")],
+        zorder=6,
+    )
 
 
 def _bar(fig: Figure, rect: tuple[float, float, float, float], shared: Scale) -> None:

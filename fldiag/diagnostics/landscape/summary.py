@@ -55,10 +55,10 @@ def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
     """How the surface was found and how far it can be trusted."""
     total = int((part["metric"] == "loss").sum())
     if (error := number(part, "interpolation_error")) is not None:
-        held, surfaces = COVERAGE
+        share, surfaces = COVERAGE
         yield Say(
             f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
-            f"{100 * error:.2g} % of the loss range (an estimate; it held on {held:.3g} % of {surfaces} test surfaces)"
+            f"{100 * error:.2g} % of the loss range (an estimate; it held on {share:.3g} % of {surfaces} test surfaces)"
         )
     values = only(part, metric="eigenvalue").sort_values("index")
     flat = values["value"].abs() <= values["residual"].clip(

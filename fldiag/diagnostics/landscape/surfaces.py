@@ -76,16 +76,19 @@ class Surface:
 
     def numbers(self) -> list[str]:
         """What stands under the contours: lambda_1 and lambda_1 / lambda_5, and that the surface is drawn as a spline."""
-        known = [f"λ₁ = {number(self.sharpness, 3)}"] * (self.sharpness is not None) + [
-            f"λ₁/λ₅ = {number(self.ratio, 3)}"
-        ] * (self.ratio is not None)
-        through = (
+        curvature = [
+            f"{name} = {number(value, 3)}"
+            for name, value in (("λ₁", self.sharpness), ("λ₁/λ₅", self.ratio))
+            if value is not None
+        ]
+        count = (
             f"{len(self.x)} × {len(self.y)}" if self.evaluated is None else f"{self.evaluated:,}"
         )
-        return [*([", ".join(known)] if known else []), f"spline through {through} points"]
+        lines = [", ".join(curvature)] if curvature else []
+        return [*lines, f"spline through {count} points"]
 
     def caption(self) -> list[str]:
-        """Short lines: slice, number of examples, lambda_1 with its residual, how the values were found."""
+        """Short lines: slice, number of examples, lambda_1 with its residual, how values were computed."""
         count = f"n = {self.n:,}" if self.n is not None else "n unknown"
         lines = [f"{self.slice or 'unnamed slice'}, {count}"]
         if self.sharpness is not None or self.ratio is not None:
@@ -99,7 +102,7 @@ class Surface:
                 *([] if self.converged else ["(not converged)"]),
                 f"λ₁/λ₅ = {number(self.ratio)}",
             ]
-        return lines + self.made()
+        return lines + self.interpolation()
 
     def finely(self, shared: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x, y and the heights of a spline through the grid, on one of about a hundred points; masked: what is unknown or
@@ -124,26 +127,24 @@ class Surface:
             near = np.abs(fine[:, None] - places[None, :]).argmin(1)
             lost = np.take(lost, near, axis=axis)
             axes.append(fine)
-        kept = np.maximum(heights, shared.low)
-        return (
-            axes[1],
-            axes[0],
-            np.ma.masked_where(
-                lost, kept if shared.clip is not None else np.minimum(kept, shared.high)
-            ),
-        )
+        heights = np.maximum(heights, shared.low)
+        if shared.clip is None:
+            heights = np.minimum(heights, shared.high)
+        return axes[1], axes[0], np.ma.masked_where(lost, heights)
 
-    def made(self) -> list[str]:
-        """How the values were found, where it was not by evaluating every point exactly."""
-        lines = []
-        if self.evaluated is not None:
-            lines.append(f"interpolated from {self.evaluated:,} of {self.loss.size:,} points,")
-            lines.append(
-                "error unknown"
-                if self.error is None
-                else f"error ≤ about {percent(self.error)} of the range"
-            )
-        return lines
+    def interpolation(self) -> list[str]:
+        """How many points were evaluated, and the error elsewhere; nothing where all were."""
+        if self.evaluated is None:
+            return []
+        error = (
+            f"≤ about {number(100 * self.error, 2)} % of the range"
+            if self.error is not None
+            else "unknown"
+        )
+        return [
+            f"interpolated from {self.evaluated:,} of {self.loss.size:,} points,",
+            f"error {error}",
+        ]
 
     def height_at(self, places: np.ndarray) -> np.ndarray:
         """The loss at places [m, 2] by bilinear interpolation, nan beyond the grid."""
@@ -172,10 +173,10 @@ class Scale:
     overflows: int  # points whose loss is infinite or not a number
 
     def height(self, loss: np.ndarray, cut: bool = True) -> np.ndarray:
-        """Losses as heights: log10 if so asked, ``cut`` at the clip (an infinite loss lies there); nan stays."""
+        """Losses as heights: log10 where the scale is, ``cut`` at the clip (an infinite loss lies there); nan stays."""
         limit = self.clip if cut and self.clip is not None else self.top
-        shown = np.clip(loss, self.floor, limit)
-        return np.log10(shown) if self.log else shown
+        losses = np.clip(loss, self.floor, limit)
+        return np.log10(losses) if self.log else losses
 
     def ticks(self, count: int = 5) -> list[float]:
         """About ``count`` round heights within the scale."""
@@ -204,15 +205,17 @@ class Scale:
 
     def notes(self) -> list[str]:
         """What the reader must know about the scale."""
-        said = []
+        lines = []
         if self.clip is not None:
-            said.append(f"Loss clipped at {number(self.clip, 3)} (largest: {number(self.top, 3)}).")
+            lines.append(
+                f"Loss clipped at {number(self.clip, 3)} (largest: {number(self.top, 3)})."
+            )
         if self.overflows:
-            some = "1 point has" if self.overflows == 1 else f"{self.overflows:,} points have"
-            said.append(f"{some} an infinite or undefined loss.")
+            points = "1 point has" if self.overflows == 1 else f"{self.overflows:,} points have"
+            lines.append(f"{points} an infinite or undefined loss.")
         if self.log:
-            said.append("Heights and colours are logarithmic.")
-        return said
+            lines.append("Heights and colours are logarithmic.")
+        return lines
 
 
 def surfaces(table: pd.DataFrame) -> list[Surface]:
@@ -239,28 +242,29 @@ def _surface(run: str, rows: pd.DataFrame) -> Surface:
         )
     x, y = np.unique(px), np.unique(py)
     col, row = np.searchsorted(x, px), np.searchsorted(y, py)
-    seen = np.zeros((len(y), len(x)), dtype=int)
-    np.add.at(seen, (row, col), 1)
-    if seen.max() > 1:
-        j, i = np.argwhere(seen > 1)[0]
+    counts = np.zeros((len(y), len(x)), dtype=int)
+    np.add.at(counts, (row, col), 1)
+    if counts.max() > 1:
+        j, i = np.argwhere(counts > 1)[0]
         raise FldiagError(
-            f"run {run!r} has {seen[j, i]} losses at (x, y) = ({x[i]:g}, {y[j]:g})",
+            f"run {run!r} has {counts[j, i]} losses at (x, y) = ({x[i]:g}, {y[j]:g})",
             "give every surface (slice, round) its own run label",
         )
-    if len(x) < 2 or len(y) < 2 or seen.min() == 0:
+    if len(x) < 2 or len(y) < 2 or counts.min() == 0:
         raise FldiagError(
             f"run {run!r} has {len(loss)} points, which is not a full grid of {len(x)} x by {len(y)} y",
             "evaluate every pair of at least two x and two y values",
         )
     grids = {}
     for name in ("value", "stderr"):
-        grids[name] = np.full(seen.shape, np.nan)
+        grids[name] = np.full(counts.shape, np.nan)
         if name in loss.columns:
             grids[name][row, col] = floats(loss[name])
     first = {
         c: loss[c].dropna().iloc[0] if c in loss.columns and loss[c].notna().any() else None
         for c in ("slice", "n_examples")
     }
+    evaluated = value_of(rows, "evaluated")
     return Surface(
         run,
         x,
@@ -270,43 +274,30 @@ def _surface(run: str, rows: pd.DataFrame) -> Surface:
         str(first["slice"] or ""),
         None if first["n_examples"] is None else int(first["n_examples"]),
         *_eigen(rows),
-        *_made(rows),
+        None if evaluated is None else int(evaluated),
+        value_of(rows, "interpolation_error"),
         _marks(rows),
     )
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage of two digits."""
-    return "unknown" if share is None else f"{number(100 * share, 2)} %"
-
-
-def _made(rows: pd.DataFrame) -> tuple[int | None, float | None]:
-    """Points evaluated and error of the spline, as far as the table has them."""
-    evaluated = value_of(rows, "evaluated")
-    return None if evaluated is None else int(evaluated), value_of(rows, "interpolation_error")
 
 
 def _marks(rows: pd.DataFrame) -> Marks:
     """The trajectory and the single points of a run, in the order of their index."""
     if "index" not in rows.columns:
         return Marks()
-    found = {}
-    for metric in ("trajectory", "point"):
-        part = only(rows, metric=metric).sort_values("index")
-        places = np.column_stack([floats(part["x"]), floats(part["y"])])
-        found[metric] = part, places
-    part, places = found["trajectory"]
+    trajectory, points = (
+        only(rows, metric=metric).sort_values("index") for metric in ("trajectory", "point")
+    )
+    rounds = trajectory["round"] if "round" in trajectory.columns else [None] * len(trajectory)
     texts = [
-        ("" if "round" not in part.columns or pd.isna(r) else f"round {int(r)}, ")
-        + f"loss {number(v)}"
-        for r, v in zip(
-            part["round"] if "round" in part.columns else floats(part["x"]) * np.nan,
-            floats(part["value"]),
-            strict=True,
-        )
+        ("" if pd.isna(r) else f"round {int(r)}, ") + f"loss {number(v)}"
+        for r, v in zip(rounds, floats(trajectory["value"]), strict=True)
     ]
-    points = found["point"][1]
-    return Marks(places, points[np.abs(points).sum(1) > 0], texts)
+    places = _places(points)
+    return Marks(_places(trajectory), places[np.abs(places).sum(1) > 0], texts)
+
+
+def _places(rows: pd.DataFrame) -> np.ndarray:
+    return np.column_stack([floats(rows["x"]), floats(rows["y"])])
 
 
 def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Data, Device, Download, Executor, Model, Root
+from fldiag.choices import Data, Device, Download, Model, Root
+from fldiag.execution.workspace import workspace
 from fldiag.plotting.tables import of_clients
-from fldiag.registry import Progress, diagnostic
-from fldiag.results.kept_units import KeptUnits
-from fldiag.results.provenance import digest
+from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
@@ -105,7 +104,6 @@ def _of(index: int) -> str:
 )
 def leave_one_out(
     runs: Sequence[Run],
-    progress: Progress | None = None,
     *,
     last: Annotated[
         tuple[Window, ...],
@@ -123,9 +121,7 @@ def leave_one_out(
     root: Root = None,
     download: Download = False,
     device: Device = "auto",
-    executor: Executor = "serial",
     seed: Annotated[int, Field(description="Random seed of the bootstrap.")] = 0,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Leave each client out of the last aggregate, and of the last rounds of training, and measure what changes.
 
@@ -144,24 +140,18 @@ def leave_one_out(
       stay together.
 
     Methods whose server does more than the weighted mean have no prediction. Methods with state are trained again from the
-    start; others from the stored weights. ``store`` as for ``landscape``, of clients left out. Cost: training R rounds for
-    every client and R.
+    start; others from the stored weights. Cost: training R rounds for every client and R.
 
     Raises FldiagError when a run cannot be trained again, or does not aggregate.
     """
     from fldiag.training.diagnostics.leave_one_out import measure
     from fldiag.training.setup import setup_of
 
-    unit_store = KeptUnits(
-        store,
-        lambda: digest(
-            "leave-one-out", [run.index for run in runs], slice, model, data, str(device)
-        ),
-    )
     tables = []
-    for run in runs:
+    for i, run in enumerate(runs):
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
-        rows = measure.of_run(run, setup, sorted(set(last)), slice, executor, progress, unit_store)
+        with workspace().part(i, len(runs), ""):
+            rows = measure.of_run(run, setup, sorted(set(last)), slice)
         tables.append(table(rows, **run.common))
     frame = pd.concat(tables, ignore_index=True)
     ranks = measure.rank_correlations(frame, seed)

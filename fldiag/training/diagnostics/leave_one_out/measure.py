@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,10 +14,8 @@ from scipy import stats
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import open_pool
+from fldiag.execution.workspace import workspace
 from fldiag.method import Round
-from fldiag.registry import Progress
-from fldiag.results.kept_units import KeptUnits
 from fldiag.results.select import only
 from fldiag.results.table import Row
 from fldiag.runs.history import History
@@ -33,6 +30,129 @@ RESAMPLES, LEVEL = 2000, 0.95
 #: Relative difference from the stored weights up to which training again has found the same model.
 SAME = 1e-3
 PREDICTIONS = ("quadratic", "linear", "rounds-quadratic", "rounds-linear")
+
+
+def of_run(run: Run, setup: Setup, last: Sequence[int], slice_name: str) -> list[Row]:
+    """The rows of one run, without the rank correlations. ``last``: numbers of last rounds to train again."""
+    if setup.method.isolated:
+        raise FldiagError(
+            f"{run.path}: with {setup.config.method.name} nothing is aggregated",
+            "choose another run",
+        )
+    rows: list[Row] = [
+        _note(f"the run has {run.done} rounds, and not {r} to leave out")
+        for r in last
+        if r > run.done
+    ]
+    last = [r for r in last if r <= run.done] or [run.done]
+    workspace().show(0, 1, f"{run.name}: training again with all clients")
+    replay = Replay.of(run, setup, last)
+    reference, _ = load_weights(run, setup)
+    distance = float((reference - replay.final[0]).norm() / reference.norm())
+    if not distance <= SAME:
+        rows.append(
+            _note(
+                f"trained again, the weights differ from the stored ones by {distance:.1e} of their norm (another "
+                "machine or number of threads?): effects are those of the rounds trained here"
+            )
+        )
+    history = History(
+        setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype
+    )
+    examples = history.stretch(slice_name)
+    losses = history.evaluate([replay.final]).loss[0, examples]
+    if not np.isfinite(losses.mean()):
+        raise FldiagError(
+            f"the final loss of {run.path} on {slice_name} is {losses.mean()}",
+            "choose a run that did not diverge",
+        )
+    comparison = Comparison(history, examples, losses)
+    common: Row = {
+        "slice": slice_name,
+        "scope": "client",
+        "moment": "aggregated",
+        "round": run.done,
+        "n_examples": len(losses),
+        "masked": False,
+    }
+    effects = aggregate_effects(replay, comparison)
+    omissions = []
+    for r in last:
+        for client in range(len(setup.parts)):
+            count = sum(client in exchange.ids for exchange, _ in replay.rounds[-r:])
+            if count >= min(2, r):
+                omissions.append(Omission(r, client))
+                continue
+            effects.append(
+                {
+                    "metric": "effect",
+                    "estimator": "retrained",
+                    "index": r,
+                    "client": client,
+                    "value": None,
+                    "masked": True,
+                    "note": f"sampled in {count} of the last {r} rounds",
+                }
+            )
+    results = workspace().map(
+        effect_of_omission,
+        (replay.starts, comparison),
+        omissions,
+        name=lambda omission: f"{run.name}: {omission}",
+    )
+    effects += [
+        {"estimator": "retrained", "index": omission.last, "client": omission.client, **effect}
+        for omission, effect in zip(omissions, results, strict=True)
+    ]
+    keys = [(0, row["client"]) for row in effects if row["index"] == 0 and row["value"] is not None]
+    keys += [(omission.last, omission.client) for omission in omissions]
+    effects += predicted_effects(replay, history, examples, slice_name, keys)
+    return [*rows, *({**common, **row} for row in effects)]
+
+
+def _note(text: str) -> Row:
+    return {"metric": "missing", "note": text, "masked": True}
+
+
+# -- training again
+
+
+@dataclass
+class Replay:
+    """The last rounds trained again with all clients.
+
+    ``starts``: number of last rounds -> the federation before them. ``rounds``: what the server received in each round, and
+    its new weights. ``final``: the final weights.
+    """
+
+    starts: dict[int, Federation]
+    rounds: list[tuple[Round, Tensor]]
+    final: Weights
+
+    @staticmethod
+    def of(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
+        """From stored weights where the method has no other state, else from the start of the run."""
+        federation, first = Federation(setup), run.done - max(last)
+        if federation.stateless and first in run.rounds:
+            federation.t, (federation.w, federation.buffers) = (
+                first,
+                load_weights(run, setup, first),
+            )
+        starts, rounds = {}, []
+        while federation.t < run.done:
+            if run.done - federation.t in last:
+                starts[run.done - federation.t] = _copy(federation)
+            exchange, _ = federation.round(partial(map, setup.train))
+            if federation.t > first:
+                rounds.append((exchange, federation.w))
+        return Replay(starts, rounds, (federation.w, federation.buffers))
+
+
+def _copy(federation: Federation) -> Federation:
+    """One that can train on by itself: it shares tensors, which rounds replace and never change."""
+    clone = copy.copy(federation)
+    clone.state, clone.clients = dict(federation.state), dict(federation.clients)
+    return clone
 
 
 @dataclass(frozen=True)
@@ -55,18 +175,17 @@ class Omission:
 
     last: int
     client: int
-    run: str
 
     def __str__(self) -> str:
-        return f"{self.run}: the last {self.last} rounds without client {self.client}"
+        return f"the last {self.last} rounds without client {self.client}"
 
 
-def without(starts: Mapping[int, Federation], unit: Omission) -> Weights:
+def retrain(start: Federation, omission: Omission) -> Weights:
     """The final weights; a round in which nobody else is sampled changes nothing."""
-    federation = copied(starts[unit.last])
+    federation = _copy(start)
     federation.setup = copy.copy(federation.setup)
-    federation.setup.schedule = Without(federation.setup.schedule, unit.client)
-    for _ in range(unit.last):
+    federation.setup.schedule = Without(federation.setup.schedule, omission.client)
+    for _ in range(omission.last):
         if federation.setup.schedule.sampled(federation.t):
             federation.round(partial(map, federation.setup.train))
         else:
@@ -74,153 +193,33 @@ def without(starts: Mapping[int, Federation], unit: Omission) -> Weights:
     return federation.w, federation.buffers
 
 
-def copied(federation: Federation) -> Federation:
-    """A copy that can train on by itself: it shares tensors, which rounds replace and never change."""
-    clone = copy.copy(federation)
-    clone.state, clone.clients = dict(federation.state), dict(federation.clients)
-    return clone
+# -- effects
 
 
-@dataclass
-class Replay:
-    """The last rounds trained again with all clients.
+@dataclass(frozen=True)
+class Comparison:
+    """What models without a client are compared with: the final model's ``losses`` on some ``examples`` of a history's pool."""
 
-    ``starts``: number of last rounds -> the federation before them. ``rounds``: what the server received in each round, and
-    its new weights. ``final``: the final weights.
-    """
+    history: History
+    examples: slice
+    losses: np.ndarray
 
-    starts: dict[int, Federation]
-    rounds: list[tuple[Round, Tensor]]
-    final: Weights
-
-
-def replayed(run: Run, setup: Setup, last: Sequence[int]) -> Replay:
-    """Train the last rounds again, from stored weights where the method has no other state, else from the start."""
-    federation, done, first = Federation(setup), run.done, run.done - max(last)
-    if federation.stateless and first in run.rounds:
-        federation.t, (federation.w, federation.buffers) = first, load_weights(run, setup, first)
-    replay = Replay({}, [], (federation.w, federation.buffers))
-    while federation.t < done:
-        if done - federation.t in last:
-            replay.starts[done - federation.t] = copied(federation)
-        exchange, _ = federation.round(partial(map, setup.train))
-        if federation.t > first:
-            replay.rounds.append((exchange, federation.w))
-    replay.final = federation.w, federation.buffers
-    return replay
-
-
-def of_run(
-    run: Run,
-    setup: Setup,
-    last: Sequence[int],
-    slice_name: str,
-    executor: Any,
-    progress: Progress | None,
-    unit_store: KeptUnits | None = None,
-) -> list[Row]:
-    if setup.method.isolated:
-        raise FldiagError(
-            f"{run.path}: with {setup.config.method.name} nothing is aggregated",
-            "choose another run",
-        )
-    rows: list[Row] = [
-        _note(f"the run has {run.done} rounds, and not {r} to leave out")
-        for r in last
-        if r > run.done
-    ]
-    last = [r for r in last if r <= run.done] or [run.done]
-    if progress:
-        progress(0, 1, "training again with all clients")
-    replay = replayed(run, setup, last)
-    reference, _ = load_weights(run, setup)
-    away = float((reference - replay.final[0]).norm() / reference.norm())
-    if not away <= SAME:
-        rows.append(
-            _note(
-                f"trained again, the weights differ from the stored ones by {away:.1e} of their norm (another "
-                "machine or number of threads?): effects are those of the rounds trained here"
-            )
-        )
-    view = History(
-        setup.module, setup.dataset, setup.parts, {}, device=setup.device, dtype=setup.dtype
-    )
-    stretch = view.stretch(slice_name)
-    before = view.evaluate([replay.final]).loss[0, stretch]
-    if not np.isfinite(before.mean()):
-        raise FldiagError(
-            f"the final loss of {run.path} on {slice_name} is {before.mean()}",
-            "choose a run that did not diverge",
-        )
-
-    def effect(model: Weights, about: Row) -> Row:
-        change = view.evaluate([model]).loss[0, stretch] - before
+    def effect(self, model: Weights) -> Row:
+        """By how much the mean loss is larger, with a paired standard error over the examples."""
+        change = self.history.evaluate([model]).loss[0, self.examples] - self.losses
         value = float(change.mean())
         if not np.isfinite(value):
-            return {
-                **about,
-                "metric": "effect",
-                "value": None,
-                "masked": True,
-                "note": "without it the training diverges",
-            }
-        return {
-            **about,
-            "metric": "effect",
-            "value": value,
-            "stderr": float(change.std(ddof=1) / len(change) ** 0.5),
-        }
-
-    common: Row = {
-        "slice": slice_name,
-        "scope": "client",
-        "moment": "aggregated",
-        "round": run.done,
-        "n_examples": len(before),
-        "masked": False,
-    }
-    rows += [{**common, **row} for row in _aggregate(replay, effect)]
-    units = [
-        Omission(r, k, run.name)
-        for r in last
-        for k in range(len(setup.parts))
-        if _times(replay, r, k) >= min(2, r)
-    ]
-    rows += [
-        {
-            **common,
-            "metric": "effect",
-            "estimator": "retrained",
-            "index": r,
-            "client": k,
-            "value": None,
-            "masked": True,
-            "note": f"sampled in {_times(replay, r, k)} of the last {r} rounds",
-        }
-        for r in last
-        for k in range(len(setup.parts))
-        if Omission(r, k, run.name) not in units
-    ]
-
-    def retrained(unit: Omission, model: Weights) -> Row:
-        return effect(
-            model, {**common, "estimator": "retrained", "index": unit.last, "client": unit.client}
-        )
-
-    with open_pool(executor, without, replay.starts, most=len(units)) as pool:
-        rows += (unit_store or KeptUnits(None, str)).results(pool, units, progress, retrained)
-    return [
-        *rows,
-        *({**common, **row} for row in _predicted(replay, view, stretch, slice_name, units, rows)),
-    ]
+            note = "without it the training diverges"
+            return {"metric": "effect", "value": None, "masked": True, "note": note}
+        stderr = float(change.std(ddof=1) / len(change) ** 0.5)
+        return {"metric": "effect", "value": value, "stderr": stderr}
 
 
-def _note(text: str) -> Row:
-    return {"metric": "missing", "note": text, "masked": True}
-
-
-def _times(replay: Replay, last: int, client: int) -> int:
-    return sum(client in exchange.ids for exchange, _ in replay.rounds[-last:])
+def effect_of_omission(
+    shared: tuple[Mapping[int, Federation], Comparison], omission: Omission
+) -> Row:
+    starts, comparison = shared
+    return comparison.effect(retrain(starts[omission.last], omission))
 
 
 def displacement(exchange: Round, new: Tensor, client: int) -> Tensor:
@@ -241,7 +240,7 @@ def displacement(exchange: Round, new: Tensor, client: int) -> Tensor:
     return p / (1 - p) * (new - exchange.rows[j]).double()
 
 
-def _aggregate(replay: Replay, effect: Any) -> list[Row]:
+def aggregate_effects(replay: Replay, comparison: Comparison) -> list[Row]:
     """Exact effects on the aggregate of the last round."""
     exchange, new = replay.rounds[-1]
     rows: list[Row] = []
@@ -262,62 +261,61 @@ def _aggregate(replay: Replay, effect: Any) -> list[Row]:
             else b[rest].amax(0)
             for n, b in exchange.buffers.items()
         }
-        rows.append(effect((w.to(new.dtype), buffers), about))
+        rows.append({**about, **comparison.effect((w.to(new.dtype), buffers))})
     return rows
 
 
-def _predicted(
+def predicted_effects(
     replay: Replay,
-    view: History,
-    stretch: slice,
+    history: History,
+    examples: slice,
     slice_name: str,
-    units: Sequence[Omission],
-    rows: Sequence[Row],
+    keys: Sequence[tuple[int, int]],
 ) -> list[Row]:
-    """Predictions of all effects that were measured."""
-    keys = [
-        (0, row["client"]) for row in rows if row.get("index") == 0 and row["value"] is not None
-    ]
-    keys += [(unit.last, unit.client) for unit in units]
-    values: dict[tuple[int, int], np.ndarray] = {key: np.zeros(4) for key in keys}
-    moved: dict[tuple[int, int], Tensor] = {}
-    why: dict[tuple[int, int], str] = {}
+    """The predictions of the effects of ``keys``: (number of last rounds, 0 for the aggregate; client)."""
+    values = {key: np.zeros(len(PREDICTIONS)) for key in keys}
+    displacements: dict[tuple[int, int], Tensor] = {}
+    refusals: dict[tuple[int, int], str] = {}
     for back, (exchange, new) in enumerate(reversed(replay.rounds), start=1):
-        problem = view.problem((new, exchange.mean_buffers), stretch, slice_name)
-        g, hessian = problem.gradient(), problem.hessian()
-        for k in exchange.ids:
-            mine = [key for key in keys if key[1] == k and back <= max(key[0], 1)]
-            if not mine:
+        problem = history.problem((new, exchange.mean_buffers), examples, slice_name)
+        gradient, hessian = problem.gradient(), problem.hessian()
+        for client in exchange.ids:
+            client_keys = [key for key in keys if key[1] == client and back <= max(key[0], 1)]
+            if not client_keys:
                 continue
             try:
-                d = displacement(exchange, new, k)
+                d = displacement(exchange, new, client)
             except FldiagError as error:
-                why |= dict.fromkeys(mine, error.what)
+                refusals |= dict.fromkeys(client_keys, error.what)
                 continue
-            linear, quadratic = float(g @ d), 0.5 * float(d @ hessian(d))
-            for key in mine:
+            linear, quadratic = float(gradient @ d), 0.5 * float(d @ hessian(d))
+            for key in client_keys:
                 values[key][2:] += linear + quadratic, linear
-                moved[key] = moved[key] + d if key in moved else d
+                displacements[key] = displacements[key] + d if key in displacements else d
         hessian.release()
-    problem = view.problem(replay.final, stretch, slice_name)
-    g, hessian = problem.gradient(), problem.hessian()
-    predictions: list[Row] = []
+    problem = history.problem(replay.final, examples, slice_name)
+    gradient, hessian = problem.gradient(), problem.hessian()
+    rows: list[Row] = []
     for key in keys:
         about: Row = {"metric": "predicted_effect", "index": key[0], "client": key[1]}
-        if key in why:
-            predictions += [
-                {**about, "estimator": name, "value": None, "masked": True, "note": why[key]}
+        if key in refusals:
+            rows += [
+                {**about, "estimator": name, "value": None, "masked": True, "note": refusals[key]}
                 for name in PREDICTIONS
             ]
             continue
-        linear = float(g @ moved[key])
-        values[key][:2] = linear + 0.5 * float(moved[key] @ hessian(moved[key])), linear
-        predictions += [
-            {**about, "estimator": name, "value": float(v)}
-            for name, v in zip(PREDICTIONS, values[key], strict=True)
+        d = displacements[key]
+        linear = float(gradient @ d)
+        values[key][:2] = linear + 0.5 * float(d @ hessian(d)), linear
+        rows += [
+            {**about, "estimator": name, "value": float(value)}
+            for name, value in zip(PREDICTIONS, values[key], strict=True)
         ]
     hessian.release()
-    return predictions
+    return rows
+
+
+# -- rank correlations
 
 
 def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
