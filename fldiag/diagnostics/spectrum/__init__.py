@@ -299,6 +299,6 @@ def spectrum(
     if trace or diagonal:
         measured = diagonal_table if diagonal else trace_table
         limit = {} if max_products is None else {"max_products": max_products}
-        traces = measured(problem, progress, rtol=rtol, seed=seed, **limit)
+        traces = measured(problem, rtol=rtol, seed=seed, **limit)
         found.append(traces[~traces["metric"].isin(["loss", "accuracy"])])
     return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
