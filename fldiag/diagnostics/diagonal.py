@@ -17,7 +17,39 @@ from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
+    from fldiag.problem.diagonal import Diagonal
     from fldiag.problem.problem import Problem
+
+
+def diagonal_rows(problem: Problem, result: Diagonal, per: Per) -> list[Row]:
+    """Norm, largest and smallest entry, of the whole and by layer or tensor."""
+    import torch
+
+    from fldiag.problem.diagonal import norm, parts
+
+    assert result.values is not None  # entries were asked for
+    slices = problem.layout.slices()
+    rows: list[Row] = []
+    for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
+        values = torch.cat([result.values[slices[n]] for n in names])
+        estimator = result.how(names)
+        stderr = None
+        if result.stderr is not None and estimator != "exact":
+            stderr = torch.cat([result.stderr[slices[n]] for n in names])
+        size, error = norm(values, stderr)
+        common: Row = {
+            "layer": label,
+            "estimator": estimator,
+            "converged": estimator == "exact" or result.converged,
+        }
+        rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
+        for metric, i in (
+            ("diagonal_max", int(values.argmax())),
+            ("diagonal_min", int(values.argmin())),
+        ):
+            error = None if stderr is None else float(stderr[i])
+            rows.append({**common, "metric": metric, "value": float(values[i]), "stderr": error})
+    return rows
 
 
 @diagnostic("diagonal", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
@@ -44,9 +76,7 @@ def diagonal(
 
     Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is not a function of the weights.
     """
-    import torch
-
-    from fldiag.problem.diagonal import diagonal_of, norm, parts, trace_rows
+    from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import loss_rows
 
     result = diagonal_of(
@@ -58,26 +88,5 @@ def diagonal(
         seed=seed,
         progress=workspace().show,
     )
-    assert result.values is not None  # entries were asked for
-    slices = problem.layout.slices()
-    rows: list[Row] = []
-    for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
-        values = torch.cat([result.values[slices[n]] for n in names])
-        estimator = result.how(names)
-        stderr = None
-        if result.stderr is not None and estimator != "exact":
-            stderr = torch.cat([result.stderr[slices[n]] for n in names])
-        size, error = norm(values, stderr)
-        common: Row = {
-            "layer": label,
-            "estimator": estimator,
-            "converged": estimator == "exact" or result.converged,
-        }
-        rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
-        for metric, i in (
-            ("diagonal_max", int(values.argmax())),
-            ("diagonal_min", int(values.argmin())),
-        ):
-            error = None if stderr is None else float(stderr[i])
-            rows.append({**common, "metric": metric, "value": float(values[i]), "stderr": error})
+    rows = diagonal_rows(problem, result, per)
     return table([*rows, *trace_rows(problem, result, per), *loss_rows(problem)], **problem.common)

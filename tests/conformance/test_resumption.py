@@ -5,8 +5,11 @@ import pandas as pd
 import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 import fldiag
+from fldiag.problem.problem import Problem
 from fldiag.results.kept_units import FinishedItems
 from fldiag.runs.round_weights import Stored
 
@@ -25,7 +28,16 @@ def four_rounds():
     return history(net, separable(), parts, *rounds, dtype=w.dtype)
 
 
+def network(seed=0, **options):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    examples = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)), torch.arange(30) % 3
+    return Problem(net, cross_entropy, examples, name=f"net-{seed}", **options)
+
+
 CASES = {
+    "density": (network, {"k": 2, "steps": 5}),
+    "spectrum": (network, {"k": 2, "per_layer": True, "trace": True}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
 }
 
