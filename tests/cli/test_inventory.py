@@ -30,6 +30,7 @@ GOES = {
     "diagnostics landscape.merge_tree": "Landscaper",
     "fldiag landscape --bf16": "fldiag landscape without it",
     "diagnostics landscape.bf16": "float32",
+    "diagnostics profile.store": "cache, in which everything unfinished is kept",
     "diagnostics landscape.frame": "directions of the weights themselves",
     "fldiag.Problem.hessian(form)": "hessian(), which chooses",
     "fldiag.registry.diagnostic(cost)": "nothing: a progress bar forecasts from the first part on",

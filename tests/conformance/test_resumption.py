@@ -37,6 +37,7 @@ def network(seed=0, **options):
 
 CASES = {
     "density": (network, {"k": 2, "steps": 5}),
+    "profile": (network, {"points": 5}),
     "spectrum": (network, {"k": 2, "per_layer": True, "trace": True}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
 }
