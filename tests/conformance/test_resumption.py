@@ -39,6 +39,7 @@ CASES = {
     "density": (network, {"k": 2, "steps": 5}),
     "profile": (network, {"points": 5}),
     "spectrum": (network, {"k": 2, "per_layer": True, "trace": True}),
+    "flatness": (four_rounds, {"every": 1, "rtol": 0.9, "max_products": 4, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
 }
 

@@ -50,21 +50,6 @@ def connectivity(store):
     )
 
 
-def flatness(store):
-    w, clients = moved(net := tanh_net(4, 4), 2)
-    rounds = [stored(w, clients, round=r) for r in (1, 2)]
-    made = history(
-        net,
-        separable(),
-        np.array_split(np.random.default_rng(0).permutation(120), 2),
-        *rounds,
-        dtype=w.dtype,
-    )
-    return fldiag.diagnose(
-        made, "flatness", every=1, rtol=0.9, max_products=4, tol=0.5, store=store
-    )
-
-
 def four_rounds():
     """Of the second round one client's weights are broken, of the third there are no client weights."""
     w, clients = moved(net := tanh_net(4, 4), 2)
@@ -134,7 +119,6 @@ def personalise(store):
     ("ask", "units", "after"),
     [
         (connectivity, 3 + 3 + 1 + 21 + 2, 7),
-        (flatness, 2 * 3, 4),
         (leave_one_out, 6, 4),
         (lora, 3, 2),
         (personalise, 2 * 3, 4),

@@ -30,6 +30,10 @@ class Lines:
     reach: float | None = None
     current: tuple[int, StraightPath] | None = field(default=None, init=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker prepares its lines itself."""
+        return {**vars(self), "current": None}
+
     def path(self, number: int) -> StraightPath:
         """One line; the last one stays in memory."""
         if self.current is None or self.current[0] != number:
