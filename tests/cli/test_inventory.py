@@ -30,6 +30,7 @@ GOES = {
     "diagnostics landscape.merge_tree": "Landscaper",
     "fldiag landscape --bf16": "fldiag landscape without it",
     "diagnostics landscape.bf16": "float32",
+    "diagnostics connectivity.store": "cache, in which everything unfinished is kept",
     "diagnostics flatness.store": "cache, in which everything unfinished is kept",
     "diagnostics profile.store": "cache, in which everything unfinished is kept",
     "diagnostics landscape.frame": "directions of the weights themselves",

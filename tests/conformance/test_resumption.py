@@ -36,6 +36,10 @@ def network(seed=0, **options):
 
 
 CASES = {
+    "connectivity": (
+        lambda: [network(seed) for seed in range(3)],
+        {"curve": 3, "points": 3, "refine": 0, "mixtures": 2},
+    ),
     "density": (network, {"k": 2, "steps": 5}),
     "profile": (network, {"points": 5}),
     "spectrum": (network, {"k": 2, "per_layer": True, "trace": True}),

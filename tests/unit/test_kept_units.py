@@ -7,7 +7,6 @@ import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
-from test_connectivity import asked, net
 from test_leave_one_out import effects, finished
 from test_personalise import trained
 from torch import nn
@@ -40,14 +39,6 @@ class Refusing(ArrayStore):
         raise FldiagError("cannot write")
 
     offer = save
-
-
-def connectivity(store):
-    """Three paths, and eight mixtures after corners, centre and edges."""
-    three = [asked(net(s, hidden=[4]), name=str(s)) for s in range(3)]
-    return fldiag.diagnose(
-        three, "connectivity", curve=0, points=3, refine=0, mixtures=2, store=store
-    )
 
 
 def four_rounds():
@@ -118,7 +109,6 @@ def personalise(store):
 @pytest.mark.parametrize(
     ("ask", "units", "after"),
     [
-        (connectivity, 3 + 3 + 1 + 21 + 2, 7),
         (leave_one_out, 6, 4),
         (lora, 3, 2),
         (personalise, 2 * 3, 4),
