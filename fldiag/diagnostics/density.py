@@ -5,7 +5,7 @@ Ubaru, Chen and Saad (2017); for networks Ghorbani, Krishnan and Xiao (ICML 2019
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -16,16 +16,16 @@ from pydantic import Field
 
 from fldiag.choices import Matrix
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
-from fldiag.registry import Progress, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fldiag.curvature.lanczos import EigenPairs
     from fldiag.problem.problem import Problem
 
 PICTURE = "spectral density"
@@ -33,7 +33,7 @@ PICTURE = "spectral density"
 DECADES = 7
 #: Number of Lanczos steps from each random vector.
 STEPS = 30
-#: Bytes of vectors that are there however little memory is allowed.
+#: Vectors of so many bytes are computed however little memory is allowed.
 SMALL = 16 * 2**20
 #: More values of the density than these are a mistake.
 MOST_POINTS = 100_000
@@ -64,7 +64,7 @@ def _smooth(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: flo
     return np.exp(-0.5 * steps**2) @ weights / (width * np.sqrt(2 * np.pi))
 
 
-def affordable(problem: Problem, steps: int = STEPS) -> None:
+def affordable(problem: Problem, steps: int) -> None:
     """Raises FldiagError when half of the problem's memory (and ``SMALL``) does not hold the vectors that a density keeps."""
     each, room = 8 * problem.layout.size, problem.memory // 2
     if steps * each > max(room, SMALL):
@@ -96,11 +96,11 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
         raise FldiagError("the spectral density has no positive value", "compute it again")
     width = style.wide(style.ONE_COLUMN)
     texts = [style.wrap(r, width - 0.6)[0] for r in runs]
-    known = [
+    runs_with_eigenvalues = [
         run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()
     ]
     handles = [Line2D([], [], color=looks[r].color, linestyle=looks[r].dash) for r in runs]
-    if known:
+    if runs_with_eigenvalues:
         handles.append(Line2D([], [], color="#555555", marker="|", linestyle="none"))
         texts.append("computed eigenvalues")
     with style.panel(ax, width, 2.2 + 0.15 * len(texts)) as (ax, owner, loc):
@@ -118,7 +118,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
                     linewidth=0,
                 )
             ax.plot(x, middle, color=look.color, linestyle=look.dash)
-            if run in known:
+            if run in runs_with_eigenvalues:
                 tops = floats(
                     table.loc[(table["metric"] == "eigenvalue") & (table["run"] == run), "value"]
                 )
@@ -142,20 +142,41 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
     return ax.figure
 
 
-def check(problem: Problem, options: Mapping[str, Any]) -> None:
-    affordable(problem, options["steps"])
+def probe_rule(
+    shared: tuple[Problem, Tensor | None], number: int, *, steps: int, matrix: Matrix, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """``quadrature`` of the matrix without some of its eigenvectors [k, P], from a random vector."""
+    import torch
+
+    from fldiag.problem.eigenpairs import noise_of
+
+    problem, eigenvectors = shared
+    size, device = problem.layout.size, problem.device
+    if eigenvectors is None:
+        eigenvectors = torch.zeros(0, size, dtype=torch.float64)
+    eigenvectors = eigenvectors.to(device)
+    operator = problem.hessian(matrix=matrix)
+
+    def project(v: Tensor) -> Tensor:
+        for _ in range(2):
+            v = v - (eigenvectors @ v) @ eigenvectors
+        return v
+
+    start = torch.randn(
+        size, dtype=torch.float64, generator=torch_rng(seed, "density probe", number)
+    ).to(device)
+    return quadrature(lambda v: project(operator(v)), project(start), steps, noise_of(problem))
 
 
 @diagnostic(
     "density",
     draw=draw,
     summary=lambda table, options: [],
-    check=check,
+    check=lambda problem, options: affordable(problem, options["steps"]),
     example="checkpoints/example/fedsol-digits.pt",
 )
 def density(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     k: Annotated[
         int,
@@ -204,54 +225,46 @@ def density(
     Raises FldiagError when the loss is not finite or not a function of the weights alone, when half of the memory does not
     hold ``steps`` vectors, or when ``smoothing`` is too narrow for the range of the spectrum.
     """
-    import torch
-
-    from fldiag.problem.eigenpairs import default_products, loss_rows, noise_of, strict_pairs
+    from fldiag.curvature.lanczos import EigenPairs
+    from fldiag.problem.eigenpairs import default_products, loss_rows, strict_pairs
 
     affordable(problem, steps)
-    scored = loss_rows(problem)
-    h, size, noise = problem.hessian(matrix=matrix), problem.layout.size, noise_of(problem)
-    budget = max_products or default_products(k)
-    total, before = budget + probes * steps, 0
-
-    def tell(done: int, _: int, text: str) -> None:
-        if progress:
-            progress(min(before + done, total), total, text)
-
-    found: EigenPairs | None = None
-    if k:
-        found = strict_pairs(
-            problem,
-            k,
-            tol=tol,
-            matrix=matrix,
-            max_products=budget,
-            seed=seed,
-            operator=h,
-            progress=tell,
+    rows, size = loss_rows(problem), problem.layout.size
+    pairs: EigenPairs | None = None
+    with workspace().part(0, 2, "eigenvalues"):
+        if k:
+            pairs = EigenPairs(
+                **workspace().result(
+                    "eigenpairs",
+                    lambda: vars(
+                        strict_pairs(
+                            problem,
+                            k,
+                            tol=tol,
+                            matrix=matrix,
+                            max_products=max_products or default_products(k),
+                            seed=seed,
+                            progress=workspace().show,
+                        )
+                    ),
+                )
+            )
+    eigenvalues = np.zeros(0) if pairs is None else pairs.values
+    with workspace().part(1, 2, "spectral density"):
+        rules = list(
+            workspace().map(
+                probe_rule,
+                (problem, None if pairs is None else pairs.vectors),
+                range(probes if size > len(eigenvalues) else 0),
+                name=lambda number: f"probe {number + 1}",
+                steps=steps,
+                matrix=matrix,
+                seed=seed,
+            )
         )
-    known = np.zeros(0) if found is None else found.values
-    vectors = (
-        torch.zeros(0, size, dtype=torch.float64, device=problem.device)
-        if found is None
-        else found.vectors
-    )
 
-    def project(v: Tensor) -> Tensor:
-        for _ in range(2):
-            v = v - (vectors @ v) @ vectors
-        return v
-
-    rules, before = [], total - probes * steps
-    for i in range(probes if size > len(known) else 0):
-        z = torch.randn(
-            size, dtype=torch.float64, generator=torch_rng(seed, "density probe", i)
-        ).to(problem.device)
-        rules.append(quadrature(lambda v: project(h(v)), project(z), steps, noise))
-        tell((i + 1) * steps, total, "spectral density")
-
-    everything = np.concatenate([known, *(nodes for nodes, _ in rules)])
-    low, high = float(everything.min()), float(everything.max())
+    all_nodes = np.concatenate([eigenvalues, *(nodes for nodes, _ in rules)])
+    low, high = float(all_nodes.min()), float(all_nodes.max())
     # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid
     smoothing = smoothing or float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
     first, last = round(low / smoothing) - 5, round(high / smoothing) + 5
@@ -262,14 +275,14 @@ def density(
             usage=True,
         )
     grid = smoothing * np.linspace(first, last, max(points, 2 * (last - first) + 1))
-    peaks = _smooth(grid, known, np.full(len(known), 1 / size), smoothing)
-    rest = (size - len(known)) / size
+    peaks = _smooth(grid, eigenvalues, np.full(len(eigenvalues), 1 / size), smoothing)
+    rest = (size - len(eigenvalues)) / size
     curves = np.array(
         [peaks + rest * _smooth(grid, nodes, weights, smoothing) for nodes, weights in rules]
         or [peaks]
     )
     error = curves.std(0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros(len(grid))
-    rows: list[Row] = [
+    densities: list[Row] = [
         {
             "metric": "density",
             "x": float(x),
@@ -279,8 +292,8 @@ def density(
         }
         for x, v, e in zip(grid, curves.mean(0), error, strict=True)
     ]
-    if found is not None:
-        rows += [
+    if pairs is not None:
+        densities += [
             {
                 "metric": "eigenvalue",
                 "index": i + 1,
@@ -290,7 +303,7 @@ def density(
                 "estimator": "lanczos",
             }
             for i, (v, r, c) in enumerate(
-                zip(found.values, found.residuals, found.converged, strict=True)
+                zip(pairs.values, pairs.residuals, pairs.converged, strict=True)
             )
         ]
-    return table([*rows, *scored], **problem.common)
+    return table([*densities, *rows], **problem.common)

@@ -11,18 +11,50 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
+from fldiag.execution.workspace import workspace
 from fldiag.plotting import layers
-from fldiag.registry import Progress, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
+    from fldiag.problem.diagonal import Diagonal
     from fldiag.problem.problem import Problem
+
+
+def diagonal_rows(problem: Problem, result: Diagonal, per: Per) -> list[Row]:
+    """Norm, largest and smallest entry, of the whole and by layer or tensor."""
+    import torch
+
+    from fldiag.problem.diagonal import norm, parts
+
+    assert result.values is not None  # entries were asked for
+    slices = problem.layout.slices()
+    rows: list[Row] = []
+    for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
+        values = torch.cat([result.values[slices[n]] for n in names])
+        estimator = result.how(names)
+        stderr = None
+        if result.stderr is not None and estimator != "exact":
+            stderr = torch.cat([result.stderr[slices[n]] for n in names])
+        size, error = norm(values, stderr)
+        common: Row = {
+            "layer": label,
+            "estimator": estimator,
+            "converged": estimator == "exact" or result.converged,
+        }
+        rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
+        for metric, i in (
+            ("diagonal_max", int(values.argmax())),
+            ("diagonal_min", int(values.argmin())),
+        ):
+            error = None if stderr is None else float(stderr[i])
+            rows.append({**common, "metric": metric, "value": float(values[i]), "stderr": error})
+    return rows
 
 
 @diagnostic("diagonal", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
 def diagonal(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     per: Per = "layer",
     estimate: Estimate = "auto",
@@ -40,48 +72,21 @@ def diagonal(
     affine, such as a classifier), or hutchinson-deflated with standard errors: such
     entries are rough (many probes leave them tens of per cent off), so ``rtol`` is seldom reached within
     ``max_products`` Hessian-vector products and ``converged`` says so. The whole vector: ``diagonal_of`` of
-    ``fldiag.diagnostics.diagonal``. Cost of the exact form: about 4 Hessian-vector products with 10 classes.
+    ``fldiag.problem.diagonal``. Cost of the exact form: about 4 Hessian-vector products with 10 classes.
 
     Raises FldiagError when ``estimate = "exact"`` is not possible, or the loss is not a function of the weights.
     """
-    import torch
-
-    from fldiag.problem.diagonal import diagonal_of, norm, parts, trace_rows
+    from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import loss_rows
 
-    d = diagonal_of(
+    result = diagonal_of(
         problem,
         estimate=estimate,
         rtol=rtol,
         max_products=max_products,
         deflate=deflate,
         seed=seed,
-        progress=progress,
+        progress=workspace().show,
     )
-    assert d.values is not None  # entries were asked for
-    slices = problem.layout.slices()
-    rows: list[Row] = []
-    for label, names in [(None, problem.layout.names), *parts(problem, per).items()]:
-        values = torch.cat([d.values[slices[n]] for n in names])
-        how = d.how(names)
-        stderr = (
-            None
-            if d.stderr is None or how == "exact"
-            else torch.cat([d.stderr[slices[n]] for n in names])
-        )
-        size, error = norm(values, stderr)
-        common: Row = {"layer": label, "estimator": how, "converged": how == "exact" or d.converged}
-        rows.append({**common, "metric": "diagonal_norm", "value": size, "stderr": error})
-        for metric, at in (
-            ("diagonal_max", int(values.argmax())),
-            ("diagonal_min", int(values.argmin())),
-        ):
-            rows.append(
-                {
-                    **common,
-                    "metric": metric,
-                    "value": float(values[at]),
-                    "stderr": None if stderr is None else float(stderr[at]),
-                }
-            )
-    return table([*rows, *trace_rows(problem, d, per), *loss_rows(problem)], **problem.common)
+    rows = diagonal_rows(problem, result, per)
+    return table([*rows, *trace_rows(problem, result, per), *loss_rows(problem)], **problem.common)

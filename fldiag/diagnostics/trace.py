@@ -11,8 +11,9 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
+from fldiag.execution.workspace import workspace
 from fldiag.plotting import layers
-from fldiag.registry import Progress, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 @diagnostic("trace", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
 def trace(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     per: Per = "layer",
     estimate: Estimate = "auto",
@@ -45,7 +45,7 @@ def trace(
     from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import loss_rows
 
-    d = diagonal_of(
+    diagonal = diagonal_of(
         problem,
         entries=False,
         estimate=estimate,
@@ -53,6 +53,6 @@ def trace(
         max_products=max_products,
         deflate=deflate,
         seed=seed,
-        progress=progress,
+        progress=workspace().show,
     )
-    return table([*trace_rows(problem, d, per), *loss_rows(problem)], **problem.common)
+    return table([*trace_rows(problem, diagonal, per), *loss_rows(problem)], **problem.common)

@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 import fldiag
+from fldiag.problem.problem import Problem
 from fldiag.results.kept_units import FinishedItems
 from fldiag.runs.round_weights import Stored
 from fldiag.training import rounds
@@ -47,8 +50,23 @@ def rugged():
     return fldiag.Problem(net, torch.nn.functional.cross_entropy, data)
 
 
+def network(seed=0, **options):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    examples = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)), torch.arange(30) % 3
+    return Problem(net, cross_entropy, examples, name=f"net-{seed}", **options)
+
+
 CASES = {
     "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
+    "connectivity": (
+        lambda: [network(seed) for seed in range(3)],
+        {"curve": 3, "points": 3, "refine": 0, "mixtures": 2},
+    ),
+    "density": (network, {"k": 2, "steps": 5}),
+    "profile": (network, {"points": 5}),
+    "spectrum": (network, {"k": 2, "per_layer": True, "trace": True}),
+    "flatness": (four_rounds, {"every": 1, "rtol": 0.9, "max_products": 4, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
     "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),

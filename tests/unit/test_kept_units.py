@@ -7,7 +7,6 @@ import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
 from surfaces import Interrupted
-from test_connectivity import asked, net
 from torch import nn
 
 import fldiag
@@ -36,29 +35,6 @@ class Refusing(ArrayStore):
         raise FldiagError("cannot write")
 
     offer = save
-
-
-def connectivity(store):
-    """Three paths, and eight mixtures after corners, centre and edges."""
-    three = [asked(net(s, hidden=[4]), name=str(s)) for s in range(3)]
-    return fldiag.diagnose(
-        three, "connectivity", curve=0, points=3, refine=0, mixtures=2, store=store
-    )
-
-
-def flatness(store):
-    w, clients = moved(net := tanh_net(4, 4), 2)
-    rounds = [stored(w, clients, round=r) for r in (1, 2)]
-    made = history(
-        net,
-        separable(),
-        np.array_split(np.random.default_rng(0).permutation(120), 2),
-        *rounds,
-        dtype=w.dtype,
-    )
-    return fldiag.diagnose(
-        made, "flatness", every=1, rtol=0.9, max_products=4, tol=0.5, store=store
-    )
 
 
 def four_rounds():
@@ -109,8 +85,6 @@ def lora(store):
 @pytest.mark.parametrize(
     ("ask", "units", "after"),
     [
-        (connectivity, 3 + 3 + 1 + 21 + 2, 7),
-        (flatness, 2 * 3, 4),
         (lora, 3, 2),
         (rounds("drift"), 3, 2),
         (rounds("account", every_round=True, k=1), 3, 2),

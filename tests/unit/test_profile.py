@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from surfaces import Interrupted
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import fldiag
 from fldiag.diagnostics.profile import profile
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
@@ -167,18 +167,25 @@ def test_batch_norm_statistics_go_along_when_the_end_brings_them():
 
 
 @pytest.mark.parametrize("directions", ["eigen", "random", "through"])
-@pytest.mark.parametrize("after", [1, 4, 9])
-def test_resumed_equals_uninterrupted(tmp_path, directions, after):
+@pytest.mark.parametrize("last", ["line 1, point 2", "line 2, point 1", "line 2, point 5"])
+def test_resumed_equals_uninterrupted(tmp_path, directions, last):
     through = [network(seed=s).w for s in (1, 2)] if directions == "through" else None
     options = {"directions": directions, "points": 5, "through": through}
-    expected = profile(network(), **options)
+
+    def stop(done, total, text):
+        if text.endswith(last):
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        profile(network(), **options, store=Interrupted(tmp_path, after))
-    seen = []
-    frame = profile(network(), lambda *a: seen.append(a), **options, store=tmp_path)
-    pd.testing.assert_frame_equal(frame, expected, check_exact=True)
-    # a line shows where it starts, then each of its points
-    assert list(dict.fromkeys(done for done, _, _ in seen)) == list(range(after, 11))
+        fldiag.diagnose(network(), "profile", **options, cache=tmp_path, progress=stop)
+    shown = []
+    frame = fldiag.diagnose(
+        network(), "profile", **options, cache=tmp_path, progress=lambda *a: shown.append(a[2])
+    )
+    pd.testing.assert_frame_equal(frame, profile(network(), **options), check_exact=True)
+    points = [text[text.index("line") :] for text in shown if ", point " in text]
+    everything = [f"line {i}, point {j}" for i in (1, 2) for j in range(1, 6)]
+    assert points == everything[everything.index(last) :]
 
 
 def test_wrong_use_is_explained():

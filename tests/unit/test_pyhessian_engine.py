@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fldiag.diagnostics.spectrum import pyhessian_engine as reference
 from fldiag.diagnostics.spectrum.pyhessian_engine import Batching, iterations
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import Workspace
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check, table
 from fldiag.seeding import seed_for
@@ -138,13 +139,14 @@ def test_nothing_of_the_callers_is_touched():
     )
     state = {n: t.clone() for n, t in net.state_dict().items()}
     p = problem(net=net)
-    reference.eigenvalues(p, 2, progress=lambda *a: seen.append(a))
+    with Workspace(progress=lambda *a: seen.append(a)):
+        reference.eigenvalues(p, 2)
 
     def stop(*_):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        reference.trace(p, progress=stop)
+    with pytest.raises(KeyboardInterrupt), Workspace(progress=stop):
+        reference.trace(p)
     assert all(torch.equal(state[n], t) for n, t in net.state_dict().items()) and net.training
     assert all(q.grad is None for q in [*net.parameters(), *p.module.parameters()])
     after = (

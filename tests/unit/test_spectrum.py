@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from fldiag.curvature.lanczos import lanczos
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import Workspace
 from fldiag.problem import eigenpairs as module
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -276,8 +277,9 @@ def test_many_eigenvalues_with_a_small_memory_restart_and_stay_right(monkeypatch
 
 def test_progress_over_the_layers_ends_at_its_total():
     model, given, seen = *net(), []
-    spectrum(Problem(model, cross_entropy, given), lambda *a: seen.append(a), k=2, per_layer=True)
+    with Workspace(progress=lambda *a: seen.append(a)):
+        spectrum(Problem(model, cross_entropy, given), k=2, per_layer=True)
     assert (
         all(b[0] >= a[0] for a, b in pairwise(seen)) and len({total for _, total, _ in seen}) == 1
     )
-    assert seen[-1][2].startswith("4: ")
+    assert seen[-1][2].startswith("eigenvalues, layer 4, ")

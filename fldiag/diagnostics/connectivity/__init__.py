@@ -10,45 +10,32 @@ from pydantic import Field
 
 from fldiag.diagnostics.connectivity import picture
 from fldiag.diagnostics.connectivity.summary import summary
-from fldiag.registry import Choice, Progress, diagnostic
+from fldiag.registry import Choice, diagnostic
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-def choose(targets: Sequence[Any], options: Mapping[str, Any], where: Mapping[str, Any]) -> Choice:
+def choose(
+    targets: Sequence[Any], options: Mapping[str, Any], subject_options: Mapping[str, Any]
+) -> Choice:
     """See ``fldiag.diagnostics.connectivity.choice``."""
     from fldiag.diagnostics.connectivity import choice
 
-    return choice.choose(targets, options, where)
-
-
-def check(problems: Sequence[Problem], options: Mapping[str, Any]) -> None:
-    """Refuse models of different architectures or on different examples."""
-    from fldiag.diagnostics.connectivity.measure import alike
-
-    alike(problems)
-
-
-def bends(count: int, curve: int | None) -> int:
-    """Gradients spent on a path between some of ``count`` models."""
-    return (100 if count <= 3 else 0) if curve is None else curve
+    return choice.choose(targets, options, subject_options)
 
 
 @diagnostic(
     "connectivity",
     on="checkpoints",
-    parts=True,
     draw=picture.draw,
     summary=summary,
-    check=check,
     choose=choose,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d",
 )
 def connectivity(
     problems: Sequence[Problem],
-    progress: Progress | None = None,
     *,
     pairs: Annotated[
         Literal["all", "first", "none"],
@@ -102,7 +89,6 @@ def connectivity(
         ),
     ] = None,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Measure loss barriers between models: on straight and curved paths, and in the simplex spanned by the clients of a round.
 
@@ -127,15 +113,19 @@ def connectivity(
 
     Column ``buffers`` of a model with batch-norm: ``mixed``, or ``reestimated`` at every point, also at the ends, so that the
     losses there may differ from ``model_loss``. A model with weights that are not finite is left out: a ``masked`` row with a
-    ``note``. ``store`` as for ``landscape``, of finished paths and mixtures. Cost: ``points`` evaluations of the slice a path,
-    and ``curve`` gradients.
+    ``note``. Cost: ``points`` evaluations of the slice a path, and ``curve`` gradients.
 
     Raises FldiagError for models of different architectures or on different examples, and for fewer than two sound ones.
     """
-    from fldiag.diagnostics.connectivity.measure import Options, rows
-
-    options = Options(
-        pairs, points, refine, bends(len(problems), curve), mixtures, align, buffers, seed
+    from fldiag.diagnostics.connectivity.barriers import (
+        Settings,
+        check_alike,
+        common_columns,
+        connectivity_rows,
     )
-    common, found = rows(problems, options, progress, store)
-    return table(found, **common)
+
+    check_alike(problems)
+    if curve is None:
+        curve = 100 if len(problems) <= 3 else 0
+    settings = Settings(pairs, points, refine, curve, mixtures, align, buffers, seed)
+    return table(connectivity_rows(problems, settings), **common_columns(problems))

@@ -16,7 +16,7 @@ from fldiag.runs.schema import Checkpoint
 def choose(
     targets: Sequence[Run | Checkpoint | Problem],
     options: Mapping[str, Any],
-    where: Mapping[str, Any],
+    subject_options: Mapping[str, Any],
 ) -> Choice:
     """Of one target the clients that it holds; of several, each.
 
@@ -28,7 +28,7 @@ def choose(
     if isinstance(target, Problem):
         raise FldiagError("connectivity needs at least two models", "give two or more", usage=True)
     checkpoint = target.checkpoint() if isinstance(target, Run) else target
-    if where.get("client") is not None:
+    if subject_options.get("client") is not None:
         raise FldiagError(
             "connectivity needs at least two models, and --client chooses one",
             "leave out --client, or give several checkpoints",
@@ -36,22 +36,22 @@ def choose(
         )
     ids = checkpoint.client_ids if checkpoint.clients is not None else ()
     if len(ids) < 2:
-        held = (
+        weights = (
             f"the trained weights of one client ({ids[0]})"
             if ids
             else "no trained weights of clients"
         )
         raise FldiagError(
-            f"{checkpoint.path} holds {held}, and connectivity needs at least two models",
+            f"{checkpoint.path} holds {weights}, and connectivity needs at least two models",
             "give several checkpoints, or train with checkpoint.clients = 'sampled'",
             usage=True,
         )
-    name = where.get("name") or checkpoint.label
+    name = subject_options.get("name") or checkpoint.label
     first = open_problem(
-        checkpoint, **{**where, "client": ids[0], "name": f"{name} client {ids[0]}"}
+        checkpoint, **{**subject_options, "client": ids[0], "name": f"{name} client {ids[0]}"}
     )
     assert checkpoint.clients is not None
-    others = [
+    following = [
         first.at(
             checkpoint.clients[row],
             {n: b[row] for n, b in checkpoint.buffers.items()} or None,
@@ -61,4 +61,4 @@ def choose(
         for row, k in enumerate(ids)
         if row
     ]
-    return Choice([(p, {}) for p in (first, *others)], named=[checkpoint])
+    return Choice([(p, {}) for p in (first, *following)], named=[checkpoint])

@@ -54,7 +54,7 @@ def draw(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def _where(table: pd.DataFrame) -> str:
+def _slice_label(table: pd.DataFrame) -> str:
     first = table.dropna(subset=["n_examples"]).head(1)
     return (
         f"{first['slice'].iloc[0]}, n = {int(first['n_examples'].iloc[0]):,}" if len(first) else ""
@@ -65,12 +65,12 @@ def _paths(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     losses = only(table, metric="loss")
     numbers = list(dict.fromkeys(losses["index"]))
     heights = only(table, metric="barrier", path="straight").set_index("index")["value"]
-    many = len(numbers) > MANY
-    worst = heights.astype(float).idxmax() if many and (heights.fillna(0) > 0).any() else None
+    is_crowded = len(numbers) > MANY
+    worst = heights.astype(float).idxmax() if is_crowded and (heights.fillna(0) > 0).any() else None
     handles, texts = [], []
     for place, index in enumerate(numbers):
-        quiet = many and index != worst
-        look = style.Look(GREY, "o", "-") if quiet else style.look(1 if many else place)
+        quiet = is_crowded and index != worst
+        look = style.Look(GREY, "o", "-") if quiet else style.look(1 if is_crowded else place)
         for path, rows in only(losses, index=index).groupby("path", sort=False):
             rows = rows.sort_values("x")
             x, value, error = (floats(rows[c]) for c in ("x", "value", "stderr"))
@@ -102,15 +102,15 @@ def _paths(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
                         markersize=3.4,
                     )
                 )
-                texts.append(_said(table, index, str(path), rows))
-    if many:
+                texts.append(_path_label(table, index, str(path), rows))
+    if is_crowded:
         handles.append(Line2D([], [], color=GREY, linewidth=0.6))
         texts.append(
             f"{'the other ' if worst is not None else ''}{len(numbers) - (worst is not None)} pairs"
             f"{'' if worst is not None else ', no barrier on any'}"
         )
     ax.set(
-        xlabel=f"along the path (t)\n{style.plain(_where(table))}",
+        xlabel=f"along the path (t)\n{style.plain(_slice_label(table))}",
         ylabel="loss",
         title="Paths between models",
     )
@@ -143,7 +143,7 @@ def _barrier(
         ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6)
 
 
-def _said(table: pd.DataFrame, index: int, path: str, rows: pd.DataFrame) -> str:
+def _path_label(table: pd.DataFrame, index: int, path: str, rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     clients = pd.notna(first["client"]) and pd.notna(first["client_b"])
     ends = (
@@ -154,13 +154,13 @@ def _said(table: pd.DataFrame, index: int, path: str, rows: pd.DataFrame) -> str
     height, error = (
         number(table, "barrier", index=index, path=path, column=c) for c in ("value", "stderr")
     )
-    said = (
+    text = (
         "no barrier"
         if not height
         else f"barrier {style.number(height, 3)}"
         + (f" ± {style.number(error, 2)}" if error is not None else "")
     )
-    return f"{ends}, {path}: {said}"
+    return f"{ends}, {path}: {text}"
 
 
 def _pairs(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
@@ -177,8 +177,8 @@ def _pairs(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     for a, b, value in zip(rows["run"], rows["run_b"], floats(rows["value"]), strict=True):
         cells[names.index(a), names.index(b)] = cells[names.index(b), names.index(a)] = value
     top = float(np.nanmax(np.where(np.isfinite(cells), cells, np.nan), initial=0.0))
-    shown = ax.imshow(cells, cmap=style.COLORMAP, vmin=0, vmax=top)
-    fig.colorbar(shown, ax=ax, shrink=0.8, label="barrier")
+    image = ax.imshow(cells, cmap=style.COLORMAP, vmin=0, vmax=top)
+    fig.colorbar(image, ax=ax, shrink=0.8, label="barrier")
     labels = [
         str(int(clients[n])) if pd.notna(clients[n]) else style.plain(style.shorten(n, 14))
         for n in names
@@ -210,7 +210,7 @@ def _simplex(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
     x, y = (shares @ corners).T
     size = float(np.abs(value[np.isfinite(value)]).max()) or 1.0
-    shown = ax.tricontourf(
+    contours = ax.tricontourf(
         x,
         y,
         np.clip(np.nan_to_num(value, nan=size, posinf=size), -size, size),
@@ -240,7 +240,7 @@ def _simplex(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     ax.set(title="Mixtures of three models", xlim=(-0.1, 1.1), ylim=(-0.15, 1.0), aspect="equal")
     ax.axis("off")
     fig.colorbar(
-        shown, ax=ax, shrink=0.8, label="loss above the mixture of losses", ticks=MaxNLocator(6)
+        contours, ax=ax, shrink=0.8, label="loss above the mixture of losses", ticks=MaxNLocator(6)
     )
 
 

@@ -28,26 +28,23 @@ MOST = 15
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    found = paths(frame)
-    shown = (
-        sorted(found, key=lambda row: -(row["barrier"] or 0.0))[:MOST]
-        if len(found) > MOST
-        else found
-    )
-    yield Small(shown, PATHS)
-    if len(shown) < len(found):
+    rows = paths(frame)
+    is_long = len(rows) > MOST
+    largest = sorted(rows, key=lambda row: -(row["barrier"] or 0.0))[:MOST]
+    yield Small(largest if is_long else rows, PATHS)
+    if is_long:
         mean = only(frame, metric="barrier", path="straight")["value"].mean()
         yield Say(
-            f"the {len(shown)} largest barriers of {len(found)}; mean of the straight ones {mean:.3g}"
+            f"the {MOST} largest barriers of {len(rows)}; mean of the straight ones {mean:.3g}"
         )
     if (centre := number(frame, "mixture_centre")) is not None:
 
-        def said(metric: str) -> str:
+        def value(metric: str) -> str:
             return plus_minus(number(frame, metric), number(frame, metric, column="stderr"))
 
         yield Say(
-            f"loss of mixtures of all models above the mixture of their losses: mean {said('mixture_mean')}, largest "
-            f"{said('mixture_max')}, centre {plus_minus(centre, number(frame, 'mixture_centre', column='stderr'))}"
+            f"loss of mixtures of all models above the mixture of their losses: mean {value('mixture_mean')}, largest "
+            f"{value('mixture_max')}, centre {plus_minus(centre, number(frame, 'mixture_centre', column='stderr'))}"
         )
     moved = only(frame, metric="moved")
     if len(moved):

@@ -7,7 +7,7 @@ ICML 2024; the gap), FedNSAM (arXiv 2602.23827; the distance), FedWMSAM (arXiv 2
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 from pydantic import Field
@@ -15,10 +15,8 @@ from pydantic import Field
 from fldiag.choices import Estimate, Products, Rtol
 from fldiag.diagnostics.flatness import picture
 from fldiag.diagnostics.flatness.summary import summary
-from fldiag.execution.pools import open_pool
-from fldiag.registry import Progress, diagnostic
-from fldiag.results.kept_units import KeptUnits
-from fldiag.results.provenance import digest
+from fldiag.execution.workspace import workspace
+from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
@@ -29,14 +27,12 @@ if TYPE_CHECKING:
     "flatness",
     on="run",
     needs="clients",
-    parts=True,
     draw=picture.draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
 )
 def flatness(
     history: History,
-    progress: Progress | None = None,
     *,
     rho: Annotated[
         float, Field(gt=0, description="Length of the ascent step that defines the sharpness.")
@@ -62,7 +58,6 @@ def flatness(
     rtol: Rtol = 0.02,
     max_products: Products = 200,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Compare how flat the global model and the clients' models are: sharpness, lambda_1, trace and disagreement of gradients.
 
@@ -88,33 +83,26 @@ def flatness(
       independent: too small where one update is like the next).
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
-    ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. ``store`` as for
-    ``landscape``, of finished models. Cost of a measured round: a spectrum, a trace and a few gradients on all data for the
-    whole, as much for the parts at w, and again the trained clients' share of it.
+    ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a
+    measured round: a spectrum, a trace and a few gradients on all data for the whole, as much for the parts at w, and again
+    the trained clients' share of it.
 
     Raises FldiagError when no round has client weights, or in no round the curvature can be computed.
     """
-    from fldiag.diagnostics.flatness import echo, measure
+    from fldiag.diagnostics.flatness.echo import Updates
+    from fldiag.diagnostics.flatness.one_round import Settings, check_measured, round_rows
 
-    options = measure.Options(rho, tol, estimate, rtol, max_products, seed)
-    chosen = {r for r in history.rounds if r % every == 0} | {history.rounds[-1]}
+    settings = Settings(rho, tol, estimate, rtol, max_products, seed)
+    rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
     rows: list[Row] = []
-    updates = echo.Updates()
-    work = measure.Work(history, options)
-    kept = KeptUnits(
-        store,
-        lambda: digest("flatness", history.digest(), vars(options)),
-        measure.Part.packed,
-        measure.Part.unpacked,
-    )
-    with open_pool(history.executor, measure.done, work) as pool:
-        for stored in history.each():
-            rows += updates.rows(stored)
-            if stored.complete and stored.round in chosen:
-                work.round = measure.Round(history, history.finite(stored), options)
-                rows += work.round.rows(pool, progress, kept)
+    updates = Updates()
+    for stored in history.each():
+        rows += updates.rows(stored)
+        r = stored.round
+        if stored.complete and r in rounds:
+            with workspace().part(rounds.index(r), len(rounds), f"round {r}"):
+                rows += round_rows(history, history.finite(stored), settings)
     rows += updates.means()
-    measure.refuse_nothing(rows)
-    return table(
-        [{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common
-    )
+    check_measured(rows)
+    rows = [{"masked": row["value"] is None, **row} for row in rows]
+    return table([*rows, *history.notes], **history.common)

@@ -13,12 +13,12 @@ LAGS = range(1, 6)
 
 
 class Updates:
-    """The server's updates of the last rounds, one round after the other; only of neighbouring rounds is there one."""
+    """The server's updates of the last rounds, one round after the other; an update needs two neighbouring rounds."""
 
     def __init__(self) -> None:
         self.before: tuple[int, Tensor] | None = None
         self.updates: dict[int, Tensor] = {}
-        self.found: dict[int, list[float]] = {lag: [] for lag in LAGS}
+        self.echoes: dict[int, list[float]] = {lag: [] for lag in LAGS}
 
     def rows(self, stored: Stored) -> list[Row]:
         """The echoes of this round's update."""
@@ -47,13 +47,13 @@ class Updates:
         }
         if not np.isfinite(value):
             return {**about, "value": None, "note": "one of the two updates is zero or not finite"}
-        self.found[lag].append(value)
+        self.echoes[lag].append(value)
         return {**about, "value": value}
 
     def means(self) -> list[Row]:
         """Over all rounds, by lag; a lag that no two stored rounds have is masked."""
         rows: list[Row] = []
-        for lag, values in self.found.items():
+        for lag, values in self.echoes.items():
             about: Row = {
                 "metric": "momentum_echo",
                 "moment": "aggregated",

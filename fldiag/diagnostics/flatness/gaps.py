@@ -17,52 +17,52 @@ AVERAGED = ("flatness_distance", "perturbation_misalignment", "gradient_score")
 
 def gaps(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
     """``…_parts`` and ``…_gap`` of every measure, at the trained weights and at one point. ``sizes``: examples by client."""
-    found: list[Row] = []
+    gap_rows: list[Row] = []
     for metric in MEASURES:
-        mine = [row for row in rows if row["metric"] == metric]
-        whole = next((row for row in mine if row["scope"] == "global"), None)
+        of_metric = [row for row in rows if row["metric"] == metric]
+        global_row = next((row for row in of_metric if row["scope"] == "global"), None)
         for moment in ("trained", "aggregated"):
-            parts = [row for row in mine if row["scope"] == "client" and row["moment"] == moment]
-            found += _gap(metric, moment, whole, parts, sizes)
-    return found
+            parts = [r for r in of_metric if r["scope"] == "client" and r["moment"] == moment]
+            gap_rows += _gap(metric, moment, global_row, parts, sizes)
+    return gap_rows
 
 
 def _gap(
-    metric: str, moment: str, whole: Row | None, parts: Sequence[Row], sizes: Mapping[int, int]
+    metric: str, moment: str, global_row: Row | None, parts: Sequence[Row], sizes: Mapping[int, int]
 ) -> list[Row]:
-    known = [row for row in parts if row["value"] is not None]
+    measured = [row for row in parts if row["value"] is not None]
     about: Row = {
         "moment": moment,
         "scope": "global",
         "index": 1 if metric == "eigenvalue" else None,
-        "n_clients": len(known),
-        "estimator": " and ".join(sorted({str(row["estimator"]) for row in known})) or "exact",
+        "n_clients": len(measured),
+        "estimator": " and ".join(sorted({str(row["estimator"]) for row in measured})) or "exact",
     }
-    if not known:
-        why = next(
+    if not measured:
+        reason = next(
             (row["note"] for row in parts if row.get("note")),
             "no client of this round could be measured",
         )
         return [
-            {**about, "metric": f"{metric}_{what}", "value": None, "note": why}
-            for what in ("parts", "gap")
+            {**about, "metric": f"{metric}_{suffix}", "value": None, "note": reason}
+            for suffix in ("parts", "gap")
         ]
-    values = np.array([row["value"] for row in known], dtype=float)
-    n = np.array([sizes[row["client"]] for row in known], dtype=float)
+    values = np.array([row["value"] for row in measured], dtype=float)
+    n = np.array([sizes[row["client"]] for row in measured], dtype=float)
     p = n / n.sum()
     mean = math.fsum(p * values)
     about |= {
         "stderr": spread(values, p),
         "n_examples": int(n.sum()),
-        "converged": all(row.get("converged", True) for row in known),
+        "converged": all(row.get("converged", True) for row in measured),
     }
-    residual = float(p @ np.array([error(row) for row in known]))
+    residual = float(p @ np.array([error(row) for row in measured]))
     note = (
-        f"{counted(len(parts) - len(known), 'client')} without a value are left out"
-        if len(known) < len(parts)
+        f"{counted(len(parts) - len(measured), 'client')} without a value are left out"
+        if len(measured) < len(parts)
         else None
     )
-    made = {
+    mean_row = {
         **about,
         "metric": f"{metric}_parts",
         "slice": "client:*/train",
@@ -71,19 +71,22 @@ def _gap(
         "note": note,
     }
     gap: Row = {**about, "metric": f"{metric}_gap", "slice": "train", "note": note}
-    if whole is None or whole["value"] is None:
-        missing = "the aggregated model could not be measured" if whole is None else whole["note"]
-        return [made, {**gap, "value": None, "stderr": None, "note": missing}]
+    if global_row is None or global_row["value"] is None:
+        reason = (
+            "the aggregated model could not be measured"
+            if global_row is None
+            else global_row["note"]
+        )
+        return [mean_row, {**gap, "value": None, "stderr": None, "note": reason}]
     gap |= {
-        "value": whole["value"] - mean,
-        "residual": residual + error(whole),
-        "converged": about["converged"] and whole.get("converged", True),
+        "value": global_row["value"] - mean,
+        "residual": residual + error(global_row),
+        "converged": about["converged"] and global_row.get("converged", True),
     }
-    if (
-        moment == "aggregated"
-    ):  # the whole is of the same clients at the same weights: other clients would move both
+    if moment == "aggregated":
+        # the whole is of the same clients at the same weights: other clients would move both
         gap["stderr"] = None
-    return [made, gap]
+    return [mean_row, gap]
 
 
 def error(row: Row) -> float:
@@ -104,7 +107,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         if row["metric"] in AVERAGED:
             groups.setdefault((row["metric"], row["moment"], row.get("layer")), []).append(row)
-    found: list[Row] = []
+    mean_rows: list[Row] = []
     for (metric, moment, layer), members in groups.items():
         values = np.array(
             [row["value"] for row in members if row["value"] is not None], dtype=float
@@ -119,7 +122,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
             "n_clients": len(values),
         }
         if not len(values):
-            found.append(
+            mean_rows.append(
                 {
                     **about,
                     "value": None,
@@ -128,5 +131,5 @@ def means(rows: Sequence[Row]) -> list[Row]:
             )
             continue
         stderr = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-        found.append({**about, "value": float(values.mean()), "stderr": stderr})
-    return found
+        mean_rows.append({**about, "value": float(values.mean()), "stderr": stderr})
+    return mean_rows

@@ -98,15 +98,15 @@ def _disagreement(ax: Axes, rows: pd.DataFrame, metric: str, title: str) -> None
 
 def _echo(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_title("momentum echo")
-    found = only(rows, metric="momentum_echo")
-    means = only(found, round=None).dropna(subset="value")
+    echoes = only(rows, metric="momentum_echo")
+    means = only(echoes, round=None).dropna(subset="value")
     if means.empty:
         ax.text(
             0.5, 0.5, "needs neighbouring rounds", ha="center", va="center", transform=ax.transAxes
         )
         ax.set_axis_off()
         return
-    each = found[found["round"].notna()].dropna(subset="value")
+    each = echoes[echoes["round"].notna()].dropna(subset="value")
     ax.plot(
         floats(each["index"]),
         floats(each["value"]),

@@ -34,23 +34,23 @@ MOST = 6
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    whole = only(frame, scope="global", layer=None)
-    shown = spread_rounds(whole, "trace_gap", MOST)
+    global_rows = only(frame, scope="global", layer=None)
+    rounds = spread_rounds(global_rows, "trace_gap", MOST)
     yield Say(
         f"F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights; sharpness with rho = "
         f"{options['rho']:g}"
     )
     yield Small(
-        [_gap(only(whole, round=r), r, metric) for r in shown for metric in NAMES], FLATNESS
+        [_gap(only(global_rows, round=r), r, metric) for r in rounds for metric in NAMES], FLATNESS
     )
     yield Small(
         [
-            {"round": r, **{m: number(whole, m, round=r) for m in list(GRADIENTS)[1:]}}
-            for r in shown
+            {"round": r, **{m: number(global_rows, m, round=r) for m in list(GRADIENTS)[1:]}}
+            for r in rounds
         ],
         GRADIENTS,
     )
-    echoes = only(whole, metric="momentum_echo", round=None).dropna(subset="value")
+    echoes = only(global_rows, metric="momentum_echo", round=None).dropna(subset="value")
     yield Small(
         [
             {
@@ -70,9 +70,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     masked = only(frame, masked=True)
     masked = masked[(masked["metric"] != "missing") & (masked["metric"] != "momentum_echo")]
     if len(masked):
-        why = masked["note"].dropna().unique()
+        reasons = masked["note"].dropna().unique()
         yield Note(
-            f"{len(masked)} numbers are masked" + (f", such as: {why[0]}" if len(why) else "")
+            f"{len(masked)} numbers are masked"
+            + (f", such as: {reasons[0]}" if len(reasons) else "")
         )
     yield from missing_notes(frame)
 

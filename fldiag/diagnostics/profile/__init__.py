@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
@@ -11,8 +11,7 @@ from pydantic import Field
 from fldiag.diagnostics.landscape import axis
 from fldiag.diagnostics.profile import picture
 from fldiag.diagnostics.profile.summary import summary
-from fldiag.registry import Progress, diagnostic
-from fldiag.results.provenance import digest
+from fldiag.registry import diagnostic
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 )
 def profile(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     directions: Annotated[
         Literal["eigen", "random", "through"],
@@ -51,7 +49,6 @@ def profile(
         Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Draw the loss along lines through the weights, with the parabola of its curvature, or to other models, with barriers.
 
@@ -66,53 +63,27 @@ def profile(
     the examples. Floating-point buffers (batch-norm statistics) go along the same straight path if the weight
     sets hold them, else stay the problem's: column ``buffers`` says ``interpolated`` or ``fixed``.
 
-    ``store`` as for ``landscape``. Cost: lines x points evaluations of the slice.
+    Cost: lines x points evaluations of the slice.
     Raises FldiagError for an even number of points, weight sets that do not fit the model, or a loss at the weights that is
     not finite.
     """
-    from fldiag.diagnostics.profile.measure import Job
-    from fldiag.landscape import directions as rules
-    from fldiag.landscape.points import Points
+    from fldiag.diagnostics.profile.lines import rows_along, rows_between
+    from fldiag.landscape.directions import label_weights
     from fldiag.problem.eigenpairs import loss_rows
 
-    scored = loss_rows(problem)
-    job = Job(problem, progress, points or (21 if directions == "through" else 41), seed)
-    ends = (
-        dict(through)
-        if isinstance(through, Mapping)
-        else list(through)
-        if isinstance(through, Sequence)
-        else None
-    )
-
-    def kept(shape: tuple[int, ...]) -> Points:
-        return Points(
-            shape,
-            store,
-            lambda: digest(
-                "profile",
-                problem.digest(),
-                directions,
-                lines,
-                shape[1],
-                span,
-                ends,
-                k,
-                tol,
-                max_products,
-                seed,
-            ),
-        )
-
+    centre = loss_rows(problem)
     if directions == "through":
-        given = rules.label_weights(through, "paths need", 1)
-        rows = job.paths(given, isinstance(through, Mapping), kept((len(given), job.points)))
+        ends = label_weights(through, "paths need", 1)
+        rows = rows_between(problem, ends, points or 21, isinstance(through, Mapping))
     else:
-        places = axis(job.points, span)
-        rows = job.lines(
+        rows = rows_along(
+            problem,
             directions,
-            places,
-            kept((lines, job.points)),
-            {"k": max(k, lines), "tol": tol, "max_products": max_products},
+            lines,
+            axis(points or 41, span),
+            seed,
+            k=min(max(k, lines), problem.layout.size),
+            tol=tol,
+            max_products=max_products,
         )
-    return table(at_centre(rows, scored, x=0.0), **problem.common)
+    return table(at_centre(rows, centre, x=0.0), **problem.common)

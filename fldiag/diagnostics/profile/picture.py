@@ -19,7 +19,7 @@ from fldiag.results.select import number, only
 
 PICTURE = "loss profile"
 #: Of more lines than this: their median and spread, and by name those that stand out, at most so many.
-_MANY, _NAMED = 6, 3
+_MAX_LINES, _MAX_LABELS = 6, 3
 
 
 def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
@@ -51,7 +51,8 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
     with style.paper():
         # Room for the legends, so that the panels keep their height and the legends their distance.
         longest = (
-            max(min(table.loc[table["run"] == run, "index"].nunique(), _MANY) for run in runs) + 2
+            max(min(table.loc[table["run"] == run, "index"].nunique(), _MAX_LINES) for run in runs)
+            + 2
         )
         fig = style.figure(
             width, (2.5 + 0.155 * longest) * down, layout=ConstrainedLayoutEngine(h_pad=0.08)
@@ -66,14 +67,14 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
                 weight="bold",
             )
             ax.set_xlabel(
-                _where(
+                _axis_label(
                     rows,
                     "from the global weights (0) to a client's (1)"
                     if _clients(rows)
                     else "from the weights (0) to others (1)",
                 )
                 if paths
-                else _where(rows, "coefficient")
+                else _axis_label(rows, "coefficient")
             )
             ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
             if wide:
@@ -91,7 +92,7 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
     return fig
 
 
-def _where(rows: pd.DataFrame, text: str) -> str:
+def _axis_label(rows: pd.DataFrame, text: str) -> str:
     parts = [str(v) for v in rows["slice"].dropna().unique()[:1]] if "slice" in rows.columns else []
     count = rows["n_examples"].dropna().unique() if "n_examples" in rows.columns else []
     parts += [f"n = {int(count[0]):,}"] if len(count) else []
@@ -108,8 +109,8 @@ def _curves(rows: pd.DataFrame, metric: str) -> dict[int, pd.DataFrame]:
 
 
 def _value(rows: pd.DataFrame, metric: str, index: int, column: str = "value") -> float:
-    found = number(rows, metric, index=index, column=column)
-    return float("nan") if found is None else found
+    value = number(rows, metric, index=index, column=column)
+    return float("nan") if value is None else value
 
 
 def _curve(
@@ -156,42 +157,42 @@ def _ways(ax, rows: pd.DataFrame) -> None:
     """The loss along every way with its barrier; of many ways median and spread, and by name those with the largest barriers."""
     curves = _curves(rows, "loss")
     barriers = {i: _value(rows, "barrier", i) for i in curves}
-    many = len(curves) > _MANY
+    is_crowded = len(curves) > _MAX_LINES
     handles: list[Any] = []
     texts: list[str] = []
-    named = _outliers(barriers) if many else list(curves)
-    if many:
+    labelled = _outliers(barriers) if is_crowded else list(curves)
+    if is_crowded:
         handles, texts = _spread(ax, curves, "clients" if _clients(rows) else "ways")
-    for place, index in enumerate(named):
-        line, look = curves[index], style.look(place + many)
-        _curve(ax, line, look, 1.3, 1.0, band=not many)
+    for place, index in enumerate(labelled):
+        line, look = curves[index], style.look(place + is_crowded)
+        _curve(ax, line, look, 1.3, 1.0, band=not is_crowded)
         _barrier(ax, line, _value(rows, "barrier", index, "x"), barriers[index], look)
         handles.append(Line2D([], [], color=look.color, marker=look.marker, markersize=3.6))
-        texts.append(_said(rows, line, index, barriers[index]))
-    if many:
+        texts.append(_describe_barrier(rows, line, index, barriers[index]))
+    if is_crowded:
         mean = style.number(
             float(np.mean([b for b in barriers.values() if np.isfinite(b)] or [np.nan])), 3
         )
         handles.append(Line2D([], [], linestyle=""))
-        texts.append(f"mean barrier of all {mean}" if named else "no barrier on any")
-    used = (
+        texts.append(f"mean barrier of all {mean}" if labelled else "no barrier on any")
+    buffers = (
         only(rows, metric="barrier")["buffers"].dropna().unique()
         if "buffers" in rows.columns
         else []
     )
-    if len(used):
+    if len(buffers):
         handles.append(Line2D([], [], linestyle=""))
-        texts.append(f"batch-norm statistics: {used[0]}")
+        texts.append(f"batch-norm statistics: {buffers[0]}")
     _legend(ax, handles, texts)
 
 
 def _outliers(barriers: Mapping[int, float]) -> list[int]:
     """The ways whose barriers are beyond Tukey's fence, the largest first; at least the largest, where there is a barrier."""
-    found = sorted((i for i in barriers if barriers[i] > 0), key=lambda i: -barriers[i])
-    lower, upper = np.nanquantile(list(barriers.values()), [0.25, 0.75]) if found else (0.0, 0.0)
+    ways = sorted((i for i in barriers if barriers[i] > 0), key=lambda i: -barriers[i])
+    lower, upper = np.nanquantile(list(barriers.values()), [0.25, 0.75]) if ways else (0.0, 0.0)
     return [
         i
-        for place, i in enumerate(found[:_NAMED])
+        for place, i in enumerate(ways[:_MAX_LABELS])
         if not place or barriers[i] > upper + 1.5 * (upper - lower)
     ]
 
@@ -222,7 +223,7 @@ def _barrier(ax, line: pd.DataFrame, at: float, height: float, look: style.Look)
         ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6, label="barrier")
 
 
-def _said(rows: pd.DataFrame, line: pd.DataFrame, index: int, height: float) -> str:
+def _describe_barrier(rows: pd.DataFrame, line: pd.DataFrame, index: int, height: float) -> str:
     who = f"client {int(line['client'].iloc[0])}" if _clients(rows) else f"way {index}"
     if not height:
         return f"{who}: no barrier"

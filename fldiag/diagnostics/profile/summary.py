@@ -44,8 +44,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 def lines(frame: pd.DataFrame) -> list[Row]:
     """One row a line."""
     rows = []
-    own = only(frame, metric=("loss", "slope", "curvature"))
-    for (run, line), part in own.groupby(["run", "index"], sort=False):
+    values = only(frame, metric=("loss", "slope", "curvature"))
+    for (run, line), part in values.groupby(["run", "index"], sort=False):
         rows.append(
             {
                 "run": run,

@@ -13,14 +13,15 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Matrix, Which
-from fldiag.diagnostics.diagonal import diagonal as diagonal_table
+from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.diagnostics.spectrum import picture
-from fldiag.diagnostics.trace import trace as trace_table
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
 from fldiag.plotting import layers
-from fldiag.registry import Flag, Progress, diagnostic
+from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.summary import Item, Note, Small
+from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
@@ -57,7 +58,7 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
         )
     check_count(options["k"], problem.layout.size)
     if options["engine"] == "pyhessian":
-        flags = {
+        is_set = {
             "--which": options["which"] not in ("largest", "magnitude"),
             "--matrix": options["matrix"] != "hessian",
             "--params": options["params"] is not None,
@@ -65,11 +66,11 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             "--diagonal": options["diagonal"],
             "--density": options.get("density", False),
         }
-        odd = [flag for flag, given in flags.items() if given]
-        if odd:
+        unsupported = [flag for flag, value in is_set.items() if value]
+        if unsupported:
             raise FldiagError(
-                f"PyHessian cannot do {odd[0]}: it finds eigenvalues of largest magnitude, and traces",
-                f"leave out {odd[0]}, or --engine pyhessian",
+                f"PyHessian cannot do {unsupported[0]}: it finds eigenvalues of largest magnitude, and traces",
+                f"leave out {unsupported[0]}, or --engine pyhessian",
                 usage=True,
             )
         return
@@ -78,13 +79,13 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             raise FldiagError(
                 f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True
             )
-    whole = [flag for flag in ("trace", "diagonal") if options[flag]]
-    if whole and options["matrix"] != "hessian":
-        raise FldiagError(f"--{whole[0]} is that of the Hessian", "leave out --matrix", usage=True)
-    whole += ["density"] if options.get("density", False) else []
-    if whole and options["params"] is not None:
+    flags = [flag for flag in ("trace", "diagonal") if options[flag]]
+    if flags and options["matrix"] != "hessian":
+        raise FldiagError(f"--{flags[0]} is that of the Hessian", "leave out --matrix", usage=True)
+    flags += ["density"] if options.get("density", False) else []
+    if flags and options["params"] is not None:
         raise FldiagError(
-            f"--{whole[0]} is that of the whole model",
+            f"--{flags[0]} is that of the whole model",
             "leave out --params (--trace and --diagonal list all layers)",
             usage=True,
         )
@@ -92,36 +93,32 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """All rows, without the columns in which only the usual stands; and which numbers are rough."""
-    known = ("run", "metric", "index", "value")
-    kept = {
-        c: h
-        for c, h in COLUMNS.items()
-        if c in known or (c in frame.columns and set(frame[c].dropna()) - USUAL.get(c, set()))
+    columns = {
+        column: heading
+        for column, heading in COLUMNS.items()
+        if column in ("run", "metric", "index", "value")
+        or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
     }
-    yield Small(
-        frame[list(kept)].astype(object).where(frame[list(kept)].notna(), None).to_dict("records"),
-        kept,
-    )
+    values = frame[list(columns)]
+    yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
 
-    def open_(*metrics: str) -> bool:
-        return bool(
-            (~frame.loc[frame["metric"].isin(metrics), "converged"].fillna(True).astype(bool)).any()
-        )
+    def is_rough(metric: str) -> bool:
+        converged = frame.loc[frame["metric"] == metric, "converged"]
+        return not converged.fillna(True).astype(bool).all()
 
-    own = options["engine"] == "lanczos"
-    if not own:
+    if options["engine"] == "pyhessian":
         yield Note(
             "PyHessian's own stopping rules: 'converged' means that two estimates agreed; see the residuals"
         )
-    elif open_("eigenvalue"):
+    elif is_rough("eigenvalue"):
         yield Note(
             "not all eigenvalues converged: their residuals say how far they can be off; raise --max-products"
         )
-    if open_("trace") and own:
+    if is_rough("trace") and options["engine"] == "lanczos":
         yield Note(
             "the trace is an estimate that has not reached --rtol: see its stderr; raise --max-products"
         )
-    elif open_("diagonal_norm"):
+    elif is_rough("diagonal_norm"):
         yield Note(
             "entries of the diagonal are rough estimates here (see stderr); the trace is as good as its stderr says"
         )
@@ -167,7 +164,6 @@ LAMBDA_1 = Number(
 )
 def spectrum(
     problem: Problem,
-    progress: Progress | None = None,
     *,
     k: Annotated[int, Field(ge=1, description="Number of eigenvalues.")] = 5,
     which: Annotated[
@@ -279,7 +275,10 @@ def spectrum(
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
-    from fldiag.diagnostics.spectrum import measure, pyhessian_engine
+    from fldiag.diagnostics.spectrum import pyhessian_engine
+    from fldiag.diagnostics.spectrum.blocks import Block, block_rows
+    from fldiag.problem.diagonal import diagonal_of, trace_rows
+    from fldiag.problem.eigenpairs import default_products, loss_rows
 
     check(
         problem,
@@ -296,26 +295,51 @@ def spectrum(
             "resample": resample,
         },
     )
-    if engine == "pyhessian":
-        sampling = pyhessian_engine.Batching(batches, resample=resample)
-        return pyhessian_engine.spectrum(
+    pyhessian_options: dict[str, Any] = {
+        "tol": tol,
+        "most": max_products or pyhessian_engine.MOST,
+        "sampling": pyhessian_engine.Batching(batches, resample=resample),
+        "seed": seed,
+    }
+
+    def compute_eigenvalues() -> list[Row]:
+        if engine == "pyhessian":
+            return pyhessian_engine.eigenvalues(problem, k, **pyhessian_options)
+        rows, blocks = loss_rows(problem), [Block(params, k, params)]
+        if per_layer:
+            layers = problem.layout.layers.items()
+            blocks += [Block(tuple(names), 1, layer or "(model)") for layer, names in layers]
+        results = workspace().map(
+            block_rows,
             problem,
-            k,
-            trace_too=trace,
-            sampling=sampling,
-            seed=seed,
+            blocks,
+            which=which,
             tol=tol,
-            most=max_products,
-            progress=progress,
+            matrix=matrix,
+            max_products=max_products or default_products(k),
+            strict=strict,
+            seed=seed,
         )
-    found = [
-        measure.eigenvalues(
-            problem, progress, k, which, tol, max_products, matrix, params, per_layer, strict, seed
+        return rows + [row for block in results for row in block]
+
+    def compute_trace() -> list[Row]:
+        if engine == "pyhessian":
+            return pyhessian_engine.trace(problem, **pyhessian_options)
+        result = diagonal_of(
+            problem,
+            entries=diagonal,
+            rtol=rtol,
+            max_products=max_products or 200,
+            seed=seed,
+            progress=workspace().show,
         )
-    ]
-    if trace or diagonal:
-        measured = diagonal_table if diagonal else trace_table
-        limit = {} if max_products is None else {"max_products": max_products}
-        traces = measured(problem, progress, rtol=rtol, seed=seed, **limit)
-        found.append(traces[~traces["metric"].isin(["loss", "accuracy"])])
-    return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+        rows = diagonal_rows(problem, result, "layer") if diagonal else []
+        return rows + trace_rows(problem, result, "layer")
+
+    has_trace = trace or diagonal
+    with workspace().part(0, 2 if has_trace else 1, "eigenvalues"):
+        rows = workspace().result("eigenvalues", compute_eigenvalues)
+    if has_trace:
+        with workspace().part(1, 2, "trace"):
+            rows = rows + workspace().result("trace", compute_trace)
+    return table(rows, **problem.common)

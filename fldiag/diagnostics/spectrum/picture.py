@@ -105,11 +105,11 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
 
 def _points(ax, part: pd.DataFrame, look: style.Look, shift: float) -> None:
     at, value = part["index"].to_numpy() + shift, part["value"].to_numpy()
-    known = np.isfinite(part["residual"])
+    has_residual = np.isfinite(part["residual"])
     ax.errorbar(
-        at[known],
-        value[known],
-        yerr=part["residual"].abs()[known],
+        at[has_residual],
+        value[has_residual],
+        yerr=part["residual"].abs()[has_residual],
         fmt="none",
         ecolor=look.color,
         elinewidth=0.8,

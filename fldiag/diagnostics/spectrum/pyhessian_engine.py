@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError, first_line
+from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import RATIO_INDEX, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
-from fldiag.registry import Progress
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.seeding import seed_for, torch_rng
 
 #: The limit on products for each eigenvalue, and on probes of a trace, that the papers left as PyHessian has it.
@@ -70,12 +69,13 @@ class _Loader:
             self.problem.n, generator=torch_rng(self.seed, "pyhessian batches", turn)
         )
         x, y = self._examples
-        for some in order[: self.n].to(x.device).split(self.sampling.size):
-            yield x[some], y[some]
+        for batch in order[: self.n].to(x.device).split(self.sampling.size):
+            yield x[batch], y[batch]
 
 
-def _engine(problem: Problem, loader: _Loader, told: Callable[[int], None]) -> Any:
-    """PyHessian's object on a copy of the model, which counts its products and keeps their Rayleigh quotients."""
+def _engine(problem: Problem, loader: _Loader, most: int, text: str) -> Any:
+    """PyHessian's object on a copy of the model, which keeps the Rayleigh quotients of its products, and shows their number
+    of ``most``."""
     try:
         import pyhessian
     except ImportError:
@@ -103,17 +103,17 @@ def _engine(problem: Problem, loader: _Loader, told: Callable[[int], None]) -> A
                     "a Hessian-vector product is not finite", "diagnose earlier weights"
                 )
             self.quotients.append(value)
-            told(len(self.quotients))
+            workspace().show(len(self.quotients), most, text)
             return value, product
 
-    made = Counting(
+    engine = Counting(
         problem.loaded(problem.w),
         problem.criterion,
         dataloader=loader,
         cuda=problem.device.type == "cuda",
     )
-    made.quotients = []
-    return made
+    engine.quotients = []
+    return engine
 
 
 def _run(problem: Problem, seed: int, purpose: str, work: Callable[[], Any]) -> Any:
@@ -138,7 +138,7 @@ def iterations(
 ) -> list[tuple[int, bool]]:
     """How many products PyHessian spent on each of ``count`` eigenvalues, and whether its rule stopped it: its loop
     replayed on the Rayleigh quotients of all its products."""
-    found, at = [], 0
+    results, at = [], 0
     for _ in range(count):
         spent, stopped = min(most, len(quotients) - at), False
         for i in range(1, spent):
@@ -146,9 +146,9 @@ def iterations(
             if abs(before - now) / (abs(before) + 1e-6) < tol:
                 spent, stopped = i + 1, True
                 break
-        found.append((spent, stopped))
+        results.append((spent, stopped))
         at += spent
-    return found
+    return results
 
 
 def eigenvalues(
@@ -159,7 +159,6 @@ def eigenvalues(
     most: int = MOST,
     sampling: Batching | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> list[Row]:
     """Rows as of ``spectrum`` with estimator ``pyhessian``: k eigenvalues of largest magnitude as PyHessian finds them.
 
@@ -177,12 +176,7 @@ def eigenvalues(
         )
     rows, k = loss_rows(problem), min(k, problem.layout.size)
     loader = _Loader(problem, sampling or Batching(), seed)
-    total = k * (most + 1)
-    engine = _engine(
-        problem,
-        loader,
-        lambda n: progress(min(n, total), total, "power iteration") if progress else None,
-    )
+    engine = _engine(problem, loader, k * (most + 1), "power iteration")
 
     def work() -> tuple[list[float], list[float], list[tuple[int, bool]]]:
         values, vectors = engine.eigenvalues(maxIter=most, tol=tol, top_n=k)
@@ -237,7 +231,6 @@ def trace(
     most: int = MOST,
     sampling: Batching | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> list[Row]:
     """The row ``trace`` (H_T) by PyHessian's Hutchinson estimator: it stops when the running mean moves by less than the
     share ``tol`` (at once when the mean is negative: it divides by the signed mean), which two probes that happen to agree
@@ -251,9 +244,7 @@ def trace(
         )
     finite_scores(problem)
     loader = _Loader(problem, sampling or Batching(), seed)
-    engine = _engine(
-        problem, loader, lambda n: progress(n, most, "trace by probes") if progress else None
-    )
+    engine = _engine(problem, loader, most, "trace by probes")
     samples = np.asarray(
         _run(problem, seed, "pyhessian trace", lambda: engine.trace(maxIter=most, tol=tol)),
         dtype=float,
@@ -271,25 +262,3 @@ def trace(
             "n_examples": loader.n,
         }
     ]
-
-
-def spectrum(
-    problem: Problem,
-    k: int,
-    *,
-    trace_too: bool,
-    sampling: Batching,
-    seed: int,
-    tol: float,
-    most: int | None,
-    progress: Progress | None = None,
-) -> pd.DataFrame:
-    """The rows of ``eigenvalues``, and of ``trace`` where it is wanted too, as a table."""
-    more: dict[str, Any] = {
-        "sampling": sampling,
-        "seed": seed,
-        "tol": tol,
-        "most": most or MOST,
-        "progress": progress,
-    }
-    return table(eigenvalues(problem, k, **more) + (trace(problem, **more) if trace_too else []))

@@ -1,0 +1,280 @@
+"""Flatness of one round: at the aggregated weights on all data, and of every client; these are computed anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fldiag.choices import Estimate
+from fldiag.diagnostics.flatness.gaps import gaps, means
+from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
+from fldiag.losses import noise_floor
+from fldiag.params import cosine
+from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
+from fldiag.problem.problem import Problem
+from fldiag.results.table import Row
+from fldiag.runs import proximal
+from fldiag.runs.history import History
+from fldiag.runs.pool import Weights
+from fldiag.runs.proximal import Losses
+from fldiag.runs.round_weights import Stored
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How flatness is measured; the options of ``flatness``."""
+
+    rho: float
+    tol: float
+    estimate: Estimate
+    rtol: float
+    max_products: int
+    seed: int
+
+
+def round_rows(history: History, stored: Stored, settings: Settings) -> list[Row]:
+    """All rows of a round whose clients' weights are finite."""
+    r, slices = stored.round, [history.pool.train_slice(c) for c in range(len(history.parts))]
+    sizes = {c: s.stop - s.start for c, s in enumerate(slices) if s.stop > s.start}
+    if not sizes:
+        history.problem((stored.aggregated, {}), history.pool.clients, "train")  # says why
+    for client in sorted(set(stored.ids) - set(sizes)):
+        history.note(r, f"client {client} has no training examples: left out", client)
+    received_gradient = workspace().result(
+        f"round {r}: gradient at the received weights",
+        lambda: gradient(history, stored.start, history.pool.clients),
+    )
+    results = workspace().map(
+        flatness_of,
+        history,
+        [(r, None), *((r, client) for client in sizes)],
+        name=lambda item: (
+            f"round {item[0]}, {'global model' if item[1] is None else f'client {item[1]}'}"
+        ),
+        received_gradient=received_gradient,
+        settings=settings,
+    )
+    rows: list[Row] = []
+    for result in results:
+        rows += result["rows"]
+        for text, client in result["failures"]:
+            history.note(r, text, client)
+    rows += [*gaps(rows, sizes), *means(rows)]
+    return [{**row, "round": r} for row in rows]
+
+
+def flatness_of(
+    history: History,
+    item: tuple[int, int | None],
+    received_gradient: Tensor,
+    settings: Settings,
+) -> dict[str, Any]:
+    """The rows of the aggregated model on all data, or those of a client; and the ``failures``: what could not be computed,
+    and whose it is.
+
+    Of a client: F_k at the aggregated weights and, where it was trained, at its own, and how its gradients point.
+    """
+    round, client = item
+    stored = history.stored(round).finite()
+    aggregated = stored.aggregated, stored.buffers
+    if client is None:
+        columns: Row = {"moment": "aggregated", "scope": "global", "slice": "train"}
+        slice_ = history.pool.clients
+        return point_flatness(
+            history, aggregated, slice_, columns, "the aggregated model", settings
+        )
+    slice_ = history.pool.train_slice(client)
+    columns = {"scope": "client", "client": client, "slice": f"client:{client}/train"}
+    n = {"n_examples": slice_.stop - slice_.start}
+    distance = cosine_row(
+        "flatness_distance",
+        2.0,
+        gradient(history, stored.start, slice_),
+        received_gradient.to(history.device),
+        {**columns, "moment": "received", **n},
+    )
+    text = f"client {client} at the aggregated weights"
+    result = point_flatness(
+        history, aggregated, slice_, {**columns, "moment": "aggregated"}, text, settings
+    )
+    rows, failures = [distance, *result["rows"]], result["failures"]
+    if client in stored.ids:
+        weights = stored.client(stored.ids.index(client))
+        columns["moment"] = "trained"
+        result = point_flatness(history, weights, slice_, columns, f"client {client}", settings)
+        rows += result["rows"]
+        failures += result["failures"]
+        rows.append(
+            cosine_row(
+                "perturbation_misalignment",
+                1.0,
+                gradient(history, weights, slice_),
+                gradient(history, weights, history.pool.clients),
+                {**columns, **n},
+            )
+        )
+        rows += score_rows(history, weights, {**columns, "slice": history.pool.split})
+    return {"rows": rows, "failures": failures}
+
+
+def point_flatness(
+    history: History,
+    weights: Weights,
+    examples: slice,
+    columns: Row,
+    model: str,
+    settings: Settings,
+) -> dict[str, Any]:
+    """Loss, sharpness, lambda_1 and trace at weights, or why they cannot be computed."""
+    try:
+        problem = history.problem(weights, examples, str(columns["slice"]))
+        rows = [
+            *loss_rows(problem),
+            sharpness(problem, settings.rho),
+            lambda_1(problem, settings),
+            trace(problem, settings),
+        ]
+    except FldiagError as error:
+        text = f"{model} is left out: {error.what}"
+        return {"rows": [], "failures": [(text, columns.get("client"))]}
+    columns = {**columns, "n_examples": problem.n}
+    return {"rows": [{**columns, **row} for row in rows], "failures": []}
+
+
+def gradient(history: History, weights: Weights, examples: slice) -> Tensor:
+    """Of the mean loss on examples of the pool, [P]."""
+    w, buffers = weights
+    batch = proximal.batches(examples, None)[0]
+    losses = Losses(history.network, history.pool, buffers, weights, batch, kind="l2")
+    return proximal.gradient(losses.local(), w)[1]
+
+
+def cosine_row(metric: str, scale: float, a: Tensor, b: Tensor, columns: Row) -> Row:
+    """scale (1 - cos(a, b)), masked where one of the two is rounding noise."""
+    row: Row = {**columns, "metric": metric, "estimator": "exact"}
+    floor = noise_floor(a.dtype)
+    value, lengths = float(cosine(a, b)), [float(torch.linalg.vector_norm(v)) for v in (a, b)]
+    if not all(map(math.isfinite, lengths)):
+        return {**row, "value": None, "note": "a gradient is not finite"}
+    if min(lengths) < floor:
+        text = f"a gradient of norm {min(lengths):.1e} is rounding noise (below {floor:g})"
+        return {**row, "value": None, "note": text}
+    return {**row, "value": scale * (1 - value)}
+
+
+def score_rows(history: History, weights: Weights, columns: Row) -> list[Row]:
+    """Norm of the gradient on the split by which models are judged, whole and by layer."""
+    test, layout = history.pool.test, history.layout
+    g = gradient(history, weights, test)
+    columns = {
+        **columns,
+        "metric": "gradient_score",
+        "estimator": "exact",
+        "n_examples": test.stop,
+    }
+    squares = {n: v.double().square().sum() for n, v in layout.views(g).items()}
+    scores: list[tuple[str | None, float]] = [(None, float(torch.linalg.vector_norm(g.double())))]
+    scores += [
+        (layer or names[0], math.sqrt(sum(float(squares[n]) for n in names)))
+        for layer, names in layout.layers.items()
+    ]
+    return [
+        {**columns, "layer": layer, "value": value}
+        if math.isfinite(value)
+        else {**columns, "layer": layer, "value": None, "note": "the gradient is not finite"}
+        for layer, value in scores
+    ]
+
+
+def check_measured(rows: Sequence[Row]) -> None:
+    """Raises FldiagError, with the first reason, where no flatness at all could be measured."""
+    if not any(
+        row["metric"] in ("sharpness", "eigenvalue", "trace") and row["value"] is not None
+        for row in rows
+    ):
+        reason = next(
+            (row["note"] for row in rows if row["metric"] == "sharpness" and row.get("note")),
+            "no model can be evaluated",
+        )
+        raise FldiagError(
+            f"no round has a flatness: {reason}", "choose other rounds, or --precision fp64"
+        )
+
+
+def sharpness(problem: Problem, rho: float) -> Row:
+    """F(w + rho G / ||G||) - F(w): what one ascent step adds; masked where G is rounding noise."""
+    row: Row = {"metric": "sharpness", "estimator": "exact", "rho": rho}
+    g, floor = problem.gradient(), noise_floor(problem.dtype)
+    size = float(torch.linalg.vector_norm(g))
+    if size < floor:
+        return {
+            **row,
+            "value": None,
+            "note": f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})",
+        }
+    up = problem.w.double() + rho / size * g
+    at_w, at_step = finite_scores(problem), problem.losses(up)
+    before = at_w.loss
+    if at_w.each is None or at_step is None:
+        after = problem.loss(up)[0]
+        change, stderr = after - before, None
+    else:
+        each = at_step - at_w.each
+        after, change, stderr = float(at_step.mean()), float(each.mean()), problem.stderr(each)
+    if not math.isfinite(change):
+        raise FldiagError(
+            f"the loss on slice {problem.slice_name!r} is {before:g}, and {after:g} after a step of length {rho:g}",
+            "choose rounds from before the training diverged, or a smaller --rho",
+        )
+    return {
+        **row,
+        "value": change,
+        "stderr": stderr,
+        "residual": torch.finfo(problem.dtype).eps * (abs(before) + abs(after)),
+    }
+
+
+def lambda_1(problem: Problem, settings: Settings) -> Row:
+    pairs = eigenpairs(
+        problem,
+        1,
+        tol=settings.tol,
+        max_products=max(100, settings.max_products),
+        seed=settings.seed,
+        progress=workspace().show,
+    )
+    return {
+        "metric": "eigenvalue",
+        "index": 1,
+        "value": float(pairs.values[0]),
+        "residual": float(pairs.residuals[0]),
+        "bound": float(pairs.bounds[0]),
+        "converged": bool(pairs.converged[0]),
+        "estimator": "lanczos",
+    }
+
+
+def trace(problem: Problem, settings: Settings) -> Row:
+    result = diagonal_of(
+        problem,
+        entries=False,
+        estimate=settings.estimate,
+        rtol=settings.rtol,
+        max_products=settings.max_products,
+        seed=settings.seed,
+        progress=workspace().show,
+    )
+    return {
+        "metric": "trace",
+        "value": result.trace,
+        "stderr": result.trace_stderr,
+        "estimator": result.estimator,
+        "converged": result.trace_converged,
+    }

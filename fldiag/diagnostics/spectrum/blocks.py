@@ -1,0 +1,110 @@
+"""The leading eigenvalues of the whole matrix, or of the diagonal block of some tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fldiag.choices import Matrix, Which
+from fldiag.curvature.operator import Operator
+from fldiag.execution.workspace import workspace
+from fldiag.problem.eigenpairs import (
+    choose_matrix,
+    eigenpairs,
+    eigenvalue_rows,
+    noise_of,
+    strict_pairs,
+)
+from fldiag.problem.operators import block_index
+from fldiag.problem.problem import Problem
+from fldiag.results.table import Row
+
+
+@dataclass(frozen=True)
+class Block:
+    """The tensors that match a pattern or are listed (None: all), and how many eigenvalues are computed."""
+
+    tensors: str | tuple[str, ...] | None
+    k: int
+    layer: str | None
+
+    @property
+    def is_single_layer(self) -> bool:
+        return isinstance(self.tensors, tuple)
+
+    def __str__(self) -> str:
+        if self.tensors is None:
+            return "whole matrix"
+        return f"{'layer' if self.is_single_layer else 'block'} {self.layer}"
+
+
+def block_rows(
+    problem: Problem,
+    block: Block,
+    *,
+    which: Which,
+    tol: float,
+    matrix: Matrix,
+    max_products: int,
+    strict: bool,
+    seed: int,
+) -> list[Row]:
+    """The rows ``eigenvalue`` of a block, with ``cross_block``, and ``eigenvalue_ratio`` where it is not a single layer's."""
+    form = choose_matrix(problem, matrix, block.tensors)
+    operator = problem.hessian(matrix=form)
+    if strict and block.tensors is None:
+        pairs = strict_pairs(
+            problem,
+            block.k,
+            which=which,
+            tol=tol,
+            matrix=matrix,
+            max_products=max_products,
+            seed=seed,
+            operator=operator,
+            progress=workspace().show,
+        )
+    else:
+        pairs = eigenpairs(
+            problem,
+            block.k,
+            which=which,
+            tol=tol,
+            max_products=max_products,
+            seed=seed,
+            params=block.tensors,
+            operator=operator,
+            strict=strict,
+            progress=workspace().show,
+        )
+    rows = eigenvalue_rows(
+        pairs,
+        noise=noise_of(problem),
+        which=which,
+        matrix=matrix,
+        estimator=problem.estimator_name("lanczos" if form == matrix else f"lanczos-{form}"),
+    )
+    rows = [{**row, "layer": block.layer} for row in (rows[:1] if block.is_single_layer else rows)]
+    if block.tensors is None:
+        return rows
+    if form != matrix:
+        operator.release()  # so that only one keeps its graphs
+        operator = problem.hessian(matrix=matrix)
+    index = block_index(problem, block.tensors)
+    for row, vector in zip(rows[: len(pairs.values)], pairs.vectors, strict=True):
+        row["cross_block"] = length_outside(operator, index, vector)
+    return rows
+
+
+def length_outside(operator: Operator, index: Tensor, vector: Tensor) -> float:
+    """The length of M x outside a block, for a vector x [p] within it: what the block leaves out of the product with x.
+
+    For a unit eigenvector of the block with residual r an eigenvalue of the whole matrix M lies within sqrt(r^2 + this^2) of
+    the block's, because these are the parts of the residual in M.
+    """
+    within = vector.new_zeros(operator.size)
+    within[index] = vector
+    product = operator(within)
+    product[index] = 0
+    return float(product.norm())
