@@ -1,12 +1,15 @@
 """An interrupted diagnostic resumes: the same table to the bit, and no finished item is computed again."""
 
+import helpers
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from histories import history, moved, separable, stored, tanh_net
+from torch import nn
 
 import fldiag
+from fldiag.models.lora import with_adapters
 from fldiag.results.kept_units import FinishedItems
 from fldiag.runs.round_weights import Stored
 
@@ -25,7 +28,19 @@ def four_rounds():
     return history(net, separable(), parts, *rounds, dtype=w.dtype)
 
 
+def adapted():
+    """In the second round one client's weights are broken."""
+    torch.manual_seed(0)
+    data, parts = helpers.classification((20, 13, 9))
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    w, clients = moved(net := with_adapters(layers, 2, 4.0, ("0",), "2"))
+    broken = [*clients[:2], torch.full_like(w, torch.nan)]
+    cohorts = enumerate((clients, broken, clients), 1)
+    return history(net, data, parts, *(stored(w, c, clients[0], round=r) for r, c in cohorts))
+
+
 CASES = {
+    "lora": (adapted, {"k": 1, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
 }
 

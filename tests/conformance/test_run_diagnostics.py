@@ -13,6 +13,7 @@ from torch import nn
 
 import fldiag
 from fldiag import registry
+from fldiag.diagnosis.measure import measure
 from fldiag.errors import FldiagError
 from fldiag.models.lora import with_adapters
 from fldiag.params import flatten
@@ -37,7 +38,7 @@ def federation(name="", net=None, **options):
 
 def run(name, made, progress=None, **options):
     entry = registry.diagnostic.get(name)
-    return entry.build(made, progress, **entry.validate(options))
+    return measure(entry, made, entry.validate(options), progress=progress)
 
 
 def test_there_are_diagnostics_of_runs():

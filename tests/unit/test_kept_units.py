@@ -10,13 +10,11 @@ from surfaces import Interrupted
 from test_connectivity import asked, net
 from test_leave_one_out import effects, finished
 from test_personalise import trained
-from torch import nn
 
 import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
 from fldiag.method import Personal
-from fldiag.models.lora import with_adapters
 from fldiag.results import kept_units
 from fldiag.results.kept_units import ArrayStore, KeptUnits
 from fldiag.runs.round_weights import Stored
@@ -99,23 +97,6 @@ def leave_one_out(store):
     return effects(setup, (1, 2), run=finished(setup), kept=KeptUnits(store, str))
 
 
-def lora(store):
-    """In the second round one client's weights are broken, and its spectrum is asked at the last one."""
-    torch.manual_seed(0)
-    data, parts = helpers.classification((20, 13, 9))
-    net = with_adapters(
-        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), 2, 4.0, ("0",), "2"
-    )
-    w, clients = moved(net)
-    broken = [*clients[:2], torch.full_like(w, torch.nan)]
-    rounds = [
-        stored(w, c, clients[0], round=r) for r, c in enumerate((clients, broken, clients), 1)
-    ]
-    made = history(net, data, parts, *rounds)
-    made.store = store, "key"
-    return fldiag.diagnose(made, "lora", k=1, tol=0.5)
-
-
 def personalise(store):
     """Of two runs with the same clients, which differ in what they are called."""
     made, plan = trained(stack="off"), Personal((0, 2))
@@ -136,7 +117,6 @@ def personalise(store):
         (connectivity, 3 + 3 + 1 + 21 + 2, 7),
         (flatness, 2 * 3, 4),
         (leave_one_out, 6, 4),
-        (lora, 3, 2),
         (personalise, 2 * 3, 4),
         (rounds("drift"), 3, 2),
         (rounds("account", every_round=True, k=1), 3, 2),
