@@ -40,6 +40,7 @@ def adapted():
 
 
 CASES = {
+    "account": (four_rounds, {"every_round": True, "k": 1}),
     "fairness": (four_rounds, {"every_round": True}),
     "lora": (adapted, {"k": 1, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),

@@ -119,7 +119,6 @@ def personalise(store):
         (leave_one_out, 6, 4),
         (personalise, 2 * 3, 4),
         (rounds("drift"), 3, 2),
-        (rounds("account", every_round=True, k=1), 3, 2),
     ],
 )
 def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
@@ -132,7 +131,7 @@ def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("drift", {}), ("account", {"k": 1})],
+    [("drift", {})],
 )
 def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_path, monkeypatch):
     options = options if name == "drift" else {"every_round": True, **options}

@@ -77,7 +77,7 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
             usage=True,
         )
     pool = history.pool
-    where = pool.clients if on == "train" else pool.test
+    stretch = pool.clients if on == "train" else pool.test
     labels = pool.y[pool.test].cpu().numpy()
     examples = {}
     for k, part in enumerate(history.parts):
@@ -85,7 +85,7 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
             examples[k] = np.empty(0, dtype=np.int64)
         elif on == "train":
             train = pool.train_slice(k)
-            examples[k] = np.arange(train.start, train.stop) - where.start
+            examples[k] = np.arange(train.start, train.stop) - stretch.start
         else:
             client_labels = history.dataset.train_y[part].cpu().numpy()
             choose = personal_test if on == "test" else own_classes
@@ -102,14 +102,14 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
             "ask for fewer: --min-count",
             usage=True,
         )
-    return Groups(where.stop - where.start, large, tuple(k for k in examples if k not in large))
+    return Groups(stretch.stop - stretch.start, large, tuple(k for k in examples if k not in large))
 
 
 def answers(history: History, weights: Weights, on: ClientSlice) -> Answers | None:
     """What the model says to all clients' examples; None where that is not a number."""
-    where = history.pool.clients if on == "train" else history.pool.test
+    stretch = history.pool.clients if on == "train" else history.pool.test
     try:
-        logits, y = history.problem(weights, where, on).outputs()
+        logits, y = history.problem(weights, stretch, on).outputs()
     except FldiagError:  # weights that are not a number
         if bool(weights[0].isfinite().all()):
             raise
@@ -127,10 +127,8 @@ def spreads(
     counted = weights * matrix.sum(0)
     total = counted.sum(1)
     gap = counted * (right - confidence)
-    where = bin_of(confidence, bins)
-    gaps = sum(
-        (np.abs(gap[:, where == b].sum(1)) for b in np.unique(where)), np.zeros(len(weights))
-    )
+    bin = bin_of(confidence, bins)
+    gaps = sum((np.abs(gap[:, bin == b].sum(1)) for b in np.unique(bin)), np.zeros(len(weights)))
     return {
         "mean_accuracy": each.mean(1),
         "worst_decile": worst_decile(each),
@@ -158,12 +156,12 @@ def resampled(models: Sequence[Answers], groups: Groups, bins: int) -> list[dict
 
 
 def round_rows(
-    history: History, stored: Stored, groups: Groups, on: ClientSlice, bins: int
+    history: History, cohort: Stored, groups: Groups, on: ClientSlice, bins: int
 ) -> list[Row]:
     """How a round's aggregated model serves every client, how that is spread, and all clients together."""
-    model = answers(history, (stored.aggregated, stored.buffers), on)
+    model = answers(history, (cohort.aggregated, cohort.buffers), on)
     if model is None:
-        history.note(stored.round, "the aggregated weights give no numbers")
+        history.note(cohort.round, "the aggregated weights give no numbers")
         return []
     states = {k: Binned.of(model.logits[at], model.y[at], bins) for k, at in groups.at.items()}
     rows = [

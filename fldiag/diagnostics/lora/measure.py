@@ -25,17 +25,17 @@ Spectrum = Literal["lanczos", "lanczos-matrices"]
 SPECTRA: tuple[Spectrum, ...] = ("lanczos", "lanczos-matrices")
 
 
-def round_rows(history: History, stored: Stored) -> list[Row]:
+def round_rows(history: History, cohort: Stored) -> list[Row]:
     """The rows of a round's clients, but those whose weights are not finite; none where no client is left."""
-    stored = history.finite(stored)
-    if not stored.ids or stored.clients is None:
+    cohort = history.finite(cohort)
+    if not cohort.ids or cohort.clients is None:
         return []
-    views = history.layout.views(stored.clients)
-    p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
+    views = history.layout.views(cohort.clients)
+    p = torch.from_numpy(history.weights(cohort.ids)).to(history.device)
     return [
         {"layer": layer, **row}
         for layer, factors in adapters(history.network.module).items()
-        for row in of_layer(views[factors.a], views[factors.b], p, factors.scale, stored.ids)
+        for row in of_layer(views[factors.a], views[factors.b], p, factors.scale, cohort.ids)
     ]
 
 
@@ -131,22 +131,22 @@ def spectrum_rows(
     seed: int,
 ) -> list[Row]:
     """The top ``k`` eigenvalues of the training loss at the aggregated weights of a round."""
-    stored = history.stored(round)
+    cohort = history.stored(round)
     params = None
     if estimator == "lanczos":
         problem = history.problem(
-            (stored.aggregated, stored.buffers), history.pool.clients, "train"
+            (cohort.aggregated, cohort.buffers), history.pool.clients, "train"
         )
         layers = adapters(history.network.module).values()
         params = [name for layer in layers for name in (layer.a, layer.b)]
     else:
         module = copy.deepcopy(history.network.module)
-        nn.utils.vector_to_parameters(stored.aggregated, module.parameters())
+        nn.utils.vector_to_parameters(cohort.aggregated, module.parameters())
         problem = Problem(
             merge(module),
             losses.criterion(history.dataset.regression),
             history.pool.take(history.pool.clients, "train"),
-            buffers=stored.buffers,
+            buffers=cohort.buffers,
             name=history.name,
             dtype=history.dtype,
             device=history.device,
