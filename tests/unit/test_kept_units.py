@@ -82,15 +82,6 @@ def four_rounds():
     )
 
 
-def rounds(name, **options):
-    def ask(store):
-        made = four_rounds()
-        made.store = store, "key"
-        return fldiag.diagnose(made, name, **options)
-
-    return ask
-
-
 def leave_one_out(store):
     q = helpers.quadratics((12, 9, 15))
     setup = helpers.setup(q.config(rounds=4, lr=0.1), q.data)
@@ -118,7 +109,6 @@ def personalise(store):
         (flatness, 2 * 3, 4),
         (leave_one_out, 6, 4),
         (personalise, 2 * 3, 4),
-        (rounds("drift"), 3, 2),
     ],
 )
 def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
@@ -129,13 +119,8 @@ def test_an_interrupted_diagnostic_goes_on(ask, units, after, tmp_path):
     assert (again.count, whole.count) == (units - after, units)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("drift", {})],
-)
-def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_path, monkeypatch):
-    options = options if name == "drift" else {"every_round": True, **options}
-    whole, asked, told = fldiag.diagnose(four_rounds(), name, **options), [], []
+def test_a_cache_without_room_keeps_nothing_and_ends_nothing(tmp_path, monkeypatch):
+    whole, asked, told = fldiag.diagnose(four_rounds(), "drift"), [], []
 
     def full(path, writer):
         asked.append(path)
@@ -143,7 +128,7 @@ def test_a_cache_without_room_keeps_nothing_and_ends_nothing(name, options, tmp_
 
     monkeypatch.setattr(kept_units, "write_atomic", full)
     monkeypatch.setattr(ArrayStore, "offer", lambda self, *content: self.save(*content))
-    found = fldiag.diagnose(four_rounds(), name, cache=tmp_path, tell=told.append, **options)
+    found = fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, tell=told.append)
     pd.testing.assert_frame_equal(found, whole, check_exact=True)
     assert (
         len(asked) == 1
@@ -180,15 +165,6 @@ def test_finished_rounds_of_other_options_are_not_taken(tmp_path):
     )
 
 
-def test_without_propositions_drift_looks_at_no_weights_of_finished_rounds(tmp_path, monkeypatch):
-    ask, looked, finite = rounds("drift", propositions=False), [], Stored.finite
-    with pytest.raises(KeyboardInterrupt):
-        ask(Interrupted(tmp_path / "kept.npz", 2))
-    monkeypatch.setattr(Stored, "finite", lambda self: looked.append(self.round) or finite(self))
-    ask(ArrayStore(tmp_path / "kept.npz"))
-    assert set(looked) == {4}
-
-
 def test_a_round_whose_weights_are_all_numbers_is_not_copied():
     w, clients = moved(tanh_net(4, 4), 2)
     sound, broken = stored(w, clients), stored(w, [clients[0], torch.full_like(w, torch.nan)])
@@ -197,19 +173,6 @@ def test_a_round_whose_weights_are_all_numbers_is_not_copied():
         and broken.finite().ids == (0,)
         and len(broken.finite().clients) == 1
     )
-
-
-def test_what_a_diagnostic_of_a_run_has_finished_lies_in_the_cache_until_it_is_whole(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, progress=stopped)
-    kept = np.load(next(tmp_path.glob("drift-*.partial.npz")))
-    assert set(kept.files) == {"manifest", "1", "2"}
-    pd.testing.assert_frame_equal(
-        fldiag.diagnose(four_rounds(), "drift", cache=tmp_path),
-        fldiag.diagnose(four_rounds(), "drift"),
-        check_exact=True,
-    )
-    assert not list(tmp_path.glob("*.partial.npz"))
 
 
 def test_two_units_of_one_name_are_refused(tmp_path):
