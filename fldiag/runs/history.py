@@ -41,6 +41,8 @@ BARE = "drift and lora compare the weights; for the rest give such data with the
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
+#: Which rounds a diagnostic takes: those with client weights, all, or all if one at least has them.
+Clients = bool | Literal["some"]
 #: How a note ends that says which clients the partition lacks.
 OUTSIDE = ": left out, as nothing says which examples are theirs"
 REMEDY = (
@@ -313,7 +315,7 @@ class History:
         function: Callable[..., list[Row]],
         *,
         every_round: bool | None = True,
-        clients: bool = True,
+        clients: Clients = True,
         **options: Any,
     ) -> list[Row]:
         """The rows ``function(history, stored, **options)`` of the stored rounds, wherever the workspace computes.
@@ -322,7 +324,8 @@ class History:
             function: the rows of one round, which does not depend on others; found by its name in a module. It may note what is
                 missing (``History.note``).
             every_round: all rounds; else the last one.
-            clients: only rounds with what the clients received and made.
+            clients: only rounds with what the clients received and made; False: all rounds; "some": all, of which one at
+                least has it.
             options: further arguments of the function.
 
         Raises:
@@ -375,7 +378,7 @@ class History:
         function: Callable[[Stored], list[Row]],
         *,
         every_round: bool | None = False,
-        clients: bool = True,
+        clients: Clients = True,
     ) -> list[Row]:
         """The rows ``function(stored)`` of the stored rounds, one after the other in this process: it may map what a round
         consists of. Arguments and errors as of ``map_rounds``."""
@@ -396,7 +399,7 @@ class History:
         self,
         results: Callable[[list[int]], Iterator[Any]],
         every_round: bool | None,
-        clients: bool,
+        clients: Clients,
     ) -> list[Row]:
         """The rows of what ``_map_round`` says of every round, and its notes as this history's."""
         if every_round:
@@ -404,7 +407,7 @@ class History:
             for text in self._remarks:
                 self.note(None, text)
         else:
-            rounds = [self.last(clients=clients).round]
+            rounds = [self.last(clients=bool(clients)).round]
         rows: list[Row] = []
         complaint: FldiagError | None = None
         is_usable = False
@@ -657,7 +660,7 @@ def _map_round(
     history: History,
     round: int,
     function: Callable[..., list[Row]],
-    clients: bool,
+    clients: Clients,
     options: dict[str, Any],
 ) -> dict[str, Any] | FldiagError:
     """The rows of a round, what was missing, and whether the round has what it takes."""
@@ -668,10 +671,11 @@ def _map_round(
         except FldiagError as error:
             return error
         is_usable = stored.complete or not clients
+        is_measured = is_usable or clients == "some"
         return {
             "remarks": list(stored.notes) if clients else [],
             "is_usable": is_usable,
-            "rows": function(history, stored, **options) if is_usable else [],
+            "rows": function(history, stored, **options) if is_measured else [],
             "notes": history.notes,
         }
     finally:

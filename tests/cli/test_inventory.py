@@ -31,6 +31,7 @@ GOES = {
     "fldiag landscape --bf16": "fldiag landscape without it",
     "diagnostics landscape.bf16": "float32",
     "diagnostics landscape.frame": "directions of the weights themselves",
+    "diagnostics forgetting.store": "cache, which keeps finished rounds of every diagnostic",
     "fldiag.Problem.hessian(form)": "hessian(), which chooses",
     "fldiag.registry.diagnostic(cost)": "nothing: a progress bar forecasts from the first part on",
     "fldiag.Recorder.flush": "nothing: a round is on the disk when round() returns",

@@ -43,6 +43,7 @@ CASES = {
     "account": (four_rounds, {"every_round": True, "k": 1}),
     "drift": (four_rounds, {}),
     "fairness": (four_rounds, {"every_round": True}),
+    "forgetting": (four_rounds, {}),
     "lora": (adapted, {"k": 1, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
 }
