@@ -103,13 +103,7 @@ def _build(
         options, store = dict(options), None if finished is None else finished.store
         if "store" in options and options["store"] is None:
             options["store"] = store
-        if isinstance(subject, History) and "store" not in options and finished is not None:
-            subject.store = store, finished.key
-        try:
-            return check(entry.build(subject, progress, **options))
-        finally:
-            if isinstance(subject, History):
-                subject.store = None
+        return check(entry.build(subject, progress, **options))
 
 
 def _marked(entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:

@@ -81,8 +81,6 @@ class History:
 
     #: Where a diagnostic may do parts of its work, see ``fldiag.execution.executor.parse_executor``.
     executor: Any = "serial"
-    #: Where finished rounds are kept, and the key of what they belong to (``fldiag.runs.round_cache``).
-    store: tuple[Any, str] | None = None
     #: How to make it again: the run's folder, the options of ``of``, and the code that may be imported for it; None where it was
     #: made otherwise.
     recipe: tuple[Path, dict[str, Any], frozenset[str]] | None = None
@@ -138,6 +136,8 @@ class History:
         self.name, self.files = name, dict(files or {})
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
         self.remedy = REMEDY
+        # whether rounds may hold what clients received and made
+        self.keeps_clients = True
         # clients between others that the partition lacks
         self.outside: frozenset[int] = frozenset()
         # numbers of training examples, where the partition is not known
@@ -260,6 +260,9 @@ class History:
             "allow": allow,
         }
         history.recipe = run.path.absolute(), options, run.allow_code
+        history.keeps_clients = (
+            run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
+        )
         if run.origin:
             history.examples, history.remedy, history.outside = (
                 run.origin["examples"],
@@ -338,6 +341,7 @@ class History:
                 self,
                 rounds,
                 name=lambda r: f"round {r}",
+                kind=function.__name__,
                 function=function,
                 clients=clients,
                 options=options,
@@ -360,6 +364,7 @@ class History:
                 self,
                 [(stored.round, client) for client in stored.ids],
                 name=lambda item: f"round {item[0]}, client {item[1]}",
+                kind=function.__name__,
                 function=function,
                 options=options,
             )
@@ -402,6 +407,8 @@ class History:
         clients: Clients,
     ) -> list[Row]:
         """The rows of what ``_map_round`` says of every round, and its notes as this history's."""
+        if clients and not self.keeps_clients:
+            raise FldiagError(f"run {self.name} holds no client weights", self.remedy)
         if every_round:
             rounds, self.notes, self.read = self.rounds, [], []
             for text in self._remarks:
@@ -448,18 +455,6 @@ class History:
         text = f"client {', '.join(lacking)} is not in the partition of {len(self.parts)} clients{OUTSIDE}"
         record = replace(record.of(rows), notes=(*record.notes, text))
         return record if rows else replace(record, clients=None)
-
-    def read_rounds(self, every_round: bool | None, *, clients: bool = True) -> Iterator[Stored]:
-        """All rounds with ``every_round``, else the last one."""
-        return self.each(clients=clients) if every_round else iter([self.last(clients=clients)])
-
-    @property
-    def sampled(self) -> int:
-        """Clients whose weights the last round holds, for forecasts."""
-        try:
-            return len(self.last().ids)
-        except FldiagError:
-            return 0
 
     def last(self, *, clients: bool = True) -> Stored:
         """The last round that has received and trained weights (without ``clients``: any); ``notes``: what was passed over."""
