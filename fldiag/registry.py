@@ -185,9 +185,6 @@ class Diagnostic(Entry):
     example: str = ""
     choose: Callable[..., Any] | None = None
     variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
-    # of diagnostics that are not yet functions of their subject and options alone
-    parts: bool = False
-    check: Callable[..., None] | None = None
 
     @property
     def drawings(self) -> dict[str, Draw]:

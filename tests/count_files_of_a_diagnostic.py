@@ -42,7 +42,7 @@ if __name__ == "__main__":
     made = [
         p.relative_to(ROOT).as_posix()
         for p in sorted((ROOT / "tests").rglob("*.py"))
-        if p.stem in ("made_up", "test_plugin")
+        if p.stem in ("stride", "test_plugin")
     ]
-    named = files("wobble")
+    named = files("stride")
     print(f"the made-up package touches {len(made) + len(named)} files: {', '.join(made + named)}")

@@ -81,7 +81,7 @@ INTERNAL = {
         "estimator_name",
         "targets",
     },
-    "History": {"alone", "executor", "finite", "note", "pool", "read_rounds", "recipe", "store"},
+    "History": {"alone", "executor", "finite", "note", "pool", "recipe"},
     "Recorder": {"state", "store"},
     "Local": {"views_by_rows", "notes"},
     "Output": {"bound", "by_hand"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
-from fldiag.results.kept_units import FinishedItems, SpareStore
+from fldiag.results.finished_items import FinishedItems
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.runs.history import History
@@ -51,9 +50,7 @@ def measure(
     tell = tell or (lambda text: None)
     if cache is None:
         return _marked(entry, options, _build(entry, subject, options, executor, progress, tell))
-    deciding = {
-        k: v for k, v in options.items() if k not in ("store", "executor", *entry.drawing_options)
-    }
+    deciding = {k: v for k, v in options.items() if k not in entry.drawing_options}
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
     table = entries.get(entry.name, key, on_damage=tell)
@@ -65,9 +62,7 @@ def measure(
 
     finished = None
     try:
-        finished = FinishedItems(
-            SpareStore(entries.partial(entry.name, key, on_damage=tell), tell), key
-        )
+        finished = entries.finished_items(entry.name, key, tell)
     except FldiagError as error:
         tell(f"finished parts are not kept: {error.what}")
     table = _build(entry, subject, options, executor, progress, tell, finished)
@@ -92,8 +87,6 @@ def _build(
     tell: Callable[[str], None],
     finished: FinishedItems | None = None,
 ) -> pd.DataFrame:
-    if entry.check is not None:
-        entry.check(subject, options)
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
     device = first.device.type if isinstance(first, Problem | History) else "cpu"
     with (
@@ -101,23 +94,11 @@ def _build(
         torch.autocast(device, enabled=False),
         Workspace(executor, progress, finished) as workspace,
     ):
-        if "progress" not in inspect.signature(entry.build).parameters:
-            table = check(entry.build(subject, **options))
-            spec = parse_executor(executor)
-            if spec.kind != "serial" and not workspace.is_used:
-                tell(f"{entry.name} cannot be split for {spec}: it was computed in this process")
-            return table
-        # not yet a function of its subject and options alone
-        options, store = dict(options), None if finished is None else finished.store
-        if "store" in options and options["store"] is None:
-            options["store"] = store
-        if isinstance(subject, History) and "store" not in options and finished is not None:
-            subject.store = store, finished.key
-        try:
-            return check(entry.build(subject, progress, **options))
-        finally:
-            if isinstance(subject, History):
-                subject.store = None
+        table = check(entry.build(subject, **options))
+        spec = parse_executor(executor)
+        if spec.kind != "serial" and not workspace.is_used:
+            tell(f"{entry.name} cannot be split for {spec}: it was computed in this process")
+        return table
 
 
 def _marked(entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:

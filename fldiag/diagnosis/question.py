@@ -65,18 +65,7 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
     open_items = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
     question = open_items(entry, targets, split.subject_options, split.options, names)
     question.executor = executor
-    for _, subject, _ in question.items:
-        for part in subject if isinstance(subject, Sequence) else [subject]:
-            if isinstance(part, Problem | History):
-                part.executor = executor
     question.flag_diagnostics = flag_diagnostics if question.entry is entry else {}
-    for _, subject, item_options in question.items:
-        for diagnostic, values in [
-            (question.entry, item_options | dict.fromkeys(split.flags, True)),
-            *question.flag_diagnostics.items(),
-        ]:
-            if diagnostic.check is not None:
-                diagnostic.check(subject, values)
     all_options = (
         [plain(item_options) for _, _, item_options in question.items],
         split.flags,

@@ -172,7 +172,6 @@ def probe_rule(
     "density",
     draw=draw,
     summary=lambda table, options: [],
-    check=lambda problem, options: affordable(problem, options["steps"]),
     example="checkpoints/example/fedsol-digits.pt",
 )
 def density(

@@ -52,6 +52,7 @@ class Workspace:
         self.executor, self.progress, self.finished = executor, progress, finished
         self.is_used = False  # whether anything was mapped
         self._span, self._text = (0.0, 1.0), ""
+        self._names: set[str] = set()
         self._pool: Pool | None = None
         self._shared: Any = None
 
@@ -63,6 +64,7 @@ class Workspace:
         /,
         *,
         name: Callable[[Any], str] = str,
+        kind: str = "",
         **options: Any,
     ) -> Iterator[Any]:
         """``function(shared, item, **options)`` of every item, in their order, each as early as that allows.
@@ -72,13 +74,13 @@ class Workspace:
                 and tensors; an exception that it returns says what could not be computed, and is not kept.
             shared: what all items need; it goes to a worker once.
             items: small, and picklable.
-            name: what an item is called in progress and messages; with the function's name it tells items of a diagnostic apart.
+            name: what an item is called in progress and messages; with ``kind`` it tells items of a diagnostic apart.
+            kind: by default the function's name.
             options: further arguments of the function.
         """
         self.is_used = True
-        names = [f"{function.__name__}: {name(item)}" for item in items]
-        if len(set(names)) < len(names):
-            raise ValueError("two items of one name: one's result would be read as the other's")
+        names = [f"{kind or function.__name__}: {name(item)}" for item in items]
+        self._check_new(names)
         missing = [i for i, text in enumerate(names) if not self._is_finished(text)]
         units = [(function, items[i], options, name(items[i])) for i in missing]
         results = self._pool_of(shared, len(units)).map(units) if units else iter(())
@@ -99,6 +101,7 @@ class Workspace:
         """``compute()``, or what it was when it was finished before. What it kept by itself is then no longer needed."""
         if self.finished is None:
             return compute()
+        self._check_new([name])
         if name in self.finished:
             return self.finished[name]
         before = set(self.finished.names())
@@ -129,6 +132,12 @@ class Workspace:
         if self.progress is not None:
             first, last = self._span
             self.progress(round(STEPS * (first + (last - first) * fraction)), STEPS, text)
+
+    def _check_new(self, names: Sequence[str]) -> None:
+        if len(set(names)) < len(names) or not self._names.isdisjoint(names):
+            raise ValueError("two items of one name: one's result would be read as the other's")
+        if self.finished is not None:
+            self._names.update(names)
 
     def _is_finished(self, name: str) -> bool:
         return self.finished is not None and name in self.finished

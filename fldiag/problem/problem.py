@@ -83,16 +83,12 @@ class Problem(Ingredients):
     Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
 
-    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.executor.parse_executor``.
-    executor: Any = "serial"
-
     def __getstate__(self) -> dict[str, Any]:
         """Without what was established once: whoever gets a copy does that again."""
         state = {
             name: value
             for name, value in self.__dict__.items()
-            if name != "executor"
-            and not isinstance(getattr(type(self), name, None), cached_property)
+            if not isinstance(getattr(type(self), name, None), cached_property)
         }
         return {**state, "originals": ()}
 

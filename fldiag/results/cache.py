@@ -20,7 +20,7 @@ from fldiag.results.files import (
     write_bytes,
     write_text,
 )
-from fldiag.results.kept_units import ArrayStore
+from fldiag.results.finished_items import FinishedItems
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -38,7 +38,7 @@ class Cache:
     that does not verify, never a wrong one.
 
     Args:
-        folder: Where the entries lie; made by the first ``put`` or ``partial``.
+        folder: Where the entries lie; made by the first ``put`` or ``finished_items``.
 
     >>> import tempfile
     >>> cache = Cache(tempfile.mkdtemp())
@@ -92,7 +92,7 @@ class Cache:
     def put(
         self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep a table, and remove what ``partial`` kept of it.
+        """Keep a table, and remove what ``finished_items`` kept of it.
 
         Args:
             name, key: As for ``get``.
@@ -117,37 +117,25 @@ class Cache:
         with contextlib.suppress(OSError):
             self._partial(name, key).unlink(missing_ok=True)
 
-    def partial(self, name: str, key: str, on_damage: Tell | None = None) -> Path:
-        """A file for an ``ArrayStore``, in which a long evaluation keeps its arrays until its table is put.
-
-        What an interrupted evaluation left there is verified; it is removed if it is damaged.
+    def finished_items(self, name: str, key: str, tell: Tell) -> FinishedItems:
+        """Where a long computation keeps its finished parts until its table is put.
 
         Args:
             name, key: As for ``get``.
-            on_damage: Told in one sentence when damaged arrays were removed.
-
-        Returns:
-            The path; its folder exists.
+            tell: Told in one sentence when parts were damaged, or cannot be kept any more.
 
         Raises:
-            FldiagError: The folder cannot be made, or what is damaged cannot be removed.
+            FldiagError: The folder cannot be made.
         """
-        path = self._partial(name, key)
         refuse_links_above(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if damaged := path.exists() and not ArrayStore(path).intact():
-                path.unlink(missing_ok=True)
         except OSError as error:
             raise FldiagError(
                 f"cannot create files in {self.folder}: {error.strerror}",
                 "choose another folder with --out",
             ) from None
-        if damaged and on_damage is not None:
-            on_damage(
-                f"the partial result of an interrupted computation in {path.name} is damaged; the computation starts again"
-            )
-        return path
+        return FinishedItems(self._partial(name, key), key, tell)
 
     def _partial(self, name: str, key: str) -> Path:
         return self.path(name, key, ".partial.npz")

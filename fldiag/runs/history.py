@@ -41,6 +41,8 @@ BARE = "drift and lora compare the weights; for the rest give such data with the
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
+#: Which rounds a diagnostic takes: those with client weights, all, or all if one at least has them.
+Clients = bool | Literal["some"]
 #: How a note ends that says which clients the partition lacks.
 OUTSIDE = ": left out, as nothing says which examples are theirs"
 REMEDY = (
@@ -77,10 +79,6 @@ class History:
         FldiagError: model, data and options do not fit each other.
     """
 
-    #: Where a diagnostic may do parts of its work, see ``fldiag.execution.executor.parse_executor``.
-    executor: Any = "serial"
-    #: Where finished rounds are kept, and the key of what they belong to (``fldiag.runs.round_cache``).
-    store: tuple[Any, str] | None = None
     #: How to make it again: the run's folder, the options of ``of``, and the code that may be imported for it; None where it was
     #: made otherwise.
     recipe: tuple[Path, dict[str, Any], frozenset[str]] | None = None
@@ -136,6 +134,8 @@ class History:
         self.name, self.files = name, dict(files or {})
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
         self.remedy = REMEDY
+        # whether rounds may hold what clients received and made
+        self.keeps_clients = True
         # clients between others that the partition lacks
         self.outside: frozenset[int] = frozenset()
         # numbers of training examples, where the partition is not known
@@ -258,6 +258,9 @@ class History:
             "allow": allow,
         }
         history.recipe = run.path.absolute(), options, run.allow_code
+        history.keeps_clients = (
+            run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
+        )
         if run.origin:
             history.examples, history.remedy, history.outside = (
                 run.origin["examples"],
@@ -313,7 +316,7 @@ class History:
         function: Callable[..., list[Row]],
         *,
         every_round: bool | None = True,
-        clients: bool = True,
+        clients: Clients = True,
         **options: Any,
     ) -> list[Row]:
         """The rows ``function(history, stored, **options)`` of the stored rounds, wherever the workspace computes.
@@ -322,7 +325,8 @@ class History:
             function: the rows of one round, which does not depend on others; found by its name in a module. It may note what is
                 missing (``History.note``).
             every_round: all rounds; else the last one.
-            clients: only rounds with what the clients received and made.
+            clients: only rounds with what the clients received and made; False: all rounds; "some": all, of which one at
+                least has it.
             options: further arguments of the function.
 
         Raises:
@@ -335,6 +339,7 @@ class History:
                 self,
                 rounds,
                 name=lambda r: f"round {r}",
+                kind=function.__name__,
                 function=function,
                 clients=clients,
                 options=options,
@@ -357,6 +362,7 @@ class History:
                 self,
                 [(stored.round, client) for client in stored.ids],
                 name=lambda item: f"round {item[0]}, client {item[1]}",
+                kind=function.__name__,
                 function=function,
                 options=options,
             )
@@ -375,7 +381,7 @@ class History:
         function: Callable[[Stored], list[Row]],
         *,
         every_round: bool | None = False,
-        clients: bool = True,
+        clients: Clients = True,
     ) -> list[Row]:
         """The rows ``function(stored)`` of the stored rounds, one after the other in this process: it may map what a round
         consists of. Arguments and errors as of ``map_rounds``."""
@@ -396,15 +402,17 @@ class History:
         self,
         results: Callable[[list[int]], Iterator[Any]],
         every_round: bool | None,
-        clients: bool,
+        clients: Clients,
     ) -> list[Row]:
         """The rows of what ``_map_round`` says of every round, and its notes as this history's."""
+        if clients and not self.keeps_clients:
+            raise FldiagError(f"run {self.name} holds no client weights", self.remedy)
         if every_round:
             rounds, self.notes, self.read = self.rounds, [], []
             for text in self._remarks:
                 self.note(None, text)
         else:
-            rounds = [self.last(clients=clients).round]
+            rounds = [self.last(clients=bool(clients)).round]
         rows: list[Row] = []
         complaint: FldiagError | None = None
         is_usable = False
@@ -445,18 +453,6 @@ class History:
         text = f"client {', '.join(lacking)} is not in the partition of {len(self.parts)} clients{OUTSIDE}"
         record = replace(record.of(rows), notes=(*record.notes, text))
         return record if rows else replace(record, clients=None)
-
-    def read_rounds(self, every_round: bool | None, *, clients: bool = True) -> Iterator[Stored]:
-        """All rounds with ``every_round``, else the last one."""
-        return self.each(clients=clients) if every_round else iter([self.last(clients=clients)])
-
-    @property
-    def sampled(self) -> int:
-        """Clients whose weights the last round holds, for forecasts."""
-        try:
-            return len(self.last().ids)
-        except FldiagError:
-            return 0
 
     def last(self, *, clients: bool = True) -> Stored:
         """The last round that has received and trained weights (without ``clients``: any); ``notes``: what was passed over."""
@@ -657,7 +653,7 @@ def _map_round(
     history: History,
     round: int,
     function: Callable[..., list[Row]],
-    clients: bool,
+    clients: Clients,
     options: dict[str, Any],
 ) -> dict[str, Any] | FldiagError:
     """The rows of a round, what was missing, and whether the round has what it takes."""
@@ -668,10 +664,11 @@ def _map_round(
         except FldiagError as error:
             return error
         is_usable = stored.complete or not clients
+        is_measured = is_usable or clients == "some"
         return {
             "remarks": list(stored.notes) if clients else [],
             "is_usable": is_usable,
-            "rows": function(history, stored, **options) if is_usable else [],
+            "rows": function(history, stored, **options) if is_measured else [],
             "notes": history.notes,
         }
     finally:

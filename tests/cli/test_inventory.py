@@ -34,6 +34,8 @@ GOES = {
     "diagnostics flatness.store": "cache, in which everything unfinished is kept",
     "diagnostics profile.store": "cache, in which everything unfinished is kept",
     "diagnostics landscape.frame": "directions of the weights themselves",
+    "diagnostics forgetting.store": "cache, which keeps finished rounds of every diagnostic",
+    "fldiag.History.sampled": "len(history.last().ids)",
     "fldiag.Problem.hessian(form)": "hessian(), which chooses",
     "fldiag.registry.diagnostic(cost)": "nothing: a progress bar forecasts from the first part on",
     "fldiag.Recorder.flush": "nothing: a round is on the disk when round() returns",

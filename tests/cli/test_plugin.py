@@ -1,4 +1,4 @@
-"""A diagnostic is one object: one file of another package, found by its entry point, is a verb with help, cache, files and
+"""A diagnostic is one object: a file of another package, found by its entry point, is a verb with help, cache, files and
 pictures, can be asked by name, stands in the report, and is a question of a paper's figure."""
 
 import json
@@ -13,7 +13,7 @@ import pytest
 from commands import run
 
 HERE = Path(__file__).parents[1]
-ENTRY_POINTS = "[fldiag.diagnostics]\nroughness = made_up\nwobble = made_up\ntallest = made_up\n"
+ENTRY_POINTS = "[fldiag.diagnostics]\nroughness = made_up\nstride = stride\ntallest = made_up\n"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,8 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugin")
     site, about = folder / "site", folder / "site" / "made_up-1.0.dist-info"
     about.mkdir(parents=True)
-    shutil.copy(HERE / "plugin" / "made_up.py", site)
+    for name in ("made_up.py", "stride.py"):
+        shutil.copy(HERE / "plugin" / name, site)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     run(
@@ -103,6 +104,11 @@ def told(place):
     assert process.wait(30) == 0
 
 
+def test_the_page_shows_a_diagnostic_of_clients_in_full():
+    page = (HERE.parent / "docs" / "how_to" / "extend.md").read_text("utf-8")
+    assert f"```python\n{(HERE / 'plugin' / 'stride.py').read_text('utf-8')}```" in page
+
+
 @pytest.mark.slow
 def test_it_is_named_without_being_imported(place):
     shutil.copytree(place / "site", place / "broken")
@@ -139,7 +145,7 @@ def test_the_verb_and_its_help(place):
             "fldiag roughness",
         )
     )
-    assert "--scale" in typed(place, "wobble", "-h") and "made-up" in typed(
+    assert "--scale" in typed(place, "stride", "-h") and "made-up" in typed(
         place, "list", "diagnostics"
     )
     assert "Which norm" in typed(place, "explain", "roughness")
@@ -190,33 +196,33 @@ def test_another_version_of_it_does_not_get_the_numbers_of_the_former(place):
 
 @pytest.mark.slow
 def test_of_a_run_and_by_name(place, told):
-    wobble = pd.read_csv(
+    stride = pd.read_csv(
         place
-        / told("wobble", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv")
+        / told("stride", "run", "--device", "cpu").strip().splitlines()[-1].replace(".png", ".csv")
     )
-    assert wobble["round"].tolist() == [1, 2]
+    assert stride["round"].tolist() == [1, 1, 1, 2, 2, 2] and stride["client"].notna().all()
     by_name = (
-        told("diagnose", "wobble", "run", "--set", "scale=2.0", "--device", "cpu")
+        told("diagnose", "stride", "run", "--set", "scale=2.0", "--device", "cpu")
         .strip()
         .splitlines()[-1]
     )
     twice = pd.read_csv(place / by_name.replace(".png", ".csv"))
-    assert (twice["value"] / wobble["value"]).tolist() == pytest.approx([2, 2])
+    assert (twice["value"] / stride["value"]).tolist() == pytest.approx([2] * 6)
     for verb in (
         ["tallest"],
         ["diagnose", "tallest"],
     ):  # of several runs, which are put on no device
         (row,) = json.loads(told(*verb, "run", "--json"))["rows"]
         assert row["metric"] == "tallest" and row["value"] > 0
-    assert "scale = -1" in told("wobble", "run", "--scale", "-1", code=2)
+    assert "scale = -1" in told("stride", "run", "--scale", "-1", code=2)
 
 
 @pytest.mark.slow
 def test_it_stands_in_the_report(place, told):
-    told("wobble", "run", "--device", "cpu")
+    told("stride", "run", "--device", "cpu")
     told("report", "run", "--out", "page")
     (page,) = (place / "page").glob("*.html")
-    assert "wobble" in page.read_text("utf-8")
+    assert "stride" in page.read_text("utf-8")
 
 
 @pytest.mark.slow
@@ -227,7 +233,7 @@ from fldiag.runs.run import Run
 from fldiag_papers import questions
 run = Run.open("run")
 subject = questions.Subject(run.config, run, tuple(run.rounds))
-print(questions.answer(subject, "wobble", {"scale": 3.0})["metric"].tolist(), questions.answer(subject, "roughness", {})["metric"].tolist())
+print(questions.answer(subject, "stride", {"scale": 3.0})["metric"].tolist(), questions.answer(subject, "roughness", {})["metric"].tolist())
 table = fldiag.diagnose(run, "roughness", power=1)
 print(type(fldiag.draw(table)).__name__)
 """
@@ -240,5 +246,5 @@ print(type(fldiag.draw(table)).__name__)
     )
     assert found.returncode == 0, found.stderr
     assert (
-        "['roughness']" in found.stdout and "'wobble'" in found.stdout and "Figure" in found.stdout
+        "['roughness']" in found.stdout and "'stride'" in found.stdout and "Figure" in found.stdout
     )

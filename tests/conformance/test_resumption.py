@@ -13,8 +13,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
+from fldiag.errors import FldiagError
+from fldiag.models.lora import with_adapters
 from fldiag.problem.problem import Problem
-from fldiag.results.kept_units import FinishedItems
+from fldiag.results import finished_items
+from fldiag.results.finished_items import FinishedItems
 from fldiag.runs.round_weights import Stored
 from fldiag.training import rounds
 
@@ -57,6 +60,17 @@ def network(seed=0, **options):
     return Problem(net, cross_entropy, examples, name=f"net-{seed}", **options)
 
 
+def adapted():
+    """In the second round one client's weights are broken."""
+    torch.manual_seed(0)
+    data, parts = helpers.classification((20, 13, 9))
+    layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    w, clients = moved(net := with_adapters(layers, 2, 4.0, ("0",), "2"))
+    broken = [*clients[:2], torch.full_like(w, torch.nan)]
+    cohorts = enumerate((clients, broken, clients), 1)
+    return history(net, data, parts, *(stored(w, c, clients[0], round=r) for r, c in cohorts))
+
+
 CASES = {
     "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "connectivity": (
@@ -67,6 +81,11 @@ CASES = {
     "profile": (network, {"points": 5}),
     "spectrum": (network, {"k": 2, "per_layer": True, "trace": True}),
     "flatness": (four_rounds, {"every": 1, "rtol": 0.9, "max_products": 4, "tol": 0.5}),
+    "account": (four_rounds, {"every_round": True, "k": 1}),
+    "drift": (four_rounds, {}),
+    "fairness": (four_rounds, {"every_round": True}),
+    "forgetting": (four_rounds, {}),
+    "lora": (adapted, {"k": 1, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
     "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),
@@ -113,3 +132,30 @@ def test_an_interrupted_diagnostic_resumes(name, tmp_path, monkeypatch):
         pd.testing.assert_frame_equal(resumed, table, check_exact=True)
         assert count == total - stop
         assert not list((tmp_path / f"stopped-{stop}").glob("*.partial.npz"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_disk_without_room_keeps_nothing_and_ends_nothing(name, tmp_path, monkeypatch):
+    make, options = CASES[name]
+    messages = []
+
+    def full(path, writer):
+        raise FldiagError(f"cannot write {path}")
+
+    monkeypatch.setattr(finished_items, "write_atomic", full)
+    monkeypatch.setattr(finished_items, "INTERVAL", 0)
+    table = fldiag.diagnose(make(), name, cache=tmp_path, tell=messages.append, **options)
+    pd.testing.assert_frame_equal(table, fldiag.diagnose(make(), name, **options))
+    assert sum("finished parts are not kept from here on" in text for text in messages) == 1
+
+
+def test_items_of_other_options_are_not_read(tmp_path, monkeypatch):
+    keeps = Keeps(monkeypatch)
+
+    def diagnose(rho):
+        return fldiag.diagnose(four_rounds(), "drift", cache=tmp_path, rho=(rho,))
+
+    assert keeps.of(lambda: diagnose(1.0), limit=2)[0] is None
+    assert len(list(tmp_path.glob("drift-*.partial.npz"))) == 1
+    fresh = fldiag.diagnose(four_rounds(), "drift", rho=(2.0,))
+    pd.testing.assert_frame_equal(keeps.of(lambda: diagnose(2.0))[0], fresh, check_exact=True)

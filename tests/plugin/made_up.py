@@ -1,4 +1,4 @@
-"""A package of somebody else's, in one file: three diagnostics, and nothing else of fldiag knows of them."""
+"""A package of somebody else's: with ``stride.py`` three diagnostics, and nothing else of fldiag knows of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def summary(frame, options):
 )
 def roughness(
     weights,
-    progress=None,
     *,
     power: Annotated[int, Field(ge=1, description="Which norm of the gradient.")] = 2,
     called: Annotated[str | None, Field(description="A file that counts the calls.")] = None,
@@ -49,32 +48,8 @@ def roughness(
     return table([{"metric": "roughness", "value": value, "estimator": "exact"}], **weights.common)
 
 
-@diagnostic("wobble", on="run", needs="clients", draw=draw)
-def wobble(
-    history,
-    progress=None,
-    *,
-    scale: Annotated[float, Field(gt=0, description="Of what is told.")] = 1.0,
-) -> pd.DataFrame:
-    """How far the global weights move from round to round."""
-    rows = []
-    for stored in history.each(progress):
-        moved = (stored.aggregated - stored.received).norm() * scale
-        rows.append(
-            {
-                "metric": "wobble",
-                "round": stored.round,
-                "moment": "aggregated",
-                "scope": "global",
-                "value": float(moved),
-                "estimator": "exact",
-            }
-        )
-    return table([*rows, *history.notes], **history.common)
-
-
 @diagnostic("tallest", on="runs", draw=draw)
-def tallest(runs, progress=None) -> pd.DataFrame:
+def tallest(runs) -> pd.DataFrame:
     """The largest global weight of each run."""
     values = [max(float(w.abs().max()) for w in run.checkpoint().state.values()) for run in runs]
     return table(

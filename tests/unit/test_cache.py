@@ -1,7 +1,6 @@
 """The cache: what it gives back is what was put, or nothing."""
 
 import json
-import pickle
 import shutil
 
 import numpy as np
@@ -12,8 +11,8 @@ import torch
 import fldiag
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
+from fldiag.results import finished_items
 from fldiag.results.cache import Cache
-from fldiag.results.kept_units import ArrayStore, SpareStore
 from fldiag.results.table import table
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -136,28 +135,19 @@ def test_a_folder_that_cannot_be_made(tmp_path, frame):
     with pytest.raises(FldiagError, match="cannot write"):
         cache.put("spectrum", KEY, frame)
     with pytest.raises(FldiagError, match="cannot create"):
-        cache.partial("spectrum", KEY)
+        cache.finished_items("spectrum", KEY, print)
 
 
 def test_parts_that_cannot_be_kept_do_not_end_the_work(tmp_path):
-    """Of what an interruption would lose: told once, then silent; one that was asked for by its path is an error."""
+    """Told once, then silent."""
     (tmp_path / "file").touch()
-    told, arrays = [], {"a": np.arange(3)}
-    spare = SpareStore(tmp_path / "file" / "x.npz", told.append)
-    for _ in range(2):
-        spare.save("key", arrays)
-    assert (
-        len(told) == 1
-        and "finished parts are not kept from here on: cannot write" in told[0]
-        and spare.refused
-    )
-    with pytest.raises(FldiagError, match="cannot write"):
-        ArrayStore(tmp_path / "file" / "x.npz").save("key", arrays)
-    good = pickle.loads(
-        pickle.dumps(SpareStore(tmp_path / "x.npz", told.append))
-    )  # goes to other processes without its teller
-    good.save("key", arrays)
-    assert np.array_equal(good.load("key")[0]["a"], arrays["a"]) and not good.refused
+    told = []
+    items = finished_items.FinishedItems(tmp_path / "file" / "x.npz", KEY, told.append)
+    for name in "ab":
+        items.keep(name, 1)
+        items.save()
+    assert len(told) == 1 and "finished parts are not kept from here on: cannot write" in told[0]
+    assert items["a"] == 1
     net = torch.nn.Linear(2, 3)
     problem = fldiag.Problem(
         net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
@@ -190,46 +180,51 @@ def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
     )
 
 
-def test_partial_arrays_stay_until_the_table_is_put(tmp_path, frame):
+VALUE = {
+    "rows": [{"metric": "loss", "value": 0.1}],
+    3: (None, True),
+    "w": torch.arange(3.0),
+    "a": np.zeros(0),
+}
+
+
+def kept(cache, *told):
+    """The items of a table of which one is finished, and on the disk."""
+    items = cache.finished_items("landscape", KEY, print)
+    items.keep("round 1", VALUE)
+    items.save()
+    return items
+
+
+def test_finished_items_stay_until_the_table_is_put(tmp_path, frame):
     cache = Cache(tmp_path)
-    arrays = {
-        "points": np.arange(6.0),
-        "names": np.array(["a", "bc"]),
-        "one": np.array(3),
-        "none": np.zeros(0),
-    }
-    ArrayStore(cache.partial("landscape", KEY)).save("k", arrays, {"note": [1, None]})
-    found, extra = ArrayStore(cache.partial("landscape", KEY)).load("k")
-    assert extra == {"note": [1, None]} and all(
-        np.array_equal(found[name], arrays[name]) for name in arrays
-    )
+    path = kept(cache).path
+    value = cache.finished_items("landscape", KEY, print)["round 1"]
+    assert value["rows"] == VALUE["rows"] and value[3] == (None, True)
+    assert torch.equal(value["w"], VALUE["w"]) and value["a"].shape == (0,)
+    assert cache.finished_items("landscape", "0123456789abcdef-other", print).names() == []
     cache.put("landscape", KEY, frame)
-    assert not cache.partial("landscape", KEY).exists()
+    assert not path.exists()
 
 
-def test_damaged_partial_arrays_start_anew(tmp_path):
+def test_finished_items_are_written_at_intervals_only(tmp_path, monkeypatch):
+    for interval, is_written in ((1e6, False), (0, True)):
+        monkeypatch.setattr(finished_items, "INTERVAL", interval)
+        finished_items.FinishedItems(tmp_path / f"{interval}.npz", KEY).keep("a", 1)
+        assert (tmp_path / f"{interval}.npz").exists() == is_written
+
+
+def test_damaged_items_start_anew(tmp_path):
     cache = Cache(tmp_path)
-    values = np.linspace(0, 1, 7)
-    path = cache.partial("landscape", KEY)
-    ArrayStore(path).save("k", {"points": values}, [1, 2])
+    path = kept(cache).path
     good = path.read_bytes()
-    for place in range(len(good)):
+    for place in range(0, len(good), 3):
         bad = bytearray(good)
         bad[place] ^= 0x04
         path.write_bytes(bytes(bad))
         told = []
-        there = cache.partial("landscape", KEY, told.append).exists()
-        assert there != bool(told)
-        if there:  # a byte that no reader looks at, such as a time of day
-            arrays, extra = ArrayStore(path).load("k")
-            assert (
-                list(arrays) == ["points"]
-                and np.array_equal(arrays["points"], values)
-                and extra == [1, 2]
-            )
-
-
-def test_arrays_without_a_checksum_are_refused(tmp_path):
-    np.savez(tmp_path / "x.npz", manifest=np.array(json.dumps(["k", None])), points=np.ones(2))
-    with pytest.raises(FldiagError, match="cannot be read"):
-        ArrayStore(tmp_path / "x.npz").load("k")
+        items = cache.finished_items("landscape", KEY, told.append)
+        # a byte that no reader looks at, such as a time of day, damages nothing
+        assert ("round 1" in items) != bool(told)
+        if not told:
+            assert torch.equal(items["round 1"]["w"], VALUE["w"])

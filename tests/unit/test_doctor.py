@@ -35,7 +35,6 @@ def examined(*runs, check=None, data=None, model=None):
     return examine(
         runs,
         {"device": "cpu"},
-        None,
         CHECKS if check is None else [c for c in CHECKS if c.name == check],
     )
 

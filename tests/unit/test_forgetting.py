@@ -266,6 +266,7 @@ def test_rounds_without_clients_and_no_clients_at_all():
         set(frame[frame["round"] == 2].moment.dropna()) == {"aggregated"}
         and "no client weights" in one(frame, "missing").note
     )
+    assert one(frame, "backward_transfer", round=2, index=None).value == 0
     with pytest.raises(
         FldiagError, match=r"no round with client weights.*checkpoint\.clients=sampled"
     ):
@@ -371,90 +372,13 @@ def test_without_own_data_the_rest_is_the_same_to_the_bit_for_less(executor, tmp
         ),
         out=tmp_path / "run",
     )
-    whole = History.of(run)
-    less = History.of(run)
-    less.executor = executor
-    rest, read = forgetting(less, own=False), forgetting(whole)
+    rest = fldiag.diagnose(History.of(run), "forgetting", own=False, executor=executor)
+    read = forgetting(History.of(run))
     kept = read[(read["slice"] == "test") | (read["metric"] == "class_examples")].reset_index(
         drop=True
     )
     assert len(kept) < len(read)
     pd.testing.assert_frame_equal(rest.reset_index(drop=True), kept, check_exact=True)
-
-
-class Stop(BaseException):
-    """As KeyboardInterrupt, which pytest would take for itself."""
-
-
-def rounds_of(count, broken=()):
-    """Rounds of a drifting federation whose received model is the aggregated one of the round before."""
-    torch.manual_seed(0)
-    sent = identity()
-    for r in range(1, count + 1):
-        clients = [sent + torch.randn(20) for _ in range(2)]
-        if r in broken:
-            clients[0][3] = float("nan")
-        made = stored(
-            sent,
-            clients,
-            torch.stack([c for c in clients if bool(torch.isfinite(c).all())]).mean(0),
-            round=r,
-            ids=[0, 2] if r == 1 else [1, 0],
-        )
-        sent = made.aggregated
-        yield made
-
-
-@pytest.mark.parametrize("stack", ["on", "off"])
-@pytest.mark.parametrize("after", [1, 2, 4])
-def test_an_interrupted_call_goes_on_where_it_was(after, stack, tmp_path, monkeypatch):
-    def made():
-        parts = [*PARTS, np.arange(50, 70)]
-        return history(linear(), separable(), parts, *rounds_of(5, broken=(2,)), stack=stack)
-
-    whole, counts = forgetting(made()), []
-    evaluate = History.evaluate
-
-    def counting(self, models, **more):
-        if len(counts) == after:
-            raise Stop
-        counts.append(len(models))
-        return evaluate(self, models, **more)
-
-    monkeypatch.setattr(History, "evaluate", counting)
-    with pytest.raises(Stop):
-        forgetting(made(), store=tmp_path / "kept.npz")
-    before, counts[:] = after, []
-    after = 99
-    again = forgetting(made(), store=tmp_path / "kept.npz")
-    pd.testing.assert_frame_equal(again, whole, check_exact=True)
-    assert counts == [3] * (
-        5 - before
-    )  # two clients and the aggregated model: what they received is known
-    with pytest.raises(FldiagError, match="choose another file"):
-        forgetting(made(), store=tmp_path / "kept.npz", min_count=2)
-
-
-def test_an_interrupted_diagnosis_is_kept_in_the_cache(tmp_path, monkeypatch):
-    made, seen, evaluate = (
-        history(linear(), separable(), [*PARTS, np.arange(9)], *rounds_of(3)),
-        [],
-        History.evaluate,
-    )
-
-    def counting(self, models, **more):
-        seen.append(len(models))
-        if len(seen) == 3:
-            raise Stop
-        return evaluate(self, models, **more)
-
-    monkeypatch.setattr(History, "evaluate", counting)
-    with pytest.raises(Stop):
-        fldiag.diagnose(made, "forgetting", cache=tmp_path)
-    assert [f.suffixes for f in tmp_path.iterdir()] == [[".partial", ".npz"]]
-    frame = fldiag.diagnose(made, "forgetting", cache=tmp_path)
-    assert len(seen) == 4 and set(frame["round"].dropna()) == {1, 2, 3}
-    assert not list(tmp_path.glob("*.partial.npz"))
 
 
 def test_the_ceiling_is_the_share_of_classes_that_clients_hold():

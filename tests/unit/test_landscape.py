@@ -15,7 +15,6 @@ from fldiag.errors import FldiagError
 from fldiag.landscape import directions as rules
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.results.kept_units import ArrayStore
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 
@@ -235,20 +234,6 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, how):
     assert next(text for text in texts if text) == "points 9 to 10" and not list(
         tmp_path.glob("*.partial.npz")
     )
-
-
-def test_offers_are_written_at_intervals_only(tmp_path):
-    lazy, eager = (
-        ArrayStore(tmp_path / "lazy.npz", interval=1e6),
-        ArrayStore(tmp_path / "eager.npz", interval=0),
-    )
-    for store in (lazy, eager):
-        store.offer("key", {"a": np.arange(3)}, {"note": 1})
-    assert lazy.load("key") is None
-    arrays, extra = eager.load("key")
-    assert arrays["a"].tolist() == [0, 1, 2] and extra == {"note": 1}
-    with pytest.raises(FldiagError, match="cannot write"):
-        ArrayStore(tmp_path / "eager.npz" / "such.npz").save("key", {})  # a file is no folder
 
 
 def test_progress_counts_the_points():

@@ -10,12 +10,11 @@ from pydantic import Field
 
 from fldiag.diagnostics.account import picture
 from fldiag.diagnostics.account.summary import summary
-from fldiag.registry import Progress, diagnostic
-from fldiag.results.table import Row, table
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
-    from fldiag.runs.round_weights import Stored
 
 
 @diagnostic(
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 )
 def account(
     history: History,
-    progress: Progress | None = None,
     *,
     slice: Annotated[
         Literal["train", "test"],
@@ -87,25 +85,19 @@ def account(
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
     from fldiag.diagnostics.account import measure
-    from fldiag.runs.round_cache import rows_of_rounds
 
-    counted = progress or (lambda done, total, text: None)
-
-    def of_round(cohort: Stored) -> list[Row]:
-        return [
-            {
-                "round": cohort.round,
-                "masked": row["value"] is None or not np.isfinite(row["value"]),
-                **row,
-            }
-            for row in measure.of_round(
-                history, cohort, slice, k, layers, tol, max_products, path, seed, counted
-            )
-        ]
-
-    rows = rows_of_rounds(
-        history,
-        (cohort for cohort in history.read_rounds(every_round) if cohort.complete),
-        of_round,
+    rows = history.map_rounds(
+        measure.round_rows,
+        every_round=every_round,
+        slice_name=slice,
+        k=k,
+        layers=layers,
+        path=path,
+        tol=tol,
+        max_products=max_products,
+        seed=seed,
     )
+    rows = [
+        {"masked": row["value"] is None or not np.isfinite(row["value"]), **row} for row in rows
+    ]
     return table([*rows, *history.notes], **history.common)

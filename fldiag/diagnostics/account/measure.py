@@ -12,9 +12,9 @@ from torch import Tensor
 from fldiag.diagnostics.account.harm import harm
 from fldiag.diagnostics.account.path import along_path
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import eigenpairs, rows_of_scores
 from fldiag.problem.problem import Problem
-from fldiag.registry import Progress
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
@@ -22,18 +22,18 @@ from fldiag.runs.round_weights import Stored
 TERMS = ("change", "linear", "quadratic", "rest")
 
 
-def of_round(
+def round_rows(
     history: History,
     cohort: Stored,
     slice_name: str,
     k: int,
     layers: bool,
+    path: int,
     tol: float,
     max_products: int,
-    path: int,
     seed: int,
-    progress: Progress,
 ) -> list[Row]:
+    """The account of one round's updates."""
     assert cohort.clients is not None and cohort.received is not None
     problem = history.problem(cohort.start, history.stretch(slice_name), slice_name)
     cohort = history.finite(cohort)
@@ -58,16 +58,16 @@ def of_round(
             tol=tol,
             max_products=max_products,
             seed=seed,
-            progress=progress,
+            progress=workspace().show,
         )
-    per_update = 1 + (len(problem.layout.layers) if layers else 0)
-    total, done, curved = per_update * len(updates), 0, []
+    curved: list[Tensor] = []
     common = {"slice": slice_name, "n_examples": problem.n}
     rows: list[Row] = [
         {**common, "moment": "received", "scope": "global", **row}
         for row in rows_of_scores(problem, received)
     ]
     for i, (d, base) in enumerate(zip(updates, about, strict=True)):
+        workspace().show(i, len(updates), "updates")
         # with buffers of its own an update is not all that changed: their effect is in the rest
         scores = (
             history.problem(models[i], history.stretch(slice_name), slice_name).scores()
@@ -93,8 +93,6 @@ def of_round(
         if layers:
             update_rows += _by_layer(problem, hessian, g, d, quadratic)
         rows += [{**common, **base, **row} for row in update_rows]
-        done += per_update
-        progress(done, total, f"round {cohort.round}: updates")
     rows += [
         {**common, "moment": "aggregated", **row}
         for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])

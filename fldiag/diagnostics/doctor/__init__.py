@@ -14,7 +14,7 @@ from fldiag.diagnostics.doctor import picture
 from fldiag.diagnostics.doctor.checks import described
 from fldiag.diagnostics.doctor.findings import FAULT, WARNING
 from fldiag.diagnostics.doctor.summary import summary
-from fldiag.registry import Progress, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.runs.run import Run
 
 
@@ -43,7 +43,6 @@ def alarms(table: pd.DataFrame) -> list[str]:
 )
 def doctor(
     runs: Sequence[Run],
-    progress: Progress | None = None,
     *,
     samples: Annotated[
         int,
@@ -84,7 +83,6 @@ def doctor(
     return examine(
         targets,
         {"samples": samples, "root": root, "download": download, "device": device},
-        progress,
     )
 
 

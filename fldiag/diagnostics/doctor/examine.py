@@ -20,7 +20,7 @@ from fldiag.diagnostics.doctor.findings import (
     beyond_chance,
 )
 from fldiag.errors import FldiagError
-from fldiag.registry import Progress
+from fldiag.execution.workspace import workspace
 from fldiag.results.table import Row, table
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run
@@ -29,17 +29,19 @@ from fldiag.runs.run import Run
 def examine(
     runs: Sequence[Run],
     options: Mapping[str, Any],
-    progress: Progress | None,
     checks: Sequence[type[Check]] = CHECKS,
 ) -> pd.DataFrame:
     """The findings of all runs, each check's below the other."""
-    cases = [_watched(run, options, checks, i, len(runs), progress) for i, run in enumerate(runs)]
+    cases = []
+    for i, run in enumerate(runs):
+        with workspace().part(i, 2 * len(runs), run.name):
+            cases.append(_watched(run, options, checks))
     frames = []
     for i, (case, instances) in enumerate(cases):
         outcomes: list[tuple[Check, Outcome]] = []
         for j, check in enumerate(instances):
-            if progress:
-                progress(j, len(instances), f"{case.run.name}: {check.title}")
+            number, total = i * len(instances) + j, len(runs) * len(instances)
+            workspace().show(total + number, 2 * total, f"{case.run.name}, {check.title}")
             check.peers = [peer_checks[j] for k, (_, peer_checks) in enumerate(cases) if k != i]
             outcomes += [(check, one) for one in _of(check)]
         significant = beyond_chance(
@@ -62,22 +64,12 @@ def examine(
 
 
 def _watched(
-    run: Run,
-    options: Mapping[str, Any],
-    checks: Sequence[type[Check]],
-    i: int,
-    n: int,
-    progress: Progress | None,
+    run: Run, options: Mapping[str, Any], checks: Sequence[type[Check]]
 ) -> tuple[Case, list[Check]]:
     case = Case(run, options)
     instances = [make(case) for make in checks]
     for j, cohort in enumerate(case.each()):
-        if progress:
-            progress(
-                j,
-                len(run.rounds),
-                f"{run.name}{f' ({i + 1} of {n})' if n > 1 else ''}: round {cohort.round}",
-            )
+        workspace().show(j, len(run.rounds), f"round {cohort.round}")
         for check in instances:
             check.see(cohort)
     return case, instances

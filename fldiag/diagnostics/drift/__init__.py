@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -13,15 +12,13 @@ from fldiag.choices import Proximal, Rule, Strength
 from fldiag.diagnostics.drift import picture
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
-from fldiag.execution.pool import Serial
-from fldiag.execution.pools import open_pool
-from fldiag.registry import Progress, diagnostic
+from fldiag.execution.workspace import workspace
+from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.table import Row, table
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
-    from fldiag.runs.round_weights import Stored
 
 Radius = Annotated[float, Field(ge=0)]
 
@@ -48,7 +45,6 @@ DISTANCE = Number(
     "drift",
     on="run",
     needs="clients",
-    parts=True,
     draw={
         "": picture.draw,
         "-conflict": picture.conflict_if_any,
@@ -60,7 +56,6 @@ DISTANCE = Number(
 )
 def drift(
     history: History,
-    progress: Progress | None = None,
     *,
     rho: Annotated[
         tuple[Radius, ...],
@@ -128,7 +123,6 @@ def drift(
     Raises FldiagError when no round has client weights, or the model has no such part.
     """
     from fldiag.diagnostics.drift import measure
-    from fldiag.runs.round_cache import finished_units, rows_of_rounds
 
     if part not in ("full", "body", "head"):
         raise FldiagError(
@@ -136,53 +130,28 @@ def drift(
         )
     if part != "full":
         _ = history.layout.head_size
-    options = {
-        "kind": loss if not history.alone and not history.dataset.regression else "l2",
-        "tau": tau,
-    }
+    kind = loss if not history.alone and not history.dataset.regression else "l2"
     settings = measure.DriftSettings(
-        gradients, representation, rho, strength, per, part, batch, options
+        gradients, representation, rho, strength, per, part, batch, {"kind": kind, "tau": tau}
     )
-    unit_store = finished_units(history)
-    missing = [r for r in history.rounds if str(r) not in unit_store.contents]
-    last: list[Stored] = []
-    with open_pool(
-        history.executor,
-        measure.of_round,
-        (history, settings),
-        name=lambda r: f"round {r}",
-        most=len(missing),
-    ) as pool:
-        ahead = None if isinstance(pool, Serial) else zip(missing, pool.map(missing), strict=True)
-
-        def complete() -> Iterator[Stored]:
-            for cohort in history.each(progress):
-                if cohort.complete:
-                    if propositions:
-                        last[:] = [sound] if (sound := cohort.finite()).ids else last
-                    yield cohort
-
-        def of_round(cohort: Stored) -> list[Row]:
-            cohort = history.finite(cohort)
-            round_rows = (
-                None
-                if ahead is None
-                else next((rows for r, rows in ahead if r == cohort.round), None)
-            )
-            return (
-                measure.rows(history, settings, cohort)
-                if round_rows is None and cohort.ids
-                else round_rows or []
-            )
-
-        rows = rows_of_rounds(history, complete(), of_round, unit_store)
-    if propositions and last and not history.alone:
-        rows += measure.propositions(history, last[0], options)
+    rows = history.map_rounds(measure.round_rows, settings=settings)
     if history.alone:
         history.note(
             None,
             "there are no examples: gradients, proximal losses and representations are left out",
         )
+    elif propositions and rows:
+        last_round = rows[-1]["round"]
+        ((proposition_rows, unmoved),) = workspace().map(
+            measure.propositions,
+            history,
+            [last_round],
+            name=lambda r: f"propositions in round {r}",
+            loss=settings.loss,
+        )
+        rows += proposition_rows
+        for client in unmoved:
+            history.note(last_round, f"client {client} did not move: no propositions", client)
     rows = [
         {
             "masked": row["value"] is None or bool(np.isnan(row["value"])),

@@ -14,7 +14,7 @@ from fldiag.choices import Rule, Strength
 from fldiag.diagnostics.drift import divergence
 from fldiag.diagnostics.drift.propositions import check
 from fldiag.diagnostics.drift.representation import cka, features
-from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
 from fldiag.params import cosine
@@ -32,7 +32,7 @@ ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
 @dataclass(frozen=True)
 class DriftSettings:
-    """What is measured of every round."""
+    """What is measured of every round; ``loss``: kind and temperature of the proximal loss."""
 
     gradients: bool
     representation: bool
@@ -41,43 +41,24 @@ class DriftSettings:
     per: Rule
     part: str
     batch: int | None
-    options: dict[str, Any]
+    loss: dict[str, Any]
 
 
-def of_round(shared: tuple[History, DriftSettings], round: int) -> list[Row] | None:
-    """The rows of one round; None where the main process will say why there are none."""
-    history, settings = shared
-    try:
-        cohort = history.stored(round)
-    except FldiagError:
-        return None
-    if not cohort.complete:
-        return None
+def round_rows(history: History, cohort: Stored, settings: DriftSettings) -> list[Row]:
+    """The numbers of one round; none where no client's weights are finite."""
     cohort = history.finite(cohort)
-    return rows(history, settings, cohort) if cohort.ids else None
-
-
-def rows(history: History, settings: DriftSettings, cohort: Stored) -> list[Row]:
-    output = divergence.rows_of(cohort, history.layout)
+    if not cohort.ids:
+        return []
+    rows = divergence.rows_of(cohort, history.layout)
     if history.alone:
-        return [{"round": cohort.round, **row} for row in output]
-    output += _gradients(history, cohort) if settings.gradients else []
+        return rows
+    rows += _gradients(history, cohort) if settings.gradients else []
     for j, k in enumerate(cohort.ids):
+        workspace().show(j, len(cohort.ids), f"client {k}")
         if history.pool.train_slice(k).stop > history.pool.train_slice(k).start:
-            output += _proximal(
-                history,
-                cohort,
-                j,
-                settings.rho,
-                settings.strength,
-                settings.per,
-                settings.part,
-                settings.batch,
-                settings.options,
-            )
-    output += _representation(history, cohort) if settings.representation else []
-    output += _means(output, history.pool.n - history.pool.test.stop)
-    return [{"round": cohort.round, **row} for row in output]
+            rows += _proximal(history, cohort, j, settings)
+    rows += _representation(history, cohort) if settings.representation else []
+    return rows + _means(rows, history.pool.n - history.pool.test.stop)
 
 
 def _gradients(history: History, cohort: Stored) -> list[Row]:
@@ -130,19 +111,9 @@ def _gradients(history: History, cohort: Stored) -> list[Row]:
     return rows
 
 
-def _proximal(
-    history: History,
-    cohort: Stored,
-    j: int,
-    radii: tuple[float, ...],
-    strength: Strength,
-    per: Rule,
-    part: str,
-    size: int | None,
-    options: dict[str, Any],
-) -> list[Row]:
+def _proximal(history: History, cohort: Stored, j: int, settings: DriftSettings) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
-    (w, buffers), k, layout = cohort.client(j), cohort.ids[j], history.layout
+    (w, buffers), k, layout, per = cohort.client(j), cohort.ids[j], history.layout, settings.per
     start, examples = cohort.start, history.pool.train_slice(k)
     base: Row = {
         "moment": "trained",
@@ -154,17 +125,23 @@ def _proximal(
     cut = layout.size - layout.head_size if layout.has_head else None
     cosines: dict[tuple[float, str | None], list[float]] = {
         (rho, layer): []
-        for rho in radii
+        for rho in settings.rho
         for layer in ([None, "part:head"] if cut is not None else [None])
     }
-    prox, parts = 0.0, proximal.batches(examples, size)
+    prox, parts = 0.0, proximal.batches(examples, settings.batch)
     for batch in parts:
-        losses = Losses(history.network, history.pool, buffers, start, batch, **options)
+        losses = Losses(history.network, history.pool, buffers, start, batch, **settings.loss)
         mean, g_p = proximal.gradient(losses.proximal(), w)
         prox += mean * batch.n / (examples.stop - examples.start)
-        for rho in radii:
+        for rho in settings.rho:
             e = proximal.perturbation(
-                g_p, w - start[0], rho, layout, strength=strength, part=part, per=per
+                g_p,
+                w - start[0],
+                rho,
+                layout,
+                strength=settings.strength,
+                part=settings.part,
+                per=per,
             )
             if e is None:
                 continue
@@ -177,8 +154,8 @@ def _proximal(
                 )
                 if value is not None:
                     cosines[rho, layer].append(value)
-    which = proximal_name(options["kind"], options["tau"])
-    rows = [{**base, "metric": "proximal_loss", "value": prox, "proximal": which}]
+    name = proximal_name(settings.loss["kind"], settings.loss["tau"])
+    rows = [{**base, "metric": "proximal_loss", "value": prox, "proximal": name}]
     rows += [
         {
             **base,
@@ -186,16 +163,16 @@ def _proximal(
             "rho": rho,
             "layer": layer,
             "value": float(np.mean(values)) if values else None,
-            "proximal": which,
+            "proximal": name,
         }
         for (rho, layer), values in cosines.items()
     ]
-    for name, (strong, n) in mean_strengths(
+    for layer, (strong, n) in mean_strengths(
         strengths(w - start[0], layout, per), layout, per
     ).items():
         scaled = {} if per == "dim0" else {"scaled": float(strong) * n**0.5}
         rows.append(
-            {**base, "metric": "lambda_mean", "layer": name, "value": float(strong), **scaled}
+            {**base, "metric": "lambda_mean", "layer": layer, "value": float(strong), **scaled}
         )
     return rows
 
@@ -261,33 +238,36 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
     return means
 
 
-def propositions(history: History, cohort: Stored, options: dict[str, Any]) -> list[Row]:
-    """Propositions 1 and 2 at every stored client's trained weights, in float64."""
+def propositions(history: History, round: int, loss: dict[str, Any]) -> tuple[list[Row], list[int]]:
+    """Propositions 1 and 2 at every client's trained weights, in float64, and the clients that did not move."""
+    cohort = history.stored(round).finite()
     network = Network(history.network.module)
     network.module.double()
     pool = history.pool.to(torch.float64)
-    rows = []
+    rows: list[Row] = []
+    unmoved: list[int] = []
 
     def double(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         return {n: b.double() if b.is_floating_point() else b for n, b in buffers.items()}
 
     start = cohort.start[0].double(), double(cohort.start[1])
     for j, k in enumerate(cohort.ids):
+        workspace().show(j, len(cohort.ids), f"client {k}")
         examples, (w, buffers) = pool.train_slice(k), cohort.client(j)
         if examples.stop <= examples.start:
             continue
         w = w.double()
         losses = Losses(
-            network, pool, double(buffers), start, proximal.batches(examples, None)[0], **options
+            network, pool, double(buffers), start, proximal.batches(examples, None)[0], **loss
         )
         g_p = proximal.gradient(losses.proximal(), w)[1]
         if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
-            history.note(cohort.round, f"client {k} did not move: no propositions", k)
+            unmoved.append(k)
             continue
         checks = check(losses, g_p, w, ETAS, RHOS)
         rows += [
             {
-                "round": cohort.round,
+                "round": round,
                 "moment": "trained",
                 "scope": "client",
                 "client": k,
@@ -297,7 +277,7 @@ def propositions(history: History, cohort: Stored, options: dict[str, Any]) -> l
             }
             for row in checks
         ]
-    return rows
+    return rows, unmoved
 
 
 def recorded(history: History) -> list[Row]:

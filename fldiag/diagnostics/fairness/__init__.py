@@ -15,13 +15,12 @@ from pydantic import Field
 from fldiag.choices import BINS, FEWEST, ClientSlice
 from fldiag.diagnostics.fairness.picture import draw
 from fldiag.diagnostics.fairness.summary import summary
-from fldiag.registry import Progress, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.table import Row, table
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
-    from fldiag.runs.round_weights import Stored
 
 
 def spread(name: str, text: str, better: Literal["higher", "lower"], share: bool = True) -> Number:
@@ -62,7 +61,6 @@ def variant(options: Mapping[str, Any]) -> str:
 )
 def fairness(
     history: History,
-    progress: Progress | None = None,
     *,
     on: Annotated[
         ClientSlice,
@@ -110,29 +108,17 @@ def fairness(
     Raises FldiagError for data without classes, and where nobody says which examples are whose.
     """
     from fldiag.diagnostics.fairness import measure
-    from fldiag.runs.round_cache import rows_of_rounds
 
     if not history.dataset.tested:
         on = "train"
-    where = measure.groups(history, on, min_count)
-
-    def of_round(stored: Stored) -> list[Row]:
-        model = measure.answers(history, (stored.aggregated, stored.buffers), on)
-        if model is None:
-            history.note(stored.round, "the aggregated weights give no numbers")
-        found = [] if model is None else measure.rows(history, model, where, on, bins)
-        if progress:
-            progress(
-                len(history.read),
-                len(history.rounds) if every_round else 1,
-                f"round {stored.round}",
-            )
-        return [
-            {"round": stored.round, "moment": "aggregated", "masked": row["value"] is None, **row}
-            for row in found
-        ]
-
-    rows = rows_of_rounds(history, history.read_rounds(every_round, clients=False), of_round)
-    return table(
-        [*rows, *({"estimator": "exact", **note} for note in history.notes)], **history.common
+    rows = history.map_rounds(
+        measure.round_rows,
+        every_round=every_round,
+        clients=False,
+        groups=measure.groups(history, on, min_count),
+        on=on,
+        bins=bins,
     )
+    rows = [{"moment": "aggregated", "masked": row["value"] is None, **row} for row in rows]
+    notes = [{"estimator": "exact", **note} for note in history.notes]
+    return table([*rows, *notes], **history.common)

@@ -20,6 +20,7 @@ from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.pool import Weights
+from fldiag.runs.round_weights import Stored
 
 #: Multiply-adds of a bootstrap that are worth its digits, and the draws that it takes at least.
 WORK, DRAWS = 5e8, 400
@@ -76,37 +77,39 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
             usage=True,
         )
     pool = history.pool
-    where = pool.clients if on == "train" else pool.test
+    stretch = pool.clients if on == "train" else pool.test
     labels = pool.y[pool.test].cpu().numpy()
-    found = {}
+    examples = {}
     for k, part in enumerate(history.parts):
         if not len(part):
-            found[k] = np.empty(0, dtype=np.int64)
+            examples[k] = np.empty(0, dtype=np.int64)
         elif on == "train":
-            found[k] = np.arange(pool.train_slice(k).start, pool.train_slice(k).stop) - where.start
+            train = pool.train_slice(k)
+            examples[k] = np.arange(train.start, train.stop) - stretch.start
         else:
-            mine = history.dataset.train_y[part].cpu().numpy()
-            found[k] = (personal_test if on == "test" else own_classes)(mine, labels, k)
-    if not any(map(len, found.values())):
+            client_labels = history.dataset.train_y[part].cpu().numpy()
+            choose = personal_test if on == "test" else own_classes
+            examples[k] = choose(client_labels, labels, k)
+    if not any(map(len, examples.values())):
         raise FldiagError(
             f"{history.name}: the run does not say which examples belong to which client",
             "give them when the run is made: fldiag convert … --partition FILE",
         )
-    many = {k: at for k, at in found.items() if len(at) >= min_count}
-    if not many:
+    large = {k: at for k, at in examples.items() if len(at) >= min_count}
+    if not large:
         raise FldiagError(
-            f"no client has {min_count} examples ({max(map(len, found.values()))} at most)",
+            f"no client has {min_count} examples ({max(map(len, examples.values()))} at most)",
             "ask for fewer: --min-count",
             usage=True,
         )
-    return Groups(where.stop - where.start, many, tuple(k for k in found if k not in many))
+    return Groups(stretch.stop - stretch.start, large, tuple(k for k in examples if k not in large))
 
 
 def answers(history: History, weights: Weights, on: ClientSlice) -> Answers | None:
     """What the model says to all clients' examples; None where that is not a number."""
-    where = history.pool.clients if on == "train" else history.pool.test
+    stretch = history.pool.clients if on == "train" else history.pool.test
     try:
-        logits, y = history.problem(weights, where, on).outputs()
+        logits, y = history.problem(weights, stretch, on).outputs()
     except FldiagError:  # weights that are not a number
         if bool(weights[0].isfinite().all()):
             raise
@@ -124,10 +127,8 @@ def spreads(
     counted = weights * matrix.sum(0)
     total = counted.sum(1)
     gap = counted * (right - confidence)
-    where = bin_of(confidence, bins)
-    gaps = sum(
-        (np.abs(gap[:, where == b].sum(1)) for b in np.unique(where)), np.zeros(len(weights))
-    )
+    bin = bin_of(confidence, bins)
+    gaps = sum((np.abs(gap[:, bin == b].sum(1)) for b in np.unique(bin)), np.zeros(len(weights)))
     return {
         "mean_accuracy": each.mean(1),
         "worst_decile": worst_decile(each),
@@ -154,13 +155,19 @@ def resampled(models: Sequence[Answers], groups: Groups, bins: int) -> list[dict
 # -- the rows of a table
 
 
-def rows(history: History, model: Answers, where: Groups, on: ClientSlice, bins: int) -> list[Row]:
-    """Of every client, of their spread, and of all together."""
-    states = {k: Binned.of(model.logits[at], model.y[at], bins) for k, at in where.at.items()}
-    found = [
+def round_rows(
+    history: History, cohort: Stored, groups: Groups, on: ClientSlice, bins: int
+) -> list[Row]:
+    """How a round's aggregated model serves every client, how that is spread, and all clients together."""
+    model = answers(history, (cohort.aggregated, cohort.buffers), on)
+    if model is None:
+        history.note(cohort.round, "the aggregated weights give no numbers")
+        return []
+    states = {k: Binned.of(model.logits[at], model.y[at], bins) for k, at in groups.at.items()}
+    rows = [
         row for k, state in states.items() for row in _client(k, state, on, len(history.parts[k]))
     ]
-    found += [
+    rows += [
         {
             "scope": "client",
             "client": k,
@@ -171,25 +178,25 @@ def rows(history: History, model: Answers, where: Groups, on: ClientSlice, bins:
             "size": len(history.parts[k]),
             "note": "too few examples",
         }
-        for k in where.small
+        for k in groups.small
     ]
-    whole = next(iter(states.values()))
+    total = next(iter(states.values()))
     for state in list(states.values())[1:]:
-        whole = whole + state
+        total = total + state
     base: Row = {
         "scope": "global",
         "slice": f"clients/{on}",
-        "n_examples": whole.n,
+        "n_examples": total.n,
         "n_clients": len(states),
     }
-    spread = _standing(model, where, history.dataset.scaling, _spread(model, where, bins))
-    return found + [
+    spread = _standing(model, groups, history.dataset.scaling, _spread(model, groups, bins))
+    return rows + [
         {**base, **row}
         for row in [
             *spread,
             *_size(history, states),
-            *_whole(whole, states),
-            *_calibration(model, where, whole),
+            *_together(total, states),
+            *_calibration(model, groups, total),
         ]
     ]
 
@@ -233,14 +240,14 @@ def _of(state: Binned) -> list[Row]:
     ]
 
 
-def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
+def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
     """With basic bootstrap intervals over the examples; ``bias``: what too few examples add, by the same draws."""
-    now = spreads(model, where, bins, np.ones((1, where.n)))
-    (drawn,) = resampled([model], where, bins)
-    found: list[Row] = []
+    values = spreads(model, groups, bins, np.ones((1, groups.n)))
+    (resamples,) = resampled([model], groups, bins)
+    rows: list[Row] = []
     for name, least in SPREADS.items():
-        if name in ("accuracy_variance", "accuracy_gini") and len(where.at) < 2:
-            found.append(
+        if name in ("accuracy_variance", "accuracy_gini") and len(groups.at) < 2:
+            rows.append(
                 {
                     "metric": name,
                     "estimator": "exact",
@@ -249,20 +256,20 @@ def _spread(model: Answers, where: Groups, bins: int) -> list[Row]:
                 }
             )
             continue
-        value = float(now[name][0])
+        value = float(values[name][0])
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
-        made = uncertainty.basic(value, drawn[name])
-        if made.low is None or made.high is None:  # as where all answers are wrong
+        interval = uncertainty.basic(value, resamples[name])
+        if interval.low is None or interval.high is None:  # as where all answers are wrong
             row["note"] = "no interval: every resample of the examples gives the same value"
         else:
             row |= {
-                "low": max(made.low, least),
-                "high": max(made.high, least),
-                "stderr": float(drawn[name].std()),
-                "bias": float(drawn[name].mean()) - value,
+                "low": max(interval.low, least),
+                "high": max(interval.high, least),
+                "stderr": float(resamples[name].std()),
+                "bias": float(resamples[name].mean()) - value,
             }
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def _standing(model: Answers, groups: Groups, inputs: str, spread: Sequence[Row]) -> list[Row]:
@@ -307,21 +314,21 @@ def _size(history: History, states: Mapping[int, Binned]) -> list[Row]:
     ]
 
 
-def _whole(whole: Binned, states: Mapping[int, Binned]) -> list[Row]:
+def _together(total: Binned, states: Mapping[int, Binned]) -> list[Row]:
     """From the sum of the clients' counts, and beside it the clients' own numbers weighted by their examples."""
-    merged = [{**row, "estimator": "merged counts"} for row in _of(whole) if row["metric"] != "ece"]
+    merged = [{**row, "estimator": "merged counts"} for row in _of(total) if row["metric"] != "ece"]
     means: list[Row] = []
     numbers = [{row["metric"]: row["value"] for row in _of(s)} for s in states.values()]
     for name in ("f1", "auc", "ece"):
-        known = [
-            (one[name], s.n)
-            for one, s in zip(numbers, states.values(), strict=True)
-            if one[name] is not None
+        pairs = [
+            (client[name], state.n)
+            for client, state in zip(numbers, states.values(), strict=True)
+            if client[name] is not None
         ]
-        left = len(states) - len(known)
+        lacking = len(states) - len(pairs)
         value = (
-            float(np.average([v for v, _ in known], weights=[n for _, n in known]))
-            if known
+            float(np.average([v for v, _ in pairs], weights=[n for _, n in pairs]))
+            if pairs
             else None
         )
         means.append(
@@ -329,36 +336,36 @@ def _whole(whole: Binned, states: Mapping[int, Binned]) -> list[Row]:
                 "metric": name,
                 "estimator": "weighted mean of clients",
                 "value": value,
-                "note": f"without {left} clients that have examples of one class only"
-                if left
+                "note": f"without {lacking} clients that have examples of one class only"
+                if lacking
                 else None,
             }
         )
     return merged + means
 
 
-def _calibration(model: Answers, where: Groups, whole: Binned) -> list[Row]:
+def _calibration(model: Answers, groups: Groups, total: Binned) -> list[Row]:
     """The floor of the calibration error, and the reliability diagram: confidence and accuracy of the bins that have examples.
 
     An example on which several clients are tested is one draw that counts several times: chance is that of fewer examples."""
-    times, bins = where.matrix.sum(0), whole.calibration.shape[1]
+    times, bins = groups.matrix.sum(0), total.calibration.shape[1]
     at = bin_of(model.confidence, bins)
     squares = np.bincount(at, weights=times**2, minlength=bins)
     variances = np.bincount(
         at, weights=times**2 * model.confidence * (1 - model.confidence), minlength=bins
     )
-    found: list[Row] = [
+    rows: list[Row] = [
         {
             "metric": "ece_floor",
             "estimator": "normal approximation",
-            "value": floor(variances, whole.n),
+            "value": floor(variances, total.n),
         }
     ]
-    for b, (n, r, c, *_) in enumerate(whole.calibration.T):
+    for b, (n, r, c, *_) in enumerate(total.calibration.T):
         if n:
             base: Row = {"index": b + 1, "estimator": "merged counts", "n_examples": int(n)}
-            found += [
+            rows += [
                 {**base, "metric": "bin_confidence", "value": c / n},
                 {**base, "metric": "bin_accuracy", **share(r * n / squares[b], n * n / squares[b])},
             ]
-    return found
+    return rows

@@ -31,17 +31,17 @@ def draw(table: pd.DataFrame) -> Figure | None:
         .dropna(subset=["value"])
         .sort_values(["value", "client"])
     )
-    whole = only(rows, scope="global")
+    totals = only(rows, scope="global")
     with style.paper():
         fig, (order, size, reliable) = style.panels(3, 2.5)
-        _order(order, clients, whole)
-        _size(size, clients, whole)
-        _reliability(reliable, whole)
+        _order(order, clients, totals)
+        _size(size, clients, totals)
+        _reliability(reliable, totals)
         fig.suptitle(f"round {r}", fontsize=8.5)
     return fig
 
 
-def _order(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
+def _order(ax: Axes, clients: pd.DataFrame, totals: pd.DataFrame) -> None:
     values, worst = floats(clients["value"]), -(-len(clients) // 10)
     if len(values) > MANY:
         ax.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=REST)
@@ -53,7 +53,7 @@ def _order(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
             x = np.arange(len(values))[part]
             ends = [np.abs(values[part] - floats(clients[c])[part]) for c in ("low", "high")]
             ax.errorbar(x, values[part], ends, fmt="o", color=color, elinewidth=0.7, capsize=0)
-        mean = number(whole, "mean_accuracy")
+        mean = number(totals, "mean_accuracy")
         ax.set(
             xlabel="clients, worst first" + ("" if mean is None else "\n(dotted: their mean)"),
             ylabel="accuracy of the global model",
@@ -70,12 +70,12 @@ def _order(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
                 zorder=1,
                 label="_reference",
             )
-    low = number(whole, "worst_decile")
-    spread = number(whole, "accuracy_gini")
+    low = number(totals, "worst_decile")
+    spread = number(totals, "accuracy_gini")
     ax.set_title(f"worst tenth {_percent(low)}, Gini {style.number(spread, 2)}")
 
 
-def _size(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
+def _size(ax: Axes, clients: pd.DataFrame, totals: pd.DataFrame) -> None:
     sizes, values = floats(clients["size"]), floats(clients["value"])
     worst = -(-len(clients) // 10)
     for part, color in ((slice(worst, None), REST), (slice(0, worst), WORST)):
@@ -89,13 +89,15 @@ def _size(ax: Axes, clients: pd.DataFrame, whole: pd.DataFrame) -> None:
     )
     ax.margins(x=0.08)
     style.percents(ax.yaxis)
-    found = number(whole, "size_correlation")
-    ax.set_title("by size" + ("" if found is None else f": Spearman {style.number(found, 2)}"))
+    correlation = number(totals, "size_correlation")
+    ax.set_title(
+        "by size" + ("" if correlation is None else f": Spearman {style.number(correlation, 2)}")
+    )
 
 
-def _reliability(ax: Axes, whole: pd.DataFrame) -> None:
-    right = only(whole, metric="bin_accuracy").set_index("index").sort_index()
-    sure = only(whole, metric="bin_confidence").set_index("index").reindex(right.index)
+def _reliability(ax: Axes, totals: pd.DataFrame) -> None:
+    right = only(totals, metric="bin_accuracy").set_index("index").sort_index()
+    sure = only(totals, metric="bin_confidence").set_index("index").reindex(right.index)
     x, y, n = floats(sure["value"]), floats(right["value"]), floats(right["n_examples"])
     ax.plot(
         [0, 1], [0, 1], color="#555555", linewidth=0.7, linestyle=(0, (1, 2)), label="_reference"
@@ -117,9 +119,9 @@ def _reliability(ax: Axes, whole: pd.DataFrame) -> None:
         ylim=(-0.03, 1.03),
     )
     style.percents(ax.xaxis, ax.yaxis)
-    error = number(whole, "ece", estimator="bayesian bootstrap")
+    error = number(totals, "ece", estimator="bayesian bootstrap")
     ax.set_title(
-        f"ECE {style.number(error, 2)} (chance {style.number(number(whole, 'ece_floor'), 2)})"
+        f"ECE {style.number(error, 2)} (chance {style.number(number(totals, 'ece_floor'), 2)})"
     )
 
 

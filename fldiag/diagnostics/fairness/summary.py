@@ -41,11 +41,11 @@ BOTH = {"what": "whole", "merged": "from merged counts", "mean": "weighted mean 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     rows = only(frame, scope="global", index=None)
-    shown = spread_rounds(rows, "mean_accuracy")
-    if len(shown) > 1:
-        yield Small([_round(rows, r) for r in shown], ROUNDS)
-    if shown:
-        last = only(rows, round=shown[-1])
+    rounds = spread_rounds(rows, "mean_accuracy")
+    if len(rounds) > 1:
+        yield Small([_round(rows, r) for r in rounds], ROUNDS)
+    if rounds:
+        last = only(rows, round=rounds[-1])
         yield Small(
             [_number(last, name) for name in NAMES if len(only(last, metric=name))], NUMBERS
         )
@@ -64,33 +64,33 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             yield Say(
                 f"A perfectly calibrated model would show an ECE of about {chance:.2g} on these examples."
             )
-        few = only(frame, scope="client", metric="accuracy", round=shown[-1], value=None)
-        if len(few):
+        small = only(frame, scope="client", metric="accuracy", round=rounds[-1], value=None)
+        if len(small):
             yield Note(
                 f"left out, with fewer than {options.get('min_count', '?')} examples: clients "
-                + ", ".join(str(int(c)) for c in few["client"][:12])
-                + ("…" if len(few) > 12 else "")
+                + ", ".join(str(int(c)) for c in small["client"][:12])
+                + ("…" if len(small) > 12 else "")
             )
     yield from missing_notes(frame)
 
 
 def _round(rows: pd.DataFrame, r: int) -> Row:
-    there = only(rows, round=r)
-    variance = number(there, "accuracy_variance")
+    part = only(rows, round=r)
+    variance = number(part, "accuracy_variance")
     return {
         "round": r,
         "std": None if variance is None else variance**0.5,
-        "floor": number(there, "ece_floor"),
+        "floor": number(part, "ece_floor"),
         **{
-            name: number(there, name, estimator="bayesian bootstrap")
+            name: number(part, name, estimator="bayesian bootstrap")
             for name in ("mean_accuracy", "worst_decile", "accuracy_gini", "ece")
         },
     }
 
 
 def _number(last: pd.DataFrame, name: str) -> Row:
-    there = only(last, metric=name, estimator=["bayesian bootstrap", "spearman", "exact"])
+    part = only(last, metric=name, estimator=["bayesian bootstrap", "spearman", "exact"])
     return {
         "what": NAMES[name],
-        **{c: number(there, column=c) for c in ("value", "low", "high", "bias")},
+        **{c: number(part, column=c) for c in ("value", "low", "high", "bias")},
     }

@@ -7,20 +7,16 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.summary import summary
-from fldiag.execution.pool import Serial
-from fldiag.execution.pools import open_pool
-from fldiag.registry import Flag, Progress, diagnostic
+from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.provenance import digest
-from fldiag.results.table import Row, table
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
@@ -55,7 +51,6 @@ NUMBERS = (
     "forgetting",
     on="run",
     needs="clients",
-    parts=True,
     draw={"": picture.curves_if_any, "-classes": picture.heatmap_if_any},
     summary=summary,
     numbers=NUMBERS,
@@ -72,7 +67,6 @@ NUMBERS = (
 )
 def forgetting(
     history: History,
-    progress: Progress | None = None,
     *,
     min_count: Annotated[
         int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")
@@ -87,7 +81,6 @@ def forgetting(
             "others, which takes most of the time."
         ),
     ] = True,
-    store: Any = None,
 ) -> pd.DataFrame:
     """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 
@@ -114,44 +107,20 @@ def forgetting(
       read, in column ``note``.
 
     A number on fewer than ``min_count`` examples is not shown but ``masked``. Regression data have losses only.
-    ``store``: a file (or an ArrayStore) that keeps finished rounds, so that a call that was interrupted goes on.
     Cost: one evaluation of every stored model on test and, with ``own``, all training data a round.
 
     Raises FldiagError when no round has client weights.
     """
-    from fldiag.diagnostics.forgetting.measure import Measure, evaluated
-    from fldiag.runs.round_cache import FinishedRounds
+    from fldiag.diagnostics.forgetting import measure
 
-    measure = Measure(history, min_count, confidence, own)
-    finished_rounds = FinishedRounds(
-        store,
-        lambda: digest(
-            "forgetting", history.digest(), min_count, confidence, *([] if own else ["test"])
-        ),
+    rows = history.map_rounds(
+        measure.round_rows,
+        clients="some",
+        min_count=min_count,
+        confidence=confidence,
+        on_clients=own,
     )
-    rows: list[Row] = []
-    missing = [r for r in history.rounds if str(r) not in finished_rounds.rounds]
-    with open_pool(
-        history.executor,
-        partial(evaluated, own=own),
-        history,
-        name=lambda r: f"round {r}",
-        most=len(missing),
-    ) as pool:
-        if not isinstance(
-            pool, Serial
-        ):  # one after the other, a round needs not evaluate what the one before has
-            measure.ahead = zip(missing, pool.map(missing), strict=True)
-        try:
-            for cohort in history.each(progress):
-                if (cached_rows := finished_rounds.take(cohort, measure)) is not None:
-                    rows += cached_rows
-                    continue
-                noted = len(history.notes)
-                rows += (new := measure.round(cohort))
-                finished_rounds.add(cohort.round, new, history.notes[noted:], measure)
-        except BaseException:  # Ctrl-C above all
-            finished_rounds.save()
-            raise
-    rows += measure.class_examples()
+    clients = {row["client"] for row in rows if row["scope"] == "client"}
+    rows += measure.rows_over_rounds(history.rounds, rows)
+    rows += measure.class_examples(history, clients)
     return table([*rows, *history.notes], **history.common, estimator="exact")

@@ -1,14 +1,11 @@
-"""The numbers of one round after the other, for ``forgetting``."""
+"""The numbers of one round, and over the rounds, for ``forgetting``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from fldiag.errors import FldiagError
 from fldiag.results.shares import share
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
@@ -16,131 +13,85 @@ from fldiag.runs.history import History
 from fldiag.runs.pool import CohortScores
 from fldiag.runs.round_weights import Stored
 
+#: Metrics of the clients of which a mean over them is taken.
+MEANS = (
+    "accuracy",
+    "loss",
+    "drop",
+    "forgotten",
+    "learned",
+    "forgetting",
+    "granular_forgetting",
+    "accuracy_seen",
+    "accuracy_unseen",
+)
 
-def evaluated(history: History, round: int, own: bool = True) -> CohortScores | None:
-    """Of a round's received, trained and aggregated models, or of the aggregated one alone; None where it cannot be read."""
-    try:
-        cohort = history.stored(round)
-        models = (
-            [cohort.start, *(cohort.client(j) for j in range(len(cohort.ids)))]
-            if cohort.complete
-            else []
-        )
-        return history.evaluate([*models, (cohort.aggregated, cohort.buffers)], test=not own)
-    except FldiagError:  # the main process reads it too, and says why
-        return None
+
+def round_rows(
+    history: History, cohort: Stored, min_count: int, confidence: float, on_clients: bool
+) -> list[Row]:
+    """The numbers of one round; of the aggregated model alone where it has no client weights.
+
+    ``on_clients``: also on the clients' training data."""
+    ids = list(cohort.ids) if cohort.complete else []
+    models = [cohort.client(j) for j in range(len(ids))] + [(cohort.aggregated, cohort.buffers)]
+    scores = history.evaluate([cohort.start, *models] if ids else models, test=not on_clients)
+    measure = RoundMeasure(history, ids, scores, min_count, confidence)
+    for (moment, k), is_valid in zip(measure.models, scores.valid, strict=True):
+        if not is_valid:
+            owner = "" if k is None else f" of client {k}"
+            history.note(cohort.round, f"the {moment} weights{owner} give no numbers", k)
+    rows = measure.slice_rows(on_clients)
+    if measure.classes:
+        rows += measure.class_accuracy_rows()
+        rows += measure.change_rows() if ids else []
+    rows += measure.mean_rows(rows) if ids else []
+    return [{"masked": row["value"] is None, **row} for row in rows]
 
 
-class Measure:
-    """The rows of one round after the other; keeps what the next rounds are compared with. ``own``: also on training data."""
+class RoundMeasure:
+    """What the models of one round get right: the received one, those of the clients ``ids``, and the aggregated one; the last
+    alone where there are no clients."""
 
-    def __init__(self, history: History, min_count: int, confidence: float, own: bool = True):
-        self.history, self.pool, self.min_count, self.confidence = (
-            history,
-            history.pool,
-            min_count,
-            confidence,
-        )
-        self.own = own
-        y, classes = self.pool.y, history.dataset.classes
-        self.classes = 0 if history.dataset.regression else classes
-        if self.classes:
-            self.onehot = np.eye(classes)[y[self.pool.test].cpu().numpy()]
-            self.per_class = self.onehot.sum(0)
-        self.best: np.ndarray | None = None
-        self.before: tuple[int, np.ndarray] | None = None
-        self.last: tuple[Any, CohortScores] | None = None
-        self.ahead: Iterator[tuple[int, CohortScores | None]] | None = (
-            None  # what workers found, in the order of the rounds
-        )
-        self.seen_clients: set[int] = set()
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What the next rounds are compared with, as arrays."""
-        arrays: dict[str, Any] = {"best": self.best}
-        if self.before is not None:
-            arrays |= {"before_round": np.array(self.before[0]), "before": self.before[1]}
-        if self.last is not None:
-            arrays |= {f"last_{name}": value for name, value in vars(self.last[1]).items()}
-        return {name: value for name, value in arrays.items() if value is not None}
-
-    def resume(self, cohort: Stored, state: dict[str, np.ndarray]) -> None:
-        """Take up the state after the round ``cohort``."""
-        self.best = state.get("best")
-        self.before = (int(state["before_round"]), state["before"]) if "before" in state else None
-        scores = CohortScores(state["last_loss"], state.get("last_right"), state["last_valid"])
-        self.last = (cohort.aggregated, cohort.buffers), scores
-
-    # -- one round
-
-    def round(self, cohort: Stored) -> list[Row]:
-        ids = list(cohort.ids) if cohort.complete else []
-        self.seen_clients |= set(ids)
-        scores = self._scores(cohort, len(ids))
-        moments = [("received", None), *(("trained", k) for k in ids)] if ids else []
-        models = [*moments, ("aggregated", None)]
-        for (moment, k), good in zip(models, scores.valid, strict=True):
-            if not good:
-                owner = "" if k is None else f" of client {k}"
-                self.history.note(cohort.round, f"the {moment} weights{owner} give no numbers", k)
-        rows: list[Row] = []
-        for i, (moment, k) in enumerate(models):
-            base = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
-            rows += [{**base, **row} for row in self._slices(scores, i, ids if k is None else [k])]
-        rows = [
-            {**row, "inputs": self.history.dataset.scaling, "guess": self._guess(row["metric"])}
-            if row["scope"] == "global" and row["slice"] == self.pool.split
-            else row
-            for row in rows
-        ]
-        if self.classes:
-            if ids:
-                rows += self._changes(scores, ids)
-            rows += self._over_time(
-                cohort.round, self._class_right(scores)[-1], bool(scores.valid[-1])
-            )
+    def __init__(
+        self,
+        history: History,
+        ids: list[int],
+        scores: CohortScores,
+        min_count: int,
+        confidence: float,
+    ):
+        self.history, self.pool, self.ids, self.scores = history, history.pool, ids, scores
+        self.min_count, self.confidence = min_count, confidence
+        self.models: list[tuple[str, int | None]] = [("aggregated", None)]
         if ids:
-            rows += self._means(rows, ids)
-        return [{"round": cohort.round, "masked": row["value"] is None, **row} for row in rows]
+            self.models = [("received", None), *(("trained", k) for k in ids), *self.models]
+        self.classes = 0 if history.dataset.regression else history.dataset.classes
+        if self.classes:
+            assert scores.right is not None
+            labels = self.pool.y[self.pool.test].cpu().numpy()
+            self.right = scores.right[:, self.pool.test]
+            self.onehot = np.eye(self.classes)[labels]
+            self.per_class = self.onehot.sum(0)
+            #: Right test examples of every model and class.
+            self.counts = self.right @ self.onehot
 
-    def _scores(self, cohort: Stored, clients: int) -> CohortScores:
-        """Of received, trained and aggregated models; the received one is usually the last aggregated."""
-        models = [cohort.client(j) for j in range(clients)] + [(cohort.aggregated, cohort.buffers)]
-        received = None
-        new = (
-            None
-            if self.ahead is None
-            else next((s for r, s in self.ahead if r == cohort.round), None)
-        )
-        if new is None:
-            received = self._received_scores(cohort) if clients else None
-            new = self.history.evaluate(
-                models if received or not clients else [cohort.start, *models], test=not self.own
-            )
-        if received:
-            right = (
-                None
-                if new.right is None or received.right is None
-                else np.concatenate([received.right, new.right])
-            )
-            new = CohortScores(
-                np.concatenate([received.loss, new.loss]),
-                right,
-                np.concatenate([received.valid, new.valid]),
-            )
-        last = CohortScores(
-            new.loss[-1:], None if new.right is None else new.right[-1:], new.valid[-1:]
-        )
-        self.last = (cohort.aggregated, cohort.buffers), last
-        return new
-
-    def _received_scores(self, cohort: Stored) -> CohortScores | None:
-        if self.last is None:
-            return None
-        (w, buffers), scores = self.last
-        start, received = cohort.start
-        same = w.equal(start) and all(buffers[n].equal(b) for n, b in received.items())
-        return scores if same else None
+    def slice_rows(self, on_clients: bool) -> list[Row]:
+        """Accuracy and loss of every model on test and, ``on_clients``, on the clients' own and all others' data."""
+        rows: list[Row] = []
+        for i, (moment, k) in enumerate(self.models):
+            base = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
+            on_test = self._on(i, self.pool.split, [self.pool.test])
+            if k is None:
+                inputs = self.history.dataset.scaling
+                on_test = [
+                    {**row, "inputs": inputs, "guess": self._guess(row["metric"])}
+                    for row in on_test
+                ]
+            rows += [{**base, **row} for row in on_test]
+            for client in (self.ids if k is None else [k]) if on_clients else ():
+                rows += [{**base, **row} for row in self._on_client(i, client)]
+        return rows
 
     def _guess(self, metric: str) -> float | None:
         """What a guess gives on the split by which models are judged."""
@@ -153,37 +104,26 @@ class Measure:
             else guess_accuracy(shares.tolist(), self.pool.split)
         )
 
-    def _slices(self, scores: CohortScores, i: int, clients: list[int]) -> list[Row]:
-        """Accuracy and loss of model i on test and, with ``own``, on the own and other data of these clients."""
-        pool = self.pool
-        everyone = pool.clients
-        rows = self._on(scores, i, pool.split, [pool.test])
-        for k in clients if self.own else ():
-            examples = pool.train_slice(k)
-            rows += self._on(scores, i, f"client:{k}/train", [examples])
-            rows += self._on(
-                scores,
-                i,
-                f"client:{k}/others",
-                [
-                    slice(everyone.start, min(examples.start, everyone.stop)),
-                    slice(examples.stop, everyone.stop),
-                ],
-            )
-        return rows
+    def _on_client(self, i: int, client: int) -> list[Row]:
+        """Accuracy and loss of model i on a client's training data and on that of all others."""
+        train, everyone = self.pool.train_slice(client), self.pool.clients
+        others = [
+            slice(everyone.start, min(train.start, everyone.stop)),
+            slice(train.stop, everyone.stop),
+        ]
+        return [
+            *self._on(i, f"client:{client}/train", [train]),
+            *self._on(i, f"client:{client}/others", others),
+        ]
 
-    def _on(self, scores: CohortScores, i: int, name: str, slices: list[slice]) -> list[Row]:
+    def _on(self, i: int, name: str, slices: list[slice]) -> list[Row]:
+        scores = self.scores
         losses = np.concatenate([scores.loss[i, s] for s in slices])
-        rows = []
+        rows: list[Row] = []
         if scores.right is not None:
             right = sum(int(scores.right[i, s].sum()) for s in slices)
-            rows.append(
-                {
-                    "slice": name,
-                    "metric": "accuracy",
-                    **self._share(right, len(losses), scores.valid[i]),
-                }
-            )
+            cell = self._share(right, len(losses), scores.valid[i])
+            rows.append({"slice": name, "metric": "accuracy", **cell})
         is_shown = scores.valid[i] and len(losses) >= self.min_count
         stderr = (
             float(losses.std(ddof=1) / np.sqrt(len(losses)))
@@ -202,136 +142,92 @@ class Measure:
             },
         ]
 
-    def _share(self, right: float, n: float, valid: bool = True) -> Row:
+    def _share(self, right: float, n: float, is_valid: bool = True) -> Row:
         """A share with its interval, or a masked cell."""
-        if n < self.min_count or not valid:
+        if n < self.min_count or not is_valid:
             return {"value": None, "n_examples": int(n), "masked": True}
         return {**share(right, n, self.confidence), "n_examples": int(n), "masked": False}
 
-    def _class_right(self, scores: CohortScores) -> np.ndarray:
-        """Right test examples of every class [R, C]."""
-        assert scores.right is not None
-        return scores.right[:, self.pool.test] @ self.onehot
-
-    def _changes(self, scores: CohortScores, ids: list[int]) -> list[Row]:
-        """What each client's training changed against the received model; received is row 0, aggregated the last."""
-        assert scores.right is not None
-        right, counts = scores.right[:, self.pool.test], self._class_right(scores)
-        n, per_class, start, end = self.pool.test.stop, self.per_class, right[0], right[-1]
-        models = [("received", None), *(("trained", k) for k in ids), ("aggregated", None)]
+    def class_accuracy_rows(self) -> list[Row]:
+        """The accuracy of every model on every class."""
         rows: list[Row] = []
-        for i, (moment, k) in enumerate(models):
+        for i, (moment, k) in enumerate(self.models):
             base: Row = {
                 "moment": moment,
                 "scope": "global" if k is None else "client",
                 "client": k,
                 "slice": self.pool.split,
+                "metric": "class_accuracy",
             }
             rows += [
                 {
                     **base,
-                    "metric": "class_accuracy",
                     "index": c,
-                    **self._share(counts[i, c], per_class[c], scores.valid[i]),
+                    **self._share(self.counts[i, c], self.per_class[c], self.scores.valid[i]),
                 }
                 for c in range(self.classes)
             ]
-        for j, k in enumerate(ids, start=1):
-            base = {"moment": "trained", "scope": "client", "client": k, "slice": self.pool.split}
-            good = bool(scores.valid[0] and scores.valid[j])
-            lost, won = start & ~right[j], right[j] & ~start
-            rows += [
-                {
-                    **base,
-                    "metric": "drop",
-                    **self._difference(lost, won, np.ones(n, dtype=bool), good),
-                },
-                {**base, "metric": "forgotten", **self._share(lost.sum(), n, good)},
-                {**base, "metric": "learned", **self._share(won.sum(), n, good)},
-                {
-                    **base,
-                    "metric": "restored",
-                    **self._share((lost & end).sum(), lost.sum(), good and bool(scores.valid[-1])),
-                },
-            ]
-            members = self.onehot.astype(bool)
-            cells = [self._difference(lost, won, members[:, c], good) for c in range(self.classes)]
-            rows += [
-                {**base, "metric": "class_forgetting", "index": c, **cell}
-                for c, cell in enumerate(cells)
-            ]
-            worst = max(
-                (cell for cell in cells if cell["value"] is not None),
-                key=lambda cell: cell["value"],
-                default=None,
-            )
-            rows.append(
-                {
-                    **base,
-                    "metric": "forgetting",
-                    "n_examples": n,
-                    "masked": worst is None,
-                    "value": None if worst is None else worst["value"],
-                }
-            )
-            lost = (
-                None
-                if worst is None
-                else sum(max(0.0, cell["value"]) for cell in cells if cell["value"] is not None)
-            )
-            rows.append(
-                {
-                    **base,
-                    "metric": "granular_forgetting",
-                    "n_examples": n,
-                    "masked": lost is None,
-                    "value": lost,
-                }
-            )
-            class_counts = self.class_counts(k)
-            has = class_counts > 0
-            rows.append(
-                {
-                    **base,
-                    "metric": "unseen_classes",
-                    "value": float((~has).sum()),
-                    "n_examples": int(class_counts.sum()),
-                }
-            )
-            for i, moment in ((0, "received"), (j, "trained"), (len(ids) + 1, "aggregated")):
-                rows += [
-                    {
-                        **base,
-                        "moment": moment,
-                        "metric": f"accuracy_{word}",
-                        **self._share(
-                            counts[i, which].sum(), per_class[which].sum(), scores.valid[i]
-                        ),
-                    }
-                    for word, which in (("seen", has), ("unseen", ~has))
-                ]
-        return [*rows, self._averaged_away(counts, scores.valid)]
+        return rows
 
-    def _averaged_away(self, counts: np.ndarray, valid: np.ndarray) -> Row:
-        """What aggregation forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
-        good, is_judged = valid[1:-1], self.per_class >= self.min_count
-        row: Row = {
-            "moment": "aggregated",
-            "scope": "global",
-            "slice": self.pool.split,
-            "metric": "granular_forgetting",
-            "n_examples": int(self.per_class[is_judged].sum()),
-            "n_clients": int(good.sum()),
-        }
-        if not (good.any() and valid[-1] and is_judged.any()):
-            return {**row, "value": None, "masked": True}
-        drop = (counts[1:-1][good].mean(0) - counts[-1])[is_judged] / self.per_class[is_judged]
-        return {**row, "value": float(np.maximum(drop, 0).sum()), "masked": False}
+    def change_rows(self) -> list[Row]:
+        """What each client's training changed against the received model, and what averaging did."""
+        rows = [
+            row for j, k in enumerate(self.ids, start=1) for row in self._client_change_rows(j, k)
+        ]
+        return [*rows, self._lost_in_average()]
 
-    def _difference(self, lost: np.ndarray, won: np.ndarray, mask: np.ndarray, valid: bool) -> Row:
+    def _client_change_rows(self, j: int, k: int) -> list[Row]:
+        """The change from the received model (0) to client k's (j); the aggregated model is the last."""
+        valid, last = self.scores.valid, len(self.ids) + 1
+        start, trained, end = self.right[0], self.right[j], self.right[-1]
+        n, is_valid = self.pool.test.stop, bool(valid[0] and valid[j])
+        base: Row = {"moment": "trained", "scope": "client", "client": k, "slice": self.pool.split}
+        lost, won = start & ~trained, trained & ~start
+        drop = self._difference(lost, won, np.ones(n, dtype=bool), is_valid)
+        restored = self._share((lost & end).sum(), lost.sum(), is_valid and bool(valid[-1]))
+        rows: list[Row] = [
+            {**base, "metric": "drop", **drop},
+            {**base, "metric": "forgotten", **self._share(lost.sum(), n, is_valid)},
+            {**base, "metric": "learned", **self._share(won.sum(), n, is_valid)},
+            {**base, "metric": "restored", **restored},
+        ]
+        members = self.onehot.astype(bool)
+        cells = [self._difference(lost, won, members[:, c], is_valid) for c in range(self.classes)]
+        rows += [
+            {**base, "metric": "class_forgetting", "index": c, **cell}
+            for c, cell in enumerate(cells)
+        ]
+        drops = [cell["value"] for cell in cells if cell["value"] is not None]
+        for metric, value in (
+            ("forgetting", max(drops, default=None)),
+            ("granular_forgetting", sum(max(0.0, v) for v in drops) if drops else None),
+        ):
+            rows.append(
+                {**base, "metric": metric, "n_examples": n, "masked": not drops, "value": value}
+            )
+        class_counts = _class_counts(self.history, k)
+        is_seen = class_counts > 0
+        rows.append(
+            {
+                **base,
+                "metric": "unseen_classes",
+                "value": float((~is_seen).sum()),
+                "n_examples": int(class_counts.sum()),
+            }
+        )
+        for i, moment in ((0, "received"), (j, "trained"), (last, "aggregated")):
+            for word, classes in (("seen", is_seen), ("unseen", ~is_seen)):
+                right, count = self.counts[i, classes].sum(), self.per_class[classes].sum()
+                cell = self._share(right, count, valid[i])
+                rows.append({**base, "moment": moment, "metric": f"accuracy_{word}", **cell})
+        return rows
+
+    def _difference(
+        self, lost: np.ndarray, won: np.ndarray, mask: np.ndarray, is_valid: bool
+    ) -> Row:
         """Accuracy before minus after on some test examples, with the standard error of the paired difference."""
         n = int(mask.sum())
-        if n < self.min_count or not valid:
+        if n < self.min_count or not is_valid:
             return {"value": None, "n_examples": n, "masked": True}
         change = lost[mask].astype(float) - won[mask]
         return {
@@ -341,26 +237,31 @@ class Measure:
             "masked": False,
         }
 
-    # -- over clients and rounds
+    def _lost_in_average(self) -> Row:
+        """What averaging forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
+        valid, is_judged = self.scores.valid, self.per_class >= self.min_count
+        is_valid = valid[1:-1]
+        row: Row = {
+            "moment": "aggregated",
+            "scope": "global",
+            "slice": self.pool.split,
+            "metric": "granular_forgetting",
+            "n_examples": int(self.per_class[is_judged].sum()),
+            "n_clients": int(is_valid.sum()),
+        }
+        if not (is_valid.any() and valid[-1] and is_judged.any()):
+            return {**row, "value": None, "masked": True}
+        loss = self.counts[1:-1][is_valid].mean(0) - self.counts[-1]
+        drop = loss[is_judged] / self.per_class[is_judged]
+        return {**row, "value": float(np.maximum(drop, 0).sum()), "masked": False}
 
-    def _means(self, rows: list[Row], ids: list[int]) -> list[Row]:
+    def mean_rows(self, rows: list[Row]) -> list[Row]:
         """Mean and spread over the clients of what their rows say about the test split; ``restored`` is pooled."""
         means: list[Row] = []
-        metrics = (
-            "accuracy",
-            "loss",
-            "drop",
-            "forgotten",
-            "learned",
-            "forgetting",
-            "granular_forgetting",
-            "accuracy_seen",
-            "accuracy_unseen",
-        )
         groups: dict[tuple[str, str], list[float]] = {}
         for row in rows:
-            judged = row["scope"] == "client" and row["slice"] == self.pool.split
-            if judged and row["metric"] in metrics and row["value"] is not None:
+            is_judged = row["scope"] == "client" and row["slice"] == self.pool.split
+            if is_judged and row["metric"] in MEANS and row["value"] is not None:
                 groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
         for (moment, metric), values in groups.items():
             base: Row = {
@@ -395,73 +296,79 @@ class Measure:
             )
         return means
 
-    def _over_time(self, r: int, right: np.ndarray, valid: bool) -> list[Row]:
-        """Backward transfer and fluctuation of the aggregated model's classes; those with few examples left out."""
-        if not valid:
-            return []
-        is_judged = self.per_class >= self.min_count
-        accuracy = np.where(is_judged, right / np.maximum(self.per_class, 1), np.nan)
-        base: Row = {"moment": "aggregated", "scope": "global", "slice": self.pool.split}
-        rows: list[Row] = []
 
-        def each(metric: str, values: np.ndarray) -> list[Row]:
-            cells = [
-                {
-                    **base,
-                    "metric": metric,
-                    "index": c,
-                    "value": float(v) if is_judged[c] else None,
-                    "masked": not is_judged[c],
-                    "n_examples": int(self.per_class[c]),
-                }
-                for c, v in enumerate(values)
-            ]
-            return (
-                [
-                    *cells,
-                    {
-                        **base,
-                        "metric": metric,
-                        "value": float(values[is_judged].mean()),
-                        "n_examples": int(self.per_class[is_judged].sum()),
-                    },
-                ]
-                if is_judged.any()
-                else cells
-            )
+def rows_over_rounds(rounds: list[int], rows: list[Row]) -> list[Row]:
+    """Backward transfer and fluctuation of the aggregated model's classes, from the ``class_accuracy`` of all ``rounds``.
 
-        if self.best is not None:
-            rows += each("backward_transfer", accuracy - self.best)
-        if self.before is not None and self._neighbours(self.before[0], r):
-            rows += each("class_fluctuation", np.abs(accuracy - self.before[1]))
-        self.best = accuracy if self.best is None else np.fmax(self.best, accuracy)
-        self.before = r, accuracy
-        return rows
+    Left out are rounds that cannot be read or whose model gives no numbers; classes with few examples have no value.
+    """
+    cells: dict[int, list[Row]] = {}
+    valid: set[int] = set()
+    for row in rows:
+        if row["moment"] == "aggregated" and row["scope"] == "global":
+            if row["metric"] == "class_accuracy":
+                cells.setdefault(row["round"], []).append(row)
+            elif row["metric"] == "accuracy" and row["value"] is not None:
+                valid.add(row["round"])
+    changes: list[Row] = []
+    best: np.ndarray | None = None
+    before: np.ndarray | None = None  # in the round before: over a gap there is no fluctuation
+    for r in rounds:
+        if r not in valid:
+            before = None
+            continue
+        accuracy = np.array([cell["value"] for cell in cells[r]], dtype=float)
+        if best is not None:
+            changes += _class_rows("backward_transfer", accuracy - best, cells[r])
+        if before is not None:
+            changes += _class_rows("class_fluctuation", np.abs(accuracy - before), cells[r])
+        best = accuracy if best is None else np.fmax(best, accuracy)
+        before = accuracy
+    return changes
 
-    def _neighbours(self, a: int, b: int) -> bool:
-        """Whether no stored round lies between: over a gap there is no change from one round to the next."""
-        rounds = self.history.rounds
-        return a in rounds and b in rounds and rounds.index(b) - rounds.index(a) == 1
 
-    def class_examples(self) -> list[Row]:
-        if not self.classes:
-            return []
-        return [
-            {
-                "scope": "client",
-                "client": k,
-                "slice": f"client:{k}/train",
-                "metric": "class_examples",
-                "index": c,
-                "masked": False,
-                "value": float(v),
-                "n_examples": len(self.history.parts[k]),
-            }
-            for k in sorted(self.seen_clients)
-            for c, v in enumerate(self.class_counts(k))
-        ]
+def _class_rows(metric: str, values: np.ndarray, cells: list[Row]) -> list[Row]:
+    """A value of every class and their mean; ``cells`` say of which round and examples."""
+    is_judged = ~np.isnan(values)
+    base = {name: cells[0][name] for name in ("round", "moment", "scope", "slice")}
+    rows: list[Row] = [
+        {
+            **base,
+            "metric": metric,
+            "index": cell["index"],
+            "value": float(v) if is_class_judged else None,
+            "n_examples": cell["n_examples"],
+        }
+        for v, is_class_judged, cell in zip(values, is_judged, cells, strict=True)
+    ]
+    if is_judged.any():
+        n_examples = sum(row["n_examples"] for row in rows if row["value"] is not None)
+        mean = float(values[is_judged].mean())
+        rows.append({**base, "metric": metric, "value": mean, "n_examples": n_examples})
+    return [{**row, "masked": row["value"] is None} for row in rows]
 
-    def class_counts(self, client: int) -> np.ndarray:
-        """Training examples of every class that a client has: not the pool's, which may lack a class with few samples."""
-        labels = self.history.dataset.train_y[self.history.parts[client]]
-        return np.bincount(labels.cpu().numpy(), minlength=self.classes)
+
+def class_examples(history: History, clients: set[int]) -> list[Row]:
+    """How many training examples of every class these clients have."""
+    if history.dataset.regression:
+        return []
+    return [
+        {
+            "scope": "client",
+            "client": k,
+            "slice": f"client:{k}/train",
+            "metric": "class_examples",
+            "index": c,
+            "masked": False,
+            "value": float(v),
+            "n_examples": len(history.parts[k]),
+        }
+        for k in sorted(clients)
+        for c, v in enumerate(_class_counts(history, k))
+    ]
+
+
+def _class_counts(history: History, client: int) -> np.ndarray:
+    """Training examples of every class that a client has: not the pool's, which may lack a class with few samples."""
+    labels = history.dataset.train_y[history.parts[client]]
+    return np.bincount(labels.cpu().numpy(), minlength=history.dataset.classes)

@@ -187,7 +187,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         fig, axes = style.panels(len(runs), height, across=across, width=width)
         for ax, (run, part) in zip(axes, cells.items(), strict=True):
             examples = only(runs[run], metric="class_examples")
-            marked |= _classes(ax, part, examples, reach, many=len(clients[run]) > MANY)
+            marked |= _classes(ax, part, examples, reach, is_large=len(clients[run]) > MANY)
             last = int(losses[run]["round"].iloc[0])
             title = f"forgetting by class, round {last}"
             ax.set_title(title if len(runs) == 1 else f"{style.plain(run)}\n{title}", fontsize=8)
@@ -231,10 +231,10 @@ def _losses(table: pd.DataFrame, round: int | None) -> pd.DataFrame:
 
 
 def _classes(
-    ax: Axes, cells: pd.DataFrame, examples: pd.DataFrame, reach: float, many: bool
+    ax: Axes, cells: pd.DataFrame, examples: pd.DataFrame, reach: float, is_large: bool
 ) -> set[str]:
     """A run's cells; which marks (dot, hatch) stand in them."""
-    counts = _cells(examples.iloc[:0] if many else examples).reindex_like(cells)
+    counts = _cells(examples.iloc[:0] if is_large else examples).reindex_like(cells)
     values = cells.to_numpy()
     rows, classes = cells.shape
     ax.set_facecolor("#bbbbbb")
@@ -258,7 +258,7 @@ def _classes(
         markeredgecolor="white",
         markeredgewidth=0.35,
     )
-    ax.set(xlabel="class", ylabel="percentile of the clients" if many else "client")
+    ax.set(xlabel="class", ylabel="percentile of the clients" if is_large else "client")
     if classes <= 30:
         ax.set_xticks(range(classes), [str(c) for c in cells.columns])
     stride = max(1, -(-rows // 40))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import pandas as pd
@@ -10,25 +9,24 @@ from pydantic import Field
 
 from fldiag.diagnostics.lora import picture
 from fldiag.diagnostics.lora.summary import summary
-from fldiag.registry import Progress, diagnostic
-from fldiag.results.table import Row, table
+from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
+from fldiag.registry import diagnostic
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
-    from fldiag.runs.round_weights import Stored
 
 
 @diagnostic(
     "lora",
     on="run",
-    needs="clients",
     draw=picture.draw,
     summary=summary,
     example="checkpoints/texts-fedavg-s0-1a2b3c4d",
 )
 def lora(
     history: History,
-    progress: Progress | None = None,
     *,
     k: Annotated[
         int,
@@ -63,53 +61,30 @@ def lora(
 
     Raises FldiagError when the model has no adapters, or no round has client weights.
     """
-    import torch
-
-    from fldiag.diagnostics.lora import measure, spectra
-    from fldiag.errors import FldiagError
+    from fldiag.diagnostics.lora import measure
     from fldiag.models.lora import adapters
-    from fldiag.runs.round_cache import rows_of_rounds
 
-    layers = adapters(history.network.module)
-    if not layers:
+    if not adapters(history.network.module):
         raise FldiagError(
             f"{history.name}: its model has no low-rank adapters",
             "train with adapters (--set model.lora_rank=8), or record a model of peft",
             usage=True,
         )
-    last: list[Stored] = []
-    _ = (
-        history.dataset if k else None
-    )  # a run without data has no spectrum, which is told before the rounds are measured
-
-    def complete() -> Iterator[Stored]:
-        for cohort in history.each(progress):
-            if cohort.complete and cohort.clients is not None:
-                last[:] = [cohort] if torch.isfinite(cohort.clients).all(1).any() else last
-                yield cohort
-
-    def of_round(cohort: Stored) -> list[Row]:
-        sound = history.finite(cohort)
-        if not sound.ids or sound.clients is None:
-            return []
-        views, p = (
-            history.layout.views(sound.clients),
-            torch.from_numpy(history.weights(sound.ids)).to(history.device),
+    if k:
+        _ = history.dataset  # without data there is no spectrum: refused before rounds are measured
+    rows = history.map_rounds(measure.round_rows)
+    if k and rows:
+        spectra = workspace().map(
+            measure.spectrum_rows,
+            history,
+            measure.SPECTRA,
+            round=rows[-1]["round"],
+            k=k,
+            tol=tol,
+            max_products=max_products,
+            seed=seed,
         )
-        return [
-            {"round": cohort.round, "layer": layer, **row}
-            for layer, factors in layers.items()
-            for row in measure.of_layer(
-                views[factors.a], views[factors.b], p, factors.scale, sound.ids
-            )
-        ]
-
-    rows = rows_of_rounds(history, complete(), of_round)
-    for cohort in last if k else ():
-        rows += [
-            {"round": cohort.round, **row}
-            for row in spectra.rows(history, cohort, k, tol, max_products, seed, progress)
-        ]
+        rows += [row for spectrum in spectra for row in spectrum]
     rows += history.final_rows()
     return table(
         [{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common

@@ -153,7 +153,6 @@ LAMBDA_1 = Number(
     draw={"": picture.draw, "-layers": layers.draw_if_any},
     summary=summary,
     numbers=(LAMBDA_1,),
-    check=check,
     flags={
         "density": Flag(
             "density", "Also compute and draw the spectral density.", sets={"strict": True}
