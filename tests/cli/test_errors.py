@@ -63,7 +63,7 @@ CALLS = [
     (f"{FEDSOL} partition.min_size=200", 2, "min_size"),
     (f"{FEDSOL} model.hidden={DEEP}", 2, "model.hidden: nested too deeply"),
     (f"{FEDSOL} model.hidden={DEEP[700:-700]}", 2, "nested more than 100 levels deep"),
-    ("train digits --seed 12345678901234567890", 2, "less than 4611686018427387904"),
+    ("train digits --seed 12345678901234567890", 2, "less than 9223372036854775808"),
     ("train digits --set train.drop_last=true --set train.batch_size=1000", 2, "largest client"),
     ("train digits --set data.name=mnist", 2, "FLDIAG_DATA"),
     ("train digits --set data.name=cifar10 --set data.root=.", 1, "cifar10.npz|--download"),

@@ -55,7 +55,7 @@ def test_an_unknown_preset_suggests_the_nearest():
         ({"rounds": 0}, ["rounds = 0", "greater than or equal to 1"]),
         ({"rounds": 2.5}, ["rounds = 2.5"]),
         ({"seed": -1}, ["seed = -1"]),
-        ({"seed": 2**62}, ["seed = 4611686018427387904", "less than"]),
+        ({"seed": 2**63}, ["seed = 9223372036854775808", "less than"]),
         ({"name": "../x"}, ["name"]),
         ({"train": {"lr": 0}}, ["train.lr = 0", "greater than 0"]),
         ({"train": {"lr": float("nan")}}, ["train.lr"]),
