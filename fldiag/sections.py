@@ -91,7 +91,7 @@ VOCABULARY, LENGTH = 8000, 64
 #: The word pieces 0, 1, 2 and 3 of every tokenizer here.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 #: Rounds, clients and seeds are smaller: tables hold them as int64.
-LARGEST = 2**62
+LARGEST = 2**63
 #: Levels of nested tables and lists in a config, and in a file that holds one. Python copies and writes about 250 of them.
 DEEPEST, DEEPEST_FILE = 100, 110
 

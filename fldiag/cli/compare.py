@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Exit code of a check that failed.
 FAILED = 3
 
-Sides_ = Annotated[
+SidesArgument = Annotated[
     list[Path] | None,
     typer.Argument(
         help="A and B: run folders, checkpoint files, quoted patterns, or folders "
@@ -67,7 +67,7 @@ Model = Annotated[
 
 @app.command(rich_help_panel="Compare")
 def check(
-    sides: Sides_ = None,
+    sides: SidesArgument = None,
     a: A = None,
     b: B = None,
     baseline: Annotated[
@@ -112,15 +112,18 @@ def check(
         from fldiag.compare import compare, junit, wording
 
         console = Console(json)
-        subject_options = {
-            "model": model,
-            "data": data,
-            "root": root,
-            "download": download,
-            "device": device,
-        }
         runs = two_sides(sides or [], a or [], b or [], baseline or [])
-        comparison, reader = _open(console, runs, pair, allow_code or [], subject_options)
+        comparison, reader = _open(
+            console,
+            runs,
+            pair,
+            allow_code or [],
+            model=model,
+            data=data,
+            root=root,
+            download=download,
+            device=device,
+        )
         outcome = compare.check(comparison, fail_if or [], reader, level)
         about = {
             "verdict": outcome.verdict,
@@ -146,7 +149,7 @@ def check(
 
 @app.command(rich_help_panel="Compare")
 def diff(
-    sides: Sides_ = None,
+    sides: SidesArgument = None,
     a: A = None,
     b: B = None,
     number: Annotated[
@@ -179,15 +182,18 @@ def diff(
         from fldiag.plotting import style
 
         console = Console(json)
-        subject_options = {
-            "model": model,
-            "data": data,
-            "root": root,
-            "download": download,
-            "device": device,
-        }
         runs = two_sides(sides or [], a or [], b or [], [])
-        comparison, reader = _open(console, runs, pair, allow_code or [], subject_options)
+        comparison, reader = _open(
+            console,
+            runs,
+            pair,
+            allow_code or [],
+            model=model,
+            data=data,
+            root=root,
+            download=download,
+            device=device,
+        )
         if not comparison.b:
             raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
         table = compare.diff(comparison, number or None, reader, level)
@@ -326,7 +332,7 @@ def _open(
     runs: tuple[list[Path], list[Path]],
     pair: str,
     allow_code: Sequence[str],
-    subject_options: Mapping[str, Any],
+    **subject_options: Any,
 ) -> tuple[Sides, Reader]:
     from fldiag.compare import reading, sides
 

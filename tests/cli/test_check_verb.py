@@ -75,23 +75,9 @@ def test_undecided_passes_unless_it_is_strict(tmp_path):
     assert 'failures="1"' in (tmp_path / "s.xml").read_text()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--level", "nan"],
-        ["--level", "0"],
-        ["--level", "2"],
-        ["--fail-if", "accuracy < 1e400"],
-        ["--junit", "."],
-    ],
-    ids=" ".join,
-)
-def test_what_is_no_check_is_one_error(words, tmp_path):
-    for verb in ("check", "diff") if words[0] == "--level" else ("check",):
-        said = run(
-            verb, "short", "long", *words, "--out", tmp_path, code=1 if words[0] == "--junit" else 2
-        ).stderr
-        assert "error: " in said and "→" in said and "unexpected" not in said and len(said) < 700
+def test_a_junit_file_that_cannot_be_written(tmp_path):
+    text = run("check", "short", "long", "--junit", ".", "--out", tmp_path, code=1).stderr
+    assert "cannot write" in text and "unexpected" not in text
 
 
 def test_a_model_that_cannot_be_made_is_no_noise(tmp_path):
@@ -204,19 +190,3 @@ def test_for_machines(tmp_path):
         run("diff", "short", "long", "--number", "loss", "--json", "--out", tmp_path).stdout
     )
     assert diff["rows"][0]["better"] == "B" and "two given models" in diff["question"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["check", "short", "--fail-if", "accuracy < basline"], "position 12"),
-        (["check"], "no run is given"),
-        (["check", "short", "long", "--baseline", "long"], "a side is given twice"),
-        (["diff", "short"], "one side is given"),
-        (["check", "short", "long", "short"], "quote a pattern"),
-        (["check", "short", "nowhere"], "is not there"),
-    ],
-)
-def test_wrong_use_is_one_error(words, says):
-    text = run(*words, code=2).stderr
-    assert says in text and "Traceback" not in text and len(text.strip().splitlines()) == 2

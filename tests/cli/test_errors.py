@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shlex
 import subprocess
 import sys
 import traceback
@@ -32,6 +33,7 @@ def complaint(*arguments, code):
     assert result.exit_code == code, (result.output, result.exception)
     lines = result.stderr.strip().splitlines()
     assert lines[0].startswith("error: ") and lines[1].lstrip().startswith("→ "), result.stderr
+    assert not lines[0].startswith("error: unexpected "), result.stderr
     assert "Traceback" not in result.output
     return result.stderr
 
@@ -80,6 +82,7 @@ CALLS = [
     ("sweep digits --over seed=0,1 --tune train.lr=1,2 --shard 1/2", 2, "tune first"),
     ("sweep digits --over seed=0,0", 2, "the same run"),
     ("sweep digits --over seed=0,1 --shard 3/2", 2, "--shard 3/2"),
+    ("sweep digits --over metod.name=fedavg", 2, "metod"),
     ("runs file", 2, "file is not a folder"),
     ("runs empty", 2, "there is no run under empty"),
     ("prune empty", 2, "has no run.json"),
@@ -91,12 +94,19 @@ CALLS = [
     ("drift empty", 2, "has no run.json"),
     ("drift deep_run", 1, "deep_run/run.json|nested more than 110 levels deep"),
     ("check", 2, "no run is given"),
-    ("check a b c", 2, "3 paths are given for two sides"),
+    ("check a b c", 2, "3 paths are given for two sides|quote a pattern"),
     ("check a --a b", 2, "a side is given twice"),
-    ("check CKPT --level 2", 2, "between 0 and 1"),
+    ("check a b --baseline b", 2, "a side is given twice"),
+    ("check CKPT nowhere", 2, "is not there"),
+    ("check CKPT --fail-if 'accuracy < basline'", 2, "position 12"),
+    ("check CKPT CKPT --fail-if 'accuracy < 1e400'", 2, "1e400"),
+    ("check CKPT CKPT --level nan", 2, "between 0 and 1"),
+    ("check CKPT CKPT --level 0", 2, "between 0 and 1"),
+    ("diff CKPT CKPT --level 2", 2, "between 0 and 1"),
     ("diff CKPT", 2, "one side is given"),
     ("diff CKPT CKPT --width wide", 2, "single, double"),
     ("report empty", 2, "has no run.json"),
+    ("report nowhere", 2, "is not there"),
     ("list method", 2, "did you mean 'methods'?"),
     ("explain fedsoll", 2, "did you mean 'fedsol'?"),
     ("partition digits --format gif", 2, "pdf, png, svg"),
@@ -135,10 +145,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("call", "code", "words"), CALLS)
-def test_a_wrong_call_is_one_message(call, code, words, folder, monkeypatch):
+def test_a_wrong_call_is_one_message_and_writes_nothing(call, code, words, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    text = complaint(*call.replace("CKPT", str(EXAMPLE)).split(), code=code)
+    files = {file for file in folder.rglob("*") if file.is_file()}
+    text = complaint(*shlex.split(call.replace("CKPT", str(EXAMPLE))), code=code)
     assert all(word in text for word in words.split("|")), text
+    assert {file for file in folder.rglob("*") if file.is_file()} == files
 
 
 def test_few_names_are_listed():

@@ -109,15 +109,6 @@ def test_several_runs_go_to_one_file_here(trained, tmp_path):
     assert "checkpoint.clients=sampled" in path.read_text("utf-8")
 
 
-def test_wrong_use_is_one_message_with_a_remedy(tmp_path):
-    for arguments in (["report", tmp_path], ["report", tmp_path / "none"]):
-        result = run(*arguments, code=2)
-        assert (
-            "error:" in result.stderr and "→" in result.stderr and "Traceback" not in result.output
-        )
-    run("report", code=2)
-
-
 @pytest.mark.slow
 def test_compute_says_what_it_cannot_make(tmp_path):
     run(

@@ -106,21 +106,6 @@ def test_a_dry_run_forecasts_all_runs_and_writes_nothing(here):
     assert spread["seconds"] != spread["serial_seconds"] and spread["executor"] == "processes:2"
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (("--over", "seed"), "not of the form key=value,value"),
-        (("--over", "seed=0", "--over", "seed=1"), "given twice"),
-        (("--over", "seed=0,0"), "same run"),
-        (("--over", "seed=0", "--budget", "2"), "--tune is not given"),
-        (("--over", "seed=0", "--set", "seed=1"), "in two ways"),
-        (("--over", "metod.name=fedavg"), "metod"),
-    ],
-)
-def test_a_wrong_sweep_is_refused_before_anything_is_trained(here, arguments, words):
-    assert words in run("sweep", "digits", *arguments, code=2).stderr and not list(here.iterdir())
-
-
 def test_overwrite_begins_anew(here):
     run("train", "digits", *SHORT, "--out", "r")
     told = run("train", "digits", *SHORT, "--out", "r", code=2).stderr
