@@ -93,6 +93,7 @@ class Workspace:
             done += 1
             if self.finished is not None and not isinstance(value, Exception):
                 self.finished.keep(text, value)
+            self.show(done, len(missing), name(item))
             yield value
 
     def result(self, name: str, compute: Callable[[], Any]) -> Any:
