@@ -95,6 +95,7 @@ class Workspace:
             done += 1
             if self.finished is not None and not isinstance(value, Exception):
                 self.finished.keep(text, value)
+            self.show(done, len(missing), name(item))
             yield value
 
     def result(self, name: str, compute: Callable[[], Any]) -> Any:
@@ -118,7 +119,7 @@ class Workspace:
         self._span = (first + width * number, first + width * (number + 1))
         self._text = f"{before[1]}{text}, " if text else before[1]
         if text:
-            self._show(0.0, text)
+            self._show(0.0, f"{before[1]}{text}")
         try:
             yield
         finally:
