@@ -19,6 +19,7 @@ from fldiag.execution.dask_cluster import DaskCluster
 from fldiag.execution.executor import cores, parse_executor
 from fldiag.execution.pool import TRIES
 from fldiag.execution.pools import open_pool
+from fldiag.execution.workspace import workspace
 from fldiag.training import rounds
 
 
@@ -184,7 +185,7 @@ def test_a_place_that_cannot_be_reached_leaves_no_run_behind(tmp_path, monkeypat
 def test_personal_models_are_made_where_the_rounds_were(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        rounds, "measure", lambda *args, executor, **kwargs: seen.append(str(executor)) or []
+        rounds, "measure", lambda *args: seen.append(str(workspace().executor)) or []
     )
     with ThreadPoolExecutor(1) as own:
         run = rounds.train(
