@@ -75,14 +75,13 @@ class Workspace:
             name: what an item is called in progress and messages; with the function's name it tells items of a diagnostic apart.
             options: further arguments of the function.
         """
-        self.is_used = True
         names = [f"{function.__name__}: {name(item)}" for item in items]
         if len(set(names)) < len(names):
             raise ValueError("two items of one name: one's result would be read as the other's")
         missing = [i for i, text in enumerate(names) if not self._is_finished(text)]
         units = [(function, items[i], options, name(items[i])) for i in missing]
         results = self._pool_of(shared, len(units)).map(units) if units else iter(())
-        done = 0
+        self.is_used, done = True, 0
         for item, text in zip(items, names, strict=True):
             if self._is_finished(text):
                 assert self.finished is not None

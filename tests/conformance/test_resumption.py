@@ -48,8 +48,8 @@ def rugged():
 
 
 CASES = {
-    "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
+    "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),
 }
