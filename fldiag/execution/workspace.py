@@ -113,7 +113,8 @@ class Workspace:
         width = (last - first) / max(total, 1)
         self._span = (first + width * number, first + width * (number + 1))
         self._text = f"{before[1]}{text}, " if text else before[1]
-        self._show(0.0, text)
+        if text:
+            self._show(0.0, text)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fldiag import registry
+from fldiag.diagnosis.measure import measure
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
@@ -28,9 +29,10 @@ def entry(name):
 
 
 def run(name, problem, progress=None, **options):
-    found = entry(name)
-    known = {k: v for k, v in {**SMALL, **options}.items() if k in found.options.model_fields}
-    return found.build(problem, progress, **found.validate(known))
+    diagnostic = entry(name)
+    names = diagnostic.options.model_fields
+    options = {k: v for k, v in {**SMALL, **options}.items() if k in names}
+    return measure(diagnostic, problem, diagnostic.validate(options), progress=progress)
 
 
 def network():
