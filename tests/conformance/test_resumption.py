@@ -72,7 +72,6 @@ def adapted():
 
 
 CASES = {
-    "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "connectivity": (
         lambda: [network(seed) for seed in range(3)],
         {"curve": 3, "points": 3, "refine": 0, "mixtures": 2},
@@ -87,6 +86,7 @@ CASES = {
     "forgetting": (four_rounds, {}),
     "lora": (adapted, {"k": 1, "tol": 0.5}),
     "matching": (four_rounds, {"every_round": True, "k": 1}),
+    "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),
 }

@@ -14,11 +14,16 @@ import pytest
 import torch
 from helpers import config
 
+import fldiag
+from fldiag import registry
+from fldiag.diagnosis.measure import measure
 from fldiag.errors import FldiagError
 from fldiag.execution.dask_cluster import DaskCluster
 from fldiag.execution.executor import cores, parse_executor
 from fldiag.execution.pool import TRIES
 from fldiag.execution.pools import open_pool
+from fldiag.execution.workspace import workspace
+from fldiag.results.table import table
 from fldiag.training import rounds
 
 
@@ -184,13 +189,28 @@ def test_a_place_that_cannot_be_reached_leaves_no_run_behind(tmp_path, monkeypat
 def test_personal_models_are_made_where_the_rounds_were(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        rounds, "measure", lambda *args, executor, **kwargs: seen.append(str(executor)) or []
+        rounds, "measure", lambda *args: seen.append(str(workspace().executor)) or []
     )
     with ThreadPoolExecutor(1) as own:
         run = rounds.train(
             config("fedbabu", rounds=1, total=3, per_round=2), out=tmp_path, executor=own
         )
     assert seen == ["ThreadPoolExecutor"] and run.status == "finished"
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes:2"])
+def test_a_diagnostic_without_parts_says_so(executor):
+    entry = registry.Diagnostic(
+        "diagnostic", "one", lambda problem: table([{"metric": "n", "value": problem.n}])
+    )
+    data = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+    problem = fldiag.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, data)
+    remarks = []
+    frame = measure(entry, problem, {}, executor=executor, tell=remarks.append)
+    assert frame["value"].tolist() == [2]
+    assert remarks == [f"one cannot be split for {executor}: it was computed in this process"] * (
+        executor != "serial"
+    )
 
 
 @pytest.mark.skipif(

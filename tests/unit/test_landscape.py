@@ -231,9 +231,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, how):
     )
     pd.testing.assert_frame_equal(resumed, expected, check_exact=True)
     # directions and eight points were kept
-    assert next(text for text in texts if text) == "points 9 to 10" and not list(
-        tmp_path.glob("*.partial.npz")
-    )
+    assert texts[0] == "points 9 to 10" and not list(tmp_path.glob("*.partial.npz"))
 
 
 def test_progress_counts_the_points():

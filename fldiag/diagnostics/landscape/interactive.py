@@ -128,8 +128,6 @@ def _flat_layout(about: dict[str, Any]) -> dict[str, Any]:
 
 def scene(grid: Surface, shared: Scale) -> dict[str, Any]:
     """One plotly surface trace, coloured by its height; its hover text holds numbers only."""
-    import plotly.graph_objects as go
-
     hover = [
         [
             f"x {x:.4g}<br>y {y:.4g}<br>loss {loss:.6g}<br>stderr {'unknown' if math.isnan(err) else f'{err:.2g}'}"
@@ -144,24 +142,22 @@ def scene(grid: Surface, shared: Scale) -> dict[str, Any]:
         [i / 32, to_hex(c)]
         for i, c in enumerate(matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 33)))
     ]
-    trace = go.Surface(
-        x=grid.x.tolist(),
-        y=grid.y.tolist(),
-        z=heights,
-        cmin=shared.low,
-        cmax=shared.high,
-        hoverinfo="text",
-        showscale=False,
-        colorscale=colours,
-        opacity=1.0,
-        # Little shading, or the colours would no longer be those of the bar.
-        lighting={"ambient": 0.85, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
-        contours={"z": {"highlightcolor": "#ffffff"}},
-    ).to_plotly_json()
     return {
-        **trace,
+        "type": "surface",
+        "x": grid.x.tolist(),
+        "y": grid.y.tolist(),
+        "z": heights,
+        "cmin": shared.low,
+        "cmax": shared.high,
         "text": hover,
-    }  # plotly's Python side would turn each row of texts into one text
+        "hoverinfo": "text",
+        "showscale": False,
+        "colorscale": colours,
+        "opacity": 1.0,
+        # Little shading, or the colours would no longer be those of the bar.
+        "lighting": {"ambient": 0.85, "diffuse": 0.25, "specular": 0.02, "roughness": 0.9},
+        "contours": {"z": {"highlightcolor": "#ffffff"}},
+    }
 
 
 def marks(grid: Surface, shared: Scale) -> list[dict[str, Any]]:
