@@ -207,6 +207,16 @@ def cells(table: pd.DataFrame) -> pd.DataFrame:
     return layout
 
 
+def markdown(layout: pd.DataFrame) -> str:
+    """A table for reading."""
+    heads = [layout.index.name or "", *map(str, layout.columns)]
+    rows = [
+        [str(name), *("" if pd.isna(v) else str(v) for v in row)] for name, row in layout.iterrows()
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]]) + "\n"
+
+
 def _text(r: Mapping[str, Any]) -> str:
     count = (
         f"{r['seeds']:.0f} of {r['seeds'] + r['missing']:.0f} seeds"

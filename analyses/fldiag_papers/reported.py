@@ -48,6 +48,15 @@ class Reported:
     rounding: float = 0.0  # half of the last digit printed
 
     @property
+    def key(self) -> dict[str, str]:
+        return {
+            "setting": self.setting,
+            "method": self.method,
+            "model": self.model,
+            "data": self.data,
+        }
+
+    @property
     def settings(self) -> dict[str, str]:
         return dict(pair.split("=", 1) for pair in self.setting.split(";")) if self.setting else {}
 

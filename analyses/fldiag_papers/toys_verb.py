@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from fldiag.clock import LONG as ANNOUNCE
-from fldiag.clock import duration
 from fldiag.console import Console
 from fldiag.diagnosis import places
 from fldiag.errors import FldiagError
@@ -20,6 +16,7 @@ from fldiag.plotting import style
 from fldiag.results import files
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.select import number
+from fldiag.results.table import Row
 from fldiag_papers.toys import iris as iris_toy
 from fldiag_papers.toys import iris_picture, iris_reported, plane_picture
 from fldiag_papers.toys import plane as toy
@@ -29,23 +26,20 @@ DIGITS = 12
 
 
 def plane(
-    console: Console, rho: float, beta: float, a: tuple[float, ...] | None, out: Path | None
+    console: Console, rho: float, beta: float, a: tuple[float, ...], out: Path | None
 ) -> None:
-    options: dict[str, Any] = {"rho": rho, "beta": beta, **({"a": a} if a else {})}
-    geometry = toy.geometry(**options)
-    frame = toy.run(**options)
+    frame = toy.run(rho, beta, a)
+    geometry = toy.geometry(rho, beta, a)
     path = places.prepare(out or places.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
     tables = files.write_table(frame, path, {**provenance(), "geometry": geometry}, DIGITS)
     pictures = style.write(plane_picture.draw(frame, geometry), path)
     rows = []
-    for (method, client), part in frame[frame["client"].notna()].groupby(
-        ["method", "client"], sort=True
-    ):
-        row = {"method": method, "client": int(client), "a": float(part["a"].iloc[0])}
+    for (method, client, curvature), part in frame.groupby(["method", "client", "a"]):
+        row: Row = {"method": method, "client": int(client), "a": float(curvature)}
         for metric in ("end_point", "closed_form"):
-            at = [number(part, metric, column=axis) for axis in ("x", "y")]
-            if None not in at:
-                row[metric] = f"({at[0]:.6f}, {at[1]:.6f})"
+            x, y = (number(part, metric, column=axis) for axis in ("x", "y"))
+            if x is not None:
+                row[metric] = f"({x:.6f}, {y:.6f})"
         row |= {m: value for m in ("distance", "angle") if (value := number(part, m)) is not None}
         rows.append(row)
     console.table(
@@ -102,7 +96,7 @@ def iris(
             seed_range,
             keep=keep,
             executor=executor,
-            progress=_forecast(console, bar),
+            progress=bar,
             on_damage=console.note,
         )
     averages = iris_reported.summary(frame)
@@ -162,22 +156,3 @@ def _print_averages(console: Console, table: pd.DataFrame, *, several: bool) -> 
             cells[m] = f"{100 * row[m]:.1f}{spread}"
         rows.append(cells)
     console.table(rows, {**({"run": "protocol"} if several else {}), "method": "method", **columns})
-
-
-def _forecast(
-    console: Console, bar: Callable[[int, int, str], None]
-) -> Callable[[int, int, str], None]:
-    """The bar, and one remark when what is left takes longer than a minute."""
-    began, is_announced = time.perf_counter(), False
-
-    def progress(done: int, total: int, text: str) -> None:
-        nonlocal is_announced
-        elapsed = time.perf_counter() - began
-        # Methods differ in cost: after three trainings each of the default ones has been timed.
-        if not is_announced and done >= 3 and elapsed > 1:
-            is_announced, rest = True, elapsed / done * (total - done)
-            if rest > ANNOUNCE:
-                console.note(f"about {duration(rest)} to go: {total - done} of {total} trainings")
-        bar(done, total, text)
-
-    return progress

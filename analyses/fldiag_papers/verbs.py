@@ -150,9 +150,10 @@ def plane(
     with errors(debug):
         from fldiag.plotting import sheet
         from fldiag_papers import toys_verb as verb
+        from fldiag_papers.toys.plane import CURVATURES
 
         with sheet.use_sheet(width, format):
-            verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
+            verb.plane(Console(json), rho, beta, tuple(a or CURVATURES), out)
 
 
 @toy.command()

@@ -20,7 +20,6 @@ from fldiag.results import files
 from fldiag.results.table import table
 from fldiag_papers import claims, costs, gather, plan, reported
 from fldiag_papers.paper_tables import VALUES, first_rounds
-from fldiag_papers.questions import finite
 from fldiag_papers.scales import SCALES, scale
 from fldiag_papers.study import PROFILED, Trial
 
@@ -123,13 +122,13 @@ def whole(study, size, monkeypatch):
                 "trained_model": "small_cnn",
             }
             pieces += [
-                finite(answer(trial, ask, seed, numbers[id(trial)]))
+                answer(trial, ask, seed, numbers[id(trial)])
+                .astype({"value": float})
                 .rename(columns={"data": "on"})
                 .assign(ask=ask.name, **about)
                 for ask in study.questions_for(trial, place)
             ]
-    monkeypatch.setattr(gather, "_alone", lambda *_: pieces)
-    monkeypatch.setattr(gather, "_of", lambda *_: [])
+    monkeypatch.setattr(gather, "measured_rows", lambda *_: pieces)
     return gather.table_of(study, the_plan, {})
 
 
