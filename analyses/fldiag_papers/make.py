@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fldiag import data
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
+from fldiag.plotting import style, words
 from fldiag.registry import Progress
 from fldiag.results import files
 from fldiag.results.provenance import provenance
@@ -231,7 +232,7 @@ def _write(
         about = describe(study, plan, drawn, status.paths, status.errors)
         page = _page(study, drawn, about)
         # Numbers are not written where anything fails.
-        pictures = style.write(study.draw(drawn), path)
+        pictures = style.write(_draw(study, drawn, about), path)
         tables = files.write_table(table, path, about)
         pages = [files.write_text(files.beside(path, ".md"), page)] if page else []
         return Result(study, [*tables, *pages, *pictures])
@@ -241,6 +242,18 @@ def _write(
         if isinstance(error, FldiagError):
             return Result(study, error=f"{error.what}; {error.remedy}")
         return Result(study, error=f"{type(error).__name__}: {error}")
+
+
+def _draw(study: Study, table: pd.DataFrame, about: Mapping[str, Any]) -> Figure:
+    """The picture; one of the scale smoke says above what was trained."""
+    figure = study.draw(table)
+    configs = [run["config"] for run in about["runs"].values()]
+    if about["scale"] == "smoke" and configs:
+        data = ", ".join(sorted({words.data(c["data"]["name"]) for c in configs}))
+        rounds, seeds = max(c["rounds"] for c in configs), len(about["seeds"])
+        text = f"Smoke test: {data}, {rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+        figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#555555")
+    return figure
 
 
 def _page(study: Study, table: pd.DataFrame, about: Mapping[str, Any]) -> str:
@@ -264,7 +277,7 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Result]:
                 about = files.read_json(note)
                 text = files.read_csv_bytes(files.beside(path, ".csv"), about).decode()
                 table = read(text)
-                pictures = style.write(study.draw(table), path)
+                pictures = style.write(_draw(study, table, about), path)
             except FileNotFoundError:
                 results.append(Result(study, error="not there", is_absent=True))
                 continue
