@@ -1,4 +1,4 @@
-"""``fldiag figures``: the papers' figures and tables again, and the ledger."""
+"""What ``fldiag figures`` shows on the console: the files, the statements, the forecast."""
 
 from __future__ import annotations
 
@@ -11,103 +11,12 @@ from fldiag.clock import duration
 from fldiag.config import Config
 from fldiag.console import Console
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import Shard, parse_executor
-from fldiag.results.machine import emulated, machine
-from fldiag.training.forecast import forecast, wall
-from fldiag_papers import ledger, make, plan, reported
-from fldiag_papers import scales as sizes
+from fldiag.results.machine import machine
+from fldiag.training import forecast as training
+from fldiag_papers import ledger, make, plan
 
 
-def figures(
-    console: Console,
-    ids: list[str],
-    scale: str,
-    out: Path | None,
-    store: Path | None,
-    records: Path | None,
-    executor: str,
-    shard: str | None,
-    dry_run: bool,
-    as_is: bool,
-    only: list[str],
-    only_ledger: bool,
-    redraw: bool,
-    download: bool,
-    device: str,
-    strict: bool = False,
-) -> None:
-    out, store = out or make.OUT, store or make.STORE
-    if only_ledger:
-        return _ledger(console, out)
-    size, studies = sizes.scale(scale), reported.select(ids)
-    if redraw:
-        results = make.redraw(studies, out)
-        results = [r for r in results if not r.is_absent] or results
-        return _report(console, results, [], "fldiag figures NAME makes what is missing")
-    if as_is and (shard or dry_run):
-        raise FldiagError(
-            f"--as-is trains nothing: there is nothing to {'forecast' if dry_run else 'share'}",
-            f"leave out --as-is or {'--dry-run' if dry_run else '--shard'}",
-            usage=True,
-        )
-    if warning := not as_is and emulated(size.over.get("train.precision", "fp32"), device):
-        console.note(str(warning))
-    part = Shard.parse(shard)
-    the_plan = plan.make_plan(size, studies, reported.studies().values(), store, records)
-    configs = {core: task.config for core, task in the_plan.tasks.items()}
-    is_chosen = plan.only(only, configs.values())
-    cores = sorted(core for core, config in configs.items() if is_chosen(config))
-    cores = part.part(cores) if part else cores
-    if dry_run:
-        tasks = [the_plan.tasks[core] for core in cores]
-        return _forecast(console, the_plan, tasks, parse_executor(executor), device, download)
-    trained, failed = set() if as_is else set(cores), list[str]()
-
-    def on_done(text: str, done: int, total: int) -> None:
-        if not text.endswith(": done"):
-            failed.append(text)
-            console.note(text)
-
-    try:
-        with console.progress("figures") as bar:
-            results = make.make(
-                studies,
-                size,
-                out=out,
-                store=store,
-                executor=executor,
-                device=device,
-                download=download,
-                progress=bar,
-                on_done=on_done,
-                strict=strict,
-                draw=part is None,
-                records=records,
-                only=lambda config: config.hash in trained,
-            )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"stopped; what was trained is kept in {store}",
-            "run the same command again to continue",
-        ) from None
-    if part is None:
-        remedy = "the others were written; run the same command again to retry these"
-        if as_is or only:
-            option = "--as-is" if as_is else "--only"
-            remedy = f"without {option} all that they need is trained"
-        return _report(console, results, ledger.write(out), remedy)
-    if failed:
-        raise FldiagError(
-            f"{len(failed)} of the {len(cores)} runs of part {part} failed or lack an answer (why: above)",
-            "the others are kept; run the same command again to retry these",
-        )
-    console.say(
-        f"part {part}: {len(cores)} runs; when all parts are done, the same command without --shard draws"
-    )
-    console.done(store)
-
-
-def _report(
+def report(
     console: Console, results: Sequence[make.Result], files: list[Path], remedy: str
 ) -> None:
     rows = [
@@ -136,7 +45,7 @@ def _report(
     console.done(*files, *(f for r in results for f in r.files))
 
 
-def _ledger(console: Console, out: Path) -> None:
+def show_ledger(console: Console, out: Path) -> None:
     files = ledger.write(out)
     claims = ledger.rows(out).query("kind == 'claim'")
     columns = {"metric": "statement", "scale": "scale", "status": "outcome"}
@@ -146,16 +55,17 @@ def _ledger(console: Console, out: Path) -> None:
     console.done(*files)
 
 
-def _forecast(
+def forecast(
     console: Console,
     the_plan: plan.Plan,
-    tasks: Sequence[plan.Task],
+    cores: Sequence[str],
     executor: Any,
     device: str,
     download: bool,
 ) -> None:
     """What there is to train, its time and disk on this machine, without the diagnostics; writes nothing but the scale's
     reduced data. One run of a kind is timed; the others take as much longer as they have more local steps."""
+    tasks = [the_plan.tasks[core] for core in cores]
     unknown = dict(make.prepare(the_plan, download))
     jobs, todo = executor.workers_here(threads=1), []
     for task in tasks:
@@ -169,7 +79,7 @@ def _forecast(
             bar(i, len(todo), f"timing {', '.join(kind)}")
             try:
                 if kind not in kinds:
-                    estimate = forecast(config, device=device, download=download)
+                    estimate = training.forecast(config, device=device, download=download)
                     kinds[kind] = estimate.seconds / local_steps(config), estimate.bytes
             except FldiagError as error:
                 unknown[", ".join(kind)] = error.what
@@ -180,7 +90,7 @@ def _forecast(
         p for p in [the_plan.store.absolute(), *the_plan.store.absolute().parents] if p.exists()
     )
     free = shutil.disk_usage(place).free
-    spent = None if jobs is None else wall(seconds, jobs)
+    spent = None if jobs is None else training.wall(seconds, jobs)
     rounds = sum(config.rounds for config in todo)
     console.result |= {
         "scale": the_plan.scale.name,

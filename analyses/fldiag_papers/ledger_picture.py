@@ -71,8 +71,7 @@ def draw(ledger: pd.DataFrame) -> Figure:
         ]
         texts = [NAMES.get(name, name) for name in looks]
         if texts:
-            place = {"loc": "outside lower center", "ncols": len(texts)}
-            style.legend(fig, handles, texts, **place)
+            style.legend(fig, handles, texts, loc="outside lower center", ncols=len(texts))
     return fig
 
 

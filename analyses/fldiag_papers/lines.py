@@ -42,16 +42,23 @@ def lines(
                 raise FldiagError(
                     f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it"
                 )
-            for place, (label, look) in enumerate(looks.items()):
+            for row, (label, look) in enumerate(looks.items()):
                 part = only(rows, label=label)
                 _sampled(ax, part, x)
                 if len(flat := part.loc[part[x].isna(), "value"]):
                     ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
                 means(ax, part, x, look)
                 lost = part.loc[part["value"].isna(), x]
-                height = np.full(len(lost), 0.04 + 0.08 * place)
-                cross = {"color": look.color, "transform": ax.get_xaxis_transform()}
-                ax.plot(lost, height, "x", markersize=5, markeredgewidth=1.2, **cross)
+                height = np.full(len(lost), 0.04 + 0.08 * row)
+                ax.plot(
+                    lost,
+                    height,
+                    "x",
+                    color=look.color,
+                    markersize=5,
+                    markeredgewidth=1.2,
+                    transform=ax.get_xaxis_transform(),
+                )
             ticks = sorted(rows[x].dropna().unique())
             ax.set(xlabel=text, xscale="log" if metric in log else "linear")
             ax.set_xticks(ticks, [f"{t:g}" for t in ticks], rotation=90 if count > 1 else 0)
@@ -69,8 +76,8 @@ def lines(
             text = "± standard error over the test examples, one seed"
             handles[text] = Line2D([], [], color=FAINT, linewidth=1.6)
         if handles:
-            place = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
-            style.legend(fig, list(handles.values()), list(handles), **place)
+            ncols, marks = min(len(handles), 4), list(handles.values())
+            style.legend(fig, marks, list(handles), loc="outside lower center", ncols=ncols)
     return fig
 
 
@@ -168,5 +175,4 @@ def means(ax: Axes, part: pd.DataFrame, x: str, look: style.Look, label: str | N
     )
     if (several := std.notna()).any():
         at = std.index[several].to_numpy(float)
-        bars = {"fmt": "none", "ecolor": look.color, "elinewidth": 0.8}
-        ax.errorbar(at, mean[several], yerr=std[several], **bars)
+        ax.errorbar(at, mean[several], std[several], fmt="none", ecolor=look.color, elinewidth=0.8)

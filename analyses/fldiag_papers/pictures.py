@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -282,7 +283,7 @@ def _listed(lines: pd.DataFrame, titles: Sequence[Sequence[str]], shared: str, r
             [top, *cells],
             cellLoc="right",
             colWidths=[share, (1 - share) / 2, (1 - share) / 2],
-            bbox=(0, 0, 1, 1),
+            bbox=Bbox.unit(),
             edges="horizontal",
         )
         grid.auto_set_font_size(False)
@@ -305,9 +306,9 @@ def _row(label: str) -> str:
 def _panel(ax: Axes, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
     at = {r: len(rows) - 1 - i for i, r in enumerate(rows)}
     y = part["row"].map(at).to_numpy(float)
-    for name, shift, options in (
-        ("reported", -0.14, {"markerfacecolor": "none", "color": REPORTED.color}),
-        ("measured", 0.14, {"color": MEASURED.color}),
+    for name, shift, color, face in (
+        ("reported", -0.14, REPORTED.color, "none"),
+        ("measured", 0.14, MEASURED.color, MEASURED.color),
     ):
         value, std = part[name].to_numpy(float), part[f"{name}_std"].to_numpy(float)
         ok = np.isfinite(value)
@@ -320,7 +321,8 @@ def _panel(ax: Axes, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
             markersize=3.6,
             elinewidth=0.8,
             capsize=0,
-            **options,
+            color=color,
+            markerfacecolor=face,
         )
     numbers = part[["measured", "reported"]].to_numpy(float)
     numbers = numbers[np.isfinite(numbers)]

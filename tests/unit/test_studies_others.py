@@ -89,7 +89,7 @@ def answer(trial, ask, seed, number):
     else:  # matching
         rows = [
             {"metric": m, "index": 1 if m == "eigenvalue" else None, "value": base, **at}
-            for m in ("eigenvalue", "trace")
+            for m in ("accuracy", "loss", "eigenvalue", "trace")
         ]
         rows += [
             {

@@ -173,3 +173,20 @@ def _several(judged: pd.DataFrame) -> list[str]:
             f"{', '.join(good[good].index) or 'no protocol here'}."
         )
     return sentences
+
+
+def for_reading(table: pd.DataFrame) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Rows and heads of ``summary`` for a terminal, in percent."""
+    heads = {"run": "protocol"} if table["run"].nunique() > 1 else {}
+    heads |= {"method": "method", "accuracy": "global (%)", "paper": "paper (%)"}
+    heads |= {"late": "last 5 rounds", "local": "clients (%)", "drop": "drop"}
+    heads |= {"forgetting": "worst class", "disagreement": "differs (%)"}
+    rows = []
+    for _, row in table.iterrows():
+        paper = "–" if pd.isna(row["reported"]) else f"{100 * row['reported']:.2f}"
+        cells = {"run": row["run"], "method": row["method"], "paper": paper}
+        for m in MEASURES:
+            spread = "" if pd.isna(row[f"{m}_std"]) else f" ± {100 * row[f'{m}_std']:.1f}"
+            cells[m] = f"{100 * row[m]:.1f}{spread}"
+        rows.append(cells)
+    return rows, heads
