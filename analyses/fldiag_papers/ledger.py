@@ -298,21 +298,17 @@ def _claims(claim: claims.Claim, figures: Sequence[Entry]) -> Iterator[Row]:
     entries = [entry for entry in figures if entry.name == (paper, id)]
     for entry in entries:
         about = entry.about
-        partitions = {
-            run["config"]["partition"].get("seed")
-            for run in about["runs"].values()
-            if "config" in run
-        }
-        # Of runs that all divide the data in the same way.
-        remark = ", for this partition" if len(partitions) == 1 else ""
         try:
             verdict = _check(claim, entry, figures)
         except (FldiagError, OSError) as error:
             note = error.what if isinstance(error, FldiagError) else str(error)
             line: Row = {"status": "not decided", "note": note}
         else:
+            configs = [run["config"] for run in about["runs"].values() if "config" in run]
+            # Of runs that all divide the data in the same way.
+            is_one = len({c["partition"].get("seed") for c in configs}) == 1
             line = {
-                "status": verdict.text + remark,
+                "status": verdict.text + (", for this partition" if is_one else ""),
                 "note": verdict.numbers,
                 "seeds": len(about["seeds"]),
                 "agrees": {"holds": "yes", "does not hold": "no"}.get(verdict.outcome, "undecided"),

@@ -46,8 +46,11 @@ def lines(
                 part = only(rows, label=label)
                 _sampled(ax, part, x)
                 if len(flat := part.loc[part[x].isna(), "value"]):
-                    ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
-                means(ax, part, x, look)
+                    level = flat.mean()
+                    ax.axhline(
+                        level, color=look.color, linestyle=look.dash, linewidth=1, label=label
+                    )
+                means(ax, part, x, look, label)
                 lost = part.loc[part["value"].isna(), x]
                 height = np.full(len(lost), 0.04 + 0.08 * row)
                 ax.plot(
@@ -164,6 +167,8 @@ def means(ax: Axes, part: pd.DataFrame, x: str, look: style.Look, label: str | N
     """The mean of ``value`` over ``x``, with bars of one standard deviation where there are several seeds."""
     groups = part.dropna(subset=[x]).astype({"value": float}).groupby(x)["value"]
     mean, std = groups.mean(), groups.std()
+    if mean.empty:
+        return
     ax.plot(
         mean.index.to_numpy(float),
         mean,
