@@ -139,7 +139,7 @@ def lowest(
     complete = _complete(values, among)
     sign = -1 if highest else 1
     rivals = sign * complete.drop(columns=label)
-    own = sign * complete[label]
+    value = sign * complete[label]
     best = rivals.mean().idxmin()
     means = (
         f"{label} {complete[label].mean():.{digits}g}, best of the others {best} "
@@ -147,7 +147,7 @@ def lowest(
     )
     steps = [
         evidence.step(
-            own.to_numpy(),
+            value.to_numpy(),
             rivals[other].to_numpy(),
             (label, other),
             values.attrs,
@@ -155,7 +155,7 @@ def lowest(
         )
         for other in rivals
     ]
-    votes = tuple(map(bool, own < rivals.min(axis=1)))
+    votes = tuple(map(bool, value < rivals.min(axis=1)))
     return Verdict(votes, means, *_all(steps), (label, best))
 
 

@@ -106,8 +106,8 @@ def read_figures(out: Path) -> list[Entry]:
             raise FldiagError(
                 f"{file} cannot be read: {error}", "remove it and make the figure again"
             ) from None
-        needed = {"paper", "id", "scale", "measured"}
-        if isinstance(about, dict) and needed <= about.keys() and about["scale"] in SCALES:
+        keys = {"paper", "id", "scale", "measured"}
+        if isinstance(about, dict) and keys <= about.keys() and about["scale"] in SCALES:
             about = {"command": command(about), **about}  # earlier versions did not write it
             entries.setdefault((about["paper"], about["id"], about["scale"]), Entry(file, about))
     order = list(SCALES)
@@ -162,8 +162,8 @@ def _line(row: Reported, base: Row, entry: Entry) -> Row | None:
     if not row.metric:
         if any(r.metric for r in reported.rows(row.paper) if r.id == row.id):
             return None  # the row says only that cells are lost
-        drawn = {"status": "drawn", "seeds": len(about["seeds"]), "runs": entry.runs}
-        return {**base, **entry.origin, **drawn}
+        line = {"status": "drawn", "seeds": len(about["seeds"]), "runs": entry.runs}
+        return {**base, **entry.origin, **line}
     hit = _find(entry, row, DIFFERENCES.get(row.metric, row.metric))
     if hit is None or "column" in row.settings:
         return None

@@ -228,11 +228,11 @@ def _write(
         table = gather.table_of(study, plan, status.paths, download)
         is_whole = not (cores & status.errors.keys() or study.name in {n for n, _ in plan.failed})
         path = target(out, study, plan.scale, is_whole)
-        drawn = read(files.csv_text(table))  # what is drawn is what the csv holds, to the digit
-        about = describe(study, plan, drawn, status.paths, status.errors)
-        page = _page(study, drawn, about)
+        frame = read(files.csv_text(table))  # what is drawn is what the csv holds, to the digit
+        about = describe(study, plan, frame, status.paths, status.errors)
+        page = _page(study, frame, about)
         # Numbers are not written where anything fails.
-        pictures = style.write(_draw(study, drawn, about), path)
+        pictures = style.write(_draw(study, frame, about), path)
         tables = files.write_table(table, path, about)
         pages = [files.write_text(files.beside(path, ".md"), page)] if page else []
         return Result(study, [*tables, *pages, *pictures])
@@ -267,11 +267,11 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Result]:
     they are. The json notes under ``drawn`` what drew. A csv that is missing, or does not fit its json, is left as it is."""
     results, origin = [], provenance()  # before files under version control change
     for study in studies:
-        paths = [folder / study.paper / study.id for folder in (out, *(out / s for s in SCALES))]
-        notes = [path for path in paths if files.beside(path, ".json").is_file()]
-        if not notes:
+        stems = [folder / study.paper / study.id for folder in (out, *(out / s for s in SCALES))]
+        stems = [path for path in stems if files.beside(path, ".json").is_file()]
+        if not stems:
             results.append(Result(study, error="not there", is_absent=True))
-        for path in notes:
+        for path in stems:
             try:
                 note = files.beside(path, ".json")
                 about = files.read_json(note)
@@ -284,10 +284,10 @@ def redraw(studies: Sequence[Study], out: Path = OUT) -> list[Result]:
             except FldiagError as error:
                 results.append(Result(study, error=f"{error.what}; {error.remedy}"))
                 continue
-            written = [files.write_text(note, files.json_text({**about, "drawn": origin}))]
+            paths = [files.write_text(note, files.json_text({**about, "drawn": origin}))]
             if page := _page(study, table, about):
-                written.append(files.write_text(files.beside(path, ".md"), page))
-            results.append(Result(study, [*written, *pictures]))
+                paths.append(files.write_text(files.beside(path, ".md"), page))
+            results.append(Result(study, [*paths, *pictures]))
     return results
 
 

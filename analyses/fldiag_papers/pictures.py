@@ -109,9 +109,9 @@ def labels(table: pd.DataFrame) -> pd.Series:
     options = [{k: v for k, v in parse(s).items() if k not in hidden} for s in table["setting"]]
     methods = list(table["method"])
     names = []
-    for method, own in zip(methods, options, strict=True):
+    for method, values in zip(methods, options, strict=True):
         alike = [o for m, o in zip(methods, options, strict=True) if m == method]
-        differing = [f"{k}={v}" for k, v in own.items() if len({o.get(k) for o in alike}) > 1]
+        differing = [f"{k}={v}" for k, v in values.items() if len({o.get(k) for o in alike}) > 1]
         names.append(str(method) + (f" ({', '.join(differing)})" if differing else ""))
     return pd.Series(names, index=table.index)
 

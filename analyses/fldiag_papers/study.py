@@ -245,5 +245,5 @@ def plane(**options: Any) -> Ask:
 
 
 def iris(**options: Any) -> Ask:
-    """The Iris toy (methods, and the fields of its Protocol); goes into ``alone``."""
+    """The Iris toy (fields of its Protocol); goes into ``alone``."""
     return Ask("iris", options, "nothing")

@@ -101,8 +101,8 @@ def no_more(metric, method, base):
     def check(table):
         values = per_seed(table, metric=metric)
         need(values, (method, base))
-        own, limit = float(values[method].mean()), float(values[base].mean())
-        return counted(own <= limit, f"{method} {own:.3g}, {base} {limit:.3g}", (method, base))
+        value, limit = float(values[method].mean()), float(values[base].mean())
+        return counted(value <= limit, f"{method} {value:.3g}, {base} {limit:.3g}", (method, base))
 
     return check
 
