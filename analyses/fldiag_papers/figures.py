@@ -71,27 +71,28 @@ def forecast(
     for task in tasks:
         run = next(filter(task.fits, the_plan.runs(task)), None)
         if run is None or not plan.is_finished(run):
-            todo.append(task.config)
+            todo.append(task)
     seconds, size, kinds = [], 0, {}
     with console.progress("forecast") as bar:
-        for i, config in enumerate(todo):
+        for i, task in enumerate(todo):
+            config = task.config
             kind = (config.data.name, config.model.name, config.method.name)
             bar(i, len(todo), f"timing {', '.join(kind)}")
             try:
                 if kind not in kinds:
                     estimate = training.forecast(config, device=device, download=download)
-                    kinds[kind] = estimate.seconds / local_steps(config), estimate.bytes
+                    kinds[kind] = estimate.seconds / local_steps(config), 4 * estimate.parameters
             except FldiagError as error:
                 unknown[", ".join(kind)] = error.what
                 continue
             seconds.append(kinds[kind][0] * local_steps(config))
-            size += kinds[kind][1]
+            size += kinds[kind][1] * models_kept(task)
     place = next(
         p for p in [the_plan.store.absolute(), *the_plan.store.absolute().parents] if p.exists()
     )
     free = shutil.disk_usage(place).free
     spent = None if jobs is None else training.wall(seconds, jobs)
-    rounds = sum(config.rounds for config in todo)
+    rounds = sum(task.config.rounds for task in todo)
     console.result |= {
         "scale": the_plan.scale.name,
         "runs": len(tasks),
@@ -111,7 +112,7 @@ def forecast(
     side_by_side = "" if spent is None else f", {duration(spent)} with {jobs} at a time"
     console.say(
         f"forecast: {sum(seconds) / 3600:,.1f} core-hours of training{side_by_side} ({machine()}), "
-        f"at most {size / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)"
+        f"{size / 1e9:,.1f} GB of disk ({free / 1e9:,.0f} GB free)"
     )
     for line in not_forecast(unknown):
         console.note(line)
@@ -120,6 +121,12 @@ def forecast(
     if size > free:
         console.note("that does not fit on the disk: give --runs a folder on another one")
     console.done(the_plan.store)
+
+
+def models_kept(task: plan.Task) -> int:
+    """Global models, and of the rounds whose clients stay the models that were sent and received; the server's state."""
+    clients = task.config.clients.per_round if task.config.checkpoint.clients != "none" else 0
+    return (len(task.rounds) or 1) * (2 + clients if clients else 1) + 2
 
 
 def local_steps(config: Config) -> float:

@@ -162,8 +162,8 @@ def _line(row: Reported, base: Row, entry: Entry) -> Row | None:
     if not row.metric:
         if any(r.metric for r in reported.rows(row.paper) if r.id == row.id):
             return None  # the row says only that cells are lost
-        line = {"status": "drawn", "seeds": len(about["seeds"]), "runs": entry.runs}
-        return {**base, **entry.origin, **line}
+        seeds = len(about["seeds"])
+        return {**base, **entry.origin, "status": "drawn", "seeds": seeds, "runs": entry.runs}
     hit = _find(entry, row, DIFFERENCES.get(row.metric, row.metric))
     if hit is None or "column" in row.settings:
         return None
@@ -180,7 +180,7 @@ def _line(row: Reported, base: Row, entry: Entry) -> Row | None:
     status = _status(hit)
     if late:
         status += "; mean of the last {rounds} rounds {accuracy:.1f} ± {std:.1f}".format(**late)
-    line = {
+    line: Row = {
         **base,
         **entry.origin,
         "measured": value,
