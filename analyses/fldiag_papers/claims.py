@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -56,8 +57,8 @@ class Claim:
 @cache
 def claims() -> tuple[Claim, ...]:
     """Those of every paper, from its ``claims.py``."""
-    modules = [reported.module(paper, reported.CLAIMS) for paper in reported.papers()]
-    return tuple(claim for module in modules for claim in module.CLAIMS)
+    names = [f"fldiag_papers.{paper}.{reported.CLAIMS}" for paper in reported.papers()]
+    return tuple(claim for name in names for claim in importlib.import_module(name).CLAIMS)
 
 
 def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFrame:
@@ -98,9 +99,7 @@ def _complete(values: pd.DataFrame, labels: Sequence[Any]) -> pd.DataFrame:
     return rows.astype(float)
 
 
-def ordered(
-    values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = (), digits: int = 3
-) -> Verdict:
+def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = ()) -> Verdict:
     """Whether labels[0] < labels[1] < ...; ``equal[i]``: also equal (up to 1e-9) at that place.
 
     Raises FldiagError when a label is not among the columns."""
@@ -109,7 +108,7 @@ def ordered(
     votes = np.where(soft, (steps := np.diff(rows, axis=1)) >= -1e-9, steps > 0).all(1)
     stds = rows.std() if len(rows) > 1 else rows.mean() * np.nan
     text = ", ".join(
-        f"{label} {rows[label].mean():.{digits}g}"
+        f"{label} {rows[label].mean():.3g}"
         + ("" if np.isnan(stds[label]) else f" ± {stds[label]:.2g}")
         for label in labels
     )
@@ -130,7 +129,6 @@ def lowest(
     among: Sequence[Any],
     *,
     highest: bool = False,
-    digits: int = 3,
 ) -> Verdict:
     """Whether ``label`` is below (``highest``: above) all others of ``among``, over the seeds that have them all.
 
@@ -142,8 +140,8 @@ def lowest(
     value = sign * complete[label]
     best = rivals.mean().idxmin()
     means = (
-        f"{label} {complete[label].mean():.{digits}g}, best of the others {best} "
-        f"{complete[best].mean():.{digits}g}"
+        f"{label} {complete[label].mean():.3g}, best of the others {best} "
+        f"{complete[best].mean():.3g}"
     )
     steps = [
         evidence.step(

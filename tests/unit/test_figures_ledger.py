@@ -87,7 +87,7 @@ MUST = [
     (r.paper, r.id)
     for paper in reported.papers()
     for r in reported.rows(paper)
-    if not ("nothing is measured" in r.note and r.empty) and r.metric[:5] != "best_"
+    if not ("nothing is measured" in r.note and not r.metric) and r.metric[:5] != "best_"
 ]
 
 

@@ -1,6 +1,7 @@
 """Which runs several studies share, and what a run has to keep."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -97,7 +98,7 @@ def test_rounds_of_a_history_are_spread_and_end_with_the_last(tmp_path):
 
 
 def test_questions_of_few_seeds(tmp_path):
-    a = study("a", Trial(PRESET, "fedavg"), ask=(final(), curve(seeds=1)), seeds=2)
+    a = study("a", Trial(PRESET, "fedavg"), ask=(final(), replace(curve(), seeds=1)), seeds=2)
     found = plan.make_plan(scale("small"), [a], [], tmp_path)
     asked = {
         t.config.seed: sorted(ask.name for ask in t.asks.values()) for t in found.tasks.values()

@@ -1,5 +1,6 @@
 """The studies of FedTOGA, FedProj and FedAlign: valid runs at every scale, and pictures of the tables that their asks give."""
 
+import importlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -264,7 +265,7 @@ def test_rounds_to_the_best_of_a_method():
 
 
 def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
-    module = reported.module("fedtoga", "table3")
+    module = importlib.import_module("fldiag_papers.fedtoga.table3")
     rows = pd.DataFrame(
         [
             {"metric": "rounds_to_80", "method": m, "seed": s, "value": v, "index": 800}
