@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,20 +121,21 @@ def make(
             progress(sum(rounds_done.values()), total, f"{task.text}: round {done}")
 
     bench = Bench(scale, device, download, strict)
-    for count, outcome in enumerate(perform_all(jobs, bench, executor, on_round), 1):
-        task = outcome.task
-        on_round(task, task.config.rounds)
-        if (outcome.path / "run.json").is_file():
-            status.paths[task.core] = outcome.path
-        if outcome.error:
-            status.errors[task.core] = outcome.error
-        keep_records(plan, [outcome.path])
-        if on_done:
-            texts = [f"{task.text}: {outcome.error or 'done'}", *outcome.notes]
-            on_done("; ".join(texts), count, len(jobs))
-        for cores in waiting.values():
-            cores.discard(task.core)
-        write_ready()
+    with closing(perform_all(jobs, bench, executor, on_round)) as outcomes:
+        for count, outcome in enumerate(outcomes, 1):
+            task = outcome.task
+            on_round(task, task.config.rounds)
+            if (outcome.path / "run.json").is_file():
+                status.paths[task.core] = outcome.path
+            if outcome.error:
+                status.errors[task.core] = outcome.error
+            keep_records(plan, [outcome.path])
+            if on_done:
+                texts = [f"{task.text}: {outcome.error or 'done'}", *outcome.notes]
+                on_done("; ".join(texts), count, len(jobs))
+            for cores in waiting.values():
+                cores.discard(task.core)
+            write_ready()
     return [results[s.name] for s in studies if s.name in results]
 
 

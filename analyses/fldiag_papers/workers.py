@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def perform(bench: Bench, job: Job, on_round: OnRound | None = None) -> Outcome:
 
 def perform_all(
     jobs: Sequence[Job], bench: Bench, executor: Any, on_round: OnRound
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """The outcomes as they come: of several runs at a time where ``executor`` says; of a single one the clients.
 
     Raises FldiagError when a worker dies again and again."""

@@ -118,20 +118,6 @@ def test_language_tasks_whose_data_and_model_stand_for_others_never_agree(tmp_pa
     assert line(tmp_path, "table2", setting=split, data="sst2")["agrees"] == "other data"
 
 
-def test_a_level_that_no_run_has_is_not_a_divergence(tmp_path):
-    split = "partition=dirichlet;alpha=0.6;clients=100;ratio=0.1"
-    put(
-        tmp_path,
-        "table3",
-        [hit(None, None, "fedsam", split, "rounds_to_80", seeds=0) | {"model": ""}],
-        paper="fedtoga",
-    )
-    assert (
-        line(tmp_path, "table3", "fedsam", split, "rounds_to_80", paper="fedtoga")["status"]
-        == "not reached"
-    )
-
-
 def test_every_file_is_an_id_of_the_inventory():
     ids = {(r.paper, r.id) for paper in reported.papers() for r in reported.rows(paper)}
     varied = {
@@ -412,12 +398,6 @@ def test_a_reduced_protocol_neither_agrees_nor_disagrees(tmp_path):
         ledger.write(tmp_path)[0].read_text(),
     )
     assert whole.groups() == (str(after["printed"]), str(after["like"]))
-
-
-def test_seeds_without_a_number_are_told_of(tmp_path):
-    """The mean is over the others."""
-    put(tmp_path, "table2", [hit(50.0, 2.0, seeds=2) | {"diverged": 1}])
-    assert line(tmp_path, "table2")["status"] == "measured; 1 of 3 seeds diverged"
 
 
 def test_a_bound_is_not_compared(tmp_path):
