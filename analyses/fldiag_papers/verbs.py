@@ -135,7 +135,8 @@ def figures(
         cores = part.part(cores) if part else cores
         if dry_run:
             return verb.forecast(console, the_plan, cores, choice, device, download)
-        trained, failed = set() if as_is else set(cores), list[str]()
+        trained = set() if as_is else {configs[core].hash for core in cores}
+        failed: list[str] = []
 
         def on_done(text: str, done: int, total: int) -> None:
             if not text.endswith(": done"):

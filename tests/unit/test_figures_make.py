@@ -597,6 +597,16 @@ def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
     assert "ZeroDivisionError" in made.error and list(tmp_path.rglob("fig6*")) == []
 
 
+@pytest.mark.parametrize(
+    ("size", "text"), [("smoke", "Smoke test: digits-500, 4 rounds, 1 seed"), ("small", "")]
+)
+def test_a_smoke_picture_says_what_was_trained(size, text):
+    study = replace(some("fedsol/fig6")[0], draw=lambda table: Figure())
+    runs = {"r": {"config": {"data": {"name": "digits-500"}, "rounds": 4}}}
+    about = {"scale": size, "seeds": [0], "runs": runs}
+    assert make._draw(study, pd.DataFrame(), about).get_suptitle() == text
+
+
 def test_messages_are_without_folders():
     text = "svhn was not found: looked for /srv/some place/x.npz, /data/images/svhn.npz (see https://a.org/b/c) and in runs/q"
     assert (
