@@ -27,10 +27,15 @@ def lines(
     """Mean accuracy and its standard deviation (bars, over seeds) over ``x``: a panel a metric, a line a label.
 
     ``x``: a column, or a key of the setting; rows without it are a horizontal line. ``panels``: metric -> what its ``x``
-    is; ``log``: those with a logarithmic axis. A cross: runs that diverged. Raises FldiagError for a metric without rows."""
+    is; ``log``: those with a logarithmic axis. A cross: runs that diverged. Raises FldiagError where no metric has rows."""
     if x not in table:
         table = table.assign(**{x: [float(parse(s).get(x, "nan")) for s in table["setting"]]})
-    table = table.assign(value=table["value"].astype(float))
+    table = only(table, metric=tuple(panels)).astype({"value": float})
+    if table.empty:
+        raise FldiagError(
+            f"the picture over {x} has no rows of {', '.join(panels)}",
+            "ask the runs for them",
+        )
     looks = style.looks(table["label"].dropna())
     with style.paper():
         width = min(style.TWO_COLUMNS, 0.4 + 3.25 * len(panels))
@@ -38,10 +43,6 @@ def lines(
         fig, axes = style.panels(count, 2.5, width=width, across=count, least=1.3, sharey=True)
         for ax, (metric, text) in zip(axes, panels.items(), strict=True):
             rows = only(table, metric=metric)
-            if rows.empty:
-                raise FldiagError(
-                    f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it"
-                )
             for row, (label, look) in enumerate(looks.items()):
                 part = only(rows, label=label)
                 _sampled(ax, part, x)
