@@ -33,6 +33,10 @@ UNLIKE = ("other data", "other model", "other machine", "reduced", "protocol unk
 AS_PROFILED = "as profilers count"
 
 
+def basis(metric: str) -> str:
+    return "cost" if metric in COSTS else "data" if metric in EXAMPLES else "trained"
+
+
 def verdict(row: Reported, line: Row, difference: float, about: dict[str, Any]) -> str:
     """Whether the difference may be noise, where the protocol is the paper's."""
     base = line["trained_on"].split("@")[0].rpartition("-")[0] or line["trained_on"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from fldiag.errors import FldiagError
 from fldiag.results.select import only
 from fldiag_papers import evidence, reported
 from fldiag_papers.evidence import Outcome
+
+REMEDY = "see why in the figure's json"
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Claim:
 @cache
 def claims() -> tuple[Claim, ...]:
     """Those of every paper, from its ``claims.py``."""
-    modules = [reported.module(paper, reported.CLAIMS) for paper in reported.papers()]
-    return tuple(claim for module in modules for claim in module.CLAIMS)
+    names = [f"fldiag_papers.{paper}.{reported.CLAIMS}" for paper in reported.papers()]
+    return tuple(claim for name in names for claim in importlib.import_module(name).CLAIMS)
 
 
 def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFrame:
@@ -80,40 +83,44 @@ def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFra
     return values
 
 
-def ordered(
-    values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = (), digits: int = 3
-) -> Verdict:
+def need(values: pd.DataFrame, labels: Iterable[Any]) -> None:
+    """Raises FldiagError where nothing was measured of a label."""
+    absent = [str(label) for label in labels if label not in values]
+    if absent:
+        raise FldiagError(f"nothing was measured of {', '.join(absent)}", REMEDY)
+
+
+def _complete(values: pd.DataFrame, labels: Sequence[Any]) -> pd.DataFrame:
+    """The seeds that have all labels. Raises FldiagError where there is none."""
+    need(values, labels)
+    rows = values[list(labels)].dropna()
+    if rows.empty:
+        raise FldiagError("no seed has all that is compared", REMEDY)
+    return rows.astype(float)
+
+
+def ordered(values: pd.DataFrame, labels: Sequence[Any], *, equal: Sequence[bool] = ()) -> Verdict:
     """Whether labels[0] < labels[1] < ...; ``equal[i]``: also equal (up to 1e-9) at that place.
 
     Raises FldiagError when a label is not among the columns."""
-    absent = [str(n) for n in labels if n not in values.columns]
-    if absent:
-        raise FldiagError(
-            f"nothing was measured of {', '.join(absent)}", "see why in the figure's json"
-        )
-    rows = values[list(labels)].dropna().to_numpy(float)
-    if not len(rows):
-        raise FldiagError("no seed has all that is compared", "see why in the figure's json")
-    soft = np.array([*equal, *[False] * (len(labels) - 1 - len(equal))])
-    steps = np.diff(rows, axis=1)
-    votes = np.where(soft, steps >= -1e-9, steps > 0).all(1)
-    means, stds = (
-        rows.mean(0),
-        rows.std(0, ddof=1) if len(rows) > 1 else np.full(len(labels), np.nan),
-    )
+    rows = _complete(values, labels)
+    soft = [*equal, *[False] * (len(labels) - 1 - len(equal))]
+    votes = np.where(soft, (steps := np.diff(rows, axis=1)) >= -1e-9, steps > 0).all(1)
+    stds = rows.std() if len(rows) > 1 else rows.mean() * np.nan
     text = ", ".join(
-        f"{n} {m:.{digits}g}" + ("" if np.isnan(s) else f" ± {s:.2g}")
-        for n, m, s in zip(labels, means, stds, strict=True)
+        f"{label} {rows[label].mean():.3g}"
+        + ("" if np.isnan(stds[label]) else f" ± {stds[label]:.2g}")
+        for label in labels
     )
-    text += f"; {lost} seeds without a number" if (lost := len(values) - len(rows)) else ""
-    each = [
+    lost = len(values) - len(rows)
+    text += f"; {lost} seeds without a number" if lost else ""
+    steps = [
         evidence.step(
-            rows[:, i], rows[:, i + 1], labels[i : i + 2], values.attrs, equal=bool(soft[i])
+            rows[low].to_numpy(), rows[high].to_numpy(), (low, high), values.attrs, equal=is_soft
         )
-        for i in range(len(labels) - 1)
+        for low, high, is_soft in zip(labels, labels[1:], soft, strict=False)
     ]
-    outcome, why = _all([decided for decided, _ in each], [reason for _, reason in each])
-    return Verdict(tuple(bool(v) for v in votes), text, outcome, why, tuple(labels))
+    return Verdict(tuple(map(bool, votes)), text, *_all(steps), tuple(labels))
 
 
 def lowest(
@@ -122,37 +129,32 @@ def lowest(
     among: Sequence[Any],
     *,
     highest: bool = False,
-    digits: int = 3,
 ) -> Verdict:
     """Whether ``label`` is below (``highest``: above) all others of ``among``, over the seeds that have them all.
 
     What decides is its difference from each of the others: one that is clearly better refutes it.
     Raises FldiagError when one of them is missing everywhere, or no seed has all."""
-    absent = [str(n) for n in among if n not in values.columns]
-    if absent:
-        raise FldiagError(
-            f"nothing was measured of {', '.join(absent)}", "see why in the figure's json"
-        )
-    complete = values[list(among)].dropna()
-    if complete.empty:
-        raise FldiagError("no seed has all that is compared", "see why in the figure's json")
+    complete = _complete(values, among)
     sign = -1 if highest else 1
-    rivals = complete.drop(columns=label)
-    votes = sign * complete[label] < (sign * rivals).min(axis=1)
-    best = (sign * rivals.mean()).idxmin()
-    means = f"{label} {complete[label].mean():.{digits}g}, best of the others {best} {rivals[best].mean():.{digits}g}"
-    each = [
+    rivals = sign * complete.drop(columns=label)
+    value = sign * complete[label]
+    best = rivals.mean().idxmin()
+    means = (
+        f"{label} {complete[label].mean():.3g}, best of the others {best} "
+        f"{complete[best].mean():.3g}"
+    )
+    steps = [
         evidence.step(
-            sign * complete[label].to_numpy(float),
-            sign * rivals[other].to_numpy(float),
+            value.to_numpy(),
+            rivals[other].to_numpy(),
             (label, other),
             values.attrs,
             ceiling=other == best,
         )
         for other in rivals
     ]
-    outcome, why = _all([decided for decided, _ in each], [reason for _, reason in each])
-    return Verdict(tuple(map(bool, votes)), means, outcome, why, (label, best))
+    votes = tuple(map(bool, value < rivals.min(axis=1)))
+    return Verdict(votes, means, *_all(steps), (label, best))
 
 
 def everywhere(parts: Mapping[str, Verdict], unit: str = "settings") -> Verdict:
@@ -160,10 +162,8 @@ def everywhere(parts: Mapping[str, Verdict], unit: str = "settings") -> Verdict:
 
     The votes are those of the settings. Raises FldiagError when there is none."""
     if not parts:
-        raise FldiagError("no setting has all that is compared", "see why in the figure's json")
-    outcome, why = _all(
-        [part.outcome for part in parts.values()], [part.why for part in parts.values()]
-    )
+        raise FldiagError("no setting has all that is compared", REMEDY)
+    outcome, why = _all([(part.outcome, part.why) for part in parts.values()])
     numbers = "; ".join(f"{name}: {part.numbers} ({part.outcome})" for name, part in parts.items())
     labels = tuple(dict.fromkeys(label for part in parts.values() for label in part.labels))
     return Verdict(
@@ -197,9 +197,7 @@ def top(table: pd.DataFrame, method: str, metric: str = "accuracy") -> Verdict:
     def check(part: pd.DataFrame) -> Verdict:
         values = per_seed(part, "method", metric=metric)
         if method not in values or len(values.columns) < 2:
-            raise FldiagError(
-                f"nothing beside {method} was measured", "see why in the figure's json"
-            )
+            raise FldiagError(f"nothing beside {method} was measured", REMEDY)
         return lowest(values, method, list(values.columns), highest=True)
 
     return settings(table, check)
@@ -223,7 +221,8 @@ def of_gains(columns: Mapping[str, pd.Series], about: Mapping[str, Any]) -> pd.D
 
 
 def trained(values: pd.DataFrame, names: Sequence[Any]) -> None:
-    """Raises FldiagError where one of them is near chance: a gain over it says nothing."""
+    """Raises FldiagError where one of them was not measured, or is near chance: a gain over it says nothing."""
+    need(values, names)
     limit = values.attrs.get("floor")
     if limit is not None and (values[list(names)].mean() <= limit).any():
         raise FldiagError(
@@ -231,10 +230,17 @@ def trained(values: pd.DataFrame, names: Sequence[Any]) -> None:
         )
 
 
-def _all(outcomes: Sequence[Outcome], reasons: Sequence[str]) -> tuple[Outcome, str]:
+def counted(right: bool, numbers: str, labels: tuple[Any, ...]) -> Verdict:
+    """The verdict on numbers that are counted: they have no noise."""
+    outcome: Outcome = "holds" if right else "does not hold"
+    return Verdict((right,), numbers, outcome, "counted", labels, "counts")
+
+
+def _all(steps: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     """The outcome of a statement all of whose parts must hold; the reasons of the undecided ones, each once."""
+    outcomes = {outcome for outcome, _ in steps}
     if "does not hold" in outcomes:
         return "does not hold", ""
     if "undecided" not in outcomes:
         return "holds", ""
-    return "undecided", "; ".join(dict.fromkeys(filter(None, reasons)))
+    return "undecided", "; ".join(dict.fromkeys(reason for _, reason in steps if reason))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -159,21 +159,18 @@ def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
     module: Any = setup.module.train()
     sizes = sorted({m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d)})
 
-    def average(widths: Iterable[float]) -> np.ndarray:
+    sides = [[max(1, round(side * s)) for s in x.shape[-2:]] for side in part.sides]
+
+    def average(widths: Sequence[float]) -> np.ndarray:
         """Widths that keep the same channels cost the same."""
-        alike: dict[tuple[int, ...], list[float]] = {}
-        for width in widths:
-            alike.setdefault(tuple(channels(size, width) for size in sizes), []).append(width)
-        sized = [
-            x.new_zeros(*x.shape[:2], *(max(1, round(side * s)) for s in x.shape[-2:]))
-            for side in part.sides
-        ]
+        kept = np.array([[channels(size, width) for size in sizes] for width in widths])
+        _, first, counts = np.unique(kept, axis=0, return_index=True, return_counts=True)
         each = [
-            len(same) * _count(module.sub, image, same[0])
-            for same in alike.values()
-            for image in sized
+            n * _count(module.sub, x.new_zeros(*x.shape[:2], *side), widths[i])
+            for i, n in zip(first, counts, strict=True)
+            for side in sides
         ]
-        return np.asarray(np.sum(each, axis=0) / (sum(map(len, alike.values())) * len(part.sides)))
+        return np.asarray(np.sum(each, axis=0) / (len(widths) * len(sides)))
 
     fixed = part.widths == "code"  # the first alone
     total = average([part.smallest]) if fixed else np.zeros(2)
@@ -194,29 +191,23 @@ DRAWN: dict[str, Callable[[Setup, Tensor], np.ndarray]] = {
 # ---- counting
 
 
+def count_operations(call: Callable[[], Any]) -> Counter[str]:
+    """Name of a product (or of pooling) -> operations, two a multiply-add and an entry of the map that is pooled."""
+
+    def pooling(shape: Sequence[int], *_: Any, **__: Any) -> int:
+        return 2 * int(np.prod(shape)) if len(shape) == 4 else 0
+
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mean: pooling})
+    with counter:
+        call()
+    totals = counter.get_flop_counts()["Global"]
+    return Counter({str(op).rpartition(".")[2]: n for op, n in totals.items()})
+
+
 def _count(forward: Callable[..., Any], *inputs: Any) -> np.ndarray:
     """Multiply-adds of a forward pass, without and with pooling."""
-    with torch.no_grad(), _counter() as counter:
-        forward(*inputs)
-    return _of_forward(_names(counter)) / 2
-
-
-def _counter() -> FlopCounterMode:
-    """Counts pooling too: as two operations an entry of the map, as a multiply-add is counted."""
-    return FlopCounterMode(
-        display=False,
-        custom_mapping={
-            torch.ops.aten.mean: lambda shape, *_, **__: (
-                2 * int(np.prod(shape)) if len(shape) == 4 else 0
-            )
-        },
-    )
-
-
-def _names(counter: FlopCounterMode) -> Counter[str]:
-    return Counter(
-        {str(op).rpartition(".")[2]: n for op, n in counter.get_flop_counts()["Global"].items()}
-    )
+    with torch.no_grad():
+        return _of_forward(count_operations(partial(forward, *inputs))) / 2
 
 
 def _of_forward(operations: Counter[str]) -> np.ndarray:
@@ -263,10 +254,7 @@ def _federation(config: Config, images: data.Dataset, epochs: int) -> Federation
 
 
 def operations(federation: Federation) -> Counter[str]:
-    """Name of a product (or of pooling) -> operations, two a multiply-add, in a federation's second round: what is made once is
-    then made."""
+    """Of a federation's second round: what is made once is then made."""
     execute = partial(map, federation.setup.train)
     federation.round(execute)
-    with _counter() as counter:
-        federation.round(execute)
-    return _names(counter)
+    return count_operations(partial(federation.round, execute))

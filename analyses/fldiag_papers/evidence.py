@@ -54,15 +54,12 @@ def accuracy_facts(
     swings = table.attrs.get("last_rounds", {})
     for name, swing in swings.items():
         stds[name] = max(stds.get(name, REPEAT), swing)
-    names = rows["trained_on"].dropna().unique() if "trained_on" in rows else ()
     return {
         "percent": 1.0 if "%" in units or rows["value"].max() > 1 else 100.0,
         "stds": stds,
         "repeat": max([REPEAT, *swings.values()]),
         "examples": int(counts.min()) if len(counts) else None,
-        "floor": max(
-            (limit for name in names if (limit := floor(str(name))) is not None), default=None
-        ),
+        "floor": floor_of(rows),
     }
 
 
@@ -76,6 +73,12 @@ def floor(name: str) -> float | None:
     """
     classes = shapes.classes(name)
     return None if classes is None else 100 * min(2, classes - 1) / classes + NEAR
+
+
+def floor_of(table: pd.DataFrame) -> float | None:
+    """The highest ``floor`` of the data sets that were trained on."""
+    names = table["trained_on"].dropna().unique() if "trained_on" in table else ()
+    return max((f for name in names if (f := floor(str(name))) is not None), default=None)
 
 
 def step(

@@ -10,10 +10,12 @@ import pandas as pd
 
 from fldiag.config import Config
 from fldiag.errors import FldiagError
+from fldiag.results.cache import Cache
+from fldiag.results.provenance import provenance
 from fldiag.results.select import only
 from fldiag.results.table import table
 from fldiag_papers import questions, reported
-from fldiag_papers.plan import Answers, Plan, answers, ask_key
+from fldiag_papers.plan import Plan, answer_key, answers
 from fldiag_papers.scales import flat
 from fldiag_papers.study import Ask, Study, Trial
 
@@ -34,6 +36,8 @@ FIRST = [
     "std",
     "unit",
 ]
+#: Columns of an answer that tell nothing apart once a number is picked.
+PLACES = ("run", "round", "moment", "scope", "slice", "index", "client", "layer")
 
 
 def table_of(
@@ -42,174 +46,139 @@ def table_of(
     """All answers there are, and for studies with numbers (``pick``) the paper's rows, in one table.
 
     Raises FldiagError when there is no answer at all."""
-    pieces = _alone(study, plan)
-    for number, trial in enumerate(study.trials):
-        for place, seed in enumerate(plan.scale.seed_list(study.seeds)):
-            pieces += _of(study, plan, paths, number, trial, place, seed, download)
+    pieces = measured_rows(study, plan, paths, download)
     if not pieces:
-        why = sorted({text for (name, _), text in plan.left_out.items() if name == study.name})
+        why = "; ".join(
+            sorted({text for (name, _), text in plan.left_out.items() if name == study.name})
+        )
         raise FldiagError(
-            f"nothing of {study.name} could be made" + (f": {'; '.join(why)}" if why else ""),
-            "see what failed above" if not why else "use --scale paper",
+            f"nothing of {study.name} could be made" + (f": {why}" if why else ""),
+            "use --scale paper" if why else "see what failed above",
         )
     rows = pd.concat(pieces, ignore_index=True)
     if study.pick:
         rows = pd.concat([picked(rows, study), printed(study)], ignore_index=True)
     elif study.derive is not None:  # a picture of everything, and numbers beside it
-        rows = pd.concat(
-            [rows, study.derive(rows).assign(ask=DERIVED), printed(study)], ignore_index=True
-        )
+        derived = study.derive(rows).assign(ask=DERIVED)
+        rows = pd.concat([rows, derived, printed(study)], ignore_index=True)
     return tidy(rows)
 
 
-def answered(study: Study, plan: Plan, paths: Mapping[str, Path]) -> set[str]:
-    """The runs that gave the study anything."""
-    cores, seeds = set(), plan.scale.seed_list(study.seeds)
-    for (name, number, seed), core in plan.cells.items():
-        if name == study.name and core in paths:
-            keys = (
-                ask_key(plan.scale, a, plan.tasks[core].rounds)
-                for a in study.questions_for(study.trials[number], seeds.index(seed))
-            )
-            stored_answers = answers(paths[core])
-            cores |= {core} if any(map(stored_answers.has, keys)) else set()
-    return cores
+def tidy(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns in a fixed order, those without any entry left out."""
+    columns = [c for c in table if c in FIRST or table[c].notna().any()]
+    order = [c for c in FIRST if c in columns] + sorted(c for c in columns if c not in FIRST)
+    return table[order].reset_index(drop=True)
 
 
-def _alone(study: Study, plan: Plan) -> list[pd.DataFrame]:
-    pieces = []
-    seeds = tuple(plan.scale.seed_list(study.seeds))
-    for ask in study.alone:
-        keep = plan.store / "toys" / ask_key(plan.scale, ask)
-        subject = questions.Subject(None, seeds=seeds, keep=keep)
-        answer = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
-        if "run" not in answer or answer["run"].isna().all():
-            answer["run"] = answer["method"]
-        pieces.append(
-            answer.assign(
-                origin="measured",
-                label=answer["method"],
-                ask=ask.name,
-                setting="",
-                model="",
-                data="",
-            )
-        )
-    return pieces
-
-
-def _of(
-    study: Study,
-    plan: Plan,
-    paths: Mapping[str, Path],
-    number: int,
-    trial: Trial,
-    place: int,
-    seed: int,
-    download: bool,
+def measured_rows(
+    study: Study, plan: Plan, paths: Mapping[str, Path], download: bool
 ) -> list[pd.DataFrame]:
-    core = plan.cells.get((study.name, number, seed))
-    config = plan.tasks[core].config if core else None
+    """The answers of toys, then those of the runs, each with what it is of."""
     pieces = []
-    if config is None and not trial.train and (study.name, number) not in plan.left_out:
-        config = plan.scale.config(trial, seed, plan.store)
-    for ask in study.questions_for(trial, place) if config is not None else ():
-        assert config is not None
-        if core is None:
-            answer = _counted(plan, study, number, config, ask, download)
-        else:
-            key = ask_key(plan.scale, ask, plan.tasks[core].rounds)
-            answer = answers(paths[core]).get(key) if core in paths else None
-        if answer is not None:
-            about: dict[str, Any] = {
-                **trial.key(),
-                "origin": "measured",
-                "label": trial.name,
-                "run": trial.name,
-                "seed": seed,
-                "ask": ask.name,
-                "trained_on": config.data.name,
-                "trained_model": config.model.name,
-            }
-            if varied := _varied(trial, config):
-                about["trained_with"] = varied
-            pieces.append(questions.finite(answer).rename(columns={"data": "on"}).assign(**about))
+    scale, cells = plan.scale, plan.cells_of(study)
+    for ask in study.alone:
+        keep = plan.store / "toys" / "-".join(answer_key(scale, ask))
+        seeds = tuple(scale.seed_list(study.seeds))
+        toy = questions.Subject(seeds=seeds, keep=keep)
+        rows = questions.answer(toy, ask.name, scale.options(ask))
+        if "run" not in rows or rows["run"].isna().all():
+            rows["run"] = rows["method"]
+        about = {"origin": "measured", "ask": ask.name, "setting": "", "model": "", "data": ""}
+        pieces.append(rows.assign(label=rows["method"], **about))
+    for number, trial, seed, asks in plan.questions(study):
+        core = cells.get((number, seed))
+        if (study.name, number) in plan.left_out or (core is None and trial.train):
+            continue
+        config = plan.tasks[core].config if core else scale.config(trial, seed, plan.store)
+        for ask in asks:
+            if core is None:
+                answer = _counted(plan, study, number, config, ask, download)
+            else:
+                key = answer_key(scale, ask, plan.tasks[core].rounds)
+                answer = answers(paths[core]).get(*key) if core in paths else None
+            if answer is not None:
+                origin: dict[str, Any] = {
+                    **trial.key(),
+                    "origin": "measured",
+                    "label": trial.name,
+                    "run": trial.name,
+                    "seed": seed,
+                    "ask": ask.name,
+                    "trained_on": config.data.name,
+                    "trained_model": config.model.name,
+                    **_varied(trial, config),
+                }
+                pieces.append(answer.rename(columns={"data": "on"}).assign(**origin))
     return pieces
 
 
-def _varied(trial: Trial, config: Config) -> str:
+def _varied(trial: Trial, config: Config) -> dict[str, str]:
     """What the scale made of the numbers that this trial varies, as in ``setting``: train.epochs=2."""
-    keys = [
-        key
-        for key, value in trial.over.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
+    keys = [k for k, v in trial.over.items() if type(v) in (int, float)]
     if "clients.per_round" in keys:
         keys.append("clients.total")
     trained = flat(config)
-    return ";".join(f"{key}={trained[key]:g}" for key in keys if trained.get(key) is not None)
+    pairs = [f"{key}={trained[key]:g}" for key in keys if trained.get(key) is not None]
+    return {"trained_with": ";".join(pairs)} if pairs else {}
 
 
 def _counted(
     plan: Plan, study: Study, number: int, config: Config, ask: Ask, download: bool
 ) -> pd.DataFrame | None:
     """The answer to a question about a config alone, kept beside the runs; None where it fails, which does not stop others."""
-    stored_answers, key = (
-        Answers(plan.store / "configs"),
-        f"{config.hash}-{ask_key(plan.scale, ask)}",
-    )
-    answer = stored_answers.get(key)
+    cache, options = Cache(plan.store / "configs"), plan.scale.options(ask)
+    name, digits = answer_key(plan.scale, ask)
+    name = f"{config.hash}-{name}"
+    answer = cache.get(name, digits)
     if answer is None:
         try:
             subject = questions.Subject(config, download=download)
-            answer = questions.finite(questions.answer(subject, ask.name, plan.scale.options(ask)))
+            answer = questions.answer(subject, ask.name, options)
         except FldiagError as error:
             plan.failed[study.name, number] = error.what
             return None
-        stored_answers.save(
-            key,
-            answer,
-            {"config": config.hash, "question": ask.name, "options": plan.scale.options(ask)},
-        )
+        about = {"config": config.hash, "question": ask.name, "options": options}
+        cache.put(name, digits, answer, {**provenance(), **about})
     return answer
+
+
+def answered(study: Study, plan: Plan, paths: Mapping[str, Path]) -> set[str]:
+    """The runs that gave the study anything."""
+    cores, cells = set(), plan.cells_of(study)
+    for number, _, seed, asks in plan.questions(study):
+        core = cells.get((number, seed), "")
+        if core in paths:
+            cache, rounds = answers(paths[core]), plan.tasks[core].rounds
+            if any(cache.has(*answer_key(plan.scale, ask, rounds)) for ask in asks):
+                cores.add(core)
+    return cores
 
 
 def picked(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     """The rows of ``pick``, each under its name, and those that ``derive`` adds."""
-    pieces = []
-    for name, conditions in study.pick.items():
-        pieces.append(only(table, **conditions).assign(metric=name))
+    pieces = [only(table, **conditions).assign(metric=m) for m, conditions in study.pick.items()]
     rows = pd.concat(pieces, ignore_index=True)
     if study.derive is not None:
         rows = pd.concat([rows, study.derive(table)], ignore_index=True)
-    keys = [*KEYS, "metric", "seed", "label"]
-    twice = rows[rows.duplicated(keys)]
+    twice = rows[rows.duplicated([*KEYS, "metric", "seed", "label"])]
     if len(twice):
         raise FldiagError(
             f"{study.name}: pick of {twice.iloc[0]['metric']!r} leaves several numbers of one run",
             "name more columns (moment, scope, layer, slice, index)",
         )
-    return rows.drop(
-        columns=[
-            c
-            for c in ("run", "round", "moment", "scope", "slice", "index", "client", "layer")
-            if c in rows
-        ]
-    )
+    return rows.drop(columns=[c for c in PLACES if c in rows])
 
 
 def printed(study: Study) -> pd.DataFrame:
     """The numbers of the paper as rows of the same table, those with marks under their setting without them; of a study that
     varies another those of its own trials."""
-    mine = {tuple(trial.key().values()) for trial in study.trials} if study.varies else set()
+    cells = {tuple(trial.key().values()) for trial in study.trials}
     rows = [
         {
             "origin": "reported",
             "label": r.method,
-            "setting": r.setting,
-            "method": r.method,
-            "model": r.model,
-            "data": r.data,
+            **r.key,
             "metric": r.metric,
             "value": r.value,
             "std": r.std,
@@ -218,16 +187,9 @@ def printed(study: Study) -> pd.DataFrame:
         if r.id == (study.varies or study.id)
         and r.value is not None
         and r.plain == r.setting
-        and (not study.varies or (r.setting, r.method, r.model, r.data) in mine)
+        and (not study.varies or tuple(r.key.values()) in cells)
     ]
     return table(rows)
-
-
-def tidy(table: pd.DataFrame) -> pd.DataFrame:
-    """Columns in a fixed order, those without any entry left out."""
-    columns = [c for c in table.columns if c in FIRST or table[c].notna().any()]
-    order = [c for c in FIRST if c in columns] + sorted(c for c in columns if c not in FIRST)
-    return table[order].reset_index(drop=True)
 
 
 def measured(
@@ -239,30 +201,22 @@ def measured(
         if study.derive is None:
             return []
         table = table[table["ask"] == DERIVED]
-    seeds = plan.scale.seed_list(study.seeds)
-    cells: dict[
-        tuple[Any, ...], list[tuple[str, set[str]]]
-    ] = {}  # key and seed -> the runs, and what was asked of them
-    for (name, number, seed), core in plan.cells.items():
-        if name == study.name and core in answered:
-            names = {
-                DERIVED,
-                *(a.name for a in study.questions_for(study.trials[number], seeds.index(seed))),
-            }
-            cells.setdefault((*(study.trials[number].key()[k] for k in KEYS), seed), []).append(
-                (core, names)
-            )
+    cells = plan.cells_of(study)
+    runs: dict[tuple[Any, ...], set[str]] = {}  # cell, seed and question -> the runs
+    for number, trial, seed, asks in plan.questions(study):
+        core = cells.get((number, seed))
+        for name in {DERIVED, *(a.name for a in asks)} if core in answered else ():
+            runs.setdefault((*trial.key().values(), seed, name), set()).add(str(core)[:10])
     rows = table[table["origin"] == "measured"]
     records = []
     for key, part in rows.groupby([*KEYS, "metric"], dropna=False, sort=False):
         values = part["value"].astype(float)
         numbers = values.dropna()
-        # The mean of those that got there is too early.
-        has_mean = len(numbers) > 0 and not (
-            str(key[-1]).startswith("rounds_to_") and len(numbers) < len(values)
-        )
+        # Of rounds to a level, the mean of those that got there is too early.
+        is_late = str(key[-1]).startswith("rounds_to_") and len(numbers) < len(values)
+        has_mean = len(numbers) > 0 and not is_late
         unconverged = part["converged"].eq(False) if "converged" in part else False
-        late = part[values.notna() & (part["ask"] == "best") & unconverged]
+        pairs = set(zip(part["seed"], part["ask"], strict=True))
         records.append(
             {
                 **dict(zip([*KEYS, "metric"], key, strict=True)),
@@ -270,22 +224,15 @@ def measured(
                 "std": float(numbers.std(ddof=1)) if has_mean and len(numbers) > 1 else None,
                 "seeds": len(numbers),
                 "diverged": int(values.isna().sum()),
-                "diverged_later": len(late),
+                "diverged_later": len(part[values.notna() & (part["ask"] == "best") & unconverged]),
                 "trained_on": _one(part, "trained_on"),
                 "trained_model": _one(part, "trained_model"),
-                "runs": sorted(
-                    {
-                        core[:10]
-                        for seed, ask in set(zip(part["seed"], part["ask"], strict=True))
-                        for core, names in cells.get((*key[:-1], seed), [])
-                        if ask in names
-                    }
-                ),
+                "runs": sorted(set().union(*(runs.get((*key[:-1], *pair), ()) for pair in pairs))),
             }
         )
     return records
 
 
 def _one(part: pd.DataFrame, column: str) -> str:
-    values = part[column].dropna().unique() if column in part else []
-    return str(values[0]) if len(values) else ""
+    values = list(part[column].dropna()) if column in part else []
+    return str(values[0]) if values else ""

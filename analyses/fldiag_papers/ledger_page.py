@@ -11,12 +11,13 @@ import pandas as pd
 from fldiag.plotting import words
 from fldiag_papers import agreement, pictures, reported
 from fldiag_papers.caption import unfinished
+from fldiag_papers.ledger import Entry
 from fldiag_papers.scales import SCALES
 
 NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
 
 
-def page(ledger: pd.DataFrame, figures: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+def page(ledger: pd.DataFrame, figures: list[Entry], out: Path) -> str:
     """Markdown: claims, then every paper's figures with captions and its numbers."""
     parts = [
         "# Reported and measured",
@@ -35,18 +36,16 @@ def page(ledger: pd.DataFrame, figures: list[tuple[Path, dict[str, Any]]], out: 
         mine = ledger[(ledger["paper"] == paper) & (ledger["kind"] != "claim")]
         for id, part in mine.groupby("id", sort=False):
             parts += [f"### {part['source'].iloc[0]}", ""]
-            for file, about in figures:
-                if (about["paper"], about["id"]) == (paper, id):
-                    picture = file.with_suffix(".png").relative_to(out).as_posix()
-                    parts += [
-                        f"[{about['title']}, scale {about['scale']}]({picture}): {about['caption']}",
-                        "",
-                    ]
+            for entry in figures:
+                if entry.name == (paper, id):
+                    about = entry.about
+                    title = f"{about['title']}, scale {about['scale']}"
+                    parts += [f"[{title}]({_picture(entry, out)}): {about['caption']}", ""]
             parts += _numbers(part)
     return "\n".join(parts).rstrip() + "\n"
 
 
-def gallery(figures: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
+def gallery(figures: list[Entry], out: Path) -> str:
     """Markdown: every picture with its caption and the command that makes it."""
     parts = [
         "# Gallery",
@@ -56,35 +55,31 @@ def gallery(figures: list[tuple[Path, dict[str, Any]]], out: Path) -> str:
         "",
     ]
     for paper, name in NAMES.items():
-        mine = sorted(
-            (pair for pair in figures if pair[1]["paper"] == paper),
-            key=lambda pair: ("varies" in pair[1], _natural(pair[1]["id"])),
+        entries = sorted(
+            (entry for entry in figures if entry.about["paper"] == paper),
+            key=lambda entry: ("varies" in entry.about, _natural(entry.about["id"])),
         )
-        parts += [f"## {name}", ""] if mine else []
-        for file, about in mine:
-            picture = file.with_suffix(".png").relative_to(out).as_posix()
-            several = sum(other["id"] == about["id"] for _, other in mine) > 1
-            parts += [
-                f"### {about['source']}: {about['title']}"
-                + (f" (scale {about['scale']})" if several else ""),
-                "",
-                f"![{about['title']}]({picture})",
-                "",
-                about["caption"],
-                "",
-                "```sh",
-                about["command"],
-                "```",
-                "",
-            ]
+        parts += [f"## {name}", ""] if entries else []
+        for entry in entries:
+            about = entry.about
+            title = f"### {about['source']}: {about['title']}"
+            if sum(other.name == entry.name for other in entries) > 1:
+                title += f" (scale {about['scale']})"
+            picture = f"![{about['title']}]({_picture(entry, out)})"
+            command = ["```sh", about["command"], "```"]
+            parts += [title, "", picture, "", about["caption"], "", *command, ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _intro(ledger: pd.DataFrame, figures: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+def _picture(entry: Entry, out: Path) -> str:
+    return entry.file.with_suffix(".png").relative_to(out).as_posix()
+
+
+def _intro(ledger: pd.DataFrame, figures: list[Entry]) -> list[str]:
     totals = agreement.counts(ledger).attrs
     scales = []
     for scale in reversed(SCALES):
-        if mine := [unfinished(about) for _, about in figures if about["scale"] == scale]:
+        if mine := [unfinished(e.about) for e in figures if e.about["scale"] == scale]:
             scales.append(
                 f"{len(mine)} at scale {scale}"
                 + (f" ({sum(mine)} of them unfinished)" if any(mine) else "")
@@ -158,14 +153,14 @@ def _like(ledger: pd.DataFrame) -> list[str]:
     return [*lines, ""]
 
 
-def _hours(figures: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+def _hours(figures: list[Entry]) -> list[str]:
     """What the runs of the papers' whole protocols took, each once, by machine and code: a part may have been trained
     elsewhere."""
     runs = {
         name: run
-        for _, about in figures
-        if SCALES[about["scale"]].is_unreduced
-        for name, run in about["runs"].items()
+        for entry in figures
+        if SCALES[entry.about["scale"]].is_unreduced
+        for name, run in entry.about["runs"].items()
         if run.get("segments")
     }
     if not runs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -38,84 +36,74 @@ PERCENT = (
 
 
 def draw(ledger: pd.DataFrame) -> Figure:
-    """``ledger``: the ledger. One point a number; bars of one standard deviation, as printed and over the seeds, or over the last
-    rounds of the only run."""
+    """One point a number of the ledger; bars of one standard deviation, as printed and over the seeds, or over the last rounds of
+    the only run."""
     numbers = ledger[
         (ledger["kind"] == "number") & ledger["reported"].notna() & ledger["measured"].notna()
     ]
-    percent = numbers["metric"].isin(PERCENT)
-    spans = numbers[~percent & (numbers["reported"] > 0) & (numbers["measured"] > 0)]
+    is_alike = ~numbers["agrees"].isin(agreement.UNLIKE)
+    numbers = numbers.assign(look=numbers["basis"].where(is_alike, OTHERWISE))
+    is_percent = numbers["metric"].isin(PERCENT)
+    is_positive = (numbers["reported"] > 0) & (numbers["measured"] > 0)
+    looks = {basis: style.look(1 + place) for place, basis in enumerate(NAMES)}
+    looks[OTHERWISE] = style.Look(GREY, ".", "-")
+    looks = {name: look for name, look in looks.items() if (numbers["look"] == name).any()}
     with style.paper():
         fig, (left, right) = style.panels(2, 4.0, across=2, least=2.6)
-        _panel(left, spans, "costs, rounds, curvature, examples", log=True)
-        _panel(right, numbers[percent], "accuracy and savings [%]", log=False)
-        bases = [basis for basis in NAMES if basis in set(_alike(numbers)["basis"])]
-        grey = (
-            [Line2D([], [], linestyle="none", marker=".", color=GREY)]
-            if len(_alike(numbers)) < len(numbers)
-            else []
-        )
-        keys = [
-            Line2D(
-                [], [], linestyle="none", marker=_look(b).marker, color=_look(b).color, markersize=4
-            )
-            for b in bases
+        left.set(xscale="log", yscale="log")
+        for ax, rows, title in (
+            (left, numbers[~is_percent & is_positive], "costs, rounds, curvature, examples"),
+            (right, numbers[is_percent], "accuracy and savings [%]"),
+        ):
+            for place, (name, look) in enumerate(looks.items()):
+                _points(ax, rows[rows["look"] == name], look, 2 if name == OTHERWISE else 4 + place)
+            if len(values := rows[["reported", "measured"]].to_numpy(float)):
+                ends = [values.min(), values.max()]
+                ax.plot(ends, ends, color="black", linewidth=0.6, zorder=1)
+            ax.set_title(style.plain(title))
+            ax.set_xlabel("reported in the paper")
+            ax.set_ylabel("measured here")
+            ax.set_box_aspect(1)
+        _annotate_outliers(left, numbers[~is_percent & is_positive & is_alike])
+        handles = [
+            Line2D([], [], linestyle="none", marker=look.marker, color=look.color, markersize=4)
+            for look in looks.values()
         ]
-        keys, texts = keys + grey, [NAMES[b] for b in bases] + [OTHERWISE] * len(grey)
-        if keys:
-            style.legend(fig, keys, texts, loc="outside lower center", ncols=len(texts))
+        texts = [NAMES.get(name, name) for name in looks]
+        if texts:
+            style.legend(fig, handles, texts, loc="outside lower center", ncols=len(texts))
     return fig
 
 
-def _alike(numbers: pd.DataFrame) -> pd.DataFrame:
-    return numbers[~numbers["agrees"].isin(agreement.UNLIKE)]
-
-
-def _look(basis: str) -> style.Look:
-    return style.look(1 + list(NAMES).index(basis))
-
-
-def _panel(ax: Axes, rows: pd.DataFrame, title: str, *, log: bool) -> None:
-    if log:
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-    alike = _alike(rows)
-    other = rows.drop(alike.index)
-    _points(ax, other, marker=".", color=GREY, markersize=3, elinewidth=0.3, capsize=0, zorder=2)
-    for number, (basis, part) in enumerate(alike.groupby("basis")):
-        look = _look(str(basis))
-        _points(
-            ax,
-            part,
-            marker=look.marker,
-            color=look.color,
-            markersize=4,
-            elinewidth=0.6,
-            capsize=1.5,
-            zorder=4 + number,
-        )
-    if log:
-        _annotate_outliers(ax, alike)
-    values = rows[["reported", "measured"]].to_numpy(float)
-    if len(values):
-        ends = np.array([values.min(), values.max()])
-        ax.plot(ends, ends, color="black", linewidth=0.6, zorder=1)
-    ax.set_title(style.plain(title))
-    ax.set_xlabel("reported in the paper")
-    ax.set_ylabel("measured here")
-    ax.set_box_aspect(1)
+def _points(ax: Axes, rows: pd.DataFrame, look: style.Look, zorder: int) -> None:
+    spread = rows["measured_std"].fillna(rows["last_rounds_std"])
+    is_faint = look.color == GREY
+    ax.errorbar(
+        rows["reported"].astype(float),
+        rows["measured"].astype(float),
+        spread.fillna(0).astype(float),
+        rows["reported_std"].fillna(0).astype(float),
+        linestyle="none",
+        marker=look.marker,
+        color=look.color,
+        markersize=3 if is_faint else 4,
+        elinewidth=0.3 if is_faint else 0.6,
+        capsize=0 if is_faint else 1.5,
+        zorder=zorder,
+    )
 
 
 def _annotate_outliers(ax: Axes, alike: pd.DataFrame) -> None:
     """Names beside those that are far off: once where a metric of a table has several."""
-    off = alike[(np.log(alike["measured"] / alike["reported"])).abs() > np.log(FAR)]
+    ratio = (alike["measured"] / alike["reported"]).astype(float)
+    off = alike[np.log(ratio).abs() > np.log(FAR)]
     for (source, metric), part in off.groupby(["source", "metric"], sort=False):
         names = [words.method(str(name)) for name in part["method"].unique()]
         text = f"{names[0] + ', ' if len(names) == 1 else ''}{source.split(' = ')[0]}: {pictures.words(str(metric))}"
         last = part.loc[part["reported"].idxmax()]
         above = last["measured"] > last["reported"]  # the text stands away from the diagonal
         ax.annotate(
-            "\n".join(style.wrap(text, 0.75 if above else 1.1, 3, 6)),
+            "\n".join(style.wrap(text, 1.5, 2, 6)),
             (last["reported"], last["measured"]),
             fontsize=6,
             xytext=(-5, 2) if above else (5, -2),
@@ -123,15 +111,3 @@ def _annotate_outliers(ax: Axes, alike: pd.DataFrame) -> None:
             ha="right" if above else "left",
             va="bottom" if above else "top",
         )
-
-
-def _points(ax: Axes, rows: pd.DataFrame, **look: Any) -> None:
-    if len(rows):
-        spread = rows["measured_std"].fillna(rows["last_rounds_std"])
-        x, y, up, across = (
-            rows.assign(up=spread)[["reported", "measured", "up", "reported_std"]]
-            .fillna(0)
-            .to_numpy(float)
-            .T
-        )
-        ax.errorbar(x, y, up, across, linestyle="none", **look)

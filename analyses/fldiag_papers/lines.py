@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import curves, style, words
+from fldiag.plotting.series import key
 from fldiag.results.select import only
 from fldiag_papers.caption import LAST
 from fldiag_papers.gather import KEYS
@@ -22,58 +22,66 @@ FAINT = "#bbbbbb"
 
 
 def lines(
-    table: pd.DataFrame,
-    x: str,
-    metrics: Mapping[str, str],
-    *,
-    by: str = "label",
-    xlabel: str = "",
-    log: bool = False,
-    sharey: bool = False,
+    table: pd.DataFrame, x: str, panels: Mapping[str, str], *, log: Collection[str] = ()
 ) -> Figure:
-    """Mean and standard deviation (bars, over seeds) of metrics over a column of the table; a panel each, a line a label.
+    """Mean accuracy and its standard deviation (bars, over seeds) over ``x``: a panel a metric, a line a label.
 
-    ``metrics``: name -> text of the axis. ``x``: a column, or a key of the setting. Rows without it are drawn as a
-    horizontal line. Raises FldiagError for a metric without rows."""
-    table = (
-        table
-        if x in table.columns
-        else table.assign(**{x: [_number(parse(s).get(x)) for s in table["setting"]]})
-    )
-    names = list(dict.fromkeys(table[by].dropna()))
-    looks = style.looks(names)
-    with style.paper():
-        fig, axes = style.panels(
-            len(metrics),
-            2.5,
-            width=min(style.TWO_COLUMNS, 0.4 + 3.25 * len(metrics)),
-            across=len(metrics),
-            least=1.3,
-            sharey=sharey,
+    ``x``: a column, or a key of the setting; rows without it are a horizontal line. ``panels``: metric -> what its ``x``
+    is; ``log``: those with a logarithmic axis. A cross: runs that diverged. Raises FldiagError where no metric has rows."""
+    if x not in table:
+        table = table.assign(**{x: [float(parse(s).get(x, "nan")) for s in table["setting"]]})
+    table = only(table, metric=tuple(panels)).astype({"value": float})
+    if table.empty:
+        raise FldiagError(
+            f"the picture over {x} has no rows of {', '.join(panels)}",
+            "ask the runs for them",
         )
-        for ax, (metric, text) in zip(axes, metrics.items(), strict=True):
+    looks = style.looks(table["label"].dropna())
+    with style.paper():
+        width = min(style.TWO_COLUMNS, 0.4 + 3.25 * len(panels))
+        count = len(panels)
+        fig, axes = style.panels(count, 2.5, width=width, across=count, least=1.3, sharey=True)
+        for ax, (metric, text) in zip(axes, panels.items(), strict=True):
             rows = only(table, metric=metric)
-            if rows.empty:
-                raise FldiagError(
-                    f"the picture over {x} has no rows of metric {metric!r}", "ask the runs for it"
+            for row, (label, look) in enumerate(looks.items()):
+                part = only(rows, label=label)
+                _sampled(ax, part, x)
+                if len(flat := part.loc[part[x].isna(), "value"]):
+                    level = flat.mean()
+                    ax.axhline(
+                        level, color=look.color, linestyle=look.dash, linewidth=1, label=label
+                    )
+                means(ax, part, x, look, label)
+                lost = part.loc[part["value"].isna(), x]
+                height = np.full(len(lost), 0.04 + 0.08 * row)
+                ax.plot(
+                    lost,
+                    height,
+                    "x",
+                    color=look.color,
+                    markersize=5,
+                    markeredgewidth=1.2,
+                    transform=ax.get_xaxis_transform(),
                 )
-            for name, part in rows.groupby(by, sort=False):
-                _line(ax, part, x, looks[name])
-            ax.set(xlabel=xlabel or x, ylabel=text)
-            if log:
-                ax.set_xscale("log")
+            ticks = sorted(rows[x].dropna().unique())
+            ax.set(xlabel=text, xscale="log" if metric in log else "linear")
+            ax.set_xticks(ticks, [f"{t:g}" for t in ticks], rotation=90 if count > 1 else 0)
+            ax.minorticks_off()
             ax.grid(True)
-        keys = [
-            Line2D([], [], color=looks[n].color, linestyle=looks[n].dash, marker=looks[n].marker)
-            for n in names
-        ]
-        if len(names) == 1:  # what the caption is about
-            keys, names = [], []
-        if any(container.get_label() == "_sampled" for ax in axes for container in ax.containers):
-            keys.append(Line2D([], [], color=FAINT, linewidth=1.6))
-            names.append("± standard error over the test examples, one seed")
-        if names:
-            style.legend(fig, keys, names, loc="outside lower center", ncols=min(len(names), 4))
+        for ax in axes:
+            style.chance(ax, 10, name=ax is axes[0])
+        axes[0].set_ylabel("test accuracy [%]")
+        fig.align_xlabels()
+        # The caption is about the only line.
+        handles = {n: key(look) for n, look in looks.items()} if len(looks) > 1 else {}
+        if table["value"].isna().any():
+            handles["diverged"] = style.diverged()
+        if any(bars.get_label() == "_sampled" for ax in axes for bars in ax.containers):
+            text = "± standard error over the test examples, one seed"
+            handles[text] = Line2D([], [], color=FAINT, linewidth=1.6)
+        if handles:
+            ncols, marks = min(len(handles), 4), list(handles.values())
+            style.legend(fig, marks, list(handles), loc="outside lower center", ncols=ncols)
     return fig
 
 
@@ -129,7 +137,7 @@ def ends(
     return pd.concat(pieces, ignore_index=True)
 
 
-def _printed(ax: Any, rows: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:
+def _printed(ax: Axes, rows: pd.DataFrame, looks: Mapping[str, style.Look]) -> None:
     low, high = ax.get_ylim()
     for label, value in zip(rows["label"], rows["value"].astype(float), strict=True):
         ax.axhline(value, color=looks[label].color, linestyle=":", linewidth=0.9)
@@ -137,21 +145,11 @@ def _printed(ax: Any, rows: pd.DataFrame, looks: Mapping[str, style.Look]) -> No
     ax.set_ylim(low, high)
 
 
-def _line(ax: Any, part: pd.DataFrame, x: str, look: style.Look) -> None:
-    values = part.assign(value=pd.to_numeric(part["value"]).astype(float))
-    _sampled(ax, values, x)
-    flat = values[values[x].isna()]["value"]
-    if len(flat):
-        ax.axhline(flat.mean(), color=look.color, linestyle=look.dash, linewidth=1)
-    if values[x].notna().any():
-        means(ax, values, x, look)
-
-
-def _sampled(ax: Any, part: pd.DataFrame, x: str) -> None:
+def _sampled(ax: Axes, part: pd.DataFrame, x: str) -> None:
     """Of an accuracy of one seed: a faint bar of its standard error over the test examples."""
-    if not {"n_examples", "unit"} <= set(part.columns) or part.groupby(x).size().max() != 1:
+    if "n_examples" not in part or part.groupby(x).size().max() != 1:
         return
-    rows = part[part["unit"].eq("%")].dropna(subset=[x, "value"])
+    rows = part.dropna(subset=[x, "value"])
     share = rows["value"].to_numpy(float) / 100
     error = 100 * np.sqrt(share * (1 - share) / rows["n_examples"].to_numpy(float))
     ax.errorbar(
@@ -166,41 +164,21 @@ def _sampled(ax: Any, part: pd.DataFrame, x: str) -> None:
     )
 
 
-def means(ax: Any, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:
+def means(ax: Axes, part: pd.DataFrame, x: str, look: style.Look, label: str | None = None) -> None:
     """The mean of ``value`` over ``x``, with bars of one standard deviation where there are several seeds."""
-    statistics = (
-        part.dropna(subset=[x])
-        .astype({"value": float})
-        .groupby(x)["value"]
-        .agg(["mean", "std"])
-        .sort_index()
-    )
-    if statistics.empty:
+    groups = part.dropna(subset=[x]).astype({"value": float}).groupby(x)["value"]
+    mean, std = groups.mean(), groups.std()
+    if mean.empty:
         return
-    at = statistics.index.to_numpy(float)
     ax.plot(
-        at,
-        statistics["mean"],
+        mean.index.to_numpy(float),
+        mean,
         color=look.color,
         linestyle=look.dash,
         marker=look.marker,
         markersize=3.6,
         label=label,
     )
-    several = statistics["std"].notna().to_numpy()
-    if several.any():
-        ax.errorbar(
-            at[several],
-            statistics["mean"][several],
-            yerr=statistics["std"][several],
-            fmt="none",
-            ecolor=look.color,
-            elinewidth=0.8,
-        )
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text) if text is not None else math.nan
-    except ValueError:
-        return math.nan
+    if (several := std.notna()).any():
+        at = std.index[several].to_numpy(float)
+        ax.errorbar(at, mean[several], std[several], fmt="none", ecolor=look.color, elinewidth=0.8)

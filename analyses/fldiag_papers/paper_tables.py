@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -208,21 +207,6 @@ def label(method: str, settings: Mapping[str, str]) -> str:
     """The method, and its own options where the setting has any."""
     options = [f"{k}={v}" for k, v in settings.items() if k not in (*FEDERATION, *reported.MARKS)]
     return method + (f" ({', '.join(options)})" if options else "")
-
-
-def markdown(layout: pd.DataFrame) -> str:
-    """A table for reading."""
-    heads = [layout.index.name or "", *map(str, layout.columns)]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for name, row in layout.iterrows():
-        lines.append(
-            "| " + " | ".join([str(name), *("" if _none(v) else str(v) for v in row)]) + " |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _none(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def with_values(trial: Trial) -> Trial:

@@ -1,4 +1,4 @@
-"""The picture that most studies share: measured beside reported numbers."""
+"""The picture that most studies share, measured beside reported numbers, and the same as a table for reading."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting import words as words_of
+from fldiag.plotting import words as display
 from fldiag.plotting.tables import need
 from fldiag_papers.reported import FEDERATION, MARKS
 
@@ -58,346 +60,257 @@ def words(metric: str) -> str:
 
 
 def parse(setting: Any) -> dict[str, str]:
-    return (
-        dict(pair.split("=", 1) for pair in str(setting).split(";"))
-        if isinstance(setting, str) and setting
-        else {}
-    )
+    """A setting as in reported.csv: ``a=1;b=2``."""
+    has_any = isinstance(setting, str) and setting
+    return dict(pair.split("=", 1) for pair in setting.split(";")) if has_any else {}
 
 
-def columns(table: pd.DataFrame) -> pd.Series:
-    """Head of each number's column: metric, data, model, partition and other settings of the federation, as far as they
-    differ within the table; then the data that stood in for the paper's."""
-    instead = {
-        metric: stand_ins(part) for metric, part in table.groupby("metric")
-    }  # what is counted is not what is trained
+# ---- rows and columns
+
+
+def heads(table: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Head of each number's column, in parts: metric, data, model, partition and other settings of the federation, as far as
+    they differ within the table."""
     settings = [{k: v for k, v in parse(s).items() if k in FEDERATION} for s in table["setting"]]
-    differs, several = _differing(settings), _several(table)
-    names = []
+    differs = {k for s in settings for k in s if len({s.get(k) for s in settings}) > 1}
+    # A model is named where data have more than one.
+    models = table.groupby("data")["model"].nunique().max()
+    counts = {"metric": table["metric"].nunique(), "data": table["data"].nunique(), "model": models}
+    several = [column for column, count in counts.items() if count > 1]
+    result = []
     for (_, row), setting in zip(table.iterrows(), settings, strict=True):
         parts = [words(row[c]) if c == "metric" else str(row[c]) for c in several if row[c]]
-        parts += _of_the_federation(setting, differs)
-        stand_in = instead[row["metric"]].get(row["data"])
-        names.append(
-            ", ".join(
-                [*(parts or [words(row["metric"])]), *([f"here {stand_in}"] if stand_in else [])]
-            )
-        )
-    return pd.Series(names, index=table.index)
-
-
-def _differing(settings: Sequence[Mapping[str, str]]) -> set[str]:
-    """The keys whose values differ, or that are not in all."""
-    return {k for k in {k for s in settings for k in s} if len({s.get(k) for s in settings}) > 1}
-
-
-def _several(table: pd.DataFrame) -> list[str]:
-    """Those of metric, data and model that a head must name: of the model, where data have more than one."""
-    models = table.groupby("data")["model"].nunique().max()
-    return [
-        c
-        for c in ("metric", "data", "model")
-        if (models if c == "model" else table[c].nunique()) > 1
-    ]
-
-
-def _of_the_federation(setting: Mapping[str, str], differs: set[str]) -> list[str]:
-    """The partition, and what else of the federation differs: the ratio last."""
-    split = []
-    if differs & {"partition", "alpha", "shards", "classes"}:
-        kind = setting.get("partition", "")
-        split = [_SHORT.get(kind, kind).format(**setting)]
-    rest = sorted(FEDERATION[4:], key=lambda k: k == "ratio")
-    return [text for text in split if text] + [
-        f"{k} {setting[k]}" for k in rest if k in setting and k in differs
-    ]
+        if differs & {"partition", "alpha", "shards", "classes"}:
+            kind = setting.get("partition", "")
+            parts += filter(None, [_SHORT.get(kind, kind).format(**setting)])
+        for key in sorted(FEDERATION[4:], key=lambda k: k == "ratio"):
+            parts += [f"{key} {setting[key]}"] if key in setting and key in differs else []
+        result.append(tuple(parts or [words(row["metric"])]))
+    return result
 
 
 def stand_ins(table: pd.DataFrame) -> dict[str, str]:
     """Data of the paper -> those that were trained on instead, where they are others."""
-    pairs = {}
-    if "trained_on" in table:
-        for theirs, ours in (
-            table[["data", "trained_on"]].dropna().drop_duplicates().itertuples(index=False)
-        ):
-            if theirs and ours and theirs != ours.split("@")[0]:
-                pairs[str(theirs)] = str(ours)
-    return pairs
+    if "trained_on" not in table:
+        return {}
+    pairs = table[["data", "trained_on"]].dropna().drop_duplicates().itertuples(index=False)
+    return {a: b for a, b in pairs if a and b and a != b.split("@")[0]}
 
 
 def trained_on(table: pd.DataFrame) -> str:
     """What is said once of a picture whose panels name the paper's data, where others were trained on."""
-    names = sorted({words_of.data(d) for d in stand_ins(table).values()})
+    names = sorted({display.data(d) for d in stand_ins(table).values()})
     return f"trained on {', '.join(names)}" if names else ""
 
 
 def labels(table: pd.DataFrame) -> pd.Series:
     """What its row is called: the method and those of its options in which its rows differ."""
-    options = [
-        {k: v for k, v in parse(s).items() if k not in (*FEDERATION, *MARKS)}
-        for s in table["setting"]
-    ]
-    of: dict[str, list[dict[str, str]]] = {}
-    for method, row_options in zip(table["method"], options, strict=True):
-        of.setdefault(method, []).append(row_options)
+    hidden = (*FEDERATION, *MARKS)
+    options = [{k: v for k, v in parse(s).items() if k not in hidden} for s in table["setting"]]
+    methods = list(table["method"])
     names = []
-    for method, row_options in zip(table["method"], options, strict=True):
-        differing = [
-            f"{k}={v}" for k, v in row_options.items() if len({o.get(k) for o in of[method]}) > 1
-        ]
+    for method, values in zip(methods, options, strict=True):
+        alike = [o for m, o in zip(methods, options, strict=True) if m == method]
+        differing = [f"{k}={v}" for k, v in values.items() if len({o.get(k) for o in alike}) > 1]
         names.append(str(method) + (f" ({', '.join(differing)})" if differing else ""))
     return pd.Series(names, index=table.index)
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One line a cell: ``row``, ``column``, ``measured``, ``measured_std``, ``seeds``, ``reported``, ``reported_std``,
-    and the first ``data``, ``model``, ``metric``."""
+    """One line a cell: ``row``, ``column`` (and in parts ``head``, ``stand_in``), ``metric``, ``measured``, ``measured_std``,
+    ``seeds``, how many of them are ``missing``, ``reported`` and ``reported_std``."""
     need(table, ("origin", "setting", "method", "model", "data", "metric", "value"), PICTURE)
+    # What is counted is not what is trained.
+    instead = {metric: stand_ins(part) for metric, part in table.groupby("metric")}
     table = table.assign(
-        column=columns(table), row=labels(table), value=pd.to_numeric(table["value"]).astype(float)
+        row=labels(table),
+        head=heads(table),
+        stand_in=[
+            instead[m].get(d, "") for m, d in zip(table["metric"], table["data"], strict=True)
+        ],
+        value=table["value"].astype(float),
+        std=table["std"].astype(float) if "std" in table else np.nan,
     )
-    keys = ["column", "row"]
-    mine, theirs = table[table["origin"] == "measured"], table[table["origin"] == "reported"]
-    grouped = mine.groupby(keys, sort=False)
-    averages = (
-        grouped["value"]
-        .agg(measured="mean", measured_std="std", seeds="count")
-        .join(grouped[["data", "model", "metric"]].first())
-    )
-    printed = theirs.groupby(keys, sort=False).first()[
-        ["value", *(["std"] if "std" in theirs else [])]
+    table["column"] = [
+        ", ".join([*head, *([f"here {name}"] if name else [])])
+        for head, name in zip(table["head"], table["stand_in"], strict=True)
     ]
-    printed = printed.rename(columns={"value": "reported", "std": "reported_std"})
-    averages["missing"] = grouped["value"].agg(lambda v: int(v.isna().sum()))
-    late = averages["metric"].str.startswith("rounds_to_") & (averages["missing"] > 0)
-    averages.loc[late, ["measured", "measured_std"]] = (
-        np.nan
-    )  # the mean of those that got there is too early
-    lines = averages.join(printed, how="outer", sort=False).reset_index()
-    rank = {
-        k: i for i, k in enumerate(dict.fromkeys(zip(table["column"], table["row"], strict=True)))
-    }
-    return (
-        lines.iloc[
-            np.argsort(
-                [rank[k] for k in zip(lines["column"], lines["row"], strict=True)], kind="stable"
-            )
-        ]
-        .reset_index(drop=True)
-        .reindex(columns=[*lines.columns, *({"reported", "reported_std"} - set(lines.columns))])
-    )
+    cells = table.groupby(["column", "row"], sort=False)
+    lines = cells[["head", "stand_in", "metric"]].first()
+    measured = table[table["origin"] == "measured"].groupby(["column", "row"])["value"]
+    lines["measured"], lines["measured_std"] = measured.mean(), measured.std()
+    lines["seeds"], lines["missing"] = measured.count(), measured.size() - measured.count()
+    printed = table[table["origin"] == "reported"].groupby(["column", "row"])
+    lines[["reported", "reported_std"]] = printed[["value", "std"]].first()
+    # Of rounds to a level, the mean of those that got there is too early.
+    lines["is_late"] = lines["metric"].str.startswith("rounds_to_") & (lines["missing"] > 0)
+    lines.loc[lines["is_late"], ["measured", "measured_std"]] = np.nan
+    return lines.reset_index()
 
 
 def by_data(table: pd.DataFrame) -> pd.DataFrame:
     """The same with a row for each data set, for numbers of data and not of methods."""
-    return table.assign(
-        method=[words_of.data(name) for name in table["data"]], data="", model="", setting=""
-    )
+    names = [display.data(name) for name in table["data"]]
+    return table.assign(method=names, data="", model="", setting="")
+
+
+# ---- a table for reading
 
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:
     """Rows and columns as in the paper: measured ± std, the paper's number in brackets."""
     lines = summary(table)
     lines["text"] = [_text(r) for r in lines.to_dict("records")]
-    rows, heads = list(dict.fromkeys(lines["row"])), list(dict.fromkeys(lines["column"]))
-    layout = lines.pivot(index="row", columns="column", values="text").reindex(
-        index=rows, columns=heads
-    )
-    layout.index.name, layout.columns.name = "method", None
-    return layout
+    layout = lines.pivot(index="row", columns="column", values="text")
+    layout = layout.reindex(index=lines["row"].unique(), columns=lines["column"].unique())
+    return layout.rename_axis(index="method", columns=None)
+
+
+def markdown(layout: pd.DataFrame) -> str:
+    names = [layout.index.name or "", *map(str, layout.columns)]
+    rows = [
+        [str(name), *("" if pd.isna(v) else str(v) for v in row)] for name, row in layout.iterrows()
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in (names, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(names), *lines[1:]]) + "\n"
 
 
 def _text(r: Mapping[str, Any]) -> str:
-    count = (
-        f"{r['seeds']:.0f} of {r['seeds'] + r['missing']:.0f} seeds"
-        if r.get("seeds", 0) > 0
-        else "–"
-    )
-    mine = _pair(r, "measured") or count
-    return mine + (f" ({theirs})" if (theirs := _pair(r, "reported")) else "")
+    seeds = r["seeds"]
+    count = f"{seeds:.0f} of {seeds + r['missing']:.0f} seeds" if seeds > 0 else "–"
+    printed = _pair(r, "reported")
+    return (_pair(r, "measured") or count) + (f" ({printed})" if printed else "")
 
 
 def _pair(r: Mapping[str, Any], name: str) -> str:
     """A number ± its standard deviation; nothing where there is none."""
     value, std = r[name], r[f"{name}_std"]
-    if value is None or pd.isna(value):
+    if pd.isna(value):
         return ""
     digits = 2 if abs(value) < 10 else 1
-    return f"{value:.{digits}f}" + ("" if std is None or pd.isna(std) else f" ± {std:.{digits}f}")
+    return f"{value:.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
+
+
+# ---- the picture
 
 
 def dots(table: pd.DataFrame) -> Figure:
     """A panel for each column of the table that was measured, a line for each method: measured filled, reported hollow;
     bars of one standard deviation. Raises FldiagError when nothing was measured."""
     lines = summary(table)
-    is_measured = lines.groupby("column", sort=False)["measured"].apply(lambda v: v.notna().any())
-    heads = [c for c in dict.fromkeys(lines["column"]) if is_measured[c]]
-    if not heads:
+    lines = lines[lines.groupby("column")["measured"].transform("count") > 0]
+    if lines.empty:
         raise FldiagError(f"the {PICTURE} has no measured number", "train something first")
-    lines = lines[lines["column"].isin(heads)]
-    rows = {r: _row(r) for r in dict.fromkeys(lines["row"])}
-    if len(rows) == 1 and len(heads) > 2:  # dots beneath each other would compare nothing
-        return _listed(lines, heads, *rows.values())
+    columns = lines.drop_duplicates("column")
+    stand_ins = set(columns["stand_in"])
+    shared = display.data(stand_ins.pop()) if len(stand_ins) == 1 else ""
+    titles = [
+        [*map(display.data, head), *([f"here {display.data(name)}"] if name and not shared else [])]
+        for head, name in zip(columns["head"], columns["stand_in"], strict=True)
+    ]
+    rows = {r: _row(r) for r in lines["row"].unique()}
+    if len(rows) == 1 and len(titles) > 2:  # dots beneath each other would compare nothing
+        return _listed(lines, titles, shared, *rows.values())
     room = min(0.35 + max(style.text_width(r) for r in rows.values()), 2.2)
-    width = style.wide()
-    across = max(1, min(len(heads), int((width - room) / 1.15)))
-    down = -(-len(heads) // across)
-    across = -(-len(heads) // down)  # rows of about the same length
-    tall = max(0.17 * len(rows) + 0.1, 0.5)
-    titles, stand_in = _heads(heads)
+    across = max(1, min(len(titles), int((style.wide() - room) / 1.15)))
+    across = -(-len(titles) // -(-len(titles) // across))  # rows of about the same length
+    tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
+    width = style.TWO_COLUMNS if len(titles) > 2 else room + 2.2 * len(titles)
+    metrics = lines["metric"].unique()
     with style.paper():
-        fig = style.figure(
-            width if len(heads) > 2 else min(width, room + 2.2 * len(heads)),
-            down * (tall + 0.62) + 0.6,
-            layout="constrained",
+        fig, axes = style.panels(
+            len(titles),
+            tall,
+            0.6,
+            across=across,
+            least=1,
+            width=min(width, style.TWO_COLUMNS),
+            sharey=True,
         )
-        axes = fig.subplots(down, across, sharey=True, squeeze=False)
-        for ax, head, title in zip(axes.flat, heads, titles, strict=False):
-            _panel(ax, lines[lines["column"] == head], rows)
+        for ax, column, title in zip(axes, columns["column"], titles, strict=True):
+            _panel(ax, lines[lines["column"] == column], rows)
             text = [line for part in title for line in style.wrap(part, 1.15, 2, 7)]
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
-        for ax in axes.flat[len(heads) :]:
-            ax.remove()
-        (metric, *further_metrics) = lines["metric"].dropna().unique()
-        for ax in axes.flat[max(len(heads) - across, 0) : len(heads)]:  # the lowest of every column
-            if not further_metrics:  # else it stands above every panel
-                ax.set_xlabel(style.plain(words(metric)))
-            elif all(str(m).startswith("rounds_to") for m in (metric, *further_metrics)):
+        for ax in axes[-across:]:  # the lowest of every column
+            if len(metrics) == 1:  # else it stands above every panel
+                ax.set_xlabel(style.plain(words(metrics[0])))
+            elif all(str(m).startswith("rounds_to") for m in metrics):
                 ax.set_xlabel("round")
-        keys = [
-            Line2D([], [], linestyle="none", marker="o", color=MEASURED.color, markersize=4),
+        measured, reported = (lines[f"{c}_std"].notna().any() for c in ("measured", "reported"))
+        texts = [
+            "measured here"
+            + (f" on {shared}" if shared else "")
+            + (" (± std of the seeds)" if measured else ""),
+            "reported in the paper" + (" (± as printed)" if reported else ""),
+        ]
+        marks = [("o", MEASURED, None), ("o", REPORTED, "none")]
+        if lines["is_late"].any():
+            marks.append((">", MEASURED, "white"))
+            texts.append("not reached")
+        handles = [
             Line2D(
                 [],
                 [],
                 linestyle="none",
-                marker="o",
-                markerfacecolor="none",
-                color=REPORTED.color,
+                marker=marker,
+                color=look.color,
                 markersize=4,
-            ),
-        ]
-        spread = [lines[c].notna().any() for c in ("measured_std", "reported_std")]
-        texts = [
-            "measured here"
-            + (f" on {stand_in}" if stand_in else "")
-            + (" (± std of the seeds)" if spread[0] else ""),
-            "reported in the paper" + (" (± as printed)" if spread[1] else ""),
-        ]
-        if _late(lines).any():
-            keys.append(
-                Line2D(
-                    [],
-                    [],
-                    linestyle="none",
-                    marker=">",
-                    color=MEASURED.color,
-                    markersize=4,
-                    markerfacecolor="white",
-                )
+                markerfacecolor=face,
             )
-            texts.append("not reached")
-        style.legend(
-            fig,
-            keys,
-            texts,
-            loc="outside lower center",
-            ncols=style.columns(texts, fig.get_figwidth() - 0.2),
-        )
+            for marker, look, face in marks
+        ]
+        ncols = style.columns(texts, fig.get_figwidth() - 0.2)
+        style.legend(fig, handles, texts, loc="outside lower center", ncols=ncols)
     return fig
 
 
-def _listed(summary_rows: pd.DataFrame, heads: Sequence[str], row: str) -> Figure:
+def _listed(lines: pd.DataFrame, titles: Sequence[Sequence[str]], shared: str, row: str) -> Figure:
     """One method in several settings, as a table: a line a setting."""
-    titles, stand_in = _heads(heads)
+    names = [style.plain(", ".join(title)) for title in titles]
     cells = [
-        (
-            ", ".join(title),
-            *(
-                _pair(summary_rows[summary_rows["column"] == head].iloc[0], name)
-                for name in ("measured", "reported")
-            ),
-        )
-        for head, title in zip(heads, titles, strict=True)
+        [name, _pair(line, "measured"), _pair(line, "reported")]
+        for name, line in zip(names, lines.to_dict("records"), strict=True)
     ]
-    width = style.wide(
-        min(style.TWO_COLUMNS, 2.4 + max(style.text_width(c[0], 7.5) for c in cells))
-    )
-    tops = (row, "measured" + (f" on\n{stand_in}" if stand_in else ""), "reported\nin the paper")
+    top = [style.plain(row), "measured" + (f" on {shared}" if shared else ""), "in the paper"]
+    room = max(map(style.text_width, [*names, row])) + 0.1
+    width = style.wide(min(style.TWO_COLUMNS, room + 2.6))
     with style.paper():
-        lines = [style.wrap(c[0], width - 2.1, 2, 7.5) for c in cells]
-        tall = sum(0.15 * len(line) + 0.05 for line in lines) + 0.55
-        fig = style.figure(width, tall)
-        at, places = tall - 0.08, (0.06, width - 1.05, width - 0.06)
-
-        def write_line(texts: Sequence[str], **more: Any) -> None:
-            for x, text, side in zip(places, texts, ("left", "right", "right"), strict=True):
-                plain = "\n".join(map(style.plain, text.split("\n")))
-                fig.text(x / width, at / tall, plain, ha=side, va="top", fontsize=7.5, **more)
-
-        write_line(tops, weight="bold")
-        at -= 0.34
-        for y in (tall - 0.04, at, 0.06):
-            fig.add_artist(
-                Line2D(
-                    [0.06 / width, 1 - 0.06 / width], [y / tall] * 2, color="black", linewidth=0.7
-                )
-            )
-        at -= 0.06
-        for line, cell in zip(lines, cells, strict=True):
-            write_line(("\n".join(line), *cell[1:]))
-            at -= 0.15 * len(line) + 0.05
+        fig = style.figure(width, 0.19 * (len(cells) + 1) + 0.1)
+        ax = fig.add_axes((0.01, 0, 0.98, 1))
+        ax.axis("off")
+        share = room / width
+        grid = ax.table(
+            [top, *cells],
+            cellLoc="right",
+            colWidths=[share, (1 - share) / 2, (1 - share) / 2],
+            bbox=Bbox.unit(),
+            edges="horizontal",
+        )
+        grid.auto_set_font_size(False)
+        grid.set_fontsize(7)
+        for (at, column), cell in grid.get_celld().items():
+            cell.PAD = 0.02
+            cell.set_linewidth(0.7 if at == 0 else 0.2)
+            cell.set_text_props(ha="right" if column else "left", weight="normal" if at else "bold")
     return fig
 
 
 def _row(label: str) -> str:
     """A row as it is drawn: the method's display name, its options with their symbols."""
     method, _, options = label.partition(" (")
-    option_texts = [
-        f"{words_of.symbol(k)} = {v}" if v else k
-        for k, _, v in (o.partition("=") for o in options.rstrip(")").split(", "))
-    ]
-    return words_of.method(method) + (f" ({', '.join(option_texts)})" if options else "")
+    pairs = [o.partition("=") for o in options.rstrip(")").split(", ")]
+    texts = [f"{display.symbol(k)} = {v}" if v else k for k, _, v in pairs]
+    return display.method(method) + (f" ({', '.join(texts)})" if options else "")
 
 
-def _heads(heads: Sequence[str]) -> tuple[list[list[str]], str]:
-    """The panels' titles in parts, with display names; and the data that all were trained on instead of the paper's, which then
-    stand in no title."""
-    parts = [
-        [
-            words_of.data(p.removeprefix("here ")) if p.startswith("here ") else words_of.data(p)
-            for p in h.split(", ")
-        ]
-        for h in heads
-    ]
-    instead = {
-        p[-1] if h.rpartition(", ")[2].startswith("here ") else ""
-        for h, p in zip(heads, parts, strict=True)
-    }
-    if len(instead) == 1 and (stand_in := instead.pop()):
-        return [p[:-1] or [""] for p in parts], stand_in
-    return [
-        [*p[:-1], f"here {p[-1]}"] if h.rpartition(", ")[2].startswith("here ") else p
-        for h, p in zip(heads, parts, strict=True)
-    ], ""
-
-
-def _late(lines: pd.DataFrame) -> pd.Series:
-    """Which cells are first rounds of an accuracy that not all seeds reached."""
-    if "seeds" not in lines:
-        return pd.Series(False, index=lines.index)
-    return lines["metric"].astype(str).str.startswith("rounds_to") & (lines["missing"] > 0).fillna(
-        False
-    )
-
-
-def _panel(ax: Any, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
+def _panel(ax: Axes, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
     at = {r: len(rows) - 1 - i for i, r in enumerate(rows)}
     y = part["row"].map(at).to_numpy(float)
-    for name, shift, options in (
-        ("reported", -0.14, {"markerfacecolor": "none", "color": REPORTED.color}),
-        ("measured", 0.14, {"color": MEASURED.color}),
+    for name, shift, color, face in (
+        ("reported", -0.14, REPORTED.color, "none"),
+        ("measured", 0.14, MEASURED.color, MEASURED.color),
     ):
-        value, std = (part[c].to_numpy(dtype=float, na_value=np.nan) for c in (name, f"{name}_std"))
+        value, std = part[name].to_numpy(float), part[f"{name}_std"].to_numpy(float)
         ok = np.isfinite(value)
         ax.errorbar(
             value[ok],
@@ -408,25 +321,23 @@ def _panel(ax: Any, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
             markersize=3.6,
             elinewidth=0.8,
             capsize=0,
-            **options,
+            color=color,
+            markerfacecolor=face,
         )
-    numbers = np.concatenate(
-        [part[c].to_numpy(dtype=float, na_value=np.nan) for c in ("measured", "reported")]
-    )
+    numbers = part[["measured", "reported"]].to_numpy(float)
     numbers = numbers[np.isfinite(numbers)]
-    counted = bool(part["metric"].astype(str).str.startswith("rounds_to").any())
+    is_count = bool(part["metric"].str.startswith("rounds_to").any())
     if len(numbers) and numbers.min() > 0 and numbers.max() > 30 * numbers.min():
         ax.set_xscale("log")
-        ax.xaxis.set_major_locator(
-            LogLocator(subs=(1, 3) if numbers.max() < 100 * numbers.min() else (1,))
-        )
+        is_narrow = numbers.max() < 100 * numbers.min()
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if is_narrow else (1,)))
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_locator(NullLocator())
     else:
-        if counted and len(numbers):
+        if is_count and len(numbers):
             ax.set_xlim(0, 1.12 * numbers.max())
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=counted))
-    late = _late(part).to_numpy(bool)
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=is_count))
+    late = part["is_late"].to_numpy(bool)
     ax.plot(
         np.full(late.sum(), 0.985),
         (y + 0.14)[late],

@@ -1,47 +1,59 @@
-"""Which runs the studies need at a scale, each once: what they ask of it and what it has to keep."""
+"""Which runs the studies need at a scale, each once: what is asked of it, what it has to keep, and where it lies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from fldiag.config import Config, parse_override
 from fldiag.errors import FldiagError, unknown
-from fldiag.results.cache import Cache, Tell
-from fldiag.results.provenance import digest, provenance
+from fldiag.results.cache import Cache
+from fldiag.results.provenance import digest
 from fldiag.runs.run import Run
 from fldiag_papers.scales import LeftOut, Scale, flat
 from fldiag_papers.study import Ask, Study, Trial
 
+#: Name and digest under which a cache has an answer.
+Key = tuple[str, str]
 
-def ask_key(scale: Scale, ask: Ask, rounds: tuple[int, ...] = ()) -> str:
-    """Names the answer's file; of questions over the rounds each choice of rounds has its own."""
+
+def answer_key(scale: Scale, ask: Ask, rounds: tuple[int, ...] = ()) -> Key:
+    """Of a question over the rounds each choice of rounds has an answer of its own."""
     decisive = {**scale.options(ask), **({"rounds": list(rounds)} if ask.needs == "rounds" else {})}
-    return f"{ask.name}-{digest(decisive)[:12]}"
+    return ask.name, digest(decisive)[:12]
+
+
+def answers(run: Path) -> Cache:
+    return Cache(run / "answers")
+
+
+def open_run(path: Path) -> Run | None:
+    try:
+        return Run.open(path)
+    except FldiagError:
+        return None
+
+
+def is_finished(run: Run) -> bool:
+    return run.status in ("finished", "diverged")
 
 
 @dataclass
 class Task:
-    """One run: its config with all that any study wants kept, and what the studies at hand ask."""
+    """One run: its config with all that any study wants kept, and what the studies of the plan ask.
 
-    core: str  # hash of what decides the training
+    ``core``: hash of what decides the training; ``rounds``: whose clients' weights stay; ``has_state``: the clients' states
+    stay; ``is_timed``: the seconds of one thread are asked for."""
+
+    core: str
     config: Config
-    scale: Scale
-    questions: list[Ask] = field(default_factory=list)
-    rounds: tuple[int, ...] = ()  # whose clients' weights stay
-    state: bool = False  # whether the clients' states stay
-    timed: bool = False  # whether somebody wants to know how long one thread takes
+    asks: dict[Key, Ask] = field(default_factory=dict)
+    rounds: tuple[int, ...] = ()
+    has_state: bool = False
+    is_timed: bool = False
     users: list[str] = field(default_factory=list)
-    records: Path | None = None  # where finished runs lie without their weights
-
-    @property
-    def asks(self) -> dict[str, Ask]:
-        """By the name of the answer's file."""
-        return {ask_key(self.scale, a, self.rounds): a for a in self.questions}
 
     @property
     def stem(self) -> str:
@@ -53,134 +65,78 @@ class Task:
     def text(self) -> str:
         c = self.config
         split = "".join(
-            f"{v}" for k, v in c.partition.options.items() if k != "min_size" and v is not None
+            f" {v}" for k, v in c.partition.options.items() if k != "min_size" and v is not None
         )
-        return (
-            f"{c.method.name} on {c.data.name}, {c.partition.kind} {split}, seed {c.seed}".replace(
-                " ,", ","
+        return f"{c.method.name} on {c.data.name}, {c.partition.kind}{split}, seed {c.seed}"
+
+    def fits(self, run: Run) -> bool:
+        """Whether the run has, or can be given, all that is asked: an unfinished one, when it is continued."""
+        if is_finished(run):
+            cache = answers(run.path)
+            return all(
+                cache.has(*key) or self._can_answer(run, ask) for key, ask in self.asks.items()
             )
-        )
-
-    def folder(self, store: Path) -> Path:
-        """The run's folder: one that is there and has what is asked, or the one to train in."""
-        for path in self._folders(store):
-            if self.fits(path):
-                return path
-        suffix = digest([self.config.fingerprint(checkpoint=True), list(self.rounds), self.state])
-        return store / f"{self.stem}-{suffix[:6]}"
-
-    def ended(self, store: Path) -> Path | None:
-        """Where a run lies that ended, whether it has what is asked or not."""
-        return next(
-            (path for path in [self.folder(store), *self._folders(store)] if finished(path)), None
-        )
-
-    def is_record(self, path: Path) -> bool:
-        """Whether a run there is without weights: what it has no answer to is asked of its metrics."""
-        try:
-            return Run.open(path).is_record
-        except FldiagError:
-            return False
-
-    def _folders(self, store: Path) -> list[Path]:
-        """The run's folders, those with weights first."""
-        return [
-            path
-            for folder in (store, self.records)
-            if folder
-            for path in sorted(folder.glob(f"{self.stem}-*"))
-        ]
-
-    def fits(self, path: Path) -> bool:
-        try:
-            run = Run.open(path)
-        except FldiagError:
-            return False
-        if run.status not in ("finished", "diverged"):
-            return self._goes_on(run)
-        config, stored_answers = run.index["config"], answers(path)
-        return all(
-            stored_answers.has(key) or self._has(run, config, ask) for key, ask in self.asks.items()
-        )
-
-    def _goes_on(self, run: Run) -> bool:
-        """Whether training can take the run up and all of its rounds then hold what is wanted."""
         try:
             fingerprint = run.config.fingerprint(version=run.method_version, checkpoint=True)
         except FldiagError:
             return False
         return fingerprint == self.config.fingerprint(checkpoint=True)
 
-    def _has(self, run: Run, config: dict, ask: Ask) -> bool:  # type: ignore[type-arg]
+    def _can_answer(self, run: Run, ask: Ask) -> bool:
+        config = run.index["config"]
         if ask.needs not in ("nothing", "metrics") and run.is_record:
             return False
-        if (
-            ask.needs == "rounds"
-            and run.status == "finished"
-            and not set(self.rounds) <= set(run.rounds)
-        ):
+        lacks_rounds = run.status == "finished" and not set(self.rounds) <= set(run.rounds)
+        if ask.needs == "rounds" and lacks_rounds:
             return False
         if ask.needs in ("clients", "rounds") and config["checkpoint"]["clients"] == "none":
             return False
-        if ask.steps and (
-            not config["metrics"]["steps"] or config["metrics"]["proximal"] != ask.steps
-        ):
+        metrics = config["metrics"]
+        if ask.steps and not (metrics["steps"] and metrics["proximal"] == ask.steps):
             return False
         return ask.needs != "state" or not run.index.get("thinned", {}).get("state", False)
 
-    def done(self, path: Path) -> bool:
+    def is_done(self, run: Run) -> bool:
         """Whether nothing is left to train or ask."""
-        stored_answers = answers(path)
-        return (
-            all(stored_answers.has(key) for key in self.asks) and self.fits(path) and finished(path)
-        )
-
-
-def finished(path: Path) -> bool:
-    try:
-        return Run.open(path).status in ("finished", "diverged")
-    except FldiagError:
-        return False
-
-
-class Answers:
-    """The kept answers in a folder, by the key of the question (``ask_key``)."""
-
-    def __init__(self, folder: Path):
-        self.cache = Cache(folder)
-
-    def has(self, key: str) -> bool:
-        return self.cache.has(*_split(key))
-
-    def get(self, key: str, on_damage: Tell | None = None) -> pd.DataFrame | None:
-        return self.cache.get(*_split(key), on_damage)
-
-    def save(self, key: str, answer: pd.DataFrame, about: dict[str, Any]) -> None:
-        self.cache.put(*_split(key), answer, {**provenance(), **about})
-
-
-def _split(key: str) -> tuple[str, str]:
-    name, _, digits = key.rpartition("-")
-    return name, digits
-
-
-def answers(run: Path) -> Answers:
-    """Those of a run's folder."""
-    return Answers(run / "answers")
+        return is_finished(run) and all(answers(run.path).has(*key) for key in self.asks)
 
 
 @dataclass
 class Plan:
-    """``cells``: (study, number of the trial, seed) -> the hash of its run; ``left_out``: those that the scale has not;
-    ``records``: where finished runs lie without their weights."""
+    """The runs of the studies, by the hash of what decides their training.
+
+    ``cells``: (study, number of the trial, seed) -> the hash of its run; ``left_out``: the trials that the scale lacks, and
+    why; ``failed``: questions to configs alone; ``records``: where finished runs lie without their weights."""
 
     scale: Scale
     store: Path
+    records: Path | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
     cells: dict[tuple[str, int, int], str] = field(default_factory=dict)
     left_out: dict[tuple[str, int], str] = field(default_factory=dict)
-    failed: dict[tuple[str, int], str] = field(default_factory=dict)  # questions to configs alone
-    records: Path | None = None
+    failed: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def runs(self, task: Task) -> list[Run]:
+        """The task's runs on the disk, those with weights first."""
+        folders = [self.store] + ([self.records] if self.records else [])
+        paths = [path for f in folders for path in sorted(f.glob(f"{task.stem}-*"))]
+        return [run for path in paths if (run := open_run(path)) is not None]
+
+    def new_folder(self, task: Task) -> Path:
+        content = [task.config.fingerprint(checkpoint=True), list(task.rounds), task.has_state]
+        return self.store / f"{task.stem}-{digest(content)[:6]}"
+
+    def questions(self, study: Study) -> Iterator[tuple[int, Trial, int, tuple[Ask, ...]]]:
+        """Number of the trial, trial, seed and what is asked of it, also of trials that are not trained."""
+        for number, trial in enumerate(study.trials):
+            for place, seed in enumerate(self.scale.seed_list(study.seeds)):
+                yield number, trial, seed, study.questions_for(trial, place)
+
+    def cells_of(self, study: Study) -> dict[tuple[int, int], str]:
+        """Number of the trial and seed -> hash of the run."""
+        return {
+            (n, seed): core for (name, n, seed), core in self.cells.items() if name == study.name
+        }
 
 
 def make_plan(
@@ -192,52 +148,40 @@ def make_plan(
 ) -> Plan:
     """The plan of ``studies``. What a run keeps is what any of ``everything`` wants, so that it does not depend on which
     figures are asked for first. Raises FldiagError for trials that are no valid configs."""
-    plan, names = Plan(scale, store, records=records), {s.name for s in studies}
+    plan, names = Plan(scale, store, records), {s.name for s in studies}
     wants: dict[str, list[Ask]] = {}
-    configs: dict[str, Config] = {}
-    cache: dict[tuple[object, ...], Config | LeftOut] = {}
+    questions: dict[str, list[Ask]] = {}
+    configs: dict[tuple[object, ...], Config | LeftOut] = {}
     for study in {s.name: s for s in [*everything, *studies]}.values():
-        for number, trial in enumerate(study.trials):
-            for place, seed in enumerate(scale.seed_list(study.seeds)):
-                config = _config(scale, trial, seed, store, cache, study)
-                if isinstance(config, LeftOut):
-                    plan.left_out[study.name, number] = config.what
-                    continue
-                if not trial.train:
-                    continue
-                core, asks = config.hash, study.questions_for(trial, place)
-                configs[core] = config
+        for number, trial, seed, asks in plan.questions(study):
+            key = (trial.preset, trial.method, repr(sorted(trial.over.items())), trial.train, seed)
+            if key not in configs:
+                configs[key] = _config(scale, trial, seed, store, study)
+            config = configs[key]
+            if isinstance(config, LeftOut):
+                plan.left_out[study.name, number] = config.what
+            elif trial.train:
+                core = config.hash
                 wants.setdefault(core, []).extend(asks)
                 if study.name in names:
-                    task = plan.tasks.setdefault(core, Task(core, config, scale, records=records))
-                    task.questions += [a for a in asks if a not in task.questions]
+                    task = plan.tasks.setdefault(core, Task(core, config))
+                    questions.setdefault(core, []).extend(asks)
                     task.users += [study.name] if study.name not in task.users else []
                     plan.cells[study.name, number, seed] = core
     for core, task in plan.tasks.items():
         _keep(task, wants[core], scale)
+        task.asks = {answer_key(scale, ask, task.rounds): ask for ask in questions[core]}
     return plan
 
 
-def _config(
-    scale: Scale,
-    trial: Trial,
-    seed: int,
-    store: Path,
-    cache: dict[tuple[object, ...], Config | LeftOut],
-    study: Study,
-) -> Config | LeftOut:
-    key = (trial.preset, trial.method, repr(sorted(trial.over.items())), trial.train, seed)
-    if key not in cache:
-        try:
-            cache[key] = scale.config(trial, seed, store)
-        except LeftOut as reason:
-            cache[key] = reason
-        except FldiagError as error:
-            raise FldiagError(
-                f"{study.name}, trial {trial.label or trial.method or trial.preset}: {error.what}",
-                error.remedy,
-            ) from error
-    return cache[key]
+def _config(scale: Scale, trial: Trial, seed: int, store: Path, study: Study) -> Config | LeftOut:
+    try:
+        return scale.config(trial, seed, store)
+    except LeftOut as reason:
+        return reason
+    except FldiagError as error:
+        name = trial.label or trial.method or trial.preset
+        raise FldiagError(f"{study.name}, trial {name}: {error.what}", error.remedy) from error
 
 
 def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
@@ -249,27 +193,24 @@ def _keep(task: Task, wants: list[Ask], scale: Scale) -> None:
             f"studies want different proximal losses of the steps of {task.text}: {', '.join(sorted(steps))}",
             "agree on one (drift(steps=...))",
         )
-    checkpoints = [*range(interval, rounds, interval), rounds]
     if "rounds" in needs:
+        checkpoints = [*range(interval, rounds, interval), rounds]
         count = min(len(checkpoints), scale.history)
-        task.rounds = tuple(
-            sorted(
-                {checkpoints[round((i + 1) * len(checkpoints) / count) - 1] for i in range(count)}
-            )
-        )
-    task.state = "state" in needs
-    task.timed = any(a.name == "seconds" for a in wants)
-    keep = {
+        places = {round((i + 1) * len(checkpoints) / count) - 1 for i in range(count)}
+        task.rounds = tuple(checkpoints[place] for place in sorted(places))
+    task.has_state = "state" in needs
+    task.is_timed = any(a.name == "seconds" for a in wants)
+    changes: dict[str, Any] = {
         "checkpoint__every": interval,
         "checkpoint__clients": "sampled" if needs & {"clients", "rounds"} else "none",
     }
     if steps:
-        keep |= {
+        changes |= {
             "metrics__steps": True,
             "metrics__every": interval,
             "metrics__proximal": steps.pop(),
         }
-    task.config = task.config.replace(**keep)
+    task.config = task.config.replace(**changes)
 
 
 def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], bool]:
@@ -293,11 +234,8 @@ def only(texts: Iterable[str], configs: Iterable[Config]) -> Callable[[Config], 
     for key, values in choices.items() if flat_configs else ():
         values_of_key = [f[key] for f in flat_configs if f.get(key) is not None]
         if not values_of_key:
-            raise unknown(
-                "key of --only",
-                key,
-                {k for f in flat_configs for k, v in f.items() if v is not None},
-            )
+            keys = {k for f in flat_configs for k, v in f.items() if v is not None}
+            raise unknown("key of --only", key, keys)
         for value in values:
             if value not in values_of_key:
                 raise unknown(f"{key} of --only", str(value), set(map(str, values_of_key)))

@@ -19,19 +19,19 @@ from fldiag.runs import owner
 from fldiag.runs.index import write_index
 from fldiag.runs.prune import remove
 from fldiag.runs.run import Run
-from fldiag_papers.plan import Plan, finished
+from fldiag_papers.plan import Plan, is_finished, open_run
 from fldiag_papers.questions import CLOCK
 
 ANSWERS = "answers"
 
 
-def keep_ended(plan: Plan, paths: Iterable[Path]) -> None:
-    """``keep`` those of the runs that ended, where the plan has a folder for records. One that cannot be kept is told, and
-    ends nothing."""
+def keep_records(plan: Plan, paths: Iterable[Path]) -> None:
+    """``keep`` the finished ones of the runs, where the plan has a folder for records. One that cannot be kept is a warning."""
     for path in paths if plan.records is not None else ():
+        run = open_run(path)
         try:
-            if finished(path):
-                keep(Run.open(path), plan.records)  # type: ignore[arg-type]
+            if run is not None and is_finished(run):
+                keep(run, plan.records)  # type: ignore[arg-type]
         except FldiagError as error:
             warnings.warn(f"no record of {path} is kept: {error.what}", stacklevel=2)
 
@@ -49,7 +49,7 @@ def keep(run: Run, folder: Path) -> Path:
     Raises:
         FldiagError: the run is not finished, its metrics were changed, or the folder cannot be written.
     """
-    if run.status not in ("finished", "diverged"):
+    if not is_finished(run):
         raise FldiagError(
             f"{run.path} is {run.status}",
             "finish it first: the same command with --resume",
@@ -59,11 +59,11 @@ def keep(run: Run, folder: Path) -> Path:
     if record.resolve() == run.path.resolve():
         return record
     owner.refuse_links(record)
-    if not (finished(record) and Run.open(record).metrics_digest == run.metrics_digest):
-        shutil.rmtree(
-            record / ANSWERS, ignore_errors=True
-        )  # first: without run.json nobody would know whose they are
-        if finished(record):
+    former = open_run(record)
+    if former is None or former.metrics_digest != run.metrics_digest:
+        # First: without run.json nobody would know whose they are.
+        shutil.rmtree(record / ANSWERS, ignore_errors=True)
+        if former is not None:
             remove(record)
     metrics = run.index.get("metrics")
     if metrics is not None:
@@ -71,9 +71,8 @@ def keep(run: Run, folder: Path) -> Path:
     if (run.path / CLOCK).is_file():
         write_bytes(record / CLOCK, (run.path / CLOCK).read_bytes())
     answers = run.path / ANSWERS
-    for file in sorted(answers.glob("*.parquet")) + sorted(
-        answers.glob("*.json")
-    ):  # a json vouches for what is there before it
+    # A json vouches for the parquet before it.
+    for file in sorted(answers.glob("*.parquet")) + sorted(answers.glob("*.json")):
         write_bytes(record / ANSWERS / file.name, file.read_bytes())
     index = {
         **run.index,

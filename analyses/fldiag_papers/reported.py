@@ -7,7 +7,6 @@ import importlib
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 from fldiag.errors import FldiagError, nearest
 from fldiag_papers.study import Study
@@ -48,6 +47,15 @@ class Reported:
     rounding: float = 0.0  # half of the last digit printed
 
     @property
+    def key(self) -> dict[str, str]:
+        return {
+            "setting": self.setting,
+            "method": self.method,
+            "model": self.model,
+            "data": self.data,
+        }
+
+    @property
     def settings(self) -> dict[str, str]:
         return dict(pair.split("=", 1) for pair in self.setting.split(";")) if self.setting else {}
 
@@ -55,11 +63,6 @@ class Reported:
     def plain(self) -> str:
         """The setting without the marks: what can be run."""
         return ";".join(f"{k}={v}" for k, v in self.settings.items() if k not in MARKS)
-
-    @property
-    def empty(self) -> bool:
-        """Whether the row says that an id shows no number."""
-        return not self.metric
 
 
 #: Where the papers' folders lie.
@@ -72,9 +75,7 @@ def papers() -> list[str]:
 
 @cache
 def rows(paper: str) -> tuple[Reported, ...]:
-    """Everything a paper reports. Raises FldiagError for an unknown paper."""
-    if paper not in papers():
-        raise FldiagError(f"unknown paper {paper!r}", nearest(paper, papers()), usage=True)
+    """Everything a paper reports."""
     with open(FOLDER / paper / "reported.csv", newline="", encoding="utf-8") as file:
         return tuple(
             Reported(
@@ -92,34 +93,17 @@ def _rounding(printed: str) -> float:
     return 0.5 * 10.0 ** -len(printed.partition(".")[2]) if printed else 0.0
 
 
-def module(paper: str, name: str) -> ModuleType:
-    """A module of a paper's folder. Raises FldiagError naming the file when it cannot be imported."""
-    try:
-        return importlib.import_module(f"fldiag_papers.{paper}.{name}")
-    except FldiagError:
-        raise
-    except Exception as error:
-        raise FldiagError(
-            f"{paper}/{name}.py: {type(error).__name__}: {error}", "correct the file"
-        ) from error
-
-
 @cache
 def studies() -> dict[str, Study]:
     """Name (``fedsol/fig6``) -> study, by paper: figures, then tables, by number."""
     unordered = {}
     for paper in papers():
         for path in (FOLDER / paper).glob("*.py"):
-            if path.stem in ("__init__", CLAIMS):
-                continue
-            content = module(paper, path.stem)
-            for study in getattr(content, "STUDIES", None) or [getattr(content, "STUDY", None)]:
-                if not isinstance(study, Study):
-                    raise FldiagError(
-                        f"{paper}/{path.name} has no variable STUDY", "see fldiag_papers/study.py"
-                    )
-                study = replace(study, paper=paper, id=study.id or path.stem)
-                unordered[study.name] = study
+            if path.stem not in ("__init__", CLAIMS):
+                content = importlib.import_module(f"fldiag_papers.{paper}.{path.stem}")
+                for study in getattr(content, "STUDIES", None) or [content.STUDY]:
+                    study = replace(study, paper=paper, id=study.id or path.stem)
+                    unordered[study.name] = study
     return {name: unordered[name] for name in sorted(unordered, key=_order)}
 
 

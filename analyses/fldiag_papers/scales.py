@@ -65,129 +65,88 @@ class Scale:
 
         Raises LeftOut for data and models that the scale has not."""
         protocol = trial.protocol().replace(seed=seed)
-        if not trial.train and (
-            self.is_unreduced or (trial.ask and all(ask.name in COUNTED for ask in trial.ask))
-        ):
-            return protocol  # what is counted needs no data
+        needs_data = trial.train or not trial.ask or any(a.name not in COUNTED for a in trial.ask)
+        if not needs_data or (self.is_unreduced and not trial.train):
+            return protocol
         if self.is_unreduced:
-            return protocol.replace(**{k.replace(".", "__"): v for k, v in self.over.items()})
-        return (
-            self._reduce(protocol, trial.paper, store)
-            if trial.train
-            else self._elsewhere(protocol, trial.paper)
-        )
-
-    def _stand_in(self, protocol: Config, paper: str, data: Mapping[str, str]) -> str:
-        name = data.get(
-            f"{paper}/{protocol.data.name}", data.get(protocol.data.name, data.get("*", ""))
-        )
-        if not name:
-            raise LeftOut(
-                f"{protocol.data.name} is not part of the scale {self.name}", "use --scale paper"
-            )
-        return name
-
-    def _elsewhere(self, protocol: Config, paper: str) -> Config:
-        """The same on the data that the scale has: where nothing is trained, nothing need be reduced."""
-        name = self._stand_in(
-            protocol, paper, self.data if self.untrained is None else self.untrained
-        )
-        return (
-            protocol
-            if name == protocol.data.name
-            else protocol.replace(data__name=name, data__variant=None)
-        )
-
-    def _reduce(self, protocol: Config, paper: str, store: Path | None) -> Config:
-        federation = self._federation(protocol, self.shares.get(paper, Share()))
-        new = {
-            **self._data(protocol, paper, store),
-            **self._model(protocol),
-            **federation,
-            **self._minibatches(protocol),
-            **self._method(protocol, federation["rounds"]),
-            **self.over,
-        }
-        return protocol.replace(**{k.replace(".", "__"): v for k, v in new.items()})
-
-    def _data(self, protocol: Config, paper: str, store: Path | None) -> dict[str, Any]:
-        new: dict[str, Any] = {}
-        data = self._stand_in(protocol, paper, self.data)
-        name = f"{data}-{self.images}" if self.images else data
-        if name != protocol.data.name:
-            new |= {
-                "data.name": name,
-                "data.variant": None,
-                "data.root": str(packed(store)) if self.images and store else None,
-            }
-            if self.images:  # a file of its own: as the whole set is, standardised
-                new["data.normalise"] = "standard"
-        if protocol.data.public:
-            public = self.publics.get(data)
-            new["data.public"] = public or f"holdout:{self.public}"
-            new |= {"data.public_size": self.public} if public else {}
-        return new
-
-    def _model(self, protocol: Config) -> dict[str, Any]:
-        model = self.models.get(protocol.model.name, self.models.get("*", protocol.model.name))
-        if not model:
-            raise LeftOut(
-                f"{protocol.model.name} is too large for the scale {self.name}, and has no smaller relative",
-                "use --scale paper",
-            )
-        return {"model.name": model} if model != protocol.model.name else {}
-
-    def _federation(self, protocol: Config, share: Share) -> dict[str, Any]:
-        total = max(
-            min(share.fewest, protocol.clients.total), round(protocol.clients.total * share.clients)
-        )
-        new = {
-            "clients.total": total,
-            "clients.per_round": min(
-                total, max(1, round(protocol.clients.per_round * share.sampled))
-            ),
-            "train.epochs": max(1, round(protocol.train.epochs * share.epochs)),
-            "rounds": min(
-                protocol.rounds, next(to for upto, to in self.rounds if protocol.rounds <= upto)
-            ),
-        }
-        if protocol.partition.kind in ("lda", "lda_fedsol"):
-            new["partition.min_size"] = min(protocol.partition.min_size or 1, self.min_size or 1)
-        return new
-
-    def _minibatches(self, protocol: Config) -> dict[str, Any]:
-        new: dict[str, Any] = {}
-        if self.batch:
-            halved = protocol.method.name == "perfedavg"  # it halves every minibatch
-            new["train.batch_size"] = min(
-                self.batch * (2 if halved else 1), protocol.train.batch_size
-            )
-        # Clients are so small that a short minibatch may be all they have.
-        if protocol.train.drop_last:
-            new["train.drop_last"] = False
-        if protocol.train.aggregate == "batches":
-            new["train.aggregate"] = "n"
-        return new
-
-    def _method(self, protocol: Config, rounds: int) -> dict[str, Any]:
-        most = {
-            "memory_size": self.public,
-            "memory_batch": 64,
-            "batch_size": 64,
-            "first_round": max(1, rounds // 10),
-        }
-        options = protocol.method.options
-        return {
-            f"method.{option}": limit
-            for option, limit in most.items()
-            if limit is not None
-            and isinstance(options.get(option), int)
-            and options[option] > limit
-        }
+            changes = dict(self.over)
+        elif trial.train:
+            changes = self._reduce(protocol, trial.paper, store)
+        else:  # where nothing is trained, nothing need be reduced
+            data = self.data if self.untrained is None else self.untrained
+            name = self._stand_in(protocol, trial.paper, data)
+            is_other = name != protocol.data.name
+            changes = {"data.name": name, "data.variant": None} if is_other else {}
+        return protocol.replace(**{k.replace(".", "__"): v for k, v in changes.items()})
 
     def options(self, ask: Ask) -> dict[str, Any]:
         """The options of an ask, those of the scale where the study gives none."""
         return {**self.asks.get(ask.name, {}), **ask.options}
+
+    def _stand_in(self, protocol: Config, paper: str, data: Mapping[str, str]) -> str:
+        name = protocol.data.name
+        keys = [key for key in (f"{paper}/{name}", name, "*") if key in data]
+        if not keys:
+            raise LeftOut(f"{name} is not part of the scale {self.name}", "use --scale paper")
+        return data[keys[0]]
+
+    def _reduce(self, protocol: Config, paper: str, store: Path | None) -> dict[str, Any]:
+        clients, train, partition = protocol.clients, protocol.train, protocol.partition
+        share = self.shares.get(paper, Share())
+        rounds = next(to for upto, to in self.rounds if protocol.rounds <= upto)
+        rounds = min(protocol.rounds, rounds)
+        total = max(min(share.fewest, clients.total), round(clients.total * share.clients))
+        sampled = max(1, round(clients.per_round * share.sampled))
+        changes: dict[str, Any] = {
+            "clients.total": total,
+            "clients.per_round": min(total, sampled),
+            "train.epochs": max(1, round(train.epochs * share.epochs)),
+            "rounds": rounds,
+            **self._data(protocol, paper, store),
+            **self._model(protocol),
+        }
+        if partition.kind in ("lda", "lda_fedsol"):
+            changes["partition.min_size"] = min(partition.min_size or 1, self.min_size or 1)
+        if self.batch:
+            halves = protocol.method.name == "perfedavg"  # it halves every minibatch
+            changes["train.batch_size"] = min(self.batch * (1 + halves), train.batch_size)
+        # Clients are so small that a short minibatch may be all they have.
+        if train.drop_last:
+            changes["train.drop_last"] = False
+        if train.aggregate == "batches":
+            changes["train.aggregate"] = "n"
+        most = {"memory_batch": 64, "batch_size": 64, "first_round": max(1, rounds // 10)}
+        most |= {"memory_size": self.public} if self.public else {}
+        for option, limit in most.items():
+            value = protocol.method.options.get(option)
+            if isinstance(value, int) and value > limit:
+                changes[f"method.{option}"] = limit
+        return changes | dict(self.over)
+
+    def _data(self, protocol: Config, paper: str, store: Path | None) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        data = self._stand_in(protocol, paper, self.data)
+        name = f"{data}-{self.images}" if self.images else data
+        if name != protocol.data.name:
+            root = str(packed(store)) if self.images and store else None
+            changes |= {"data.name": name, "data.variant": None, "data.root": root}
+            if self.images:  # a file of its own: as the whole set is, standardised
+                changes["data.normalise"] = "standard"
+        if protocol.data.public:
+            public = self.publics.get(data)
+            changes["data.public"] = public or f"holdout:{self.public}"
+            changes |= {"data.public_size": self.public} if public else {}
+        return changes
+
+    def _model(self, protocol: Config) -> dict[str, Any]:
+        name = protocol.model.name
+        model = self.models.get(name, self.models.get("*", name))
+        if not model:
+            raise LeftOut(
+                f"{name} is too large for the scale {self.name}, and has no smaller relative",
+                "use --scale paper",
+            )
+        return {"model.name": model} if model != name else {}
 
 
 def packed(store: Path) -> Path:

@@ -164,19 +164,19 @@ class Study:
 # ---- the questions
 
 
-def final(*metrics: str, seeds: int | None = None) -> Ask:
-    """The last round's test ``accuracy`` in percent (or other metrics of a round, as they are)."""
-    return Ask("final", {"metrics": metrics or ("accuracy",)}, seeds=seeds)
+def final() -> Ask:
+    """The last round's test ``accuracy`` in percent."""
+    return Ask("final", {"metrics": ("accuracy",)})
 
 
-def best(seeds: int | None = None) -> Ask:
+def best() -> Ask:
     """The highest test ``accuracy`` in percent of any round (``round``), for papers whose code reports that."""
-    return Ask("best", seeds=seeds)
+    return Ask("best")
 
 
-def curve(*metrics: str, seeds: int | None = None) -> Ask:
-    """Metrics of every round, by default the test accuracy in percent."""
-    return Ask("curve", {"metrics": metrics or ("accuracy",)}, seeds=seeds)
+def curve() -> Ask:
+    """The test ``accuracy`` in percent of every round."""
+    return Ask("curve", {"metrics": ("accuracy",)})
 
 
 def seconds() -> Ask:
@@ -222,10 +222,10 @@ def partition() -> Ask:
     return Ask("partition", needs="nothing", seeds=1)
 
 
-def flops(seeds: int | None = 1) -> Ask:
+def flops() -> Ask:
     """``MFLOPs`` (``GFLOPs``): multiply-adds of a local step's forward passes, an image; ``params_M``: parameters kept. For
     trials with ``train=False``: of the paper's model, images and classes at every scale."""
-    return Ask("flops", needs="nothing", seeds=seeds)
+    return Ask("flops", needs="nothing", seeds=1)
 
 
 def examples() -> Ask:
@@ -245,5 +245,5 @@ def plane(**options: Any) -> Ask:
 
 
 def iris(**options: Any) -> Ask:
-    """The Iris toy (methods, and the fields of its Protocol); goes into ``alone``."""
+    """The Iris toy (fields of its Protocol); goes into ``alone``."""
     return Ask("iris", options, "nothing")

@@ -1,9 +1,11 @@
-"""The verbs ``figures`` and ``toy``: what is typed. Nothing heavy is imported before a verb runs."""
+"""The verbs ``figures`` and ``toy``. Nothing heavy is imported before a verb runs."""
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +24,9 @@ from fldiag.cli.options import (
 )
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
+
+#: Significant digits of the toys' tables: enough to check a closed form by hand.
+TOY_DIGITS = 12
 
 figures = typer.Typer()
 toy = typer.Typer(
@@ -100,28 +105,85 @@ def reproduce(
     Example: fldiag figures fedsol/fig6 --scale smoke
     """
     with errors(debug):
+        from fldiag.execution.executor import Shard, parse_executor
         from fldiag.plotting import sheet
+        from fldiag.results.machine import emulated
         from fldiag_papers import figures as verb
+        from fldiag_papers import ledger as ledgers
+        from fldiag_papers import make, plan, reported, scales
 
-        with sheet.use_sheet(width, format):
-            verb.figures(
-                Console(json),
-                ids or [],
-                scale,
-                out,
-                runs,
-                records,
-                _executor(executor, jobs),
-                shard,
-                dry_run,
-                as_is,
-                only or [],
-                ledger,
-                redraw,
-                download,
-                device_of(device),
-                debug,
+        console, out, store = Console(json), out or make.OUT, runs or make.STORE
+        if ledger:
+            return verb.show_ledger(console, out)
+        size, studies = scales.scale(scale), reported.select(ids or [])
+        if redraw:
+            with sheet.use_sheet(width, format):
+                results = make.redraw(studies, out)
+            results = [r for r in results if not r.is_absent] or results
+            return verb.report(console, results, [], "fldiag figures NAME makes what is missing")
+        if as_is and (shard or dry_run):
+            raise FldiagError(
+                f"--as-is trains nothing: there is nothing to {'forecast' if dry_run else 'share'}",
+                f"leave out --as-is or {'--dry-run' if dry_run else '--shard'}",
+                usage=True,
             )
+        choice, part = parse_executor(_executor(executor, jobs)), Shard.parse(shard)
+        device = device_of(device)
+        warning = emulated(size.over.get("train.precision", "fp32"), device)
+        if warning and not as_is:
+            console.note(warning)
+        the_plan = plan.make_plan(size, studies, reported.studies().values(), store, records)
+        configs = {core: task.config for core, task in the_plan.tasks.items()}
+        is_chosen = plan.only(only or [], configs.values())
+        cores = sorted(core for core, config in configs.items() if is_chosen(config))
+        cores = part.part(cores) if part else cores
+        if dry_run:
+            return verb.forecast(console, the_plan, cores, choice, device, download)
+        trained = set() if as_is else {configs[core].hash for core in cores}
+        failed: list[str] = []
+
+        def on_done(text: str, done: int, total: int) -> None:
+            if not text.endswith(": done"):
+                failed.append(text)
+                console.note(text)
+
+        try:
+            with console.progress("figures") as bar, sheet.use_sheet(width, format):
+                results = make.make(
+                    studies,
+                    size,
+                    out=out,
+                    store=store,
+                    records=records,
+                    executor=choice,
+                    device=device,
+                    download=download,
+                    progress=bar,
+                    on_done=on_done,
+                    strict=debug,
+                    draw=part is None,
+                    only=lambda config: config.hash in trained,
+                )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped; what was trained is kept in {store}",
+                "run the same command again to continue",
+            ) from None
+        if part is None:
+            remedy = "the others were written; run the same command again to retry these"
+            if as_is or only:
+                option = "--as-is" if as_is else "--only"
+                remedy = f"without {option} all that they need is trained"
+            return verb.report(console, results, ledgers.write(out), remedy)
+        if failed:
+            raise FldiagError(
+                f"{len(failed)} of the {len(cores)} runs of part {part} failed or lack an answer (why: above)",
+                "the others are kept; run the same command again to retry these",
+            )
+        console.say(
+            f"part {part}: {len(cores)} runs; when all parts are done, the same command without --shard draws"
+        )
+        console.done(store)
 
 
 def _executor(executor: str | None, jobs: int | None) -> str:
@@ -134,8 +196,8 @@ def _executor(executor: str | None, jobs: int | None) -> str:
     return executor or {None: "processes", 1: "serial"}.get(jobs, f"processes:{jobs}")
 
 
-@toy.command()
-def plane(
+@toy.command("plane")
+def toy_plane(
     rho: Annotated[float, typer.Option(help="FedSOL's perturbation radius.")] = 1.5,
     beta: Annotated[float, typer.Option(help="FedProx's weight.")] = 1.0,
     a: Annotated[
@@ -152,15 +214,52 @@ def plane(
     Example: fldiag toy plane --rho 0.5
     """
     with errors(debug):
-        from fldiag.plotting import sheet
-        from fldiag_papers import toys_verb as verb
+        from fldiag.diagnosis import places
+        from fldiag.plotting import sheet, style
+        from fldiag.results import files
+        from fldiag.results.provenance import provenance
+        from fldiag.results.select import number
+        from fldiag_papers.toys import plane, plane_picture
 
+        console, curvatures = Console(json), tuple(a or plane.CURVATURES)
+        frame = plane.run(rho, beta, curvatures)
+        geometry = plane.geometry(rho, beta, curvatures)
+        path = places.prepare(out or places.FALLBACK) / f"toy-plane-rho{rho:g}-beta{beta:g}"
+        tables = files.write_table(frame, path, {**provenance(), "geometry": geometry}, TOY_DIGITS)
         with sheet.use_sheet(width, format):
-            verb.plane(Console(json), rho, beta, tuple(a) if a else None, out)
+            pictures = style.write(plane_picture.draw(frame, geometry), path)
+        rows = []
+        for (method, client, curvature), part in frame.groupby(["method", "client", "a"]):
+            row: dict[str, Any] = {"method": method, "client": int(client), "a": float(curvature)}
+            for metric in ("end_point", "closed_form"):
+                x, y = (number(part, metric, column=axis) for axis in ("x", "y"))
+                if x is not None:
+                    row[metric] = f"({x:.6f}, {y:.6f})"
+            row |= {
+                m: value for m in ("distance", "angle") if (value := number(part, m)) is not None
+            }
+            rows.append(row)
+        console.table(
+            rows,
+            {
+                "method": "method",
+                "a": "a",
+                "end_point": "end point",
+                "closed_form": "closed form",
+                "distance": "distance",
+                "angle": "angle to w_g–w_l* (°)",
+            },
+        )
+        if geometry["equilibrium"] is None:
+            console.note(
+                f"rho = {rho:g} is not below |w_l* - w_g| = {geometry['distance']:.4g}: FedSOL has no equilibrium "
+                "and hovers around w_g"
+            )
+        console.done(*tables, *pictures)
 
 
-@toy.command()
-def iris(
+@toy.command("iris")
+def toy_iris(
     split: Annotated[
         str | None,
         typer.Option(
@@ -212,40 +311,86 @@ def iris(
     Example: fldiag toy iris --split two --seeds 3
     """
     with errors(debug):
-        from fldiag.plotting import sheet
-        from fldiag_papers import toys_verb as verb
-        from fldiag_papers.toys.iris import Protocol
+        from fldiag.diagnosis import places
+        from fldiag.plotting import sheet, style
+        from fldiag.results import files
+        from fldiag.results.provenance import digest, provenance
+        from fldiag_papers.toys import iris, iris_picture, iris_reported
 
-        flags = [
-            flag
-            for flag, value in (
-                ("--split", split),
-                ("--lr", lr),
-                ("--raw", raw or None),
-                ("--full-batch", full_batch or None),
-            )
-            if value is not None
-        ]
-        if variants and flags:
+        console = Console(json)
+        flags = {
+            "--split": split,
+            "--lr": lr,
+            "--raw": raw or None,
+            "--full-batch": full_batch or None,
+        }
+        ignored = [flag for flag, value in flags.items() if value is not None]
+        if variants and ignored:
             raise FldiagError(
-                f"--variants has its own protocols, so {', '.join(flags)} would be ignored",
+                f"--variants has its own protocols, so {', '.join(ignored)} would be ignored",
                 "leave out one or the other",
                 usage=True,
             )
-        protocol = (
-            None
-            if variants
-            else Protocol(
-                split or "one",
-                0.01 if lr is None else lr,
-                None if full_batch else 5,
-                raw,
-                train_test,
-                rounds,
+        if seeds < 1:
+            raise FldiagError(
+                f"seeds = {seeds} leaves nothing to train", "give --seeds 1 or more", usage=True
             )
-        )
+        if variants:
+            protocols = iris.variants(rounds=rounds, train_test=train_test)
+        else:
+            batch = None if full_batch else 5
+            rate = 0.01 if lr is None else lr
+            protocols = (iris.Protocol(split or "one", rate, batch, raw, train_test, rounds),)
         names = [name.strip() for name in methods.split(",") if name.strip()]
-        with sheet.use_sheet(width, format):
-            verb.iris(
-                Console(json), protocol, names, seeds, seed or 0, rounds, train_test, executor, out
+        first = seed or 0
+        about: dict[str, Any] = {
+            "protocols": [asdict(p) | {"name": p.name} for p in protocols],
+            "methods": names,
+            "seeds": list(range(first, first + seeds)),
+        }
+        label = "variants" if variants else protocols[0].name
+        path = places.prepare(out or places.FALLBACK) / f"toy-iris-{label}-{digest(about)[:8]}"
+        keep = path.with_name(f".{path.name}.parts")
+        with console.progress("iris") as bar:
+            frame = iris.run(
+                protocols,
+                names,
+                about["seeds"],
+                keep=keep,
+                executor=executor,
+                progress=bar,
+                on_damage=console.note,
             )
+        averages, seed_rows = iris_reported.summary(frame), iris_reported.per_seed(frame)
+        about = {
+            **provenance(seed=first),
+            **about,
+            "reported": iris_reported.REPORTED,
+            "statements": iris_reported.statements(frame),
+        }
+        json_path, csv_path = files.write_table(frame, path, about, TOY_DIGITS)
+        text = files.csv_text(averages, TOY_DIGITS)
+        summary = files.write_text(files.beside(path, "-summary.csv"), text)
+        with sheet.use_sheet(width, format):
+            if variants:
+                figure = iris_picture.protocols(seed_rows, iris_reported.REPORTED)
+                pictures = style.write(figure, path)
+            else:
+                figure = iris_picture.measures(seed_rows, frame, iris_reported.REPORTED)
+                pictures = style.write(figure, path.with_name(f"{path.name}-measures"))
+                pictures += style.write(iris_picture.regions(frame), path)
+        shutil.rmtree(keep, ignore_errors=True)
+        if json:
+            rows = averages.astype(object).where(averages.notna(), None)
+            console.result["rows"] = rows.to_dict("records")
+        else:
+            console.table(*iris_reported.for_reading(averages))
+        for sentence in about["statements"]:
+            console.say(sentence)
+        console.result["statements"] = about["statements"]
+        if not variants and rate != iris_reported.REPORTED_LR:
+            console.note(
+                f"the paper's learning rate is {iris_reported.REPORTED_LR:g}: --lr {iris_reported.REPORTED_LR:g}, or "
+                "--variants for other protocols beside this one"
+            )
+        console.done(json_path, summary, csv_path, *pictures)

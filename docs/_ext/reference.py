@@ -206,18 +206,18 @@ def _page(kind: str, name: str, item: known.Item) -> str:
 
 
 @cache
-def _made() -> list[tuple[Path, dict[str, Any]]]:
+def _entries() -> list[ledger.Entry]:
     return ledger.read_figures(ROOT / "figures")
 
 
 def _figure(name: str, item: known.Item) -> str:
     """The pictures of every scale, those of larger ones first."""
     parts = [f"# {name}", "", escaped(item["summary"]), ""]
-    mine = [(file, about) for file, about in _made() if f"{about['paper']}/{about['id']}" == name]
-    for file, about in mine:
-        shown = file.with_suffix(".png").relative_to(ROOT).as_posix()
+    entries = [entry for entry in _entries() if "/".join(entry.name) == name]
+    for entry in entries:
+        about, picture = entry.about, entry.file.with_suffix(".png").relative_to(ROOT).as_posix()
         parts += [
-            f"![{item['summary']}](../../../../{shown})",
+            f"![{item['summary']}](../../../../{picture})",
             "",
             escaped(about["caption"]),
             "",
@@ -225,7 +225,7 @@ def _figure(name: str, item: known.Item) -> str:
             "",
         ]
     return "\n".join(
-        parts if mine else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""]
+        parts if entries else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""]
     )
 
 

@@ -84,7 +84,7 @@ class Workspace:
         missing = [i for i, text in enumerate(names) if not self._is_finished(text)]
         units = [(function, items[i], options, name(items[i])) for i in missing]
         results = self._pool_of(shared, len(units)).map(units) if units else iter(())
-        self.is_used, done = True, 0
+        done = 0
         for item, text in zip(items, names, strict=True):
             if self._is_finished(text):
                 assert self.finished is not None

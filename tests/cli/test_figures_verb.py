@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from fldiag.cli import app
 from fldiag.results import machine
+from fldiag_papers import make, plan, reported
 from fldiag_papers.figures import not_forecast
 
 runner = CliRunner()
@@ -84,6 +85,21 @@ def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
 def test_wrong_use(arguments, says):
     done = runner.invoke(app, ["figures", *arguments])
     assert done.exit_code == 2 and says in done.output
+
+
+def test_parts_are_all_runs_each_once_also_where_steps_are_recorded(monkeypatch):
+    parts = []
+
+    def choose(studies, size, *, only, store, records, **more):
+        tasks = plan.make_plan(size, studies, reported.studies().values(), store, records).tasks
+        parts.append({core for core, task in tasks.items() if only(task.config)})
+        return []
+
+    monkeypatch.setattr(make, "make", choose)
+    for part in ("1/2", "2/2"):
+        done = runner.invoke(app, ["figures", "fedsol/fig3", "--shard", part])
+        assert done.exit_code == 0, done.output
+    assert [len(part) for part in parts] == [2, 2] and len(set.union(*parts)) == 4
 
 
 def test_a_reason_without_a_forecast_is_said_once():

@@ -127,7 +127,7 @@ def test_variants(monkeypatch):
 @pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.slow
 def test_stopped_and_asked_again(monkeypatch):
-    original, done = iris.trained, []
+    original, done = iris.train, []
 
     def stop_at_third(shared, job):
         if len(done) == 3:
@@ -135,10 +135,10 @@ def test_stopped_and_asked_again(monkeypatch):
         done.append(job)
         return original(shared, job)
 
-    monkeypatch.setattr(iris, "trained", stop_at_third)
+    monkeypatch.setattr(iris, "train", stop_at_third)
     assert "stopped" in run(*SMALL, code=1).stderr
     monkeypatch.setattr(
-        iris, "trained", lambda shared, job: done.append(job) or original(shared, job)
+        iris, "train", lambda shared, job: done.append(job) or original(shared, job)
     )
     run(*SMALL)
     assert len(done) == len(set(done)) == 6

@@ -364,21 +364,6 @@ def test_toy_hides_no_end_point_under_another():
     assert len({line.get_marker() for line in ends}) == 3
 
 
-def test_unfit_toys_are_refused():
-    frame = plane()
-    for bad, geometry, message in [
-        (frame, {"w_g": START}, "lacks w_l, a"),
-        (frame, {**GEOMETRY, "a": [0.0]}, "positive curvatures"),
-        (frame, {**GEOMETRY, "w_l": [1, 2, 3]}, "not two points"),
-        (frame, {**GEOMETRY, "a": [1.0, 5.0]}, r"\[0.2\]"),
-        (frame.drop(columns="a"), GEOMETRY, "lacks the columns a"),
-        (frame.iloc[:0], GEOMETRY, "empty"),
-        (frame.assign(metric="loss"), GEOMETRY, "no rows of metric trajectory"),
-    ]:
-        with pytest.raises(FldiagError, match=message):
-            plane_picture.draw(bad, geometry)
-
-
 # --- all -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "picture",

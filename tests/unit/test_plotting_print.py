@@ -222,7 +222,9 @@ def test_a_large_png_is_light_and_fonts_are_in_the_pdf(tmp_path):
 def test_redrawing_keeps_numbers_and_their_provenance(tmp_path):
     study = reported.studies()["fedsol/table5"]
     frame, folder = compared_rows(), tmp_path / study.paper
-    files.write_table(frame, folder / study.id, {"caption": "C.", "commit": "abc"})
+    files.write_table(
+        frame, folder / study.id, {"caption": "C.", "commit": "abc", "scale": "small", "runs": {}}
+    )
     before = (folder / f"{study.id}.csv").read_bytes()
     (made,) = make.redraw([study], tmp_path)
     about = files.provenance_beside(folder / f"{study.id}.csv")
@@ -267,7 +269,8 @@ def test_one_method_in_many_settings_is_a_table():
         for a in (0.1, 0.5, 2.5)
         for o, v in (("measured", 20.0 + a), ("reported", 50.0 + a))
     ]
-    texts = {t.get_text() for t in pictures.dots(table(rows)).texts}
+    (grid,) = pictures.dots(table(rows)).axes[0].tables
+    texts = {cell.get_text().get_text() for cell in grid.get_celld().values()}
     assert {"FedAlign", "LDA 0.1", "20.1", "50.1", "LDA 2.5", "22.5", "52.5"} <= texts
 
 

@@ -243,9 +243,9 @@ def tables(tmp_path_factory):
             )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            plan.Answers,
-            "get",
-            lambda kept, key, on_damage=None: answer[kept.cache.folder.parent.name, key],
+            gather,
+            "answers",
+            lambda path: SimpleNamespace(get=lambda *key: answer[path.name, key]),
         )
         found = {
             n: gather.table_of(STUDIES[n], whole, {c: Path(c) for c in whole.tasks}) for n in DRAWN

@@ -1,5 +1,6 @@
 """The studies of FedTOGA, FedProj and FedAlign: valid runs at every scale, and pictures of the tables that their asks give."""
 
+import importlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from fldiag.results import files
 from fldiag.results.table import table
 from fldiag_papers import claims, costs, gather, plan, reported
 from fldiag_papers.paper_tables import VALUES, first_rounds
-from fldiag_papers.questions import finite
 from fldiag_papers.scales import SCALES, scale
 from fldiag_papers.study import PROFILED, Trial
 
@@ -90,7 +90,7 @@ def answer(trial, ask, seed, number):
     else:  # matching
         rows = [
             {"metric": m, "index": 1 if m == "eigenvalue" else None, "value": base, **at}
-            for m in ("eigenvalue", "trace")
+            for m in ("accuracy", "loss", "eigenvalue", "trace")
         ]
         rows += [
             {
@@ -123,13 +123,13 @@ def whole(study, size, monkeypatch):
                 "trained_model": "small_cnn",
             }
             pieces += [
-                finite(answer(trial, ask, seed, numbers[id(trial)]))
+                answer(trial, ask, seed, numbers[id(trial)])
+                .astype({"value": float})
                 .rename(columns={"data": "on"})
                 .assign(ask=ask.name, **about)
                 for ask in study.questions_for(trial, place)
             ]
-    monkeypatch.setattr(gather, "_alone", lambda *_: pieces)
-    monkeypatch.setattr(gather, "_of", lambda *_: [])
+    monkeypatch.setattr(gather, "measured_rows", lambda *_: pieces)
     return gather.table_of(study, the_plan, {})
 
 
@@ -265,7 +265,7 @@ def test_rounds_to_the_best_of_a_method():
 
 
 def test_the_cost_of_an_accuracy_is_relative_to_fedtoga_of_the_same_seed():
-    module = reported.module("fedtoga", "table3")
+    module = importlib.import_module("fldiag_papers.fedtoga.table3")
     rows = pd.DataFrame(
         [
             {"metric": "rounds_to_80", "method": m, "seed": s, "value": v, "index": 800}

@@ -144,7 +144,7 @@ def test_config_distils_like_the_clients_train():
 @pytest.mark.parametrize("batch", [None, 5])
 def test_a_round_is_local_sgd_and_the_mean(batch):
     protocol, seed = iris.Protocol("two", 0.05, batch, rounds=1), 4
-    rows = iris.trained(None, iris.Job(protocol, "fedavg", seed, is_drawn=True))
+    frame = iris.train(None, iris.Job(protocol, "fedavg", seed, is_drawn=True))
     made = iris.world(protocol, seed)
     x, y = made.dataset.train_x, made.dataset.train_y
     start = models.build("mlp_iris", (2,), 3, {}, seed=seed).state_dict()
@@ -169,7 +169,6 @@ def test_a_round_is_local_sgd_and_the_mean(batch):
     with torch.no_grad():
         maps = [net(made.grid).argmax(1).view(200, 200).numpy() for net in (*nets, mean)]
         right = [float((net(x).argmax(1) == y).double().mean()) for net in (*nets, mean)]
-    frame = table(rows)
     found = pick(frame, metric="region")
     for k, expected in enumerate(maps):
         who = pick(found, moment="aggregated") if k == 3 else pick(found, client=k)
@@ -266,9 +265,9 @@ def test_finished_trainings_are_kept(tmp_path, monkeypatch):
     assert seen == [(i, 4) for i in range(5)] and len(list(tmp_path.glob("*.parquet"))) == 4
     next(tmp_path.glob("*feddf-s1*.parquet")).write_text("[")  # a broken file is trained again
     trained, told = [], []
-    original = iris.trained
+    original = iris.train
     monkeypatch.setattr(
-        iris, "trained", lambda shared, job: trained.append(job) or original(shared, job)
+        iris, "train", lambda shared, job: trained.append(job) or original(shared, job)
     )
     assert iris.run(
         [protocol], ("fedavg", "feddf"), (0, 1), keep=tmp_path, on_damage=told.append
@@ -287,9 +286,8 @@ def test_finished_trainings_are_kept(tmp_path, monkeypatch):
 
 def test_workers_can_be_sent_their_work():
     job = pickle.loads(pickle.dumps(iris.Job(iris.Protocol(rounds=1), "fedavg", 2)))
-    assert iris.trained(None, job) == iris.trained(
-        None, iris.Job(iris.Protocol(rounds=1), "fedavg", 2)
-    )
+    expected = iris.train(None, iris.Job(iris.Protocol(rounds=1), "fedavg", 2))
+    assert iris.train(None, job).equals(expected)
 
 
 def test_measured_on_what_is_held_out():
@@ -307,10 +305,7 @@ def test_measured_on_what_is_held_out():
         ({"split": "tow"}, "did you mean 'two'"),
         ({"lr": 0.0}, r"lr = 0\.0"),
         ({"lr": math.inf}, "lr = inf"),
-        ({"lr": "1"}, "lr = '1'"),
         ({"rounds": 0}, "rounds = 0"),
-        ({"rounds": True}, "rounds = True"),
-        ({"batch_size": 2.5}, r"batch_size = 2\.5"),
     ],
 )
 def test_no_protocol(options, message):
@@ -326,8 +321,6 @@ def test_no_protocol(options, message):
         ({"methods": ()}, "nothing to train"),
         ({"seeds": ()}, "nothing to train"),
         ({"seeds": (1, 1)}, "twice"),
-        ({"seeds": (-1,)}, "not seeds"),
-        ({"seeds": (0.5,)}, "not seeds"),
         (
             {"protocols": (iris.Protocol(lr=1e12, rounds=2),), "seeds": (0,)},
             "fedavg diverged in round \\d with lr = 1e\\+12",
@@ -473,8 +466,6 @@ def test_per_seed_takes_the_last_round():
     )
     assert seen["late"].tolist() == pytest.approx([0.4, 0.8 * 2 / 3])  # rounds 16, 17 (half) and 20
     assert seen[["drop", "forgetting", "disagreement"]].to_numpy().tolist() == [[0.2, 0.3, 0.4]] * 2
-    with pytest.raises(FldiagError, match="no accuracies"):
-        iris_reported.per_seed(made_up({"fedavg": [0.6]}).query("metric != 'drop'"))
 
 
 def test_interval_of_the_mean_is_students():

@@ -13,10 +13,10 @@ from fldiag.errors import FldiagError
 from fldiag.results.table import check
 from fldiag_papers.toys import plane, plane_picture
 
-W_G, W_L = (0.5, -0.4), (3.0, 2.0)
+W_G, W_L = plane.W_G, plane.W_L
 D = math.hypot(2.5, 2.4)
 coordinate = st.floats(-10, 10)
-points = st.tuples(coordinate, coordinate)
+points = st.tuples(coordinate, coordinate).map(np.array)
 curvature = st.floats(0.05, 20)
 
 
@@ -24,11 +24,11 @@ def distance(w_g, w_l):
     return math.hypot(w_l[0] - w_g[0], w_l[1] - w_g[1])
 
 
-def fedsol_field(w, a, rho, w_g=W_G, w_l=W_L, eps=0.0):
-    """Gradient of the local loss at w + rho u/(||u|| + eps): written out by hand, nothing of fldiag."""
+def fedsol_field(w, a, rho, w_g=W_G, w_l=W_L):
+    """Gradient of the local loss at w + rho u/||u||: written out by hand, nothing of fldiag."""
     u = w - np.array(w_g)
     length = np.linalg.norm(u)
-    e = rho * u / (length + eps) if length > 0 else 0 * u
+    e = rho * u / length if length > 0 else 0 * u
     return np.array([a, 1.0]) * (w + e - np.array(w_l))
 
 
@@ -52,15 +52,10 @@ def default():
 
 
 @pytest.mark.parametrize(
-    ("rho", "eps", "where"),
-    [
-        (0.5, 0.0, (2.639306, 1.653734)),
-        (1.5, 0.0, (1.917919, 0.961202)),
-        (5.0, 0.1, (0.637031, -0.268451)),
-    ],
+    ("rho", "where"), [(0.5, (2.639306, 1.653734)), (1.5, (1.917919, 0.961202))]
 )
-def test_fedsol_numbers(rho, eps, where):
-    np.testing.assert_allclose(plane.fedsol_end(W_G, W_L, rho, eps), where, atol=5e-7)
+def test_fedsol_numbers(rho, where):
+    np.testing.assert_allclose(plane.fedsol_end(W_G, W_L, rho), where, atol=5e-7)
 
 
 def test_fedprox_numbers():
@@ -84,39 +79,6 @@ def test_fedsol_end_is_rest_for_every_curvature(w_g, w_l, share, a):
     np.testing.assert_allclose(end, np.array(w_l) - rho * (np.array(w_l) - w_g) / far, atol=1e-9)
 
 
-@given(points, points, st.floats(0, 30), st.floats(1e-9, 5), curvature)
-def test_guarded_end_is_rest_for_every_rho(w_g, w_l, rho, eps, a):
-    far = distance(w_g, w_l)
-    assume(far > 0.01)
-    end = plane.fedsol_end(w_g, w_l, rho, eps)
-    s = np.linalg.norm(end - w_g)
-    # Inserting s amplifies its rounding by the slope of s + rho s/(s + eps), and forming end - w_g rounds too.
-    slope = 1 + rho * eps / (s + eps) ** 2
-    assert abs(s + rho * s / (s + eps) - far) <= 1e-12 * slope * (far + 20)
-    assert 0 < s <= far * (1 + 1e-12)
-    if slope < 1e4:
-        assert np.linalg.norm(fedsol_field(end, a, rho, w_g, w_l, eps)) <= 1e-7 * max(a, 1.0)
-
-
-def test_small_guard_does_not_cancel():
-    # s ~ eps D/(rho - D) for eps -> 0 below the equilibrium: 2e-12 must not come out as 0.
-    u = plane.fedsol_end((0.0, 0.0), (3.0, 4.0), 7.0, 1e-12)
-    np.testing.assert_allclose(u, 2.5e-12 * np.array([0.6, 0.8]), rtol=1e-6)
-    np.testing.assert_allclose(
-        plane.fedsol_end(W_G, W_L, 1.5, 1e-13), plane.fedsol_end(W_G, W_L, 1.5), atol=1e-12
-    )
-
-
-@given(points, points, st.floats(0, 20), curvature)
-def test_unnormalised_end_is_rest(w_g, w_l, rho, a):
-    assume(distance(w_g, w_l) > 0.01)
-    end = plane.fedsol_unnormalised_end(w_g, w_l, rho)
-    u = end - w_g
-    np.testing.assert_allclose(
-        np.array([a, 1.0]) * (end + rho * u - w_l), 0, atol=1e-11 * max(a, 1) * (1 + rho)
-    )
-
-
 @given(points, points, st.floats(0, 10), curvature)
 def test_fedprox_end_is_rest_and_on_the_line_only_without_curvature(w_g, w_l, beta, a):
     assume(distance(w_g, w_l) > 0.01)
@@ -133,12 +95,6 @@ def test_fedprox_end_is_rest_and_on_the_line_only_without_curvature(w_g, w_l, be
     assert flat[0] * dy - flat[1] * dx == pytest.approx(0, abs=1e-11)
 
 
-def test_no_equilibrium_is_said():
-    for rho in (D, 5.0):
-        with pytest.raises(FldiagError, match=r"no equilibrium.*3\.46554"):
-            plane.fedsol_end(W_G, W_L, rho)
-
-
 # Stability
 
 
@@ -153,7 +109,7 @@ def jacobian(w, a, rho, w_g, w_l, h=1e-6):
 
 @given(st.floats(0, 2 * math.pi), st.floats(0.05, 0.9), st.floats(0.1, 10))
 def test_stability_bound_is_safe(angle, share, a):
-    w_g, w_l = (0.0, 0.0), (3 * math.cos(angle), 3 * math.sin(angle))
+    w_g, w_l = np.zeros(2), 3 * np.array([math.cos(angle), math.sin(angle)])
     rho = 3 * share
     eigenvalues = np.linalg.eigvals(jacobian(plane.fedsol_end(w_g, w_l, rho), a, rho, w_g, w_l))
     assert np.abs(eigenvalues.imag).max() < 1e-4
@@ -163,7 +119,7 @@ def test_stability_bound_is_safe(angle, share, a):
 
 @pytest.mark.parametrize(("a", "w_l"), [(5.0, (0.0, 3.0)), (0.2, (3.0, 0.0)), (1.0, (2.0, 2.0))])
 def test_stability_bound_is_reached(a, w_l):
-    rho, w_g = 1.0, (0.0, 0.0)
+    rho, w_g, w_l = 1.0, np.zeros(2), np.array(w_l)
     eigenvalues = np.linalg.eigvals(
         jacobian(plane.fedsol_end(w_g, w_l, rho), a, rho, w_g, w_l)
     ).real
@@ -174,11 +130,15 @@ def test_stability_bound_is_reached(a, w_l):
 @pytest.mark.slow
 def test_training_rests_below_the_bound_and_not_above():
     # d almost on the axis of smaller curvature, where the bound is sharp.
-    setting = {"rho": 1.0, "a": (5.0,), "w_g": (0.0, 0.0), "w_l": (0.05, 3.0), "steps": 600}
-    bound = plane.stability_bound(5.0, 1.0, distance((0, 0), setting["w_l"]) - 1.0)
+    w_g, w_l = np.zeros(2), np.array([0.05, 3.0])
+    method = {"name": "fedsol", "rho": 1.0, "loss": "l2", "strength": "fixed", "part": "full"}
+    bound = plane.stability_bound(5.0, 1.0, distance(w_g, w_l) - 1.0)
     for factor, rests in ((0.95, True), (1.05, False)):
-        end = pick(plane.run(**setting, lr=factor * bound, beta=0.0), "end_point", "fedsol").iloc[0]
-        assert end["converged"] == rests
+        ((path,), _) = plane.simulate(
+            method, (5.0,), lr=factor * bound, steps=600, w_g=w_g, w_l=w_l
+        )
+        gradient = np.linalg.norm(path[-1] - path[-2]) / (factor * bound)
+        assert (gradient <= plane.CONVERGED * distance(w_g, w_l)) == rests
 
 
 # The training core
@@ -206,7 +166,7 @@ def test_paths_are_gradient_descent(method):
         if method == "fedsol"
         else {"name": "fedprox", "mu": 0.7}
     )
-    paths, mean = plane.simulate(spec, a, W_G, W_L, lr=lr, steps=steps)
+    paths, mean = plane.simulate(spec, a, lr=lr, steps=steps)
     assert paths.shape == (3, steps + 1, 2)
     for value, path in zip(a, paths, strict=True):
         w = np.array(W_G)
@@ -224,13 +184,13 @@ def test_first_step_is_a_fedavg_step():
         {"name": "fedavg"},
         {"name": "fedsol", "rho": 1.5, "loss": "l2", "strength": "fixed", "part": "full"},
     ):
-        paths, _ = plane.simulate(spec, (2.0,), W_G, W_L, lr=0.05, steps=1)
+        paths, _ = plane.simulate(spec, (2.0,), lr=0.05, steps=1)
         np.testing.assert_allclose(paths[0, 1], step, atol=1e-6)
 
 
 def test_more_clients_than_a_stack():
     a = np.linspace(0.5, 2.0, 19).tolist()
-    paths, mean = plane.simulate({"name": "fedprox", "mu": 1.0}, a, W_G, W_L, lr=0.3, steps=120)
+    paths, mean = plane.simulate({"name": "fedprox", "mu": 1.0}, a, lr=0.3, steps=120)
     for value, path in zip(a, paths, strict=True):
         np.testing.assert_allclose(path[-1], plane.fedprox_end(W_G, W_L, value, 1.0), atol=1e-6)
     close(mean, paths[:, -1].mean(0), terms=19)
@@ -249,17 +209,9 @@ def test_fedsol_rests_at_the_numbers(rho, where):
 
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
-@given(
-    points,
-    st.floats(0, 2 * math.pi),
-    st.floats(0.5, 8),
-    st.floats(0, 0.7),
-    st.lists(st.floats(0.4, 4), min_size=1, max_size=3),
-    st.floats(0, 2),
-)
-def test_training_rests_at_the_closed_forms(w_g, angle, far, share, a, beta):
-    w_l = (w_g[0] + far * math.cos(angle), w_g[1] + far * math.sin(angle))
-    frame = plane.run(rho=share * far, beta=beta, a=a, w_g=w_g, w_l=w_l)
+@given(st.floats(0, 0.7), st.lists(st.floats(0.4, 4), min_size=1, max_size=3), st.floats(0, 2))
+def test_training_rests_at_the_closed_forms(share, a, beta):
+    frame = plane.run(rho=share * D, beta=beta, a=a)
     assert frame.loc[frame["metric"] == "end_point", "converged"].all()
     assert frame.loc[frame["metric"].isin(["distance", "aggregate_distance"]), "value"].max() < 1e-6
     assert pick(frame, "angle", "fedsol")["value"].max() < 1e-3
@@ -338,21 +290,6 @@ def test_hovering(rho):
     assert pick(frame, "end_point", "fedprox")["converged"].all()
 
 
-@pytest.mark.slow
-def test_hovering_shrinks_with_the_step():
-    wide, narrow = (
-        pick(plane.run(rho=5.0, a=(2.0,), lr=lr, steps=600), "hover_radius", "fedsol")[
-            "value"
-        ].item()
-        for lr in (0.04, 0.004)
-    )
-    assert narrow < wide / 4
-
-
-def test_too_few_steps_are_not_convergence():
-    assert not plane.run(steps=5).query("metric == 'end_point'")["converged"].any()
-
-
 def test_geometry_and_picture(default):
     found = plane.geometry()
     assert found["distance"] == pytest.approx(D)
@@ -363,7 +300,7 @@ def test_geometry_and_picture(default):
 
 def test_repeats_and_leaves_the_global_generator_alone():
     state = torch.random.get_rng_state()
-    one, two = (plane.run(a=(0.5, 2.0), steps=20) for _ in range(2))
+    one, two = (plane.run(a=(0.5, 2.0)) for _ in range(2))
     assert one.equals(two)
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -374,22 +311,11 @@ def test_repeats_and_leaves_the_global_generator_alone():
         ({"a": (1.0, 0.0)}, "curvatures"),
         ({"a": (-1.0,)}, "curvatures"),
         ({"a": ()}, "curvatures"),
-        ({"a": 2.0}, "curvatures"),
         ({"a": (math.nan,)}, "curvatures"),
         ({"a": (1e9,)}, "1e\\+06"),
         ({"rho": -0.1}, r"rho = -0\.1"),
         ({"rho": math.inf}, "rho"),
-        ({"rho": "1"}, "rho = '1'"),
-        ({"beta": -1}, "beta = -1"),
-        ({"w_g": W_L}, "coincide"),
-        ({"w_g": (1.0,)}, "w_g"),
-        ({"w_l": (1.0, math.nan)}, "w_l"),
-        ({"w_l": "ab"}, "w_l"),
-        ({"steps": 0}, "steps = 0"),
-        ({"steps": 2.5}, r"steps = 2\.5"),
-        ({"lr": 0.0}, "lr"),
-        ({"lr": -1.0}, "lr"),
-        ({"lr": 500.0, "steps": 300}, "fedsol diverged"),
+        ({"beta": -1.0}, r"beta = -1\.0"),
         ({"a": (1e-5, 1e4)}, "steps"),
         ({"rho": D - 1e-9}, "steps"),
     ],
@@ -400,6 +326,6 @@ def test_wrong_values_are_refused(wrong, message):
     assert caught.value.usage
 
 
-def test_no_jacobian_at_the_centre():
-    with pytest.raises(FldiagError, match="radius = 0"):
-        plane.stability_bound(1.0, 1.0, 0.0)
+def test_diverging_paths_are_refused():
+    with pytest.raises(FldiagError, match="fedprox diverged"):
+        plane.simulate({"name": "fedprox", "mu": 1.0}, (5.0,), lr=500.0, steps=300)

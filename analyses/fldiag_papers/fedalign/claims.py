@@ -2,19 +2,23 @@
 
 from functools import partial
 
-from fldiag.errors import FldiagError
-from fldiag_papers.claims import Claim, Verdict, everywhere, lowest, ordered, per_seed, top
+from fldiag_papers.claims import (
+    Claim,
+    counted,
+    everywhere,
+    lowest,
+    need,
+    ordered,
+    per_seed,
+    top,
+)
 
 ALIGN = "partition=lda;alpha=0.5;clients=16;ratio=1;epochs="
 SIX = ("fedavg", "fedprox", "moon", "mixup", "stochdepth", "gradaug")
 
 
-def flattest_of_six(table, metric):
+def flattest(table, metric="lambda_max"):
     return lowest(per_seed(table, metric=metric), "gradaug", SIX)
-
-
-def flattest(table):
-    return lowest(per_seed(table, metric="lambda_max"), "gradaug", SIX)
 
 
 def stagnates(table):
@@ -33,20 +37,9 @@ def saves(base, percent, name="fedalign", metric="MFLOPs"):
 
     def check(table):
         values = per_seed(table, metric=metric)
-        if not {name, base} <= set(values):
-            raise FldiagError(
-                f"nothing was measured of {name} or {base}", "see why in the figure's json"
-            )
+        need(values, (name, base))
         saved = float((1 - values[name] / values[base]).mean() * 100)
-        right = saved >= percent - 1
-        return Verdict(
-            (right,),
-            f"{saved:.3g} % saved",
-            "holds" if right else "does not hold",
-            "counted",
-            (name, base),
-            "counts",
-        )
+        return counted(saved >= percent - 1, f"{saved:.3g} % saved", (name, base))
 
     return check
 
@@ -72,7 +65,7 @@ CLAIMS = (
             f"GradAug has the lowest {name} of the six methods.",
             "FedAlign Table 1",
             "fedalign/table1",
-            partial(flattest_of_six, metric=metric),
+            partial(flattest, metric=metric),
         )
         for metric, name in (("trace", "trace H_T"), ("H_N", "H_N"))
     ),

@@ -18,7 +18,7 @@ STUDIES = (
         "and eigenvalues use one slice of training examples without augmentation instead of ten augmented batches.",
         ask=(final(), diagnostic("matching", on="global", split=False)),
         pick={
-            "accuracy": {"metric": "accuracy"},
+            "accuracy": {"metric": "accuracy", "ask": "final"},
             "lambda_max": {"metric": "eigenvalue", "index": 1, **GLOBAL},
             "trace": {"metric": "trace", **GLOBAL},
             "H_N": {"metric": "H_N", **PAIRS},

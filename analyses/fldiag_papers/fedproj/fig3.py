@@ -7,7 +7,7 @@ RATES = (0.0, 0.3, 0.7, 1.0)
 
 
 def draw(table):
-    return lines(table, "proj_rate", {"accuracy": "test accuracy [%]"}, xlabel="rate of projection")
+    return lines(table, "proj_rate", {"accuracy": "rate of projection"})
 
 
 STUDY = Study(

@@ -5,8 +5,9 @@ from functools import partial
 from fldiag.errors import FldiagError
 from fldiag_papers.claims import (
     Claim,
-    Verdict,
+    counted,
     lowest,
+    need,
     of_gains,
     ordered,
     per_seed,
@@ -99,20 +100,9 @@ def no_more(metric, method, base):
 
     def check(table):
         values = per_seed(table, metric=metric)
-        if not {method, base} <= set(values):
-            raise FldiagError(
-                f"nothing was measured of {method} or {base}", "see why in the figure's json"
-            )
-        mine, theirs = float(values[method].mean()), float(values[base].mean())
-        right = mine <= theirs
-        return Verdict(
-            (right,),
-            f"{method} {mine:.3g}, {base} {theirs:.3g}",
-            "holds" if right else "does not hold",
-            "counted",
-            (method, base),
-            "counts",
-        )
+        need(values, (method, base))
+        value, limit = float(values[method].mean()), float(values[base].mean())
+        return counted(value <= limit, f"{method} {value:.3g}, {base} {limit:.3g}", (method, base))
 
     return check
 

@@ -14,7 +14,6 @@ GRID = {
     "beta_dual": (0.8, 0.85, 0.9),
     "rho": (0.001, 0.01, 0.1),
 }
-LOG, NAMES = ("lam", "rho"), {"lr_decay": "learning-rate decay"}
 
 
 def place(option):
@@ -23,18 +22,9 @@ def place(option):
 
 def draw(table):
     parsed = [next(iter(pictures.parse(s).items())) for s in table["setting"]]
-    panels = table.assign(metric=[k for k, _ in parsed], at=[float(v) for _, v in parsed])
-    figure = lines(panels, "at", dict.fromkeys(GRID, ""), sharey=True)
-    for ax, option in zip(figure.axes, GRID, strict=True):
-        ax.set(
-            xlabel=NAMES.get(option) or words.symbol(option),
-            ylabel="test accuracy [%]" if option == "lr_decay" else "",
-            xscale="log" if option in LOG else "linear",
-        )
-        ax.set_xticks(GRID[option], [f"{v:g}" for v in GRID[option]], rotation=90)
-        ax.minorticks_off()
-    figure.align_xlabels()
-    return figure
+    table = table.assign(metric=[k for k, _ in parsed], at=[float(v) for _, v in parsed])
+    names = {option: words.symbol(option) for option in GRID} | {"lr_decay": "learning-rate decay"}
+    return lines(table, "at", names, log=("lam", "rho"))
 
 
 STUDY = Study(

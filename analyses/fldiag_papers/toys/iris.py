@@ -9,10 +9,10 @@ given, and are chosen here (``Protocol``). Trained by the training core, measure
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,8 @@ from fldiag_papers.toys.iris_measures import (
 METHODS = ("fedavg", "feddf", "fedproj")
 CLIENTS, EPOCHS = 3, 5
 PUBLIC, DISTILLED = 300, 5  # public points; epochs of distillation on the server
-GRID, MARGIN = (
-    200,
-    0.05,
-)  # points a side of the grid; the plane reaches so far beyond the data, as a share of its width
+#: Points a side of the grid; how far the plane reaches beyond the data, as a share of its width.
+GRID, MARGIN = 200, 0.05
 #: Share of each class (column) that a client (row) gets.
 SPLITS: dict[str, list[list[float]]] = {
     "one": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
@@ -83,14 +81,12 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
-        if not isinstance(self.lr, (int, float)) or not 0 < self.lr < math.inf:
+        if not 0 < self.lr < math.inf:
             raise FldiagError(
                 f"lr = {self.lr!r} is not a learning rate", "give a number above 0", usage=True
             )
         for name, value in (("batch_size", self.batch_size), ("rounds", self.rounds)):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
+            if value is not None and value < 1:
                 raise FldiagError(
                     f"{name} = {value!r} is not valid",
                     "give a whole number of at least 1",
@@ -108,33 +104,25 @@ class Protocol:
 def variants(**common: Any) -> tuple[Protocol, ...]:
     """The protocol chosen, one change at a time, and the paper's learning rate, also with whole clients as minibatches.
     ``common``: other fields of all of them, such as rounds."""
-    slow = [Protocol(split, 1e-3, None, **common) for split in ("one", "two", "dominant")]
     return (
         Protocol(**common),
         Protocol(raw=True, **common),
         Protocol(lr=1e-3, **common),
         *(Protocol(split, **common) for split in ("two", "mixed", "dominant")),
-        *slow,
+        *(Protocol(split, 1e-3, None, **common) for split in ("one", "two", "dominant")),
     )
 
 
 @dataclass(frozen=True)
 class World:
-    """The data set [n, 2], the clients' examples, the public points [300, 2], and the corners of the plane, [2] each."""
+    """The data set [n, 2], the clients' examples, the public points [300, 2]; x and y of the grid's columns and rows."""
 
     dataset: Dataset
     parts: list[np.ndarray]
     public: Tensor
-    low: np.ndarray
-    high: np.ndarray
+    axes: tuple[np.ndarray, np.ndarray]
 
-    @cached_property
-    def axes(self) -> tuple[np.ndarray, np.ndarray]:
-        """x and y of the grid's columns and rows, [200] each."""
-        x, y = (np.linspace(a, b, GRID) for a, b in zip(self.low, self.high, strict=True))
-        return x, y
-
-    @cached_property
+    @property
     def grid(self) -> Tensor:
         """[200 * 200, 2], row after row."""
         x, y = np.meshgrid(*self.axes)
@@ -155,16 +143,17 @@ def world(protocol: Protocol, seed: int) -> World:
     plane = make_pipeline(*steps, PCA(2, svd_solver="full")).fit(bunch.data[train])
     z = plane.transform(bunch.data).astype(np.float32)
     x, y = torch.from_numpy(z), torch.from_numpy(bunch.target).long()
-    low, high = z[train].min(0), z[train].max(0)
-    public = numpy_rng(seed, "iris public").uniform(low, high, (PUBLIC, 2))
+    public = numpy_rng(seed, "iris public").uniform(z[train].min(0), z[train].max(0), (PUBLIC, 2))
     room = MARGIN * (z.max(0) - z.min(0))
-    dataset = Dataset("iris in the plane", x[train], y[train], x[test], y[test], CLASSES)
+    columns, rows = (
+        np.linspace(low, high, GRID)
+        for low, high in zip(z.min(0) - room, z.max(0) + room, strict=True)
+    )
     return World(
-        dataset,
+        Dataset("iris in the plane", x[train], y[train], x[test], y[test], CLASSES),
         deal(y[train].numpy(), protocol.split, seed),
         torch.from_numpy(public).float(),
-        z.min(0) - room,
-        z.max(0) + room,
+        (columns, rows),
     )
 
 
@@ -174,9 +163,8 @@ def deal(labels: np.ndarray, split: str, seed: int) -> list[np.ndarray]:
     for c in range(CLASSES):
         members = np.flatnonzero(labels == c)
         members = members[numpy_rng(seed, "iris split", c).permutation(len(members))]
-        cuts = np.rint(np.cumsum([shares[c] for shares in SPLITS[split]]) * len(members)).astype(
-            int
-        )
+        shares = np.cumsum([row[c] for row in SPLITS[split]])
+        cuts = np.rint(shares * len(members)).astype(int)
         for k, piece in enumerate(np.split(members, cuts[:-1])):
             pieces[k].append(piece)
     return [np.sort(np.concatenate(p)) for p in pieces]
@@ -223,50 +211,41 @@ class Job:
     is_drawn: bool = False
 
     @property
-    def name(self) -> str:
-        return f"{self.protocol.name}-{self.method}-s{self.seed}"
+    def text(self) -> str:
+        return f"{self.protocol.name}, {self.method}, seed {self.seed}"
 
     @property
-    def key(self) -> str:
-        """Changes with whatever decides the numbers."""
-        return digest(
-            {key: value for key, value in provenance().items() if key not in ("seed", "threads")},
-            asdict(self),
-        )
-
-    def as_table(self, rows: list[Row]) -> pd.DataFrame:
-        """The rows of the training, with what they are of."""
-        frame = table(
-            rows,
-            run=self.protocol.name,
-            method=self.method,
-            seed=self.seed,
-            estimator="exact",
-            slice="test" if self.protocol.train_test else "all",
-        )
-        return frame.astype(
-            {column: "string" for column in ("reference", "line") if column in frame}
-        )
+    def key(self) -> tuple[str, str]:
+        """Its name in the cache, and a digest of whatever decides the numbers."""
+        origin = {k: v for k, v in provenance().items() if k not in ("seed", "threads")}
+        name = f"{self.protocol.name}-{self.method}-s{self.seed}"
+        return name, digest(origin, asdict(self))
 
 
-def trained(_: None, job: Job) -> list[Row]:
-    """The rows of one training, without run, method and seed. Raises FldiagError when it diverges."""
-    with threads(
-        1
-    ):  # steps this small only wait for each other on several, most of all on a busy machine
-        return _one_thread(job)
+def train(_: None, job: Job) -> pd.DataFrame:
+    """The rows of one training. Raises FldiagError when it diverges."""
+    with threads(1):  # steps this small only wait for each other on several
+        rows = _measure_rounds(job)
+    frame = table(
+        rows,
+        run=job.protocol.name,
+        method=job.method,
+        seed=job.seed,
+        estimator="exact",
+        slice="test" if job.protocol.train_test else "all",
+    )
+    return frame.astype({c: "string" for c in ("reference", "line") if c in frame})
 
 
-def _one_thread(job: Job) -> list[Row]:
+def _measure_rounds(job: Job) -> list[Row]:
     problem = world(job.protocol, job.seed)
     settings = config(job.protocol, job.method, job.seed, max(map(len, problem.parts)))
     setup = Setup(settings, dataset=problem.dataset, parts=problem.parts, public=problem.public)
     federation = Federation(setup)
-    execute = partial(map, setup.train)
     rows: list[Row] = []
     for t in range(1, job.protocol.rounds + 1):
         received = federation.sent()
-        _, trained = federation.round(execute)
+        _, trained = federation.round(partial(map, setup.train))
         models = torch.stack([received, *trained.rows, federation.w])
         if not bool(torch.isfinite(models).all()):
             raise FldiagError(
@@ -279,9 +258,8 @@ def _one_thread(job: Job) -> list[Row]:
     regions = predict(setup.network, models, problem.grid)
     rows += [{"round": t, **row} for row in differences(regions)]
     if job.is_drawn:
-        rows += points(problem.dataset, problem.parts) + [
-            {"round": t, **row} for row in lines(regions, *problem.axes)
-        ]
+        rows += points(problem.dataset, problem.parts)
+        rows += [{"round": t, **row} for row in lines(regions, *problem.axes)]
     return rows
 
 
@@ -290,7 +268,6 @@ def run(
     methods: Sequence[str] = METHODS,
     seeds: Iterable[int] = range(5),
     *,
-    drawn_seed: int | None = None,
     keep: Path | None = None,
     executor: str | Executor = "serial",
     on_damage: Tell | None = None,
@@ -302,73 +279,40 @@ def run(
     class) of the model received, of each client's after training, of the aggregated one; and of each client ``drop`` =
     accuracy of the received minus the trained model, ``forgetting`` = the same of the class that loses most; with moment
     trained and scope global, their means over the clients. Of the last round ``disagreement`` with the global model on a
-    200 x 200 grid, and for seed ``drawn_seed`` these grids, ``region``, and the flowers, ``point`` (unless given: of a single
-    protocol those of the first seed, of several none).
+    200 x 200 grid, and, of a single protocol, for the first seed these grids, ``region``, and the flowers, ``point``.
 
-    ``keep``: a folder in which finished trainings are kept and found again; ``on_damage`` is told of those that were damaged
-    and are trained again. ``executor`` as in training; the result is the same.
+    ``keep``: a folder in which finished trainings are kept and read again; ``on_damage`` is told of those that were
+    damaged and are trained again. ``executor`` as in training; the result is the same.
 
-    Raises FldiagError for unknown methods, seeds that are no seeds, and trainings that diverge.
+    Raises FldiagError for unknown methods, a method or seed given twice, and trainings that diverge.
     """
     seeds = list(seeds)
-    _check(protocols, methods, seeds)
-    drawn_seed = seeds[0] if drawn_seed is None and len(protocols) == 1 else drawn_seed
-    jobs = [Job(p, m, int(s), s == drawn_seed) for p in protocols for s in seeds for m in methods]
-    return _stacked(
-        [*_trainings(jobs, None if keep is None else Cache(keep), executor, progress, on_damage)]
-    )
-
-
-def _check(protocols: Sequence[Protocol], methods: Sequence[str], seeds: Sequence[int]) -> None:
-    """Raises FldiagError for what cannot be trained, before anything is."""
-    if not protocols or not methods or not seeds:
-        raise FldiagError(
-            "nothing to train", "give at least one protocol, method and seed", usage=True
-        )
-    for name, values in (("seeds", seeds), ("methods", methods), ("protocols", protocols)):
+    if not methods or not seeds:
+        raise FldiagError("nothing to train", "give at least one method and seed", usage=True)
+    for name, values in (("seeds", seeds), ("methods", methods)):
         if len(set(values)) != len(values):
             raise FldiagError(
                 f"{name} = {list(values)} has one twice", "give each once", usage=True
             )
-    if not all(
-        isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in seeds
-    ):
-        raise FldiagError(
-            f"seeds = {list(seeds)} are not seeds", "give whole numbers of at least 0", usage=True
-        )
     for method in methods:
-        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method
-
-
-def _trainings(
-    jobs: Sequence[Job],
-    cache: Cache | None,
-    executor: str | Executor,
-    progress: Progress | None,
-    on_damage: Tell | None,
-) -> Iterator[pd.DataFrame]:
-    """The table of every job, in order: those that are kept, and the others as soon as they are trained."""
-    frames = [None if cache is None else cache.get(job.name, job.key, on_damage) for job in jobs]
-    missing = [job for job, frame in zip(jobs, frames, strict=True) if frame is None]
-    with open_pool(executor, trained, None, threads=1, name=_name, most=len(missing)) as pool:
-        fresh = pool.map(missing)
-        for done, (job, frame) in enumerate(zip(jobs, frames, strict=True)):
+        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method, before any training
+    drawn_seed = seeds[0] if len(protocols) == 1 else None
+    jobs = [Job(p, m, int(s), s == drawn_seed) for p in protocols for s in seeds for m in methods]
+    cache = None if keep is None else Cache(keep)
+    frames = [None if cache is None else cache.get(*job.key, on_damage) for job in jobs]
+    missing = [i for i, frame in enumerate(frames) if frame is None]
+    with open_pool(
+        executor, train, None, threads=1, name=lambda job: job.text, most=len(missing)
+    ) as pool:
+        results = pool.map([jobs[i] for i in missing])
+        for i, job in enumerate(jobs):
             if progress:
-                progress(done, len(jobs), _name(job))
-            if frame is None:
-                frame = job.as_table(next(fresh))
+                progress(i, len(jobs), job.text)
+            if frames[i] is None:
+                frames[i] = frame = next(results)
                 if cache is not None:
-                    cache.put(job.name, job.key, frame, {**provenance(), "training": asdict(job)})
-            yield frame
-        if progress:
-            progress(len(jobs), len(jobs), "done")
-
-
-def _name(job: Job) -> str:
-    return f"{job.protocol.name}, {job.method}, seed {job.seed}"
-
-
-def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The tables below each other, with the columns of the schema first."""
+                    cache.put(*job.key, frame, {**provenance(), "training": asdict(job)})
+    if progress:
+        progress(len(jobs), len(jobs), "done")
     rows = pd.concat(frames, ignore_index=True)
     return rows[[*COLUMNS, *sorted(set(rows.columns) - set(COLUMNS))]]

@@ -6,10 +6,13 @@ After figure 1 of Chunduru et al., "FedProj".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -17,13 +20,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy.ndimage import binary_opening
 
-from fldiag.errors import FldiagError
 from fldiag.plotting import style, words
-from fldiag.plotting.tables import floats, names, need, select
-from fldiag.results.select import only
+from fldiag.results.select import number, only
+from fldiag_papers.toys.iris_measures import LETTERS
 
-PICTURE = "Iris toy"
-LETTERS = "abc"
 SPECIES = ("setosa", "versicolor", "virginica")
 #: Of classes 0, 1, 2: pale, middle and dark in greyscale too, and apart for colour-blind readers.
 FILLS, INKS, MARKERS = (
@@ -32,90 +32,56 @@ FILLS, INKS, MARKERS = (
     ("o", "s", "^"),
 )
 HATCH = "//////"
-_RUNS = re.compile(r"(\d+)([a-z])")
+CLAIM: dict[str, Any] = {"color": "#444444", "linewidth": 0.8, "dashes": (4, 2)}
 
 
 def classes(line: str) -> np.ndarray:
-    """The classes of a line written by run length: ``"2a1c"`` -> [0, 0, 2]. Raises FldiagError for anything else."""
-    pairs = _RUNS.findall(line)
-    if (
-        "".join(n + c for n, c in pairs) != line
-        or not pairs
-        or any(c not in LETTERS for _, c in pairs)
-    ):
-        raise FldiagError(
-            f"region line {style.shorten(line, 40)!r} is not made of runs such as 57a143c",
-            "give the table as the Iris toy wrote it",
-            usage=True,
-        )
+    """The classes of a line written by run length: ``"2a1c"`` -> [0, 0, 2]."""
+    pairs = re.findall(r"(\d+)([a-z])", line)
     return np.repeat([LETTERS.index(c) for _, c in pairs], [int(n) for n, _ in pairs])
 
 
 def regions(table: pd.DataFrame) -> Figure:
     """A row a method, a column a client after local training and one for the global model after the last round.
 
-    ``table``: rows of one run and one seed with ``metric`` region (``method, scope, client, index, x, x_last, y, line``)
-    and point (``method, x, y, value`` = class, ``client`` = owner); panels also tell ``accuracy`` (``moment, round, seed``)
-    where there is some. Hatched: where a client and the global model disagree. A client's own flowers are filled, the
-    others hollow. Raises FldiagError for an unfit table.
+    ``table``: of :func:`fldiag_papers.toys.iris.run`, with the regions of one run and seed. Hatched: where a client and
+    the global model disagree. A client's own flowers are filled, the others hollow.
     """
-    need(
-        table,
-        (
-            "run",
-            "method",
-            "seed",
-            "round",
-            "moment",
-            "scope",
-            "client",
-            "metric",
-            "index",
-            "x",
-            "x_last",
-            "y",
-            "line",
-            "value",
-        ),
-        PICTURE,
-    )
-    rows, flowers = select(table, "region", PICTURE), select(table, "point", PICTURE)
-    if len(set(names(rows["run"]))) > 1 or rows["seed"].nunique() > 1:
-        raise FldiagError(
-            f"the table for the {PICTURE} has regions of several runs or seeds",
-            "give the rows of one",
-            usage=True,
-        )
-    methods = list(dict.fromkeys(names(rows["method"])))
-    owners = sorted({int(c) for c in rows["client"].dropna()})
+    rows, flowers = only(table, metric="region"), only(table, metric="point")
+    methods = list(dict.fromkeys(rows["method"]))
+    owners = [*sorted(int(c) for c in rows["client"].dropna().unique()), None]
+    heights = rows.drop_duplicates("index").sort_values("index")
+    y = heights["y"].to_numpy(float)
+    columns = len(classes(heights["line"].iloc[0]))
+    x = np.linspace(float(heights["x"].iloc[0]), float(heights["x_last"].iloc[0]), columns)
+    width = style.wide()
+    side = (width - 0.35) / len(owners)
+    tall = side * float(np.clip((y[-1] - y[0]) / (x[-1] - x[0]), 0.55, 1.1))
+    last = {"round": rows["round"].iloc[0], "seed": rows["seed"].iloc[0]}
     with style.paper():
-        maps = {(m, k): _map(rows, m, k) for m in methods for k in (*owners, None)}
-        x, y = next(iter(maps.values()))[:2]
-        if len({(m[2].shape, *m[0][[0, -1]], *m[1][[0, -1]]) for m in maps.values()}) > 1:
-            raise FldiagError(
-                f"the regions in the table for the {PICTURE} lie on different grids",
-                "give the table as the toy wrote it",
-                usage=True,
-            )
-        width = style.wide()
-        side = (width - 0.35) / (len(owners) + 1)
-        tall = side * float(np.clip((y[-1] - y[0]) / (x[-1] - x[0]), 0.55, 1.1))
         fig = style.figure(width, len(methods) * (tall + 0.2) + 0.75, layout="constrained")
-        axes = fig.subplots(len(methods), len(owners) + 1, sharex=True, sharey=True, squeeze=False)
+        axes = fig.subplots(len(methods), len(owners), sharex=True, sharey=True, squeeze=False)
         for row, method in zip(axes, methods, strict=True):
-            mine = flowers[np.array(names(flowers["method"])) == method]
-            for ax, k in zip(row, (*owners, None), strict=True):
-                other = maps[method, k][2] != maps[method, None][2]
-                _panel(ax, *maps[method, k], other)
-                _flowers(ax, mine, k)
-                share = _accuracy(table, rows, method, k)
-                share_text = [] if share is None else [f"{100 * share:.1f} % right"]
-                share_text += [] if k is None else [f"differs in {100 * other.mean():.0f} %"]
-                ax.set_title(", ".join(share_text), fontsize=6.5, pad=2.5)
+            maps = {
+                k: np.stack([classes(line) for line in part.sort_values("index")["line"]])
+                for k in owners
+                for part in [only(rows, method=method, client=k)]
+            }
+            for ax, k in zip(row, owners, strict=True):
+                differs = maps[k] != maps[None]
+                _region(ax, x, y, maps[k], differs)
+                _flowers(ax, only(flowers, method=method), k)
+                moment = "aggregated" if k is None else "trained"
+                scope = "global" if k is None else "client"
+                model = {"method": method, "moment": moment, "scope": scope, "client": k}
+                accuracy = number(table, "accuracy", **model, **last)
+                texts = [] if accuracy is None else [f"{100 * accuracy:.1f} % right"]
+                texts += [] if k is None else [f"differs in {100 * differs.mean():.0f} %"]
+                ax.set_title(", ".join(texts), fontsize=6.5, pad=2.5)
             row[0].set_ylabel(f"{style.plain(words.method(method))}\nsecond component")
         for ax in axes[-1]:
             ax.set_xlabel("first principal component")
-        for ax, k in zip(axes[0], (*owners, None), strict=True):
+        for ax, k in zip(axes[0], owners, strict=True):
             ax.annotate(
                 "global model" if k is None else f"client {k}",
                 (0.5, 1),
@@ -129,39 +95,9 @@ def regions(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def _map(
-    region_rows: pd.DataFrame, method: str, k: int | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x of the columns, y of the rows, and the classes [rows, columns] of a model."""
-    scope = (region_rows["scope"] == "global") if k is None else (region_rows["client"] == k)
-    rows = region_rows[
-        (np.array(names(region_rows["method"])) == method) & scope.fillna(False).astype(bool)
-    ].sort_values("index")
-    who = f"{method}, {'global model' if k is None else f'client {k}'}"
-    if rows.empty:
-        raise FldiagError(
-            f"the table for the {PICTURE} has no region of {who}",
-            "give the table as the toy wrote it",
-            usage=True,
-        )
-    decoded = [classes(str(line)) for line in rows["line"]]
-    y = floats(rows["y"])
-    if (
-        len({len(d) for d in decoded}) > 1
-        or len(y) < 2
-        or len(decoded[0]) < 2
-        or (np.diff(y) <= 0).any()
-    ):
-        raise FldiagError(
-            f"the lines of the region of {who} are not a grid",
-            "give the table as the toy wrote it",
-            usage=True,
-        )
-    x = np.linspace(floats(rows["x"])[0], floats(rows["x_last"])[0], len(decoded[0]))
-    return x, y, np.stack(decoded)
-
-
-def _panel(ax, x: np.ndarray, y: np.ndarray, predicted: np.ndarray, other: np.ndarray) -> None:
+def _region(
+    ax: Axes, x: np.ndarray, y: np.ndarray, predicted: np.ndarray, differs: np.ndarray
+) -> None:
     dx, dy = (x[1] - x[0]) / 2, (y[1] - y[0]) / 2
     ax.imshow(
         predicted,
@@ -173,29 +109,28 @@ def _panel(ax, x: np.ndarray, y: np.ndarray, predicted: np.ndarray, other: np.nd
         aspect="auto",
         extent=(x[0] - dx, x[-1] + dx, y[0] - dy, y[-1] + dy),
     )
-    if other.any():
+    if differs.any():
         hatch = ax.contourf(
-            x, y, other.astype(float), levels=[0.5, 1.5], colors="none", hatches=[HATCH]
+            x, y, differs.astype(float), levels=[0.5, 1.5], colors="none", hatches=[HATCH]
         )
         hatch.set(hatchcolor="#555555", hatch_linewidth=0.45, linewidth=0)
-        if (
-            thick := binary_opening(other)
-        ).any():  # round what is one cell thin the outline would be a row of dots
+        # Around what is one cell thin the outline would be a row of dots.
+        if (thick := binary_opening(differs)).any():
             ax.contour(x, y, thick.astype(float), levels=[0.5], colors="#333333", linewidths=0.6)
     ax.set(xticks=[], yticks=[], xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     ax.spines[:].set_visible(True)
 
 
-def _flowers(ax, flowers: pd.DataFrame, k: int | None) -> None:
+def _flowers(ax: Axes, flowers: pd.DataFrame, k: int | None) -> None:
     """A client's own filled; in the global panel all that somebody trains on; tests are always hollow."""
-    owner, label = floats(flowers["client"]), floats(flowers["value"])
-    at = np.stack([floats(flowers["x"]), floats(flowers["y"])])
-    is_own = ~np.isnan(owner) if k is None else owner == k
+    is_own = flowers["client"].notna() if k is None else flowers["client"].eq(k).fillna(False)
     for c in range(len(FILLS)):
+        is_class = flowers["value"] == c
         for mask, face, size in ((~is_own, "white", 1.9), (is_own, INKS[c], 2.6)):
-            points = at[:, (label == c) & mask]
+            points = flowers[is_class & mask]
             ax.plot(
-                *points,
+                points["x"],
+                points["y"],
                 linestyle="none",
                 marker=MARKERS[c],
                 markersize=size,
@@ -206,57 +141,21 @@ def _flowers(ax, flowers: pd.DataFrame, k: int | None) -> None:
             )
 
 
-def _accuracy(
-    table: pd.DataFrame, region_rows: pd.DataFrame, method: str, k: int | None
-) -> float | None:
-    rows = only(table, metric="accuracy")
-    at = (floats(rows["round"]) == floats(region_rows["round"])[0]) & (
-        floats(rows["seed"]) == floats(region_rows["seed"])[0]
-    )
-    at &= (np.array(names(rows["method"])) == method) & (
-        np.array(names(rows["run"])) == names(region_rows["run"])[0]
-    )
-    at &= np.array(names(rows["moment"])) == ("aggregated" if k is None else "trained")
-    who = floats(rows["client"])
-    values = floats(rows["value"])[at & (np.isnan(who) if k is None else who == k)]
-    return float(values[0]) if len(values) else None
-
-
 def _key(fig: Figure) -> None:
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=f, edgecolor=i, linewidth=0.6) for f, i in zip(FILLS, INKS, strict=True)
-    ]
-    handles += [
-        Line2D(
-            [], [], linestyle="none", marker=m, markersize=3.4, markerfacecolor=f, markeredgecolor=i
-        )
-        for m, f, i in zip(MARKERS, INKS, INKS, strict=True)
-    ]
-    handles += [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker="o",
-            markersize=3,
-            markerfacecolor="white",
-            markeredgecolor="#333333",
-        ),
-        Patch(
-            facecolor="white", edgecolor="#555555", hatch=HATCH, linewidth=0.6, hatch_linewidth=0.45
-        ),
-    ]
-    texts = [
-        *(f"taken for {s}" for s in SPECIES),
-        *(f"is {s}" for s in SPECIES),
-        "not trained on here",
-        "differs from global model",
-    ]
-    order = (0, 3, 1, 4, 2, 5, 6, 7)  # legends fill column by column
+    handles: list[Patch | Line2D] = []
+    texts = []
+    for fill, ink, marker, name in zip(FILLS, INKS, MARKERS, SPECIES, strict=True):
+        handles.append(Patch(facecolor=fill, edgecolor=ink, linewidth=0.6))
+        handles.append(Line2D([], [], linestyle="none", marker=marker, markersize=3.4, color=ink))
+        texts += [f"taken for {name}", f"is {name}"]
+    hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "#333333"}
+    handles.append(Line2D([], [], linestyle="none", marker="o", markersize=3, **hollow))
+    hatch: dict[str, Any] = {"hatch": HATCH, "hatch_linewidth": 0.45}
+    handles.append(Patch(facecolor="white", edgecolor="#555555", linewidth=0.6, **hatch))
     style.legend(
         fig,
-        [handles[i] for i in order],
-        [texts[i] for i in order],
+        handles,
+        [*texts, "not trained on here", "differs from global model"],
         loc="outside lower center",
         ncols=4,
         columnspacing=1.4,
@@ -266,36 +165,22 @@ def _key(fig: Figure) -> None:
 
 
 def measures(
-    seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, float] | None = None
+    seeds: pd.DataFrame, rounds: pd.DataFrame, reported: Mapping[str, float] = {}
 ) -> Figure:
     """Accuracy over the rounds (global, and mean of the clients' own models) and, after the last, what training forgets.
 
-    ``rounds``: result rows of one run, ``metric="accuracy"``, scope global, moments aggregated and trained, with ``method,
-    seed, round``; line = mean over seeds, band = one standard deviation (n - 1). ``seeds``: a row a method and seed with
-    ``drop``, ``forgetting``, ``disagreement`` (shares): a dot a seed, mean and standard deviation. ``reported``: accuracy
-    by method, dashed. Raises FldiagError for an unfit table.
+    ``rounds``: of :func:`fldiag_papers.toys.iris.run`; line = mean over seeds, band = one standard deviation. ``seeds``:
+    of :func:`fldiag_papers.toys.iris_reported.per_seed`: a dot a seed, mean and standard deviation. ``reported``: accuracy
+    by method, dashed.
     """
-    need(seeds, ("method", "seed", "drop", "forgetting", "disagreement"), PICTURE)
-    need(rounds, ("metric", "method", "seed", "round", "moment", "scope", "value"), PICTURE)
-    rows = select(rounds, "accuracy", PICTURE)
-    rows = rows[(rows["scope"] == "global").fillna(False).astype(bool)]
-    flat = pd.DataFrame(
-        {
-            "method": names(rows["method"]),
-            "moment": names(rows["moment"]),
-            "seed": floats(rows["seed"]),
-            "round": floats(rows["round"]),
-            "value": 100 * floats(rows["value"]),
-        }
-    )
-    if flat.duplicated(["method", "moment", "seed", "round"]).any():
-        raise FldiagError(
-            f"the table for the {PICTURE} has two accuracies of a method, seed and round",
-            "give the rows of one run",
-            usage=True,
-        )
-    methods = list(dict.fromkeys(flat["method"]))
-    looks = style.looks(methods)
+    rows = only(rounds, metric="accuracy", scope="global").astype({"value": float, "round": int})
+    rows = rows.assign(value=100 * rows["value"])
+    methods = list(dict.fromkeys(rows["method"]))
+    columns = {
+        "drop": "drop in\naccuracy",
+        "forgetting": "loss of the\nworst class",
+        "disagreement": "disagreement\nin the plane",
+    }
     with style.paper():
         fig, (left, middle, right) = style.panels(3, 2.55)
         middle.sharey(left)
@@ -303,172 +188,113 @@ def measures(
             (left, "aggregated", "global model"),
             (middle, "trained", "clients after training"),
         ):
-            for method in methods:
-                part = flat[(flat["method"] == method) & (flat["moment"] == moment)]
-                grid = part.pivot(index="round", columns="seed", values="value").sort_index()
-                mean, std = grid.mean(axis=1), grid.std(axis=1, ddof=1).fillna(0.0)
-                ax.plot(
-                    grid.index,
-                    mean,
-                    color=looks[method].color,
-                    linestyle=looks[method].dash,
-                    marker=looks[method].marker,
-                    markevery=max(1, len(mean) // 5),
-                    markersize=3.2,
-                    label=method,
-                    zorder=3,
-                )
-                ax.fill_between(
-                    grid.index,
-                    mean - std,
-                    mean + std,
-                    color=looks[method].color,
-                    alpha=0.15,
-                    linewidth=0,
-                )
-            ax.set(title=title, xlabel="round")
+            looks = style.looks(methods)
+            sns.lineplot(
+                only(rows, moment=moment),
+                x="round",
+                y="value",
+                hue="method",
+                palette={m: looks[m].color for m in methods},
+                errorbar="sd",
+                err_kws={"alpha": 0.15, "linewidth": 0},
+                legend=False,
+                ax=ax,
+            )
+            for line, method in zip(ax.lines, methods, strict=True):
+                stride = max(1, np.size(line.get_xdata()) // 5)
+                line.set(linestyle=looks[method].dash, marker=looks[method].marker, label=method)
+                line.set(markevery=stride, markersize=3.2)
+            ax.set(title=title, xlabel="round", ylabel="")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
             ax.grid(True, axis="y")
         left.set_ylabel("accuracy [%]")
-        _claims(left, {m: v for m, v in (reported or {}).items() if m in methods}, looks)
-        for place, column in enumerate(("drop", "forgetting", "disagreement")):
-            _dots(right, place, seeds, column, methods, looks)
-        right.set_xticks(
-            range(3),
-            ["drop in\naccuracy", "loss of the\nworst class", "disagreement\nin the plane"],
-        )
-        right.set(title="after the last round", ylabel="points, or % of the plane")
+        _claims(left, reported, methods)
+        long = seeds.melt(["method", "seed"], list(columns), var_name="measure")
+        _dots(right, long.assign(measure=long["measure"].map(columns)), "measure", methods)
+        right.set(title="after the last round", xlabel="", ylabel="points, or % of the plane")
         right.axhline(0, color="#777777", linewidth=0.6, zorder=1)
         right.grid(True, axis="y")
-        _method_key(fig, methods, looks, bool(reported))
+        _method_key(fig, methods, bool(reported))
     return fig
 
 
-def protocols(seeds: pd.DataFrame, reported: Mapping[str, float] | None = None) -> Figure:
+def protocols(seeds: pd.DataFrame, reported: Mapping[str, float] = {}) -> Figure:
     """Final accuracy by protocol (rows: ``run``), of the global model and of the clients' own, with the paper's, dashed.
 
-    ``seeds``: a row a run, method and seed with ``accuracy`` and ``local`` (shares): a dot a seed, mean and standard
-    deviation. Raises FldiagError for an unfit table.
+    ``seeds``: of :func:`fldiag_papers.toys.iris_reported.per_seed`: a dot a seed, mean and standard deviation.
     """
-    need(seeds, ("run", "method", "seed", "accuracy", "local"), PICTURE)
-    runs, methods = (list(dict.fromkeys(names(seeds[c]))) for c in ("run", "method"))
-    looks = style.looks(methods)
+    methods = list(dict.fromkeys(seeds["method"]))
+    names = seeds["run"].map(lambda r: style.plain(r.replace("-", " ").replace("lr", "lr ")))
     with style.paper():
-        fig, axes = style.panels(
-            2, 0.42 * len(runs) + 0.75, 0.3, least=2.5, sharex=True, sharey=True
-        )
+        height = 0.42 * names.nunique() + 0.75
+        fig, axes = style.panels(2, height, 0.3, least=2.5, sharex=True, sharey=True)
         for ax, column, title in zip(
             axes, ("accuracy", "local"), ("global model", "clients after training"), strict=True
         ):
-            for place, run in enumerate(runs):
-                part = seeds[np.array(names(seeds["run"])) == run]
-                _dots(ax, place, part, column, methods, looks, flip=True)
-                if place:
-                    ax.axhline(place - 0.5, color="#dddddd", linewidth=0.4, zorder=0)
-            ax.set(xlabel="accuracy [%]")
+            _dots(ax, seeds.assign(run=names, value=seeds[column]), "run", methods, across=True)
+            ax.set(xlabel="accuracy [%]", ylabel="")
             ax.set_title(title, pad=12)
             ax.grid(True, axis="x")
-        _claims(
-            axes[0], {m: v for m, v in (reported or {}).items() if m in methods}, looks, flip=True
-        )
-        axes[0].set_yticks(
-            range(len(runs)), [style.plain(r.replace("-", " ").replace("lr", "lr ")) for r in runs]
-        )
-        axes[0].set_ylim(len(runs) - 0.5, -0.5)
-        _method_key(fig, methods, looks, bool(reported))
+        _claims(axes[0], reported, methods, across=True)
+        _method_key(fig, methods, bool(reported))
     return fig
 
 
 def _dots(
-    ax,
-    place: int,
-    seeds: pd.DataFrame,
-    column: str,
-    methods: list[str],
-    looks: dict[str, style.Look],
-    *,
-    flip: bool = False,
+    ax: Axes, rows: pd.DataFrame, category: str, methods: Sequence[str], across: bool = False
 ) -> None:
-    for i, method in enumerate(methods):
-        values = 100 * floats(seeds.loc[np.array(names(seeds["method"])) == method, column])
-        if not len(values):
-            continue
-        at, look = place + ((i + 0.5) / len(methods) - 0.5) * 0.75, looks[method]
-        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        positions = (values, np.full(len(values), at - 0.06)), (float(values.mean()), at + 0.06)
-        dots, mean = positions if flip else tuple(w[::-1] for w in positions)
-        ax.plot(
-            *dots,
-            linestyle="none",
-            marker=look.marker,
-            markersize=2,
-            color=look.color,
-            alpha=0.45,
-            markeredgewidth=0,
-        )
-        ax.errorbar(
-            *mean,
-            **{"xerr" if flip else "yerr": spread},
-            marker=look.marker,
-            markersize=4,
-            color=look.color,
-            elinewidth=1.0,
-            zorder=4,
-        )
+    """A dot a seed, its method's mean with one standard deviation beside it, in percent."""
+    rows = rows.assign(value=100 * rows["value"].astype(float))
+    looks = style.looks(methods)
+    axes = {"x": "value", "y": category} if across else {"x": category, "y": "value"}
+    common = {"data": rows, **axes, "hue": "method", "legend": False, "ax": ax}
+    common["palette"] = {m: looks[m].color for m in methods}
+    sns.stripplot(**common, hue_order=methods, dodge=True, jitter=False, size=2.5, alpha=0.45)
+    sns.pointplot(
+        **common,
+        hue_order=methods,
+        dodge=0.8 - 0.8 / len(methods),
+        markers=[looks[m].marker for m in methods],
+        markersize=4,
+        linestyle="none",
+        errorbar="sd",
+        err_kws={"linewidth": 1.0},
+    )
 
 
 def _claims(
-    ax, reported: Mapping[str, float], looks: dict[str, style.Look], *, flip: bool = False
+    ax: Axes, reported: Mapping[str, float], methods: Sequence[str], across: bool = False
 ) -> None:
     """Dashed lines at the paper's numbers; methods that share one share the line."""
-    for value in dict.fromkeys(reported.values()):
-        who = [m for m, v in reported.items() if v == value]
-        line = ax.axvline if flip else ax.axhline
-        line(100 * value, color="#444444", linewidth=0.8, dashes=(4, 2), zorder=2)
-        text = f"paper: {', '.join(words.method(m) for m in who)}"
-        if flip:  # above the frame, where no dot can lie
-            ax.annotate(
-                text,
-                (100 * value, 1),
-                xytext=(0, 1.5),
-                xycoords=ax.get_xaxis_transform(),
-                va="bottom",
-                ha="center",
-                textcoords="offset points",
-                fontsize=6,
-                color="#444444",
-            )
+    values = {m: v for m, v in reported.items() if m in methods}
+    for value in dict.fromkeys(values.values()):
+        place: dict[str, Any]
+        names = ", ".join(words.method(m) for m, v in values.items() if v == value)
+        if across:  # above the frame, where no dot can lie
+            ax.axvline(100 * value, **CLAIM, zorder=2)
+            place = {"xycoords": ax.get_xaxis_transform(), "xytext": (0, 1.5), "ha": "center"}
         else:
-            ax.annotate(
-                text,
-                (1, 100 * value),
-                xytext=(-2, 2),
-                xycoords=ax.get_yaxis_transform(),
-                va="bottom",
-                ha="right",
-                textcoords="offset points",
-                fontsize=6,
-                color="#444444",
-            )
-
-
-def _method_key(
-    fig: Figure, methods: list[str], looks: dict[str, style.Look], claims: bool
-) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=looks[m].color,
-            linestyle=looks[m].dash,
-            marker=looks[m].marker,
-            markersize=3.6,
+            ax.axhline(100 * value, **CLAIM, zorder=2)
+            place = {"xycoords": ax.get_yaxis_transform(), "xytext": (-2, 2), "ha": "right"}
+        ax.annotate(
+            f"paper: {names}",
+            (100 * value, 1) if across else (1, 100 * value),
+            textcoords="offset points",
+            va="bottom",
+            fontsize=6,
+            color="#444444",
+            **place,
         )
-        for m in methods
+
+
+def _method_key(fig: Figure, methods: Sequence[str], has_claims: bool) -> None:
+    handles = [
+        Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.6)
+        for look in style.looks(methods).values()
     ]
     texts = [words.method(m) for m in methods]
-    if claims:
-        handles.append(Line2D([], [], color="#444444", linewidth=0.8, dashes=(4, 2)))
+    if has_claims:
+        handles.append(Line2D([], [], **CLAIM))
         texts.append("reported by the paper")
     style.legend(
         fig,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fldiag.errors import FldiagError
 from fldiag.results.select import only
 
 #: Accuracy of the global model after 20 rounds (Chunduru et al., FedProj, figure 1).
@@ -24,53 +24,21 @@ def per_seed(frame: pd.DataFrame) -> pd.DataFrame:
 
     ``accuracy`` of the global model, ``late`` = its mean over the last 5 rounds, and means over the clients' trained
     models: ``local`` (accuracy), ``drop``, ``forgetting``, ``disagreement`` with the aggregated model.
-    Raises FldiagError for a table without such rows.
     """
-    flat = pd.DataFrame(
-        {
-            c: frame[c].astype(object).where(frame[c].notna(), None)
-            for c in (
-                "run",
-                "method",
-                "seed",
-                "round",
-                "moment",
-                "scope",
-                "metric",
-                "reference",
-                "value",
-            )
-        }
-    )
-    flat = flat[(flat["scope"] == "global") & flat["round"].notna()]
-    last = flat["round"] == flat["round"].max()
-    columns = {}
-    for name, metric, moment in (
-        ("accuracy", "accuracy", "aggregated"),
-        ("late", "accuracy", "aggregated"),
-        ("local", "accuracy", "trained"),
-        ("drop", "drop", "trained"),
-        ("forgetting", "forgetting", "trained"),
-        ("disagreement", "disagreement", "trained"),
-    ):
-        when = flat["round"] > flat["round"].max() - LATE if name == "late" else last
-        rows = flat[
-            when
-            & (flat["metric"] == metric)
-            & (flat["moment"] == moment)
-            & (flat["reference"] != "received")
-        ]
-        columns[name] = rows.groupby(["run", "method", "seed"], sort=False)["value"].apply(
-            lambda v: float(np.mean(list(v)))
-        )
-    wide = pd.DataFrame(columns).reset_index()
-    if wide.empty or wide.isna().any(axis=None):
-        raise FldiagError(
-            "the table has no accuracies of local and global models",
-            "build it with the Iris toy",
-            usage=True,
-        )
-    return wide
+    rows = only(frame, scope="global").astype({"value": float})
+    last = rows["round"].max()
+    final, late = rows[rows["round"] == last], rows[rows["round"] > last - LATE]
+    parts = {
+        "accuracy": only(final, metric="accuracy", moment="aggregated"),
+        "late": only(late, metric="accuracy", moment="aggregated"),
+        "local": only(final, metric="accuracy", moment="trained"),
+        "drop": only(final, metric="drop"),
+        "forgetting": only(final, metric="forgetting"),
+        "disagreement": only(final, metric="disagreement", reference="aggregated"),
+    }
+    keys = ["run", "method", "seed"]
+    means = {m: part.groupby(keys, sort=False)["value"].mean() for m, part in parts.items()}
+    return pd.DataFrame(means).reset_index()
 
 
 def interval(values: np.ndarray, step: float, *, single: bool = False) -> tuple[float, float]:
@@ -103,12 +71,10 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
     step = 1 / float(only(frame, metric="accuracy")["n_examples"].max())
     rows = []
     for (run, method), part in per_seed(frame).groupby(["run", "method"], sort=False):
-        row = {"run": run, "method": method, "seeds": len(part)}
+        row: dict[str, Any] = {"run": run, "method": method, "seeds": len(part)}
         for m in MEASURES:
-            row |= {
-                m: float(part[m].mean()),
-                f"{m}_std": float(part[m].std(ddof=1)) if len(part) > 1 else None,
-            }
+            row[m] = float(part[m].mean())
+            row[f"{m}_std"] = float(part[m].std(ddof=1)) if len(part) > 1 else None
         values, reported = part["accuracy"].to_numpy(), REPORTED.get(str(method))
         low, high = interval(values, step)
         verdict = None if reported is None or len(part) < 2 else agreement(values, reported, step)
@@ -159,15 +125,14 @@ def statements(frame: pd.DataFrame) -> list[str]:
 
 
 def _one(row: pd.Series) -> str:
-    return (
-        f"{row['method']}: {_spread(row['accuracy'], row['accuracy_std'])} % over {row['seeds']} seeds "
-        f"({100 * row['lowest']:.1f} to {100 * row['highest']:.1f}; 95 % interval of the mean {100 * row['low']:.1f} to "
-        f"{100 * row['high']:.1f}); the paper has {100 * row['reported']:.2f} %."
+    mean, std, low, high, lowest, highest, reported = (
+        100 * row[c]
+        for c in ("accuracy", "accuracy_std", "low", "high", "lowest", "highest", "reported")
     )
-
-
-def _spread(mean: float, std: float) -> str:
-    return f"{100 * mean:.1f} ± {100 * std:.1f}"
+    return (
+        f"{row['method']}: {mean:.1f} ± {std:.1f} % over {row['seeds']} seeds ({lowest:.1f} to {highest:.1f}; "
+        f"95 % interval of the mean {low:.1f} to {high:.1f}); the paper has {reported:.2f} %."
+    )
 
 
 def _paired(seeds: pd.DataFrame) -> list[str]:
@@ -208,3 +173,20 @@ def _several(judged: pd.DataFrame) -> list[str]:
             f"{', '.join(good[good].index) or 'no protocol here'}."
         )
     return sentences
+
+
+def for_reading(table: pd.DataFrame) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Rows and heads of ``summary`` for a terminal, in percent."""
+    heads = {"run": "protocol"} if table["run"].nunique() > 1 else {}
+    heads |= {"method": "method", "accuracy": "global (%)", "paper": "paper (%)"}
+    heads |= {"late": "last 5 rounds", "local": "clients (%)", "drop": "drop"}
+    heads |= {"forgetting": "worst class", "disagreement": "differs (%)"}
+    rows = []
+    for _, row in table.iterrows():
+        paper = "–" if pd.isna(row["reported"]) else f"{100 * row['reported']:.2f}"
+        cells = {"run": row["run"], "method": row["method"], "paper": paper}
+        for m in MEASURES:
+            spread = "" if pd.isna(row[f"{m}_std"]) else f" ± {100 * row[f'{m}_std']:.1f}"
+            cells[m] = f"{100 * row[m]:.1f}{spread}"
+        rows.append(cells)
+    return rows, heads

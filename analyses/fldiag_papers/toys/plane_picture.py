@@ -1,7 +1,6 @@
 """The toy in the plane: where FedSOL and FedProx come to rest between the global and the local optimum.
 
-The picture of Lee et al., "FedSOL" (CVPR 2024), appendix H, figure 12. Client k has the loss
-1/2 [a_k (x - x*)^2 + (y - y*)^2] around w_l* = (x*, y*); all start from the global weights w_g.
+The picture of Lee et al., "FedSOL" (CVPR 2024), appendix H, figure 12.
 """
 
 from __future__ import annotations
@@ -11,56 +10,36 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from fldiag.errors import FldiagError
 from fldiag.plotting import style, words
-from fldiag.plotting.tables import floats, names, need
 from fldiag.results.select import only
 
-PICTURE = "plane toy"
-_MARKERS = ("o", "s", "^", "v", "P", "X", "d")
+MARKERS = ("o", "s", "^", "v", "P", "X", "d")
 
 
 def draw(table: pd.DataFrame, geometry: Mapping[str, Any]) -> Figure:
     """One panel a method: the clients' loss contours, their trajectories, end points and closed forms.
 
-    ``table``: rows with ``metric`` in trajectory, end_point, closed_form and ``x, y, method, a``, trajectories
-    ordered by ``index``. ``geometry``: ``w_g`` and ``w_l`` (two numbers each) and ``a`` (the curvatures).
-    Raises FldiagError for missing columns or geometry.
+    ``table``: of :func:`fldiag_papers.toys.plane.run`; ``geometry``: ``w_g``, ``w_l`` and the curvatures ``a``.
     """
-    need(table, ("metric", "method", "a", "x", "y", "index"), PICTURE)
-    start, goal, curvatures = _geometry(geometry)
-    flat = pd.DataFrame(
-        {
-            "metric": names(table["metric"]),
-            "method": names(table["method"]),
-            **{c: floats(table[c]) for c in ("a", "x", "y", "index")},
-        }
-    )
-    flat = flat[flat["metric"].isin(("trajectory", "end_point", "closed_form"))]
-    if flat.empty:
-        raise FldiagError(
-            f"the table for the {PICTURE} has no rows of metric trajectory, end_point or closed_form",
-            "build it with the plane toy",
-            usage=True,
-        )
-    strange = sorted(set(flat["a"].dropna()) - set(curvatures))
-    if strange or flat["a"].isna().any():
-        raise FldiagError(
-            f"the plane toy's table has clients with a = {strange or 'none'}, its geometry "
-            f"{curvatures}",
-            "give the geometry of the same clients",
-            usage=True,
-        )
-    methods = list(dict.fromkeys(flat["method"]))
+    start, goal = np.asarray(geometry["w_g"], float), np.asarray(geometry["w_l"], float)
+    curvatures: list[float] = list(geometry["a"])
+    rows = only(table, metric=("trajectory", "end_point", "closed_form"))
+    rows = rows.astype({"x": float, "y": float, "a": float})
+    methods = list(dict.fromkeys(rows["method"]))
     looks = style.looks(methods)
-    low, high = _window(np.vstack([flat[["x", "y"]].to_numpy(), start, goal]))
+    points = np.vstack([rows[["x", "y"]].to_numpy(), start, goal])
+    points = points[np.isfinite(points).all(1)]
+    low, high = points.min(0), points.max(0)
+    room = 0.17 * max((high - low).max(), 1e-9)  # for labels
+    low, high = low - room, high + room
     reach = 0.25 * float(np.min(high - low))  # of the outer contours, which are whole
     low, high = np.minimum(low, goal - 1.1 * reach), np.maximum(high, goal + 1.1 * reach)
-    width = style.wide(style.ONE_COLUMN if len(methods) == 1 else style.TWO_COLUMNS)
+    width = style.wide()
     side = min((width - 0.55) / len(methods) - 0.15, 3.0)
     tall = side * float(np.clip((high - low)[1] / (high - low)[0], 0.5, 1.4))
     texts = [f"client with a = {style.number(a)}" for a in curvatures] + ["line", "closed form"]
@@ -82,11 +61,11 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any]) -> Figure:
                 label="line",
             )
             for place, a in enumerate(curvatures):
-                part = flat[(flat["method"] == method) & (flat["a"] == a)]
                 # Later markers are smaller: those that share a place still show.
                 size = 6.5 + 2.5 * min(len(curvatures) - 1 - place, 4)
-                _client(ax, part, looks[method].color, _MARKERS[place % len(_MARKERS)], size)
-            _mark(ax, start, goal)
+                marker = MARKERS[place % len(MARKERS)]
+                _client(ax, only(rows, method=method, a=a), looks[method].color, marker, size)
+            _mark_optima(ax, start, goal)
             ax.set(
                 title=style.plain(words.method(method)),
                 xlabel="x",
@@ -96,47 +75,48 @@ def draw(table: pd.DataFrame, geometry: Mapping[str, Any]) -> Figure:
             )
             ax.spines[:].set_visible(True)
         axes[0].set_ylabel("y")
-        _key(fig, texts, columns)
+        hollow: dict[str, Any] = {
+            "linestyle": "none",
+            "markerfacecolor": "white",
+            "markeredgecolor": "#333333",
+        }
+        handles = [
+            Line2D([], [], markersize=6, marker=MARKERS[i % len(MARKERS)], **hollow)
+            for i in range(len(curvatures))
+        ]
+        cross: dict[str, Any] = {"marker": "x", "markersize": 3.5, "markeredgewidth": 0.8}
+        handles += [
+            Line2D([], [], color="#777777", linewidth=0.8, dashes=(5, 3)),
+            Line2D([], [], linestyle="none", color="black", **cross),
+        ]
+        legend = style.legend(
+            fig,
+            handles,
+            texts,
+            loc="outside lower center",
+            handlelength=3.2,
+            columnspacing=1.4,
+            ncols=columns,
+            borderpad=0.2,
+        )
+        legend.get_texts()[-2].set_text(r"line $w_g$ to $w_l^*$")
     return fig
 
 
-def _geometry(geometry: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    missing = [k for k in ("w_g", "w_l", "a") if k not in geometry]
-    if missing:
-        raise FldiagError(
-            f"the plane toy's geometry lacks {', '.join(missing)}",
-            "give w_g, w_l (two numbers each) and the list a",
-            usage=True,
-        )
-    points = [np.asarray(geometry[k], dtype=float) for k in ("w_g", "w_l")]
-    curvatures = [float(v) for v in np.atleast_1d(np.asarray(geometry["a"], dtype=float))]
-    if any(p.shape != (2,) for p in points) or not curvatures or min(curvatures) <= 0:
-        raise FldiagError(
-            f"the plane toy's geometry is not two points and positive curvatures: {dict(geometry)}",
-            "give w_g, w_l (two numbers each) and a > 0",
-            usage=True,
-        )
-    return points[0], points[1], curvatures
-
-
-def _window(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of a window around all finite points, with room for labels."""
-    points = points[np.isfinite(points).all(1)]
-    low, high = points.min(0), points.max(0)
-    room = 0.17 * max((high - low).max(), 1e-9)
-    return low - room, high + room
-
-
 def _contours(
-    ax, goal: np.ndarray, curvatures: list[float], low: np.ndarray, high: np.ndarray, reach: float
+    ax: Axes,
+    goal: np.ndarray,
+    curvatures: list[float],
+    low: np.ndarray,
+    high: np.ndarray,
+    reach: float,
 ) -> None:
     """A level line a client, its longer half axis ``reach``, with the client's curvature where the line is alone."""
     x, y = np.meshgrid(*(np.linspace(low[i], high[i], 401) for i in (0, 1)))
     for a in curvatures:
         loss = 0.5 * (a * (x - goal[0]) ** 2 + (y - goal[1]) ** 2)
-        ax.contour(
-            x, y, loss, levels=[0.5 * min(a, 1.0) * reach**2], colors="#9a9a9a", linewidths=0.7
-        )
+        level = 0.5 * min(a, 1.0) * reach**2
+        ax.contour(x, y, loss, levels=[level], colors="#9a9a9a", linewidths=0.7)
         at = goal - ((0, reach * a**0.5) if a <= 1 else (reach / a**0.5, 0))
         ax.annotate(
             f"$a$ = {style.number(a)}",
@@ -149,10 +129,10 @@ def _contours(
         )
 
 
-def _client(ax, part: pd.DataFrame, color: str, marker: str, size: float) -> None:
-    path = only(part, metric="trajectory").sort_values("index", kind="stable")
+def _client(ax: Axes, rows: pd.DataFrame, color: str, marker: str, size: float) -> None:
+    path = only(rows, metric="trajectory").sort_values("index", kind="stable")
+    end, exact = only(rows, metric="end_point"), only(rows, metric="closed_form")
     ax.plot(path["x"], path["y"], color=color, linewidth=0.9, alpha=0.75, label="trajectory")
-    end, exact = only(part, metric="end_point"), only(part, metric="closed_form")
     ax.plot(
         end["x"],
         end["y"],
@@ -178,9 +158,9 @@ def _client(ax, part: pd.DataFrame, color: str, marker: str, size: float) -> Non
     )
 
 
-def _mark(ax, start: np.ndarray, goal: np.ndarray) -> None:
-    # Each name stands beyond its end of the line, away from the paths between the two.
-    along = (goal - start) / max(float(np.linalg.norm(goal - start)), 1e-12)
+def _mark_optima(ax: Axes, start: np.ndarray, goal: np.ndarray) -> None:
+    """Each name stands beyond its end of the line, away from the paths between the two."""
+    along = (goal - start) / float(np.linalg.norm(goal - start))
     for point, name, sign in ((start, r"$w_g$", -1), (goal, r"$w_l^*$", 1)):
         ax.plot(
             *point,
@@ -195,7 +175,7 @@ def _mark(ax, start: np.ndarray, goal: np.ndarray) -> None:
         )
         ax.annotate(
             name,
-            point,
+            tuple(point),
             xytext=sign * 11 * along,
             textcoords="offset points",
             ha="center",
@@ -203,35 +183,3 @@ def _mark(ax, start: np.ndarray, goal: np.ndarray) -> None:
             fontsize=9,
             zorder=7,
         )
-
-
-def _key(fig: Figure, texts: list[str], columns: int) -> None:
-    clients = [
-        Line2D(
-            [],
-            [],
-            linestyle="none",
-            markersize=6,
-            marker=_MARKERS[i % len(_MARKERS)],
-            markerfacecolor="white",
-            markeredgecolor="#333333",
-        )
-        for i in range(len(texts) - 2)
-    ]
-    marks = [
-        Line2D([], [], color="#777777", linewidth=0.8, dashes=(5, 3)),
-        Line2D(
-            [], [], linestyle="none", marker="x", markersize=3.5, color="black", markeredgewidth=0.8
-        ),
-    ]
-    legend = style.legend(
-        fig,
-        clients + marks,
-        texts,
-        loc="outside lower center",
-        handlelength=3.2,
-        columnspacing=1.4,
-        ncols=columns,
-        borderpad=0.2,
-    )
-    legend.get_texts()[-2].set_text(r"line $w_g$ to $w_l^*$")
