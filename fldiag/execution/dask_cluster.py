@@ -15,8 +15,8 @@ import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, cores
+from fldiag.execution.futures_pool import FuturesPool
 from fldiag.execution.pool import GO_ON, TRIES, Event, check_sendable, worker_died
-from fldiag.execution.pools import FuturesPool
 from fldiag.execution.worker import Work, forget, keep, paused, versions
 from fldiag.version import version
 
