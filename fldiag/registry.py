@@ -124,6 +124,8 @@ class Flag:
 
     ``diagnostic``: the other's name. ``options``: those of the other that the command line shows beside the owner's. ``sets``:
     options of the owner that the flag changes. ``leads``: whether the other's picture is named last, where people look first.
+    ``check``: (subject, the owner's options, the other's) raises FldiagError for what does not go together, before anything is
+    computed.
     """
 
     diagnostic: str
@@ -131,6 +133,7 @@ class Flag:
     options: tuple[str, ...] = ()
     sets: dict[str, Any] = field(default_factory=dict)
     leads: bool = False
+    check: Callable[[Any, dict[str, Any], dict[str, Any]], None] = lambda *values: None
 
 
 @dataclass

@@ -66,6 +66,11 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
     question = open_items(entry, targets, split.subject_options, split.options, names)
     question.executor = executor
     question.flag_diagnostics = flag_diagnostics if question.entry is entry else {}
+    for name in split.flags if question.flag_diagnostics else ():
+        flag = entry.flags[name]
+        added = flag_diagnostics[registry.diagnostic.get(flag.diagnostic)]
+        for _, subject, item_options in question.items:
+            flag.check(subject, item_options, added)
     all_options = (
         [plain(item_options) for _, _, item_options in question.items],
         split.flags,

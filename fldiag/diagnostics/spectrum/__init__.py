@@ -13,6 +13,7 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Matrix, Which
+from fldiag.diagnostics.density import affordable
 from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.diagnostics.spectrum import picture
 from fldiag.errors import FldiagError
@@ -64,15 +65,10 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             "--params": options["params"] is not None,
             "--per-layer": options["per_layer"],
             "--diagonal": options["diagonal"],
-            "--density": options.get("density", False),
         }
         unsupported = [flag for flag, value in is_set.items() if value]
         if unsupported:
-            raise FldiagError(
-                f"PyHessian cannot do {unsupported[0]}: it finds eigenvalues of largest magnitude, and traces",
-                f"leave out {unsupported[0]}, or --engine pyhessian",
-                usage=True,
-            )
+            raise _beyond_pyhessian(unsupported[0])
         return
     for flag in ("batches", "resample"):
         if options[flag]:
@@ -82,13 +78,35 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
     flags = [flag for flag in ("trace", "diagonal") if options[flag]]
     if flags and options["matrix"] != "hessian":
         raise FldiagError(f"--{flags[0]} is that of the Hessian", "leave out --matrix", usage=True)
-    flags += ["density"] if options.get("density", False) else []
     if flags and options["params"] is not None:
-        raise FldiagError(
-            f"--{flags[0]} is that of the whole model",
-            "leave out --params (--trace and --diagonal list all layers)",
-            usage=True,
-        )
+        raise _beyond_a_block(flags[0])
+
+
+def check_density(
+    problem: Problem, options: Mapping[str, Any], density_options: Mapping[str, Any]
+) -> None:
+    """Refuse a density beside what has none, and one beyond the memory."""
+    if options["engine"] == "pyhessian":
+        raise _beyond_pyhessian("--density")
+    if options["params"] is not None:
+        raise _beyond_a_block("density")
+    affordable(problem, density_options["steps"])
+
+
+def _beyond_pyhessian(flag: str) -> FldiagError:
+    return FldiagError(
+        f"PyHessian cannot do {flag}: it finds eigenvalues of largest magnitude, and traces",
+        f"leave out {flag}, or --engine pyhessian",
+        usage=True,
+    )
+
+
+def _beyond_a_block(flag: str) -> FldiagError:
+    return FldiagError(
+        f"--{flag} is that of the whole model",
+        "leave out --params (--trace and --diagonal list all layers)",
+        usage=True,
+    )
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -155,7 +173,10 @@ LAMBDA_1 = Number(
     numbers=(LAMBDA_1,),
     flags={
         "density": Flag(
-            "density", "Also compute and draw the spectral density.", sets={"strict": True}
+            "density",
+            "Also compute and draw the spectral density.",
+            sets={"strict": True},
+            check=check_density,
         )
     },
     variant=variant,
