@@ -406,7 +406,7 @@ class History:
     ) -> list[Row]:
         """The rows of what ``_map_round`` says of every round, and its notes as this history's."""
         if clients and not self.keeps_clients:
-            raise FldiagError(f"run {self.name} holds no client weights", self.remedy)
+            raise self._unusable("with client weights")
         if every_round:
             rounds, self.notes, self.read = self.rounds, [], []
             for text in self._remarks:

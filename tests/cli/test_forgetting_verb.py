@@ -203,7 +203,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
     for verb in ("forgetting", "drift"):
         text = run(verb, tmp_path / "bare", code=1).stderr
         assert (
-            "holds no client weights" in text
+            "holds no round with client weights" in text
             and "checkpoint.clients=sampled" in text
             and "Traceback" not in text
         )
