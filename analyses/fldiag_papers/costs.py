@@ -163,8 +163,8 @@ def _subnetworks(setup: Setup, x: Tensor) -> np.ndarray:
 
     def average(widths: Sequence[float]) -> np.ndarray:
         """Widths that keep the same channels cost the same."""
-        kept = np.array([[channels(size, width) for size in sizes] for width in widths])
-        _, first, counts = np.unique(kept, axis=0, return_index=True, return_counts=True)
+        layout = np.array([[channels(size, width) for size in sizes] for width in widths])
+        _, first, counts = np.unique(layout, axis=0, return_index=True, return_counts=True)
         each = [
             n * _count(module.sub, x.new_zeros(*x.shape[:2], *side), widths[i])
             for i, n in zip(first, counts, strict=True)
