@@ -237,8 +237,8 @@ def train(
             console.note(warning)
         if overwrite and os.path.isfile(path / "run.json"):
             data_file = resolved.data.name.partition(":")[2]
-            needed = (resolved.partition.path, resolved.train.initial, data_file)
-            if any(Path(n).resolve().is_relative_to(path.resolve()) for n in needed if n):
+            sources = (resolved.partition.path, resolved.train.initial, data_file)
+            if any(Path(n).resolve().is_relative_to(path.resolve()) for n in sources if n):
                 raise FldiagError(
                     f"--overwrite would delete {path}, of which this training needs files",
                     "choose another folder with --out",

@@ -34,7 +34,7 @@ class FinishedItems:
     def __init__(self, path: Path, key: str, tell: Callable[[str], None] = lambda text: None):
         self.path, self.key, self.tell = path, key, tell
         self.is_refused = False
-        self._written, self._cost = time.monotonic(), 0.0
+        self._last_write, self._cost = time.monotonic(), 0.0
         self._contents: dict[str, np.ndarray] = {}
         if path.exists():
             try:
@@ -56,7 +56,7 @@ class FinishedItems:
 
     def keep(self, name: str, value: Any) -> None:
         self._contents[name] = pack(value)
-        if time.monotonic() - self._written >= max(INTERVAL, PATIENCE * self._cost):
+        if time.monotonic() - self._last_write >= max(INTERVAL, PATIENCE * self._cost):
             self.save()
 
     def replace(self, names: Sequence[str], name: str, value: Any) -> None:
@@ -79,8 +79,8 @@ class FinishedItems:
         except FldiagError as error:
             self.is_refused = True
             self.tell(f"finished parts are not kept from here on: {error.what}")
-        self._written = time.monotonic()
-        self._cost = self._written - start
+        self._last_write = time.monotonic()
+        self._cost = self._last_write - start
 
 
 def _read(path: Path, key: str) -> dict[str, np.ndarray]:

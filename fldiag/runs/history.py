@@ -356,20 +356,20 @@ class History:
     ) -> list[Row]:
         """The rows ``function(history, stored, client, **options)`` of every client of the stored rounds, as ``map_rounds``."""
 
-        def of_round(stored: Stored) -> list[Row]:
+        def of_round(record: Stored) -> list[Row]:
             results = workspace().map(
                 _map_client,
                 self,
-                [(stored.round, client) for client in stored.ids],
+                [(record.round, client) for client in record.ids],
                 name=lambda item: f"round {item[0]}, client {item[1]}",
                 kind=function.__name__,
                 function=function,
                 options=options,
             )
             rows: list[Row] = []
-            for client, result in zip(stored.ids, results, strict=True):
+            for client, result in zip(record.ids, results, strict=True):
                 if isinstance(result, FldiagError):
-                    self.note(stored.round, f"client {client} is left out: {result.what}", client)
+                    self.note(record.round, f"client {client} is left out: {result.what}", client)
                 else:
                     rows += [{"client": client, "scope": "client", **row} for row in result]
             return rows
@@ -660,15 +660,15 @@ def _map_round(
     notes, history.notes = history.notes, []
     try:
         try:
-            stored = history.stored(round)
+            record = history.stored(round)
         except FldiagError as error:
             return error
-        is_usable = stored.complete or not clients
+        is_usable = record.complete or not clients
         is_measured = is_usable or clients == "some"
         return {
-            "remarks": list(stored.notes) if clients else [],
+            "remarks": list(record.notes) if clients else [],
             "is_usable": is_usable,
-            "rows": function(history, stored, **options) if is_measured else [],
+            "rows": function(history, record, **options) if is_measured else [],
             "notes": history.notes,
         }
     finally:

@@ -57,7 +57,7 @@ def test_what_has_not_converged_is_said_to_be_in_the_overlap_and_its_mean():
     }
     rows = {
         (r["metric"], r.get("client"), r.get("client_b")): r
-        for r in overlap_rows(spaces, Space(e[:2], True, True), {})
+        for r in overlap_rows(spaces, Space(e[:2], True, True), "train")
         if "angle" not in r["metric"]
     }
     assert [
@@ -69,7 +69,7 @@ def test_what_has_not_converged_is_said_to_be_in_the_overlap_and_its_mean():
     )
     assert rows["eigenspace_overlap", None, None]["value"] == pytest.approx((0.5 + 0 + 0.5) / 3)
     del spaces[2]
-    assert all(r["converged"] for r in overlap_rows(spaces, None, {}))
+    assert all(r["converged"] for r in overlap_rows(spaces, None, "train"))
 
 
 def test_cosines_of_noisy_vectors_are_freed_of_the_noise_in_their_norms():

@@ -96,12 +96,12 @@ def flatness(
     rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
     rows: list[Row] = []
     updates = Updates()
-    for stored in history.each():
-        rows += updates.rows(stored)
-        r = stored.round
-        if stored.complete and r in rounds:
+    for record in history.each():
+        rows += updates.rows(record)
+        r = record.round
+        if record.complete and r in rounds:
             with workspace().part(rounds.index(r), len(rounds), f"round {r}"):
-                rows += round_rows(history, history.finite(stored), settings)
+                rows += round_rows(history, history.finite(record), settings)
     rows += updates.means()
     check_measured(rows)
     rows = [{"masked": row["value"] is None, **row} for row in rows]

@@ -20,16 +20,16 @@ class Updates:
         self.updates: dict[int, Tensor] = {}
         self.echoes: dict[int, list[float]] = {lag: [] for lag in LAGS}
 
-    def rows(self, stored: Stored) -> list[Row]:
+    def rows(self, record: Stored) -> list[Row]:
         """The echoes of this round's update."""
-        r, w = stored.round, stored.aggregated
+        r, w = record.round, record.aggregated
         before, self.before = self.before, (r, w)
         if before is not None and before[0] == r - 1:
             update = w - before[1]
         elif (
-            r == 1 and stored.received is not None
+            r == 1 and record.received is not None
         ):  # the first round's clients receive what training began with
-            update = w - stored.received
+            update = w - record.received
         else:
             return []
         self.updates = {t: u for t, u in self.updates.items() if t >= r - max(LAGS)} | {r: update}

@@ -39,17 +39,17 @@ class Settings:
     seed: int
 
 
-def round_rows(history: History, stored: Stored, settings: Settings) -> list[Row]:
+def round_rows(history: History, record: Stored, settings: Settings) -> list[Row]:
     """All rows of a round whose clients' weights are finite."""
-    r, slices = stored.round, [history.pool.train_slice(c) for c in range(len(history.parts))]
+    r, slices = record.round, [history.pool.train_slice(c) for c in range(len(history.parts))]
     sizes = {c: s.stop - s.start for c, s in enumerate(slices) if s.stop > s.start}
     if not sizes:
-        history.problem((stored.aggregated, {}), history.pool.clients, "train")  # says why
-    for client in sorted(set(stored.ids) - set(sizes)):
+        history.problem((record.aggregated, {}), history.pool.clients, "train")  # says why
+    for client in sorted(set(record.ids) - set(sizes)):
         history.note(r, f"client {client} has no training examples: left out", client)
     received_gradient = workspace().result(
         f"round {r}: gradient at the received weights",
-        lambda: gradient(history, stored.start, history.pool.clients),
+        lambda: gradient(history, record.start, history.pool.clients),
     )
     results = workspace().map(
         flatness_of,
@@ -82,8 +82,8 @@ def flatness_of(
     Of a client: F_k at the aggregated weights and, where it was trained, at its own, and how its gradients point.
     """
     round, client = item
-    stored = history.stored(round).finite()
-    aggregated = stored.aggregated, stored.buffers
+    record = history.stored(round).finite()
+    aggregated = record.aggregated, record.buffers
     if client is None:
         columns: Row = {"moment": "aggregated", "scope": "global", "slice": "train"}
         slice_ = history.pool.clients
@@ -96,7 +96,7 @@ def flatness_of(
     distance = cosine_row(
         "flatness_distance",
         2.0,
-        gradient(history, stored.start, slice_),
+        gradient(history, record.start, slice_),
         received_gradient.to(history.device),
         {**columns, "moment": "received", **n},
     )
@@ -105,8 +105,8 @@ def flatness_of(
         history, aggregated, slice_, {**columns, "moment": "aggregated"}, text, settings
     )
     rows, failures = [distance, *result["rows"]], result["failures"]
-    if client in stored.ids:
-        weights = stored.client(stored.ids.index(client))
+    if client in record.ids:
+        weights = record.client(record.ids.index(client))
         columns["moment"] = "trained"
         result = point_flatness(history, weights, slice_, columns, f"client {client}", settings)
         rows += result["rows"]

@@ -21,11 +21,11 @@ MODES = ("diag", "tensor_trace")
 @dataclass(frozen=True)
 class Space:
     """The top eigenvectors [k, P]; whether they ``converged``, and whether all belong to eigenvalues that are not zero: the
-    others span any space (``known``)."""
+    others span any space (``is_defined``)."""
 
     vectors: Tensor
     converged: bool
-    known: bool
+    is_defined: bool
 
     @staticmethod
     def of(pairs: EigenPairs, dtype: torch.dtype, noise: float) -> Space:
@@ -97,39 +97,40 @@ def _errors(values: Tensor, errors: Tensor, h_d: Tensor) -> tuple[Tensor, Tensor
     return n, (d + d.T).sqrt()
 
 
-def matching_rows(summaries: list[HessianSummary], data: str, where: Row) -> list[Row]:
+def matching_rows(summaries: list[HessianSummary], data: str, slice_name: str) -> list[Row]:
     """H_N and H_D of every pair and their means, for both diag modes."""
-    if not summaries:
-        return []
     rows: list[Row] = []
     count, sizes = len(summaries), [s.n for s in summaries]
-    for mode in MODES:
-        pairs = [s.vectors[mode] for s in summaries]
-        values = torch.stack([v for v, _ in pairs])
-        noisy = any(e is not None for _, e in pairs)
-        noise = (
-            torch.stack([torch.zeros_like(v) if e is None else e for v, e in pairs])
-            if noisy
-            else None
-        )
-        measured = norms_and_directions(values, noise)
-        errors = (None, None) if noise is None else _errors(values, noise, measured[1])
-        for metric, matrix, error, alone in zip(
-            ("H_N", "H_D"), measured, errors, (0.0, 1.0), strict=True
+    for mode in MODES if summaries else ():
+        vectors = torch.stack([s.vectors[mode][0] for s in summaries])
+        noise = None
+        if any(s.vectors[mode][1] is not None for s in summaries):
+            noise = torch.stack(
+                [
+                    torch.zeros_like(v) if e is None else e
+                    for v, e in (s.vectors[mode] for s in summaries)
+                ]
+            )
+        matrices = norms_and_directions(vectors, noise)
+        errors = (None, None) if noise is None else _errors(vectors, noise, matrices[1])
+        # what a client and itself add to the mean
+        for metric, matrix, error, self_value in zip(
+            ("H_N", "H_D"), matrices, errors, (0.0, 1.0), strict=True
         ):
             common: Row = {
                 "metric": metric,
                 "diag_mode": mode,
                 "data": data,
                 "moment": "trained",
-                **where,
+                "slice": slice_name,
                 "estimator": " and ".join(sorted({s.estimator for s in summaries})),
                 "converged": all(s.converged[mode] for s in summaries),
             }
-            good = []
+            values = []
             for i, j in combinations(range(count), 2):
                 value = float(matrix[i, j])
-                good += [] if np.isnan(value) else [value]
+                values += [] if np.isnan(value) else [value]
+                has_error = error is not None and bool(error[i, j].isfinite())
                 rows.append(
                     {
                         **common,
@@ -139,9 +140,7 @@ def matching_rows(summaries: list[HessianSummary], data: str, where: Row) -> lis
                         "converged": summaries[i].converged[mode] and summaries[j].converged[mode],
                         "n_examples": sizes[0] if data == "global" else sizes[i] + sizes[j],
                         "value": None if np.isnan(value) else value,
-                        "stderr": None
-                        if error is None or not error[i, j].isfinite()
-                        else float(error[i, j]),
+                        "stderr": float(error[i, j]) if has_error else None,  # type: ignore[index]
                     }
                 )
             common |= {
@@ -149,18 +148,13 @@ def matching_rows(summaries: list[HessianSummary], data: str, where: Row) -> lis
                 "n_clients": count,
                 "n_examples": sizes[0] if data == "global" else sum(sizes),
             }
-            # a client without curvature has no direction, not even its own
-            own = count if metric == "H_N" else int((~matrix.diagonal().isnan()).sum())
-            mean = float(np.mean(good)) if good else None
+            mean = float(np.mean(values)) if values else None
             rows.append({**common, "self_pairs": False, "value": mean})
-            total = 2 * sum(good) + own * alone
-            rows.append(
-                {
-                    **common,
-                    "self_pairs": True,
-                    "value": total / (2 * len(good) + own) if own else None,
-                }
-            )
+            # a client without curvature has no direction, not even with itself
+            selves = count if metric == "H_N" else int((~matrix.diagonal().isnan()).sum())
+            total = 2 * sum(values) + selves * self_value
+            mean = total / (2 * len(values) + selves) if selves else None
+            rows.append({**common, "self_pairs": True, "value": mean})
     return rows
 
 
@@ -170,69 +164,54 @@ def principal_angles(a: Tensor, b: Tensor) -> np.ndarray:
     return np.degrees(np.arccos(np.clip(np.linalg.svd(inner, compute_uv=False), 0, 1)))
 
 
-def overlap_rows(spaces: dict[int, Space], top: Space | None, where: Row) -> list[Row]:
+def overlap_rows(spaces: dict[int, Space], top: Space | None, slice_name: str) -> list[Row]:
     """Overlap of the clients' eigenspaces with each other and with that of the aggregated model (None: not known); none
     where a space is not known."""
-
-    def of(metric: str, a: Space, b: Space, about: Row) -> list[Row]:
-        common = {
-            **where,
-            "moment": "trained",
-            "estimator": "lanczos",
-            "converged": a.converged and b.converged,
-            **about,
-        }
-        if not (a.known and b.known):
-            return [{**common, "metric": metric, "value": None}]
-        angles = principal_angles(a.vectors, b.vectors)
-        overlap = float(np.mean(np.cos(np.radians(angles)) ** 2))
-        return [
-            {**common, "metric": metric, "value": overlap},
-            *(
-                {
-                    **common,
-                    "metric": "principal_angle"
-                    if metric == "eigenspace_overlap"
-                    else "global_angle",
-                    "index": i,
-                    "value": float(v),
-                    "unit": "degree",
-                }
-                for i, v in enumerate(angles, start=1)
-            ),
-        ]
-
-    rows: list[Row] = []
+    pair_rows: list[Row] = []
     for a, b in combinations(spaces, 2):
-        rows += of(
-            "eigenspace_overlap",
-            spaces[a],
-            spaces[b],
-            {"scope": "pair", "client": a, "client_b": b},
-        )
-    own = (
-        []
-        if top is None
-        else [
-            row
-            for client, v in spaces.items()
-            for row in of("global_overlap", v, top, {"scope": "client", "client": client})
-        ]
-    )
-    for metric, some in (("eigenspace_overlap", rows), ("global_overlap", list(own)))[
-        : 1 if top is None else 2
-    ]:
-        good = [row for row in some if row["metric"] == metric and row["value"] is not None]
-        own.append(
+        common: Row = {"scope": "pair", "client": a, "client_b": b}
+        metrics = "eigenspace_overlap", "principal_angle"
+        pair_rows += [{**common, **row} for row in _space_rows(*metrics, spaces[a], spaces[b])]
+    client_rows: list[Row] = []
+    for client, space in spaces.items() if top is not None else ():
+        assert top is not None
+        common = {"scope": "client", "client": client}
+        metrics = "global_overlap", "global_angle"
+        client_rows += [{**common, **row} for row in _space_rows(*metrics, space, top)]
+    means: list[Row] = []
+    for metric, rows in (("eigenspace_overlap", pair_rows), ("global_overlap", client_rows)):
+        if metric == "global_overlap" and top is None:
+            continue
+        overlaps = [r for r in rows if r["metric"] == metric and r["value"] is not None]
+        means.append(
             {
-                **where,
                 "metric": metric,
-                "moment": "trained",
                 "scope": "global",
-                "estimator": "lanczos",
                 "n_clients": len(spaces),
-                "converged": all(row["converged"] for row in good),
-                "value": float(np.mean([row["value"] for row in good])) if good else None,
+                "converged": all(row["converged"] for row in overlaps),
+                "value": float(np.mean([row["value"] for row in overlaps])) if overlaps else None,
             }
         )
-    return rows + own
+    common = {"slice": slice_name, "moment": "trained", "estimator": "lanczos"}
+    return [{**common, **row} for row in [*pair_rows, *client_rows, *means]]
+
+
+def _space_rows(metric: str, angle_metric: str, a: Space, b: Space) -> list[Row]:
+    """The overlap of two spaces and their principal angles."""
+    converged = a.converged and b.converged
+    if not (a.is_defined and b.is_defined):
+        return [{"metric": metric, "converged": converged, "value": None}]
+    angles = principal_angles(a.vectors, b.vectors)
+    overlap = float(np.mean(np.cos(np.radians(angles)) ** 2))
+    rows: list[Row] = [{"metric": metric, "converged": converged, "value": overlap}]
+    for i, angle in enumerate(angles, start=1):
+        rows.append(
+            {
+                "metric": angle_metric,
+                "index": i,
+                "converged": converged,
+                "value": float(angle),
+                "unit": "degree",
+            }
+        )
+    return rows

@@ -76,19 +76,19 @@ class Item:
 
 def round_rows(
     history: History,
-    stored: Stored,
+    record: Stored,
     places: Sequence[Data],
     split: bool,
     stack: Stack,
     settings: Settings,
 ) -> list[Row]:
     """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
-    r = stored.round
+    r = record.round
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
     items = [Item(r, ())] + [
         Item(r, tuple(group), place, place == places[0])
         for place in reversed(places)
-        for group in client_groups(history, stored, place, place == places[0], stack, settings)
+        for group in client_groups(history, record, place, place == places[0], stack, settings)
     ]
     with workspace().part(0, 2 if split else 1, ""):
         (aggregated, *of_clients) = workspace().map(hessians, history, items, settings=settings)
@@ -101,17 +101,17 @@ def round_rows(
             if item.data == place
             for client, result in result.items()
         }
-        summaries = sound_clients(history, stored, place, results, rows)
+        summaries = sound_clients(history, record, place, results, rows)
         spaces |= {s.client: s.space for s in summaries if s.space is not None}
-        rows += matching_rows(summaries, place, {"slice": _slice(place)})
+        rows += matching_rows(summaries, place, _slice(place))
     result = aggregated[None]
     if "failure" in result:
         history.note(r, f"the aggregated model is left out: {result['failure'][0]}")
-        return rows + (overlap_rows(spaces, None, {"slice": _slice(places[0])}) if spaces else [])
+        return rows + (overlap_rows(spaces, None, _slice(places[0])) if spaces else [])
     rows += result["rows"]
     top = HessianSummary.of(result["summary"]).space
     if spaces:
-        rows += overlap_rows(spaces, top, {"slice": _slice(places[0])})
+        rows += overlap_rows(spaces, top, _slice(places[0]))
     if top is not None and split:
         if result["is_batch_dependent"]:
             history.note(
@@ -120,7 +120,7 @@ def round_rows(
             )
         with workspace().part(1, 2, ""):
             rows += [
-                {**result["common"], **row} for row in share_rows(history, stored, top.vectors)
+                {**result["common"], **row} for row in share_rows(history, record, top.vectors)
             ]
     return rows
 
@@ -131,7 +131,7 @@ def _slice(place: Data) -> str:
 
 def client_groups(
     history: History,
-    stored: Stored,
+    record: Stored,
     place: Data,
     has_spectrum: bool,
     stack: Stack,
@@ -139,8 +139,8 @@ def client_groups(
 ) -> list[list[int]]:
     """The clients whose Hessians are multiplied together."""
     if not has_spectrum or not settings.k:
-        return [[c] for c in stored.ids]
-    slices = {c: _examples(history, place, c)[0] for c in stored.ids}
+        return [[c] for c in record.ids]
+    slices = {c: _examples(history, place, c)[0] for c in record.ids}
     sizes = {c: part.stop - part.start for c, part in slices.items()}
     return stacks.groups(history.network, sizes, stack)
 
@@ -154,7 +154,7 @@ def _examples(history: History, place: Data, client: int) -> tuple[slice, str]:
 
 def sound_clients(
     history: History,
-    stored: Stored,
+    record: Stored,
     place: Data,
     results: dict[int, Any],
     rows: list[Row],
@@ -165,19 +165,19 @@ def sound_clients(
     """
     noted = {note["client"] for note in history.notes}
     summaries = []
-    for client in stored.ids:
+    for client in record.ids:
         result = results[client]
         if "failure" not in result:
             rows += result["rows"]
             summaries.append(HessianSummary.of(result["summary"]))
         elif client not in noted:
             text = f"client {client} is left out: {result['failure'][0]}"
-            history.note(stored.round, text, client)
+            history.note(record.round, text, client)
     if not summaries:
-        raise FldiagError(*results[stored.ids[0]]["failure"])
+        raise FldiagError(*results[record.ids[0]]["failure"])
     if len(summaries) == 1:
         history.note(
-            stored.round,
+            record.round,
             f"only client {summaries[0].client} on {place} data: there are no pairs to compare",
         )
     return summaries
@@ -185,16 +185,16 @@ def sound_clients(
 
 def hessians(history: History, item: Item, settings: Settings) -> dict[int | None, Any]:
     """Of every client of the item (None: the aggregated model) the rows and the summary of its Hessian, or its ``failure``."""
-    stored = history.stored(item.round)
+    record = history.stored(item.round)
     if not item.clients:
-        problem = _aggregated_problem(history, stored)
+        problem = _aggregated_problem(history, record)
         return {None: _result(problem, True, settings)}
     results: dict[int | None, Any] = {}
     problems: dict[int, Problem] = {}
     for client in item.clients:
         try:
             problems[client] = history.problem(
-                stored.client(stored.ids.index(client)),
+                record.client(record.ids.index(client)),
                 *_examples(history, item.data, client),
                 moment="trained",
                 scope="client",
@@ -208,9 +208,9 @@ def hessians(history: History, item: Item, settings: Settings) -> dict[int | Non
     return results
 
 
-def _aggregated_problem(history: History, stored: Stored) -> Problem:
+def _aggregated_problem(history: History, record: Stored) -> Problem:
     return history.problem(
-        (stored.aggregated, stored.buffers),
+        (record.aggregated, record.buffers),
         history.pool.clients,
         "train",
         moment="aggregated",
@@ -306,7 +306,7 @@ def _summary(problem: Problem, diagonal: Diagonal, rtol: float) -> dict[str, Any
     }
 
 
-def share_rows(history: History, stored: Stored, vectors: Tensor) -> list[Row]:
+def share_rows(history: History, record: Stored, vectors: Tensor) -> list[Row]:
     """Each client's curvature along the eigenvectors of the aggregated model's Hessian, and its share of the eigenvalue."""
     sizes = {c: history.pool.train_slice(c) for c in range(len(history.parts))}
     clients = [c for c, part in sizes.items() if part.stop > part.start]
@@ -316,9 +316,9 @@ def share_rows(history: History, stored: Stored, vectors: Tensor) -> list[Row]:
         history,
         items,
         name=lambda item: (
-            f"round {stored.round}, curvature on the data of clients {', '.join(map(str, item))}"
+            f"round {record.round}, curvature on the data of clients {', '.join(map(str, item))}"
         ),
-        round=stored.round,
+        round=record.round,
         vectors=vectors,
     )
     return [row for part in parts for row in part]
@@ -327,12 +327,12 @@ def share_rows(history: History, stored: Stored, vectors: Tensor) -> list[Row]:
 def _curvature_shares(
     history: History, clients: list[int], round: int, vectors: Tensor
 ) -> list[Row]:
-    stored = history.stored(round)
-    n_all = _aggregated_problem(history, stored).n
+    record = history.stored(round)
+    n_all = _aggregated_problem(history, record).n
     rows: list[Row] = []
     for client in clients:
         problem = history.problem(
-            (stored.aggregated, stored.buffers), *_examples(history, "client", client)
+            (record.aggregated, record.buffers), *_examples(history, "client", client)
         )
         hessian = problem.hessian()
         common: Row = {

@@ -41,8 +41,8 @@ def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure | None:
         for metric in ("H_N", "H_D")
     ]
     panels = []
-    for metric, where, text in kinds:
-        parts = {run: only(rows, metric=metric, **where) for run, rows in runs.items()}
+    for metric, columns, text in kinds:
+        parts = {run: only(rows, metric=metric, **columns) for run, rows in runs.items()}
         panels += [(metric, parts, run, text) for run in runs if _pairs(parts[run])]
     if not panels:
         return None
@@ -74,12 +74,12 @@ def curvature(table: pd.DataFrame, *, round: int | None = None) -> Figure | None
     with style.paper():
         count = len(matrices) + len(bars)
         fig, axes = style.panels(count, 2.15, 0.25, across=4 if count == 4 else 3, least=1.6)
-        known = np.concatenate([floats(_pair_rows(p)["value"]) for p in space.values()])
+        overlaps = np.concatenate([floats(_pair_rows(p)["value"]) for p in space.values()])
         for ax, run in zip(axes, matrices, strict=False):
             angles = only(runs[run], metric="principal_angle")["index"]
             text = f"top-{int(angles.max())} eigenspaces" if len(angles) else "eigenspaces"
             label = text if len(runs) == 1 else f"{text}\n{style.shorten(run, 26)}"
-            _matrix(fig, ax, "overlap", space[run], label, _norm("overlap", known))
+            _matrix(fig, ax, "overlap", space[run], label, _norm("overlap", overlaps))
         looks = style.looks(runs) if len(runs) > 1 else {run: style.look(2) for run in runs}
         for ax, kind in zip(axes[len(matrices) :], bars, strict=True):
             _bars(ax, kind, {run: _bar(rows, kind) for run, rows in runs.items()}, looks)
@@ -180,17 +180,17 @@ def _numbers(ax: Axes, cells: np.ndarray, norm: Normalize) -> None:
 
 def _cells(rows: pd.DataFrame, clients: list[int]) -> np.ndarray:
     """Client by client, each pair in both halves; nan for a client with itself."""
-    where = {c: i for i, c in enumerate(clients)}
+    places = {c: i for i, c in enumerate(clients)}
     cells = np.full((len(clients), len(clients)), np.nan)
     pairs = _pair_rows(rows)
     for a, b, value in zip(pairs["client"], pairs["client_b"], floats(pairs["value"]), strict=True):
-        cells[where[int(a)], where[int(b)]] = cells[where[int(b)], where[int(a)]] = value
+        cells[places[int(a)], places[int(b)]] = cells[places[int(b)], places[int(a)]] = value
     return cells
 
 
-def _norm(metric: str, known: np.ndarray) -> Normalize:
+def _norm(metric: str, values: np.ndarray) -> Normalize:
     """The colours of the finite values: H_N from 0, or logarithmic where it spans decades; others from low to high."""
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if metric != "H_N":
         return Normalize(min(low, high - 1e-3), max(high, low + 1e-3))
     if low > 0 and high > 100 * low:
@@ -221,12 +221,12 @@ def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The rows of one panel of bars: every client (on the first slice it has) and the aggregated model."""
     if kind == "share":
         return only(rows, metric="curvature_share", index=1)
-    found = (
+    values = (
         only(rows, metric="eigenvalue", index=1)
         if kind == "lambda_max"
         else only(rows, metric="trace")
     )
-    return only(found, layer=None).drop_duplicates(["moment", "client"])
+    return only(values, layer=None).drop_duplicates(["moment", "client"])
 
 
 def _converged(rows: pd.DataFrame) -> np.ndarray:
@@ -238,7 +238,7 @@ def _converged(rows: pd.DataFrame) -> np.ndarray:
 def _bars(
     ax: Axes, kind: str, parts: dict[str, pd.DataFrame], looks: dict[str, style.Look]
 ) -> None:
-    """A bar a client and run; of one run the aggregated model has a colour of its own."""
+    """A bar a client and run; of one run the aggregated model has a colour of its run_labels."""
     labels = [
         "global" if pd.isna(c) else str(int(c)) for part in parts.values() for c in part["client"]
     ]
@@ -247,14 +247,14 @@ def _bars(
     for turn, (run, rows) in enumerate(parts.items()):
         if rows.empty:
             continue
-        own = ["global" if pd.isna(c) else str(int(c)) for c in rows["client"]]
+        run_labels = ["global" if pd.isna(c) else str(int(c)) for c in rows["client"]]
         values, done = floats(rows["value"]), _converged(rows)
         error = (
             np.nan_to_num(floats(rows[column])) if column in rows.columns else np.zeros(len(rows))
         )
         wide = 0.76 / len(parts)
-        at = np.array([places.index(v) for v in own]) + wide * (turn - (len(parts) - 1) / 2)
-        for x, value, fine, label in zip(at, values, done, own, strict=True):
+        at = np.array([places.index(v) for v in run_labels]) + wide * (turn - (len(parts) - 1) / 2)
+        for x, value, fine, label in zip(at, values, done, run_labels, strict=True):
             is_global = label == "global" and len(parts) == 1
             color = style.look(1).color if is_global else looks[run].color
             ax.bar(x, value, wide, color=color if fine else "white", edgecolor=color, linewidth=0.8)
@@ -267,13 +267,13 @@ def _bars(
             ax.axhline(equal, color=looks[run].color, linewidth=0.7, linestyle=(0, (2, 2)))
     stride = -(-len(places) // 8)
     crowded = stride > 1 and "global" in places
-    shown = [
+    ticks = [
         i
         for i, v in enumerate(places)
         if v == "global"
         or (i % stride == 0 and not (crowded and "global" in places[i : i + stride]))
     ]
-    ax.set_xticks(shown, [places[i] for i in shown], rotation=90 if "global" in places else 0)
+    ax.set_xticks(ticks, [places[i] for i in ticks], rotation=90 if "global" in places else 0)
     ax.axhline(0, color="black", linewidth=0.5)
     ax.set_title(_heading(kind, parts), fontsize=7.5)
     ax.yaxis.set_major_locator(MaxNLocator(5))
@@ -293,6 +293,6 @@ def _heading(kind: str, parts: dict[str, pd.DataFrame]) -> str:
         if "slice" in p.columns
         for s in p.loc[p["client"].notna(), "slice"]
     ]
-    own = any(s.startswith("client") for s in slices)
+    has_own_data = any(s.startswith("client") for s in slices)
     symbol = {"lambda_max": r"$\lambda_1$", "trace": "trace $H_T$"}[kind]
-    return f"{symbol}\nclients on {_DATA['client' if own else 'global']}"
+    return f"{symbol}\nclients on {_DATA['client' if has_own_data else 'global']}"

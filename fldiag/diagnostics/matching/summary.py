@@ -66,7 +66,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def _clients(frame: pd.DataFrame) -> list[Row]:
     """A row a client, by the first slice of its Hessian in the table, and one of the aggregated model."""
-    found = []
+    rows = []
     trained = only(frame, moment="trained", scope="client")
     groups: list[tuple[str, pd.DataFrame]] = [
         (str(int(c)), part) for c, part in trained.groupby("client")
@@ -78,23 +78,23 @@ def _clients(frame: pd.DataFrame) -> list[Row]:
         trace = only(part, metric="trace")
         if trace.empty:
             continue
-        own = only(part, slice=trace["slice"].iloc[0])
+        of_slice = only(part, slice=trace["slice"].iloc[0])
         part_of = None if client == "global model" else number(share, client=int(client))
-        found.append(
+        rows.append(
             {
                 "client": client,
                 "slice": str(trace["slice"].iloc[0]),
-                "loss": number(own, "loss"),
-                "lambda_max": number(own, "eigenvalue", index=1),
-                "residual": number(own, "eigenvalue", column="residual", index=1),
-                "trace": number(own, "trace"),
-                "stderr": number(own, "trace", column="stderr"),
+                "loss": number(of_slice, "loss"),
+                "lambda_max": number(of_slice, "eigenvalue", index=1),
+                "residual": number(of_slice, "eigenvalue", column="residual", index=1),
+                "trace": number(of_slice, "trace"),
+                "stderr": number(of_slice, "trace", column="stderr"),
                 "overlap": number(part, "global_overlap"),
                 "share": part_of / top if part_of is not None and top else None,
             }
         )
-    clients = [row for row in found if row["client"] != "global model"]
-    return of_clients(clients) + found[len(clients) :]
+    clients = [row for row in rows if row["client"] != "global model"]
+    return of_clients(clients) + rows[len(clients) :]
 
 
 def _pairs(frame: pd.DataFrame, round: int) -> list[Row]:
