@@ -17,7 +17,7 @@ from fldiag.execution.executor import parse_executor
 from fldiag.problem.problem import Problem
 from fldiag.registry import Choice, Diagnostic
 from fldiag.results.provenance import digest
-from fldiag.runs.history import REMEDY, History
+from fldiag.runs.history import History
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
 from fldiag.user_code import importable
@@ -229,11 +229,6 @@ def _of_run(
             "give the run's folder",
             usage=True,
         )
-    if (
-        entry.needs == "clients"
-        and target.index["config"].get("checkpoint", {}).get("clients") == "none"
-    ):
-        raise FldiagError(f"run {target.path} holds no client weights", REMEDY)
     subject_options = subjects.with_dtype(subject_options)
     subject_options["rounds"] = rounds(subject_options.get("rounds"), target.rounds)
     # decided here, so that the cache tells the two answers apart

@@ -244,7 +244,10 @@ def test_progress_counts_the_points():
         points=5,
     )
     assert shares == sorted(shares)
-    assert texts[-13:] == [*(f"points {i} to {i + 1}" for i in range(1, 25, 2)), "points 25 to 25"]
+    assert list(dict.fromkeys(texts))[-13:] == [
+        *(f"points {i} to {i + 1}" for i in range(1, 25, 2)),
+        "points 25 to 25",
+    ]
 
 
 # -- provenance

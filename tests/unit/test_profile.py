@@ -183,7 +183,7 @@ def test_resumed_equals_uninterrupted(tmp_path, directions, last):
         network(), "profile", **options, cache=tmp_path, progress=lambda *a: shown.append(a[2])
     )
     pd.testing.assert_frame_equal(frame, profile(network(), **options), check_exact=True)
-    points = [text[text.index("line") :] for text in shown if ", point " in text]
+    points = list(dict.fromkeys(t[t.index("line") :] for t in shown if ", point " in t))
     everything = [f"line {i}, point {j}" for i in (1, 2) for j in range(1, 6)]
     assert points == everything[everything.index(last) :]
 

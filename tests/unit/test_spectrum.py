@@ -282,4 +282,4 @@ def test_progress_over_the_layers_ends_at_its_total():
     assert (
         all(b[0] >= a[0] for a, b in pairwise(seen)) and len({total for _, total, _ in seen}) == 1
     )
-    assert seen[-1][2].startswith("eigenvalues, layer 4, ")
+    assert seen[-1][2].startswith("eigenvalues, layer 4")
