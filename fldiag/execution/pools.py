@@ -48,7 +48,7 @@ def open_pool(
         shared: state that all units need; goes to a worker once.
         threads: PyTorch's threads at every unit, by default as many as here.
         name: what a unit is called in messages.
-        most: how many units there are, where that is known: no more workers are started.
+        most: how many units the first call has, where that is known: one alone is done in this process.
 
     Raises:
         FldiagError: an unknown executor, or a cluster that cannot be reached or has no fldiag of this version.
@@ -66,12 +66,11 @@ def open_pool(
         return DaskCluster(work, name, spec)
     if spec.kind == "serial" or (most is not None and most <= 1):
         return Serial(work, name)
-    workers = spec.workers or cores(work.threads)
-    return Processes(work, name, min(workers, most or workers))
+    return Processes(work, name, spec.workers or cores(work.threads))
 
 
 class Processes(Pool):
-    """``workers`` processes, started when the first units come; each gets the shared state as it starts.
+    """Up to ``workers`` processes, each started when there is a unit for it; it gets the shared state as it starts.
 
     Each is a pool of one: when a process dies, it is known which unit it had, and no other is lost.
     """
@@ -141,6 +140,8 @@ class Processes(Pool):
                     self._end(process)
 
     def _end(self, process: ProcessPoolExecutor) -> None:
+        if process not in self._all:  # the pool was closed before whoever took its results
+            return
         self._all.remove(process)
         for worker in list((process._processes or {}).values()):
             worker.terminate()

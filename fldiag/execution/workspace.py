@@ -99,15 +99,20 @@ class Workspace:
             yield value
 
     def result(self, name: str, compute: Callable[[], Any]) -> Any:
-        """``compute()``, or what it was when it was finished before. What it kept by itself is then no longer needed."""
+        """``compute()``, or what it was when it was finished before. What it kept by itself is then no longer needed.
+
+        An exception that ``compute`` returns is not kept, as in ``map``.
+        """
         if self.finished is None:
             return compute()
         self._check_new([name])
         if name in self.finished:
             return self.finished[name]
-        before = set(self.finished.names())
+        before = set(self._names)
         value = compute()
-        self.finished.replace([n for n in self.finished.names() if n not in before], name, value)
+        if not isinstance(value, Exception):
+            parts = [n for n in self.finished.names() if n in self._names - before]
+            self.finished.replace(parts, name, value)
         return value
 
     @contextmanager
@@ -151,7 +156,9 @@ class Workspace:
         pool = open_pool(
             self.executor, _perform_item, shared, name=lambda unit: unit[3], most=count
         )
-        if count > 1 or not isinstance(pool, Serial):
+        if not isinstance(
+            pool, Serial
+        ):  # which has nothing to start, and would keep what they share
             self._pool, self._shared = pool, shared
         return pool
 

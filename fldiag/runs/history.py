@@ -237,7 +237,7 @@ class History:
             files={
                 **{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in numbers},
                 "metrics": run.metrics_digest,
-                **{f: digest for f, digest in run.index["files"].items() if f.startswith("steps/")},
+                **{f: sha256(run.path / f) for f in run.index["files"] if f.startswith("steps/")},
             },
             steps=lambda r: run.steps(r) if r in run.recorded else None,
             notes=[*notes, *origin],
@@ -323,7 +323,7 @@ class History:
 
         Args:
             function: the rows of one round, which does not depend on others; found by its name in a module. It may note what is
-                missing (``History.note``).
+                missing (``History.note``); ``notes`` are those of the last call.
             every_round: all rounds; else the last one.
             clients: only rounds with what the clients received and made; False: all rounds; "some": all, of which one at
                 least has it.
@@ -370,11 +370,12 @@ class History:
             for client, result in zip(record.ids, results, strict=True):
                 if isinstance(result, FldiagError):
                     self.note(record.round, f"client {client} is left out: {result.what}", client)
-                else:
-                    rows += [{"client": client, "scope": "client", **row} for row in result]
+                    continue
+                self.notes += result["notes"]
+                rows += [{"client": client, "scope": "client", **row} for row in result["rows"]]
             return rows
 
-        return self.each_round(of_round, every_round=every_round)
+        return self.each_round(of_round, every_round=every_round, kind=function.__name__)
 
     def each_round(
         self,
@@ -382,19 +383,26 @@ class History:
         *,
         every_round: bool | None = False,
         clients: Clients = True,
+        kind: str = "rows",
     ) -> list[Row]:
         """The rows ``function(stored)`` of the stored rounds, one after the other in this process: it may map what a round
-        consists of. Arguments and errors as of ``map_rounds``."""
+        consists of. ``kind``: tells several calls of one diagnostic apart; other arguments and errors as of ``map_rounds``."""
+
+        def of_round(round: int) -> dict[str, Any] | FldiagError:
+            try:
+                record = self.stored(round)
+            except FldiagError as error:
+                return error
+            notes, self.notes = self.notes, []
+            try:
+                return _of_round(self, record, clients, lambda: function(record))
+            finally:
+                self.notes = notes
 
         def results(rounds: list[int]) -> Iterator[Any]:
             for i, r in enumerate(rounds):
                 with workspace().part(i, len(rounds), f"round {r}" if len(rounds) > 1 else ""):
-                    yield workspace().result(
-                        f"rows of round {r}",
-                        lambda r=r: _map_round(  # type: ignore[misc]
-                            self, r, lambda history, stored: function(stored), clients, {}
-                        ),
-                    )
+                    yield workspace().result(f"{kind} of round {r}", lambda r=r: of_round(r))  # type: ignore[misc]
 
         return self._rows(results, every_round, clients)
 
@@ -438,9 +446,16 @@ class History:
 
     def stored(self, round: int) -> Stored:
         """One round; the last one read stays in memory."""
-        if self._current is None or self._current[0] != round:
-            self._current = round, self._in_partition(self._rounds[round]())
-        return self._current[1]
+        current = self._current
+        if current is None or current[0] != round:
+            current = self._current = round, self._in_partition(self._rounds[round]())
+        return current[1]
+
+    def apart(self) -> History:
+        """The same history with notes of its own: an executor's threads use it beside this one."""
+        other = object.__new__(type(self))
+        vars(other).update({**vars(self), "notes": []})
+        return other
 
     def _in_partition(self, record: Stored) -> Stored:
         """The round without the clients of which the partition says nothing: there are no examples of theirs to look at."""
@@ -466,7 +481,7 @@ class History:
             for text in record.notes if clients else ():
                 self.note(r, text)
             if record.complete or not clients:
-                self.read = [r]
+                self.read, self._current = [r], (r, record)
                 return record
         raise self._unusable("with client weights" if clients else "that can be used")
 
@@ -620,6 +635,7 @@ class History:
             self.labels,
             list(self._remarks),
             *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []),
+            *([self.shares, self.batch_size] if self.shares != "n" else []),
         )
 
     def _data_fingerprint(self) -> list[str]:
@@ -656,23 +672,26 @@ def _map_round(
     clients: Clients,
     options: dict[str, Any],
 ) -> dict[str, Any] | FldiagError:
-    """The rows of a round, what was missing, and whether the round has what it takes."""
-    notes, history.notes = history.notes, []
     try:
-        try:
-            record = history.stored(round)
-        except FldiagError as error:
-            return error
-        is_usable = record.complete or not clients
-        is_measured = is_usable or clients == "some"
-        return {
-            "remarks": list(record.notes) if clients else [],
-            "is_usable": is_usable,
-            "rows": function(history, record, **options) if is_measured else [],
-            "notes": history.notes,
-        }
-    finally:
-        history.notes = notes
+        record = history.stored(round)
+    except FldiagError as error:
+        return error
+    history = history.apart()
+    return _of_round(history, record, clients, lambda: function(history, record, **options))
+
+
+def _of_round(
+    history: History, record: Stored, clients: Clients, compute: Callable[[], list[Row]]
+) -> dict[str, Any]:
+    """The rows of a round, what was missing, and whether the round has what it takes."""
+    is_usable = record.complete or not clients
+    is_measured = is_usable or clients == "some"
+    return {
+        "remarks": list(record.notes) if clients else [],
+        "is_usable": is_usable,
+        "rows": compute() if is_measured else [],
+        "notes": history.notes,
+    }
 
 
 def _map_client(
@@ -680,10 +699,13 @@ def _map_client(
     item: tuple[int, int],
     function: Callable[..., list[Row]],
     options: dict[str, Any],
-) -> list[Row] | FldiagError:
+) -> dict[str, Any] | FldiagError:
+    """The rows of a client, and what was missing."""
     round, client = item
+    record = history.stored(round)
+    history = history.apart()
     try:
-        return function(history, history.stored(round), client, **options)
+        return {"rows": function(history, record, client, **options), "notes": history.notes}
     except FldiagError as error:
         return error
 
