@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fldiag.results.finished_items import FinishedItems
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.runs.history import History
+from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
 from fldiag.user_code import importable
 
@@ -110,7 +112,21 @@ def identity(subject: Subject) -> Any:
     """What tells subjects apart: their weights, model, data and labels."""
     if isinstance(subject, (Problem, History)):
         return [subject.digest(), subject.common]
-    return [identity(s) if isinstance(s, Problem) else [s.name, s.index] for s in subject]
+    return [identity(s) if isinstance(s, Problem) else _identity_of_run(s) for s in subject]
+
+
+def _identity_of_run(run: Run) -> list[Any]:
+    """Also what its files hold now: one that is damaged, or repaired, gives another answer."""
+    contents = {name: sha256(run.path / name) for name in run.index["files"]}
+    overrides = [_identity_of_override(v) for v in (run.model, run.data) if v is not None]
+    return [run.name, run.index, contents, *overrides]
+
+
+def _identity_of_override(thing: Any) -> str:
+    try:
+        return digest(thing)
+    except FldiagError:  # a module, say: what is computed with it is not read again
+        return uuid.uuid4().hex
 
 
 def foreign(entry: Diagnostic) -> list[Any]:

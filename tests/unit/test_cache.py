@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import helpers
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,10 +11,13 @@ import torch
 
 import fldiag
 from fldiag.diagnosis import places
+from fldiag.diagnosis.measure import identity
 from fldiag.errors import FldiagError
 from fldiag.results import finished_items
 from fldiag.results.cache import Cache
+from fldiag.results.provenance import digest
 from fldiag.results.table import table
+from fldiag.training import rounds
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -228,3 +232,30 @@ def test_damaged_items_start_anew(tmp_path):
         assert ("round 1" in items) != bool(told)
         if not told:
             assert torch.equal(items["round 1"]["w"], VALUE["w"])
+
+
+def test_a_file_that_is_damaged_or_repaired_gives_another_answer(tmp_path):
+    config = helpers.config("fedavg", rounds=2, total=4, per_round=2, stack="off")
+    run = rounds.train(config, out=tmp_path / "run")
+    file = run.path / "rounds/0001.pt"
+    content = file.read_bytes()
+
+    def intact():
+        table = fldiag.diagnose(fldiag.load(run.path), "doctor", cache=tmp_path / "cache")
+        return list(table.loc[table["metric"] == "finite", "severity"])
+
+    assert intact() == ["healthy"]
+    file.write_bytes(content[: len(content) // 2] + bytes(1) + content[len(content) // 2 + 1 :])
+    assert intact() == ["warning"]
+    file.write_bytes(content)
+    assert intact() == ["healthy"]
+
+
+def test_data_that_a_run_was_opened_with_tell_answers_apart(tmp_path):
+    rounds.train(helpers.config("fedavg", rounds=1, total=4, per_round=2), out=tmp_path)
+    identities = [
+        digest(identity([fldiag.load(tmp_path, data=data)]))
+        for data in (None, None, "digits", "digits", "iris")
+    ]
+    assert identities[0] == identities[1] and identities[2] == identities[3]
+    assert len(set(identities)) == 3
