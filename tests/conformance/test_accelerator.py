@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import fldiag
 from fldiag import registry
 from fldiag.problem.problem import Problem
+from fldiag.results.finished_items import FinishedItems
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
@@ -98,3 +99,41 @@ def test_training(name, stack, monkeypatch):
     expected = weights("cpu")
     with accelerator(monkeypatch):
         torch.testing.assert_close(weights("lazy"), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "name", [n for on in ("problem", "checkpoints", "run") for n in diagnostics(on)]
+)
+@pytest.mark.slow
+def test_what_was_kept_before_an_interruption_meets_what_is_new(name, tmp_path, monkeypatch):
+    entry = registry.diagnostic.get(name)
+    options = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
+    keep, count = FinishedItems.keep, 0
+
+    def stopping(finished, item, value):
+        nonlocal count
+        keep(finished, item, value)
+        count += 1
+        if count % 3 == 2:
+            raise KeyboardInterrupt
+
+    def table(device, **where):
+        several = [problem(device, 0), problem(device, 1)]
+        subject = several if entry.on == "checkpoints" else several[0]
+        return fldiag.diagnose(
+            federation(name, device=device) if entry.on == "run" else subject,
+            name,
+            **options,
+            **where,
+        )
+
+    expected = table("cpu")
+    with accelerator(monkeypatch):
+        monkeypatch.setattr(FinishedItems, "keep", stopping)
+        while True:
+            try:
+                resumed = table("lazy", cache=tmp_path)
+            except KeyboardInterrupt:
+                continue
+            break
+    close(resumed, expected)

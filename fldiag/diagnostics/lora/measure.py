@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fldiag import losses
 from fldiag.execution.workspace import workspace
@@ -141,7 +141,10 @@ def spectrum_rows(
         params = [name for layer in layers for name in (layer.a, layer.b)]
     else:
         module = copy.deepcopy(history.network.module)
-        nn.utils.vector_to_parameters(cohort.aggregated, module.parameters())
+        views = history.layout.views(cohort.aggregated)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(views[name])
         problem = Problem(
             merge(module),
             losses.criterion(history.dataset.regression),

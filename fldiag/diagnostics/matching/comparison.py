@@ -20,8 +20,8 @@ MODES = ("diag", "tensor_trace")
 
 @dataclass(frozen=True)
 class Space:
-    """The top eigenvectors [k, P]; whether they ``converged``, and whether all belong to eigenvalues that are not zero: the
-    others span any space (``is_defined``)."""
+    """The top eigenvectors [k, P], on the CPU; whether they ``converged``, and whether all belong to eigenvalues that are not
+    zero: the others span any space (``is_defined``)."""
 
     vectors: Tensor
     converged: bool
@@ -32,7 +32,7 @@ class Space:
         """``noise``: eigenvalues below this share of the largest are zero. ``dtype``: the vectors are kept so."""
         sizes = np.abs(pairs.values)
         return Space(
-            pairs.vectors.to(dtype),
+            pairs.vectors.to("cpu", dtype),
             bool(pairs.converged.all()),
             bool(sizes.min() > noise * sizes.max()),
         )
@@ -40,7 +40,7 @@ class Space:
 
 @dataclass
 class HessianSummary:
-    """What is kept of one client's Hessian: ``vectors`` and their standard errors (None: exact) by diag mode, the top
+    """What is kept of one client's Hessian, on the CPU: ``vectors`` and their standard errors (None: exact) by diag mode, the top
     eigenspace (None: not asked for)."""
 
     client: int

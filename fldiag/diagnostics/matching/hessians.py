@@ -293,12 +293,12 @@ def _summary(problem: Problem, diagonal: Diagonal, rtol: float) -> dict[str, Any
             [diagonal.trace_stderrs[n] or 0.0 for n in names], dtype=torch.float64
         )
     is_exact_enough = errors is None or bool(errors.norm() <= rtol * traces.norm())
-    entry_errors = None if diagonal.stderr is None else diagonal.stderr.to(problem.dtype)
+    entry_errors = None if diagonal.stderr is None else diagonal.stderr.to("cpu", problem.dtype)
     return {
         "client": int(problem.common.get("client", -1)),
         "n": problem.n,
         "vectors": {
-            "diag": (diagonal.values.to(problem.dtype), entry_errors),
+            "diag": (diagonal.values.to("cpu", problem.dtype), entry_errors),
             "tensor_trace": (traces, errors),
         },
         "estimator": diagonal.estimator,
@@ -342,7 +342,7 @@ def _curvature_shares(
             "n_examples": problem.n,
             "estimator": "exact",
         }
-        for i, v in enumerate(vectors, start=1):
+        for i, v in enumerate(vectors.to(problem.device), start=1):
             curvature = float(v.double() @ hessian(v))
             share = curvature * problem.n / n_all
             rows += [
