@@ -281,7 +281,7 @@ def read_names(text: str | Sequence[str], count: int) -> list[str]:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a file can hold: not weight sets and stores. The executor is left out, for it changes nothing."""
+    """The options that a file can hold: not weight sets. The executor is left out, for it changes nothing."""
     options = {k: v for k, v in options.items() if k != "executor"}
     kinds = (str, int, float, bool, type(None))
     lists = {

@@ -31,8 +31,6 @@ from fldiag.user_code import importable
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
 Target = Run | Checkpoint | Problem | History
-#: Targets that lie in no folder.
-OPEN = (Problem, History)
 
 
 def load(

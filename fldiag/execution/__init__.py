@@ -5,7 +5,8 @@ goes to a worker once, a unit whenever it is to be done, and the result does not
 loses its unit only, which is done again.
 
 - ``executor``: what the options ``--executor`` and ``--shard`` mean.
-- ``pools``: ``open_pool``, and the pools of this process, of processes, and of an executor handed over.
-- ``dask_cluster``: the pool of a Dask cluster.
+- ``workspace``: where one diagnostic maps functions over items, shows progress, and keeps what is finished.
+- ``pool``: what all pools are, and that of this process; ``pools``: ``open_pool``, and processes of this machine;
+  ``futures_pool``: an executor handed over; ``dask_cluster``: a Dask cluster.
 - ``worker``: what a worker keeps between units, and how it does one.
 """

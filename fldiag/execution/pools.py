@@ -1,4 +1,4 @@
-"""Pools do units of one work: in this process, in processes of this machine, or by an executor handed over."""
+"""``open_pool`` chooses where units of one work are done; here are the processes of this machine."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ STEPS = 10_000
 
 
 class Finished(Protocol):
-    """Finished items by their names (``fldiag.results.cache.FinishedItems``)."""
+    """Finished items by their names (``fldiag.results.finished_items.FinishedItems``)."""
 
     def __contains__(self, name: str) -> bool: ...
 

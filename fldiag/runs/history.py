@@ -276,9 +276,7 @@ class History:
         """The numbers of the rounds that there are."""
         return list(self._rounds)
 
-    def each(
-        self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True
-    ) -> Iterator[Stored]:
+    def each(self, *, clients: bool = True) -> Iterator[Stored]:
         """The rounds that can be read, in order; ``notes`` grows by those that cannot.
 
         Raises FldiagError when none can be read, or, with ``clients``, none has what the clients received and made.
@@ -287,23 +285,18 @@ class History:
         complaint: FldiagError | None = None
         for text in self._remarks:
             self.note(None, text)
-        for i, (r, read) in enumerate(self._rounds.items()):
+        for r, read in self._rounds.items():
             try:
                 record = self._in_partition(read())
             except FldiagError as error:
                 complaint = complaint or error
                 self.note(r, error.what)
                 continue
-            finally:
-                if progress:
-                    progress(i, len(self._rounds), f"round {r}")
             for text in record.notes if clients else ():
                 self.note(r, text)
             self.read.append(r)
             usable += record.complete
             yield record
-        if progress:
-            progress(len(self._rounds), len(self._rounds), "rounds")
         if not self.read:
             raise complaint or FldiagError(
                 f"{self.name}: no stored round can be used", "see its run.json"
