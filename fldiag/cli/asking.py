@@ -28,8 +28,7 @@ def ask(
     strict: bool = False,
     allow_code: Sequence[str] = (),
 ) -> None:
-    """Exit code 3 where a check failed, which ``strict`` takes strictly. Raises FldiagError for whatever cannot be asked or
-    answered."""
+    """With ``strict`` exit code 3 where a check failed. Raises FldiagError for whatever cannot be asked or answered."""
     load_options = {k: options[k] for k in ("model", "data", "key") if k in options}
     of_runs = registry.diagnostic.get(name).on in ("run", "runs")
     targets = [_opened(p, load_options, of_runs).allow(allow_code) for p in paths]

@@ -82,7 +82,9 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
                 values.pop("out"),
                 Console(values.pop("json")),
             )
-            strict, allow_code = values.pop("strict", False), values.pop("allow_code") or []
+            allow_code = values.pop("allow_code") or []
+            # of a diagnostic that cannot fail, such as spectrum, it is an option like others
+            strict = values.pop("strict") if item["fails"] else False
             changes = {
                 n: v
                 for n, v in values.items()

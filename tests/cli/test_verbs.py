@@ -360,3 +360,9 @@ def test_a_missing_entry_is_a_dash_and_null(capsys):
         console.done(Path("x"))
         out = capsys.readouterr().out
         assert json.loads(out)["rows"] == [{"a": None, "b": 1.5}] if machine else "–" in out
+
+
+def test_strict_of_a_spectrum_is_its_option(tmp_path):
+    run("spectrum", EXAMPLE, "--k", "1", "--samples", "50", "--strict", "--out", tmp_path)
+    (file,) = tmp_path.glob("spectrum-*.json")
+    assert json.loads(file.read_text("utf-8"))["options"]["strict"] is True

@@ -19,7 +19,7 @@ from fldiag.runs.run import Run
 
 
 def fails(table: pd.DataFrame) -> bool:
-    """Whether there is a fault or a warning, where that was asked."""
+    """Whether there is a fault or a warning."""
     return bool(table["severity"].isin([FAULT, WARNING]).any())
 
 
