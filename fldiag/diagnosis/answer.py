@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
-from fldiag.plotting import pages, style
+from fldiag.plotting import pages, sheet, style
 from fldiag.plotting.sections import Interactive
 from fldiag.registry import Diagnostic
 from fldiag.results import files, standing
@@ -125,15 +125,41 @@ def answer(
             **standing.about(table),
         }
         path = folder / stem
-        answers.append(
-            Answer(
-                entry,
-                table,
-                entry_options,
-                [*files.write_table(table, path, about), *pictures(entry, table, path)],
-            )
-        )
+        paths = written_before(table, path, about)
+        if paths is None:
+            drawings = pictures(entry, table, path)
+            about["pictures"] = _pictures_written(drawings)
+            paths = [*files.write_table(table, path, about), *drawings]
+        answers.append(Answer(entry, table, entry_options, paths))
     return answers
+
+
+def written_before(table: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path] | None:
+    """The files of this very table, which are there and need not be drawn again; None where any of them differs."""
+    json, csv = files.beside(path, ".json"), files.beside(path, ".csv")
+    try:
+        note = files.read_json(json)
+        drawings = [path.with_name(name) for name in note["pictures"]["files"]]
+        if note["pictures"] != _pictures_written(drawings):
+            return None
+        content = files.csv_text(table).encode()
+        expected = files.with_digest(
+            files.about_table({**about, "pictures": note["pictures"]}, csv, content)
+        )
+        is_same = {**note, files.DIGEST: files.json_digest(note)} == expected
+        return [json, csv, *drawings] if is_same and csv.read_bytes() == content else None
+    except (OSError, ValueError, KeyError, TypeError, FldiagError):
+        return None
+
+
+def _pictures_written(paths: Sequence[Path]) -> dict[str, Any]:
+    """How pictures were drawn, and the sha256 of their files."""
+    current = sheet.current()
+    return {
+        "width": current.width,
+        "formats": list(current.formats),
+        "files": {path.name: files.sha256(path) for path in paths},
+    }
 
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, cores
-from fldiag.execution.futures_pool import FuturesPool
-from fldiag.execution.pool import GO_ON, TRIES, Event, check_sendable, worker_died
-from fldiag.execution.worker import Work, forget, keep, paused, versions
+from fldiag.execution.pool import BEAT, GO_ON, TRIES, Event, Pool, check_sendable, worker_died
+from fldiag.execution.worker import Work, forget, keep, paused, perform, versions
 from fldiag.version import version
 
 #: Seconds for a scheduler to answer, for the first of its workers to be there, and between two looks at workers that are silent.
@@ -30,11 +28,11 @@ ROOM = (
 )
 
 
-class DaskCluster(FuturesPool):
-    """Dask's executor. ``spec.address``: the scheduler's; without one, workers of one thread are started here and ended with the
-    work."""
+class DaskCluster(Pool):
+    """``spec.address``: the scheduler's; without one, workers of one thread are started here and ended with the work."""
 
     def __init__(self, work: Work, name: Callable[[Any], str], spec: ExecutorSpec):
+        super().__init__(work, name)
         check_sendable(work)
         try:
             import dask
@@ -45,7 +43,7 @@ class DaskCluster(FuturesPool):
                 "pip install 'fldiag[dask]'",
                 usage=True,
             ) from None
-        self._distributed = distributed
+        self._distributed, self.key = distributed, uuid.uuid4().hex
         self._local: Any = None
         self.location = spec.address or "this machine"
         if not spec.address:
@@ -63,8 +61,6 @@ class DaskCluster(FuturesPool):
             self.client = distributed.Client(
                 self._local or spec.address, timeout=PATIENCE, set_as_default=False
             )
-            super().__init__(work, name, self.client.get_executor(pure=False))
-            self.window = sys.maxsize  # which worker does what is Dask's to decide
             self._check_versions()
             self._send(_work_plugin(distributed, self.key, work, is_local=self._local is not None))
         except (OSError, TimeoutError) as error:
@@ -124,25 +120,47 @@ class DaskCluster(FuturesPool):
     def completed(
         self, units: Iterable[Any], beat: Event | None = None
     ) -> Iterator[tuple[int, Any]]:
-        self._last_result = last_look = time.monotonic()
-        looks = 0
-
-        def look() -> None:
-            nonlocal last_look, looks
-            if self.client.status not in ("running", "connecting"):
-                raise self._lost()
-            looks = 0 if self._last_result > last_look else looks
-            if time.monotonic() - max(last_look, self._last_result) > PATIENCE:
-                looks = self._count_paused(looks) if self._local is None else self._revive(looks)
-                last_look = time.monotonic()
-            if beat is not None:
-                beat()
-
-        yield from super().completed(units, look)
-
-    def _result(self, future: Future[Any], unit: Any) -> Any:
+        distributed, units = self._distributed, list(units)
+        waiting: dict[Any, int] = {}
+        for number, unit in enumerate(units):
+            key = f"fldiag-{self.key[:8]}-{number}-{uuid.uuid4().hex[:8]}"
+            future = self.client.submit(perform, self.key, unit, pure=False, key=key)
+            waiting[future] = number
+        last_look, stuck = time.monotonic(), 0
         try:
-            result = super()._result(future, unit)
+            while waiting:
+                try:
+                    with contextlib.suppress(TimeoutError), self.client.as_current():
+                        distributed.wait(list(waiting), timeout=BEAT, return_when="FIRST_COMPLETED")
+                except self._lost_errors:
+                    raise self._lost() from None
+                for future in [f for f in waiting if f.done()]:
+                    number = waiting[future]
+                    try:
+                        result = self._result(future, units[number])
+                    except TimeoutError:
+                        if future.status == "error":  # the unit's own
+                            raise
+                        continue  # its worker died with the result, which Dask is computing again
+                    del waiting[future]
+                    yield number, result
+                    last_look, stuck = time.monotonic(), 0
+                if time.monotonic() - last_look > PATIENCE:
+                    look = self._count_paused if self._local is None else self._revive
+                    stuck = look(stuck)
+                    last_look = time.monotonic()
+                if self.client.status not in ("running", "connecting"):
+                    raise self._lost()
+                if beat is not None:
+                    beat()
+        finally:
+            self._cancel(list(waiting))
+
+    def _result(self, future: Any, unit: Any) -> Any:
+        try:
+            with self.doing(unit):
+                # a large result on a slow network takes a while
+                return future.result(timeout=6 * PATIENCE)
         except self._distributed.KilledWorker as error:
             if self._local is not None:
                 raise worker_died(self.name(unit), TRIES) from None
@@ -157,13 +175,8 @@ class DaskCluster(FuturesPool):
             raise FldiagError(
                 f"on a worker of {self.location}: {error.what}", error.remedy, usage=error.usage
             ) from None
-        except self._distributed.comm.CommClosedError:
+        except self._lost_errors:
             raise self._lost() from None
-        self._last_result = time.monotonic()
-        return result
-
-    def _broken(self, error: Exception) -> FldiagError:
-        return self._lost()
 
     def _count_paused(self, before: int) -> int:
         """How many looks in a row, ``before`` and this one, found all workers paused, so that nothing can be done. Raises
@@ -198,10 +211,19 @@ class DaskCluster(FuturesPool):
                 self._local.sync(nanny.instantiate, callback_timeout=6 * PATIENCE)
         return before + 1
 
+    @property
+    def _lost_errors(self) -> tuple[type[BaseException], ...]:
+        """What Dask raises when a scheduler is not there any more."""
+        return self._distributed.CancelledError, self._distributed.comm.CommClosedError
+
     def _lost(self) -> FldiagError:
         return FldiagError(
             f"the Dask scheduler at {self.location} is gone", f"start it again, and {GO_ON}"
         )
+
+    def _cancel(self, futures: list[Any]) -> None:
+        if futures and self.client.status == "running":
+            _with_patience(lambda: self.client.cancel(futures, force=True))
 
     def close(self) -> None:
         client = getattr(self, "client", None)

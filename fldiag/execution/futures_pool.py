@@ -46,7 +46,8 @@ class FuturesPool(Pool):
                 done, _ = wait(busy, timeout=BEAT, return_when=FIRST_COMPLETED)
                 for future in done:
                     number, unit = busy.pop(future)
-                    result = self._result(future, unit)
+                    with self.doing(unit):
+                        result = future.result()
                     if isinstance(result, str) and result == MISSING:
                         busy[self._submit(unit, self.work)] = number, unit
                     else:
@@ -58,10 +59,6 @@ class FuturesPool(Pool):
         finally:
             for future in busy:
                 future.cancel()
-
-    def _result(self, future: Future[Any], unit: Any) -> Any:
-        with self.doing(unit):
-            return future.result()
 
     def _submit(self, unit: Any, work: Work | None = None) -> Future[Any]:
         try:

@@ -229,18 +229,22 @@ def test_spectrum_of_a_client_differs_from_the_global_one(trained):
     assert own[0]["run"].endswith(f"client {client}") and own[0]["value"] != whole[0]["value"]
 
 
-def test_a_second_question_is_read_from_the_cache(trained):
+def test_a_repeated_question_computes_and_draws_nothing(trained):
     question = ("spectrum", trained, "--k", 2, "--json")
+
+    def times():
+        files = (trained / "diagnostics").rglob("spectrum-*")
+        return {p: p.stat().st_mtime_ns for p in files if p.is_file()}
+
     first = run(*question)
-    kept = {
-        p: p.stat().st_mtime_ns
-        for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")
-    }
-    assert run(*question).stdout == first.stdout
-    assert {
-        p: p.stat().st_mtime_ns
-        for p in (trained / "diagnostics" / "cache").glob("spectrum-*.parquet")
-    } == kept
+    before = times()
+    assert run(*question).stdout == first.stdout and times() == before
+    picture = last(run("spectrum", trained, "--k", 2))
+    content = picture.read_bytes()
+    picture.write_bytes(content[:-1])  # damaged: drawn again
+    assert last(run("spectrum", trained, "--k", 2)).read_bytes() == content
+    run(*question, "--format", "svg")
+    assert picture.with_suffix(".svg").is_file() and times() != before
 
 
 @pytest.mark.slow
