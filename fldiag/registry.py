@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import types
 import typing
@@ -307,8 +308,24 @@ class Registry(Generic[E]):
             if point.name == name and (error := self._load(point)):
                 raise error
         if name not in self._entries:
-            raise unknown(self.kind, name, {*self._entries, *(point.name for point in points)})
+            error = unknown(self.kind, name, {*self._entries, *(point.name for point in points)})
+            if own := self._own(name):
+                others = f"fldiag list {self.kind.replace(' ', '')}s names the others"
+                error = FldiagError(error.what, f"{own}; {others}", usage=True)
+            raise error
         return self._entries[name]
+
+    def _own(self, name: str) -> str:
+        """How code of the user's own is named, where ``name`` seems to mean some: ``mod:function``, or a file here."""
+        module = str(name).partition(":")[0].removesuffix(".py")
+        if ":" not in str(name) and not os.path.isfile(f"{module}.py"):
+            return ""
+        if self.kind == "diagnostic":
+            return (
+                f"your own: import {module} and call fldiag.diagnose in Python, or install it as a package with an entry point "
+                "in the group fldiag.diagnostics"
+            )
+        return f"your own: {module}:FUNCTION"
 
     def __contains__(self, name: str) -> bool:
         self._discover()

@@ -202,8 +202,11 @@ class PartitionSection(ConfigSection):
             if values.get(key) is None and key in needs:
                 values[key] = needs[key]
             elif values.get(key) is not None and key not in needs:
+                remedy = (
+                    "remove it, or set partition.kind = 'file'" if key == "path" else "remove it"
+                )
                 raise ValueError(
-                    f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; remove it"
+                    f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; {remedy}"
                 )
         if values.get("kind") != "file":
             return {**values, "digest": None}

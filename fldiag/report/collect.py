@@ -92,6 +92,9 @@ def compute_tables(
             try:
                 answer(name, [member.run.allow(allow_code)], options, bar=bar, tell=tell)
             except FldiagError as error:
+                if "--model" in error.remedy:  # which a report does not take
+                    remedy = f"run fldiag {name} {member.run.path} with --model, then this again"
+                    error = FldiagError(error.what, remedy)
                 tell(f"{member.folder}: no {name}: {error}")
 
 

@@ -68,6 +68,7 @@ def test_an_unknown_preset_suggests_the_nearest():
         ({"train": {"nesterov": True, "momentum": 0}}, ["nesterov needs momentum"]),
         ({"clients": {"total": 3, "per_round": 5}}, ["per_round = 5 is more than total = 3"]),
         ({"partition": {"kind": "lda", "shards": 2}}, ["shards has no meaning for kind = 'lda'"]),
+        ({"partition": {"path": "a.json"}}, ["or set partition.kind = 'file'"]),
         ({"partition": {"kind": "dirichlets"}}, ["partition.kind"]),
         ({"method": {"name": "fedprox", "mu": -1}}, ["method 'fedprox'", "mu = -1"]),
         ({"method": {"name": "fedprox", "mu": "a"}}, ["mu = 'a'"]),

@@ -256,3 +256,15 @@ def test_a_method_and_a_model_of_an_installed_package(tmp_path):
 
 def test_the_example_in_the_docstring():
     assert doctest.testmod(registry).failed == 0
+
+
+def test_an_unknown_name_that_is_a_file_here_says_how_own_code_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FldiagError, match="did you mean 'strategy'"):
+        registry.method.get("steady")
+    (tmp_path / "steady.py").touch()
+    for name in ("steady", "steady.py"):
+        with pytest.raises(FldiagError, match="your own: steady:FUNCTION; fldiag list methods"):
+            registry.method.get(name)
+    with pytest.raises(FldiagError, match="import stride and call fldiag"):
+        registry.diagnostic.get("stride:stride")
