@@ -309,13 +309,13 @@ class Registry(Generic[E]):
                 raise error
         if name not in self._entries:
             error = unknown(self.kind, name, {*self._entries, *(point.name for point in points)})
-            if own := self._own(name):
-                others = f"fldiag list {self.kind.replace(' ', '')}s names the others"
-                error = FldiagError(error.what, f"{own}; {others}", usage=True)
+            if suggestion := self._suggest_user_code(name):
+                listing = f"fldiag list {self.kind.replace(' ', '')}s names the others"
+                error = FldiagError(error.what, f"{suggestion}; {listing}", usage=True)
             raise error
         return self._entries[name]
 
-    def _own(self, name: str) -> str:
+    def _suggest_user_code(self, name: str) -> str:
         """How code of the user's own is named, where ``name`` seems to mean some: ``mod:function``, or a file here."""
         module = str(name).partition(":")[0].removesuffix(".py")
         if ":" not in str(name) and not os.path.isfile(f"{module}.py"):

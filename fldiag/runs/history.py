@@ -276,7 +276,9 @@ class History:
         """The numbers of the rounds that there are."""
         return list(self._rounds)
 
-    def each(self, *, clients: bool = True) -> Iterator[Stored]:
+    def each(
+        self, progress: Callable[[int, int, str], None] | None = None, *, clients: bool = True
+    ) -> Iterator[Stored]:
         """The rounds that can be read, in order; ``notes`` grows by those that cannot.
 
         Raises FldiagError when none can be read, or, with ``clients``, none has what the clients received and made.
@@ -285,13 +287,16 @@ class History:
         complaint: FldiagError | None = None
         for text in self._remarks:
             self.note(None, text)
-        for r, read in self._rounds.items():
+        for i, (r, read) in enumerate(self._rounds.items(), start=1):
             try:
                 record = self._in_partition(read())
             except FldiagError as error:
                 complaint = complaint or error
                 self.note(r, error.what)
                 continue
+            finally:
+                if progress:
+                    progress(i, len(self._rounds), f"round {r}")
             for text in record.notes if clients else ():
                 self.note(r, text)
             self.read.append(r)
