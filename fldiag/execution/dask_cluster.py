@@ -61,6 +61,8 @@ class DaskCluster(Pool):
             self.client = distributed.Client(
                 self._local or spec.address, timeout=PATIENCE, set_as_default=False
             )
+            # Python loses whatever is raised while its callback runs, Ctrl-C too
+            distributed.gc.disable_gc_diagnosis(force=True)
             self._check_versions()
             self._send(_work_plugin(distributed, self.key, work, is_local=self._local is not None))
         except (OSError, TimeoutError) as error:
