@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -17,6 +18,7 @@ from fldiag.plotting import pages, sheet, style
 from fldiag.plotting.sections import Interactive
 from fldiag.registry import Diagnostic
 from fldiag.results import files, standing
+from fldiag.results.provenance import digest
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.runs.index import unverified
 from fldiag.runs.run import Run
@@ -125,22 +127,27 @@ def answer(
             **standing.about(table),
         }
         path = folder / stem
-        paths = written_before(table, path, about)
+        paths = written_before(entry, table, path, about)
         if paths is None:
             drawings = pictures(entry, table, path)
-            about["pictures"] = _pictures_written(drawings)
+            about["pictures"] = _about_pictures(entry, drawings)
             paths = [*files.write_table(table, path, about), *drawings]
         answers.append(Answer(entry, table, entry_options, paths))
     return answers
 
 
-def written_before(table: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path] | None:
-    """The files of this very table, which are there and need not be drawn again; None where any of them differs."""
+def written_before(
+    entry: Diagnostic, table: pd.DataFrame, path: Path, about: Mapping[str, Any]
+) -> list[Path] | None:
+    """The files of this table, where it need not be drawn again; None where a file differs, or may have been drawn by other
+    code."""
+    if str(about["commit"]).endswith("-dirty"):
+        return None
     json, csv = files.beside(path, ".json"), files.beside(path, ".csv")
     try:
         note = files.read_json(json)
         drawings = [path.with_name(name) for name in note["pictures"]["files"]]
-        if note["pictures"] != _pictures_written(drawings):
+        if note["pictures"] != _about_pictures(entry, drawings):
             return None
         content = files.csv_text(table).encode()
         expected = files.with_digest(
@@ -152,10 +159,14 @@ def written_before(table: pd.DataFrame, path: Path, about: Mapping[str, Any]) ->
         return None
 
 
-def _pictures_written(paths: Sequence[Path]) -> dict[str, Any]:
-    """How pictures were drawn, and the sha256 of their files."""
+def _about_pictures(entry: Diagnostic, paths: Sequence[Path]) -> dict[str, Any]:
+    """How pictures are drawn, by which code (fldiag's own is the commit's), and the sha256 of their files."""
+    from fldiag.diagnosis.measure import foreign
+
     current = sheet.current()
     return {
+        "matplotlib": matplotlib.__version__,
+        "code": digest(*foreign(entry)),
         "width": current.width,
         "formats": list(current.formats),
         "files": {path.name: files.sha256(path) for path in paths},

@@ -19,6 +19,7 @@ from fldiag.cli import app
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
+from fldiag.results import provenance
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
@@ -229,7 +230,8 @@ def test_spectrum_of_a_client_differs_from_the_global_one(trained):
     assert own[0]["run"].endswith(f"client {client}") and own[0]["value"] != whole[0]["value"]
 
 
-def test_a_repeated_question_computes_and_draws_nothing(trained):
+def test_a_repeated_question_computes_and_draws_nothing(trained, monkeypatch):
+    monkeypatch.setattr(provenance, "commit", lambda: "1a2b")
     question = ("spectrum", trained, "--k", 2, "--json")
 
     def times():
@@ -243,6 +245,10 @@ def test_a_repeated_question_computes_and_draws_nothing(trained):
     content = picture.read_bytes()
     picture.write_bytes(content[:-1])  # damaged: drawn again
     assert last(run("spectrum", trained, "--k", 2)).read_bytes() == content
+    before = times()
+    monkeypatch.setattr(provenance, "commit", lambda: "1a2b-dirty")  # may draw otherwise
+    run(*question)
+    assert times() != before
     run(*question, "--format", "svg")
     assert picture.with_suffix(".svg").is_file() and times() != before
 
