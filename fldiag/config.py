@@ -23,6 +23,7 @@ from fldiag.config_files import kept_initial, read_partition
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     DEEPEST,
+    LARGEST,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -58,7 +59,7 @@ class Config(ConfigSection):
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = 0
     rounds: Count = 30
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
