@@ -54,9 +54,11 @@ def diagnose(
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
-            checkpoint or a run given by its path): ``slice``, ``samples``, ``client``, ``round``, ``rounds``, ``device``,
-            ``precision``, ``memory``, ``stack``, ``name``, ``model``, ``data``, ``key``, ``normalise``, ``root``, ``download``,
-            ``executor``.
+            checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
+            ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
+            ``reduction``, ``trainable``, ``differences``, ``weight_decay``, ``allow``, ``root``, ``download`` and
+            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]`` (``name`` of one); and
+            ``executor``, for any target.
 
     Returns:
         One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``. If a flag added another diagnostic

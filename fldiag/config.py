@@ -23,6 +23,7 @@ from fldiag.config_files import kept_initial, read_partition
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     DEEPEST,
+    LARGEST,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -44,8 +45,8 @@ class Config(ConfigSection):
     """What a run is: validated, complete and frozen.
 
     Args:
-        **sections: the keys and sections of a TOML file; ``fldiag train --help`` lists them, and ``Config.load`` starts from a
-            preset. What is not given has its default.
+        **sections: the keys and sections of a TOML file; ``fldiag train digits --dry-run`` shows them all, and ``Config.load``
+            starts from a preset. What is not given has its default.
 
     Raises:
         pydantic.ValidationError: a wrong value. (``load`` and ``replace`` raise FldiagError.)
@@ -58,7 +59,7 @@ class Config(ConfigSection):
     """
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = 0
     rounds: Count = 30
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
@@ -216,6 +217,13 @@ class Config(ConfigSection):
         Raises:
             FldiagError: the run does not say which data, partition or model it has, and ``overrides`` do not either; and as
                 ``replace``.
+
+        >>> import tempfile, fldiag
+        >>> start = Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
+        >>> run = fldiag.train(start, out=f"{tempfile.mkdtemp()}/fedavg")
+        >>> other = Config.like(run, method__name="fedprox")
+        >>> other.method.name, other.data == start.data, other.train == start.train
+        ('fedprox', True, True)
         """
         return like(run, _dotted(overrides))[0]
 
@@ -224,6 +232,9 @@ class Config(ConfigSection):
 
         Args:
             **overrides: ``rounds=5``; ``method__rho=2.0`` stands for ``method.rho``.
+
+        Returns:
+            The copy.
 
         Raises:
             FldiagError: an unknown key or a wrong value.
@@ -371,7 +382,7 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     return build(tree, {**_for_method(tree, overrides), **overrides})
 
 
-#: What of local training is said where it is a default that nobody chose.
+#: Keys of ``train`` that a recorded loop does not tell: ``like`` says which of their defaults it takes.
 RECIPE = (
     "epochs",
     "batch_size",
@@ -420,13 +431,16 @@ def like(run: StoredRun, overrides: Mapping[str, Any]) -> tuple[Config, list[str
         initial = "drawn by the seed"
     else:
         initial = f"those that the clients of {run.path} received first ({config.train.initial})"
-    return config, [
+    remarks = [
         f"like {run.path}: data {config.data.name}, model {config.model.name}, {config.clients.total} clients with "
         f"their examples, {config.rounds} rounds, seed {config.seed}",
         f"initial weights: {initial}",
         f"{config.clients.per_round} clients a round, drawn by the seed; method {config.method.name}",
-        "not recorded, so by default: " + ", ".join(f"{k} = {v}" for k, v in defaults.items()),
     ]
+    if defaults:
+        listing = ", ".join(f"{key} = {value}" for key, value in defaults.items())
+        remarks.append(f"not recorded, so by default: {listing}")
+    return config, remarks
 
 
 def _trained(run: StoredRun) -> dict[str, Any]:

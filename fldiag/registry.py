@@ -114,6 +114,13 @@ def explain(
         problem, _, remedy = str(first["ctx"]["error"]).partition("; ")
         return FldiagError(f"{subject}: {key + ': ' if key else ''}{problem}", remedy, usage=True)
     message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "model_type" and key in schema.model_fields:  # method = "fedprox"
+        keys = getattr(schema.model_fields[key].annotation, "model_fields", {})
+        main_key = next((name for name in ("name", "kind") if name in keys), None)
+        example = (
+            f"did you mean {key}.{main_key}?" if main_key else f"such as {key}.{next(iter(keys))}"
+        )
+        message = f"{key} is a section, whose keys are set one by one: {example}"
     return FldiagError(
         f"{subject}: {key} = {first.get('input')!r} is not valid", message, usage=True
     )
@@ -244,7 +251,15 @@ class Registry(Generic[E]):
     def __call__(
         self, name: str, **meta: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: register ``build`` under ``name``."""
+        """Decorator: register the decorated function.
+
+        Args:
+            name: that users write; an entry point of another package has the same.
+            **meta: what the entry says besides: of a diagnostic the fields of ``Diagnostic``.
+
+        Raises:
+            FldiagError: a function of another module is registered under this name.
+        """
 
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._entries and self._entries[name].build.__module__ != build.__module__:

@@ -77,6 +77,15 @@ class Workspace:
             name: what an item is called in progress and messages; with ``kind`` it tells items of a diagnostic apart.
             kind: by default the function's name.
             options: further arguments of the function.
+
+        Returns:
+            The results, read from what was kept where an item was finished before.
+
+        Raises:
+            ValueError: two items of a diagnostic have one name.
+
+        >>> list(workspace().map(divmod, 7, [2, 3]))
+        [(3, 1), (2, 1)]
         """
         self.is_used = True
         names = [f"{kind or function.__name__}: {name(item)}" for item in items]
@@ -187,5 +196,5 @@ _current: ContextVar[Workspace] = ContextVar("workspace", default=Workspace())  
 
 
 def workspace() -> Workspace:
-    """The workspace of the diagnostic at hand."""
+    """The workspace of the diagnostic at hand; outside of any, one that computes in this process, shows and keeps nothing."""
     return _current.get()

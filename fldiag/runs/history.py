@@ -327,6 +327,9 @@ class History:
                 least has it.
             options: further arguments of the function.
 
+        Returns:
+            The rows, in the order of the rounds.
+
         Raises:
             FldiagError: no round can be read, or none has what it takes.
         """
@@ -352,7 +355,21 @@ class History:
         every_round: bool | None = False,
         **options: Any,
     ) -> list[Row]:
-        """The rows ``function(history, stored, client, **options)`` of every client of the stored rounds, as ``map_rounds``."""
+        """The rows ``function(history, stored, client, **options)`` of every client of the stored rounds, wherever the workspace
+        computes.
+
+        Args:
+            function: the rows of one client, which does not depend on others; found by its name in a module. A FldiagError that
+                it raises leaves the client out, with a note.
+            every_round: all rounds; else the last one with client weights.
+            options: further arguments of the function.
+
+        Returns:
+            The rows, in the order of rounds and clients.
+
+        Raises:
+            FldiagError: no round can be read, or none has what the clients received and made.
+        """
 
         def of_round(record: Stored) -> list[Row]:
             results = workspace().map(
@@ -383,8 +400,20 @@ class History:
         clients: Clients = True,
         kind: str = "rows",
     ) -> list[Row]:
-        """The rows ``function(stored)`` of the stored rounds, one after the other in this process: it may map what a round
-        consists of. ``kind``: tells several calls of one diagnostic apart; other arguments and errors as of ``map_rounds``."""
+        """The rows ``function(stored)`` of the stored rounds, one after the other in this process.
+
+        Args:
+            function: the rows of one round. It may itself map what the round consists of (``workspace().map``).
+            every_round: all rounds; else the last one.
+            clients: as of ``map_rounds``.
+            kind: tells several calls of one diagnostic apart.
+
+        Returns:
+            The rows, in the order of the rounds.
+
+        Raises:
+            FldiagError: no round can be read, or none has what it takes.
+        """
 
         def of_round(round: int) -> dict[str, Any] | FldiagError:
             try:

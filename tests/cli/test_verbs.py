@@ -295,6 +295,8 @@ def test_explain_gives_equations_options_and_source():
             "equals fedavg",
         )
     )
+    # also of a diagnostic with flags, which have names too
+    assert json.loads(run("explain", "spectrum", "--json").stdout)["name"] == "spectrum"
 
 
 @pytest.mark.slow

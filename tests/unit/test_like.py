@@ -11,7 +11,7 @@ from torch import nn
 import fldiag
 from fldiag import Config, FldiagError
 from fldiag.compare.evidence import unlike
-from fldiag.config import TrainSection, like
+from fldiag.config import RECIPE, TrainSection, like
 from fldiag.data import load, partition
 from fldiag.report.collect import collect
 from fldiag.results.numbers import numbers
@@ -95,6 +95,9 @@ def test_a_recorded_run_gives_all_that_it_knows(tmp_path, named):
     assert resolved.method.options == {"mu": 1.0}
     said = " ".join(remarks)
     assert "train.epochs = 5" in said and "train.lr =" not in said and "received first" in said
+    chosen = {f"train.{key}": value for key, value in TrainSection() if key in RECIPE}
+    _, remarks = like(run, {"model.name": "test_like:net", **chosen})
+    assert "by default" not in " ".join(remarks)
     setup = Setup(resolved)
     assert partition.same(setup.parts, PARTS)
     assert setup.dataset.fingerprint() == run.index["provenance"]["data"]

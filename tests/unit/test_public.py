@@ -148,6 +148,7 @@ def test_docstrings_of_classes_and_their_methods(name):
         "runs.run",
         "config",
         "errors",
+        "execution.workspace",
         "method",
         "problem.problem",
         "training.forecast",
