@@ -59,18 +59,18 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
     names = split.subject_options.pop("names", None)
     names = None if names is None else read_names(names, len(targets))
     flag_diagnostics = {
-        registry.diagnostic.get(also): registry.diagnostic.get(also).validate(values)
-        for also, values in split.flag_options.items()
+        registry.diagnostic.get(other): registry.diagnostic.get(other).validate(values)
+        for other, values in split.flag_options.items()
     }
     open_items = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
     question = open_items(entry, targets, split.subject_options, split.options, names)
     question.executor = executor
     question.flag_diagnostics = flag_diagnostics if question.entry is entry else {}
-    for name in split.flags if question.flag_diagnostics else ():
-        flag = entry.flags[name]
-        added = flag_diagnostics[registry.diagnostic.get(flag.diagnostic)]
+    for flag_name in split.flags if question.flag_diagnostics else ():
+        flag = entry.flags[flag_name]
+        other_options = flag_diagnostics[registry.diagnostic.get(flag.diagnostic)]
         for _, subject, item_options in question.items:
-            flag.check(subject, item_options, added)
+            flag.check(subject, item_options, other_options)
     all_options = (
         [plain(item_options) for _, _, item_options in question.items],
         split.flags,

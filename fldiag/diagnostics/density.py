@@ -64,7 +64,7 @@ def _smooth(grid: np.ndarray, nodes: np.ndarray, weights: np.ndarray, width: flo
     return np.exp(-0.5 * steps**2) @ weights / (width * np.sqrt(2 * np.pi))
 
 
-def affordable(problem: Problem, steps: int) -> None:
+def check_memory(problem: Problem, steps: int) -> None:
     """Raises FldiagError when half of the problem's memory (and ``SMALL``) does not hold the vectors that a density keeps."""
     each, room = 8 * problem.layout.size, problem.memory // 2
     if steps * each > max(room, SMALL):
@@ -227,7 +227,7 @@ def density(
     from fldiag.curvature.lanczos import EigenPairs
     from fldiag.problem.eigenpairs import default_products, loss_rows, strict_pairs
 
-    affordable(problem, steps)
+    check_memory(problem, steps)
     rows, size = loss_rows(problem), problem.layout.size
     pairs: EigenPairs | None = None
     with workspace().part(0, 2, "eigenvalues"):

@@ -70,8 +70,8 @@ class Workspace:
         """``function(shared, item, **options)`` of every item, in their order, each as early as that allows.
 
         Args:
-            function: pure, and found by its name in a module. Its results are nests of dict, list, str, numbers, None, arrays
-                and tensors; an exception that it returns says what could not be computed, and is not kept.
+            function: pure, and found by its name in a module. Its results are nests of dict, list, tuple, str, numbers, None,
+                arrays and tensors; an exception that it returns says what could not be computed, and is not kept.
             shared: what all items need; it goes to a worker once.
             items: small, and picklable.
             name: what an item is called in progress and messages; with ``kind`` it tells items of a diagnostic apart.
@@ -165,9 +165,8 @@ class Workspace:
         pool = open_pool(
             self.executor, _perform_item, shared, name=lambda unit: unit[3], most=count
         )
-        if not isinstance(
-            pool, Serial
-        ):  # which has nothing to start, and would keep what they share
+        # this process has nothing to start, and would keep alive what the items share
+        if not isinstance(pool, Serial):
             self._pool, self._shared = pool, shared
         return pool
 

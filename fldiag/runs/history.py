@@ -41,7 +41,7 @@ BARE = "drift and lora compare the weights; for the rest give such data with the
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
-#: Which rounds a diagnostic takes: those with client weights, all, or all if one at least has them.
+#: Which rounds a diagnostic takes: those with client weights (True), all (False), or all if at least one has them.
 Clients = bool | Literal["some"]
 #: How a note ends that says which clients the partition lacks.
 OUTSIDE = ": left out, as nothing says which examples are theirs"
@@ -331,7 +331,7 @@ class History:
             The rows, in the order of the rounds.
 
         Raises:
-            FldiagError: no round can be read, or none has what it takes.
+            FldiagError: no round can be read, or none has the client weights that are asked for.
         """
 
         def results(rounds: list[int]) -> Iterator[Any]:
@@ -710,7 +710,7 @@ def _map_round(
 def _of_round(
     history: History, record: Stored, clients: Clients, compute: Callable[[], list[Row]]
 ) -> dict[str, Any]:
-    """The rows of a round, what was missing, and whether the round has what it takes."""
+    """The rows of a round, what was missing, and whether it has the client weights that are asked for."""
     is_usable = record.complete or not clients
     is_measured = is_usable or clients == "some"
     return {

@@ -192,7 +192,7 @@ VALUE = {
 }
 
 
-def kept(cache, *told):
+def kept(cache):
     """The items of a table of which one is finished, and on the disk."""
     items = cache.finished_items("landscape", KEY, print)
     items.keep("round 1", VALUE)

@@ -22,8 +22,6 @@ from fldiag.errors import counted
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The part of the buffers' change that a mean may leave unexplained.
-RESIDUAL = 1e-3
 BATCHNORM = ("running_mean", "running_var")
 SKEWED = "the global model normalises with statistics that do not belong to its weights"
 AVERAGE = (

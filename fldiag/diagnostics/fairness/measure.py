@@ -24,15 +24,15 @@ from fldiag.runs.round_weights import Stored
 
 #: Multiply-adds of a bootstrap that are worth its digits, and the draws that it takes at least.
 WORK, DRAWS = 5e8, 400
-#: What is said of the spread over clients, and what is the least each can be.
-SPREADS = {
-    "mean_accuracy": 0.0,
-    "worst_decile": 0.0,
-    "accuracy_variance": 0.0,
-    "accuracy_gini": 0.0,
-    "ece": 0.0,
-    "accuracy": 0.0,
-}
+#: What is said of the spread over clients; none of it can be below 0.
+SPREADS = (
+    "mean_accuracy",
+    "worst_decile",
+    "accuracy_variance",
+    "accuracy_gini",
+    "ece",
+    "accuracy",
+)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
     values = spreads(model, groups, bins, np.ones((1, groups.n)))
     (resamples,) = resampled([model], groups, bins)
     rows: list[Row] = []
-    for name, least in SPREADS.items():
+    for name in SPREADS:
         if name in ("accuracy_variance", "accuracy_gini") and len(groups.at) < 2:
             rows.append(
                 {
@@ -263,8 +263,8 @@ def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
             row["note"] = "no interval: every resample of the examples gives the same value"
         else:
             row |= {
-                "low": max(interval.low, least),
-                "high": max(interval.high, least),
+                "low": max(interval.low, 0.0),
+                "high": max(interval.high, 0.0),
                 "stderr": float(resamples[name].std()),
                 "bias": float(resamples[name].mean()) - value,
             }

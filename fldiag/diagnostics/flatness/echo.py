@@ -26,9 +26,8 @@ class Updates:
         before, self.before = self.before, (r, w)
         if before is not None and before[0] == r - 1:
             update = w - before[1]
-        elif (
-            r == 1 and record.received is not None
-        ):  # the first round's clients receive what training began with
+        elif r == 1 and record.received is not None:
+            # the first round's clients receive what training began with
             update = w - record.received
         else:
             return []

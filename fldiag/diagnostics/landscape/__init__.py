@@ -83,8 +83,8 @@ def caption(table: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def turning(table: pd.DataFrame) -> Interactive:
-    """The same to turn and to hover over."""
+def page(table: pd.DataFrame) -> Interactive:
+    """The surfaces of a table to turn and to hover over."""
     return interactive.charts(table, names=axes(table), **_height_options(table))
 
 
@@ -96,7 +96,7 @@ def _height_options(table: pd.DataFrame) -> dict[str, Any]:
 
 @diagnostic(
     "landscape",
-    draw={"": draw, ".html": turning, ".caption.txt": caption},
+    draw={"": draw, ".html": page, ".caption.txt": caption},
     summary=summary,
     choose=choose,
     variant=lambda options: str(options.get("directions", "eigen")),

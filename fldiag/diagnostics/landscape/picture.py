@@ -194,10 +194,10 @@ def _surface(
 def _inner(low: float, high: float) -> list[float]:
     """Round places well inside a range."""
     margin = 0.12 * (high - low)
-    return [float(p) for p in _round(low, high) if low + margin < p < high - margin]
+    return [float(p) for p in _round_places(low, high) if low + margin < p < high - margin]
 
 
-def _round(low: float, high: float) -> list[float]:
+def _round_places(low: float, high: float) -> list[float]:
     """Round places of a range, its ends among them where they are round."""
     slack = 1e-9 * (high - low)
     return [
@@ -234,7 +234,7 @@ def _contours(
         (ax.xaxis, limits[0], ("left", "right")),
         (ax.yaxis, limits[1], ("bottom", "top")),
     ):
-        ticks = _round(low, high)
+        ticks = _round_places(low, high)
         axis.set_ticks(
             ticks, [style.number(0.0 if abs(t) < 1e-9 * (high - low) else t) for t in ticks]
         )
@@ -307,9 +307,9 @@ def _draw_marks(ax, marks: Marks) -> None:
 
 def _name(ax, place: np.ndarray, text: str, up: bool) -> None:
     """A name beside a place, on the side of it where there is room."""
-    (low, high), right = ax.get_xlim(), 0.0
-    right = (place[0] - low) / ((high - low) or 1.0)
-    side = "left" if right < 0.3 else "right" if right > 0.7 else "center"
+    low, high = ax.get_xlim()
+    share = (place[0] - low) / ((high - low) or 1.0)
+    side = "left" if share < 0.3 else "right" if share > 0.7 else "center"
     ax.annotate(
         text,
         place,

@@ -90,10 +90,9 @@ def _errors(values: Tensor, errors: Tensor, h_d: Tensor) -> tuple[Tensor, Tensor
     n = (4 * apart * both + 2 * both.square()).sqrt()
     d = torch.zeros_like(h_d)
     for i in range(len(v)):
-        side = (unit - h_d[:, i, None] * unit[i]) / sizes[
-            i
-        ]  # how H_D moves with the entries of D_i
-        d[i] = (side * e[i]).square().sum(1)
+        # how H_D moves with the entries of D_i
+        slope = (unit - h_d[:, i, None] * unit[i]) / sizes[i]
+        d[i] = (slope * e[i]).square().sum(1)
     return n, (d + d.T).sqrt()
 
 

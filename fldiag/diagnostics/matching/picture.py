@@ -238,7 +238,7 @@ def _converged(rows: pd.DataFrame) -> np.ndarray:
 def _bars(
     ax: Axes, kind: str, parts: dict[str, pd.DataFrame], looks: dict[str, style.Look]
 ) -> None:
-    """A bar a client and run; of one run the aggregated model has a colour of its run_labels."""
+    """A bar a client and run; of one run the aggregated model has a colour of its own."""
     labels = [
         "global" if pd.isna(c) else str(int(c)) for part in parts.values() for c in part["client"]
     ]

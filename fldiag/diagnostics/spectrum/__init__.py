@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Matrix, Which
-from fldiag.diagnostics.density import affordable
+from fldiag.diagnostics.density import check_memory
 from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.diagnostics.spectrum import picture
 from fldiag.errors import FldiagError
@@ -90,7 +90,7 @@ def check_density(
         raise _beyond_pyhessian("--density")
     if options["params"] is not None:
         raise _beyond_a_block("density")
-    affordable(problem, density_options["steps"])
+    check_memory(problem, density_options["steps"])
 
 
 def _beyond_pyhessian(flag: str) -> FldiagError:

@@ -72,7 +72,7 @@ def draw(table: pd.DataFrame) -> Figure:
     table.
     """
     need(table, ("metric", "run", "scope", "client", "index", "value"), PICTURE)
-    rows = select(table, "personal_accuracy", PICTURE)
+    rows = select(table, PERSONAL, PICTURE)
     rows = rows[(rows["scope"] == "client").fillna(False).astype(bool)]
     flat = pd.DataFrame(
         {

@@ -156,7 +156,7 @@ def _copy(federation: Federation) -> Federation:
 
 
 @dataclass(frozen=True)
-class Without:
+class ScheduleWithout:
     """A schedule in which one client never takes part; everybody else does what they did."""
 
     schedule: Schedule
@@ -184,7 +184,7 @@ def retrain(start: Federation, omission: Omission) -> Weights:
     """The final weights; a round in which nobody else is sampled changes nothing."""
     federation = _copy(start)
     federation.setup = copy.copy(federation.setup)
-    federation.setup.schedule = Without(federation.setup.schedule, omission.client)
+    federation.setup.schedule = ScheduleWithout(federation.setup.schedule, omission.client)
     for _ in range(omission.last):
         if federation.setup.schedule.sampled(federation.t):
             federation.round(partial(map, federation.setup.train))
@@ -323,7 +323,7 @@ def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
     rows: list[Row] = []
     keys = ["run", "client", "index"]
     true = only(frame, metric="effect").dropna(subset="value")[[*keys, "value"]]
-    for (index, how), part in (
+    for (index, estimator), part in (
         only(frame, metric="predicted_effect")
         .dropna(subset="value")
         .groupby(["index", "estimator"])
@@ -340,7 +340,7 @@ def rank_correlations(frame: pd.DataFrame, seed: int) -> list[Row]:
             {
                 "metric": "rank_correlation",
                 "index": int(index),
-                "estimator": how,
+                "estimator": estimator,
                 "value": value,
                 "low": low,
                 "high": high,
