@@ -47,8 +47,14 @@ class DaskCluster(Pool):
         self._local: Any = None
         self.location = spec.address or "this machine"
         if not spec.address:
-            # how often a unit is moved
-            dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1})
+            dask.config.set(
+                {
+                    # how often a unit is moved
+                    "distributed.scheduler.allowed-failures": TRIES - 1,
+                    # a unit that waits on a worker would be blamed when that worker dies
+                    "distributed.scheduler.worker-saturation": 1.0,
+                }
+            )
             self._local = distributed.LocalCluster(
                 n_workers=spec.workers or cores(work.threads),
                 threads_per_worker=1,

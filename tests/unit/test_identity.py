@@ -244,8 +244,7 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
         for t in made.tasks.values()
         if t.stem == "cifar10-fedavg-s0-5010f8f61d" and "fedsol" in t.config.name
     )
-    where = task.folder(tmp_path)
-    assert where.name == "cifar10-fedavg-s0-5010f8f61d-bf591e"
+    assert made.new_folder(task).name == "cifar10-fedavg-s0-5010f8f61d-bf591e"
     assert task.config.fingerprint(checkpoint=True) == "4da14763c2419d7b"
     tree = task.config.model_dump(mode="json")
     forget(tree)
@@ -262,8 +261,9 @@ def test_the_figures_find_the_runs_of_yesterday(tmp_path):
     other = tmp_path / f"{task.stem}-elsewhere"
     other.mkdir()
     write_index(other, index)
-    assert task.fits(other) and task.folder(tmp_path) == other
-    resume.check_same_config(Run.open(other), task.config)
+    run = Run.open(other)
+    assert [r.path for r in made.runs(task)] == [run.path] and task.fits(run)
+    resume.check_same_config(run, task.config)
     poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
     write_index(other, poorer)
-    assert not task.fits(other), "it would not keep what is asked"
+    assert not task.fits(Run.open(other)), "it would not keep what is asked"
