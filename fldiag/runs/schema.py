@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -102,8 +103,15 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file, in hexadecimal digits."""
-        return files.sha256(self.path)
+        """Of the file, in hexadecimal digits; of an index, of the files that it names."""
+        from fldiag.runs.tensor_files import files_of
+
+        digests = [files.sha256(path) for path in files_of(self.path)]
+        return (
+            digests[0]
+            if len(digests) == 1
+            else hashlib.sha256("".join(digests).encode()).hexdigest()
+        )
 
 
 def write(path: Path, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any) -> str:

@@ -3,6 +3,7 @@
 - ``.pt`` as torch.save writes it is a zip archive, which holds a CRC-32 of every member. All of them are verified. A file that
   was written without them (``torch.serialization.set_crc32_options(False)``) is read as it is, and so is the format that
   torch.save wrote before version 1.6: neither can be verified.
+- numpy numbers and arrays and ``argparse.Namespace`` beside the weights are passed over: nothing of them is rebuilt.
 - ``.safetensors`` has no checksum. What its header says of sizes and places is checked against the file, so a file that was cut
   off is refused; a flipped bit in a weight is not noticed.
 
@@ -24,12 +25,15 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, short_path
+from fldiag.runs.file_kinds import START, check_kind, is_safetensors
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
 TIMES, MORE = 8, 2**24
 #: Dicts and lists in one another.
 DEEPEST = 100
+#: How the name of an index ends.
+INDEX = ".index.json"
 #: With which fldiag computes.
 DTYPES = {
     torch.float16,
@@ -45,13 +49,41 @@ DTYPES = {
 }
 
 
+class PlainObject:
+    """Stands for an object beside the weights of a ``.pt`` file; it keeps nothing of what the file says of it."""
+
+    def __new__(cls, *values: Any) -> PlainObject:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+#: Objects that training programs save beside the weights, and that a stand-in takes the place of.
+PLAIN_OBJECTS = [
+    (PlainObject, name)
+    for name in (
+        "argparse.Namespace",
+        "numpy.ndarray",
+        "numpy.dtype",
+        *(
+            f"numpy.{core}.multiarray.{f}"
+            for core in ("core", "_core")
+            for f in ("scalar", "_reconstruct")
+        ),
+    )
+]
+
+
 def read_tensors(path: Path) -> Any:
-    """The content of a ``.pt`` or ``.safetensors`` file, tensors and plain containers only.
+    """The content of a ``.pt`` or ``.safetensors`` file, or of the parts that an index names; tensors and plain containers only.
 
     Raises FldiagError for a missing, empty, truncated, damaged or foreign file, for one that claims to hold far more than
     its size, and for one that holds pickled objects (nothing of it is executed).
     """
     check_name(path)
+    if path.name.endswith(INDEX):
+        return {k: v for part in files_of(path) for k, v in read_tensors(part).items()}
     if not os.path.isfile(path):
         problem = "is not a file" if os.path.exists(path) else "is not there"
         raise FldiagError(
@@ -66,7 +98,13 @@ def read_tensors(path: Path) -> Any:
                 f"checkpoint {path} is empty",
                 "use another round's file, or train again with --resume",
             )
-        content = _safetensors(path) if path.suffix == ".safetensors" else _pt(path, size)
+        with open(path, "rb") as file:
+            start = file.read(START)
+        if is_safetensors(start):
+            content = _safetensors(path)
+        else:
+            check_kind(path, start)
+            content = _pt(path, size, start)
     except OSError as error:
         raise FldiagError(
             f"checkpoint {path} cannot be read: {error.strerror or type(error).__name__}",
@@ -110,13 +148,34 @@ def _safetensors(path: Path) -> Any:
         ) from None
 
 
-def _pt(path: Path, size: int) -> Any:
-    with open(path, "rb") as file:
-        start = file.read(4)
-    if start == b"PK\x03\x04":
+def files_of(path: Path) -> list[Path]:
+    """The file itself; of an index (``model.safetensors.index.json``) the parts of the model that it names.
+
+    Raises FldiagError for an index that cannot be read, and for a part in another folder.
+    """
+    if not path.name.endswith(INDEX):
+        return [path]
+    try:
+        names = sorted(map(str, set(json.loads(path.read_text("utf-8"))["weight_map"].values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FldiagError(
+            f"{path} is no index of a model's parts ({type(error).__name__})", "use the original"
+        ) from None
+    for name in names:
+        if Path(name).name != name or name.endswith(INDEX):
+            raise FldiagError(
+                f"{path} names {name!r}, which is not a file of weights in this folder",
+                "use the original",
+            )
+    return [path.parent / name for name in names]
+
+
+def _pt(path: Path, size: int, start: bytes) -> Any:
+    if start[:4] == b"PK\x03\x04":
         _verify(path, size)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb") as file, torch.serialization.safe_globals(PLAIN_OBJECTS):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if start[:2] != b"PK" and start[:1] != b"\x80":
             raise _damaged(path) from None
@@ -124,8 +183,9 @@ def _pt(path: Path, size: int) -> Any:
         kind = f"a pickled object ({names[0]})" if names else "something other than tensors"
         raise FldiagError(
             f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
-            "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
-            "lines that make such a file of a whole module",
+            "where you trust it: content = torch.load(path, weights_only=False), then "
+            "torch.save(content['model'], 'weights.pt') with the entry that is the state_dict, or "
+            "torch.save(content.state_dict(), 'weights.pt') where it is a whole module (docs/other_frameworks.md)",
         ) from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):
