@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,11 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
+from fldiag import device
 from fldiag.errors import FldiagError, counted, first_line
 from fldiag.params import Layout, flatten
 from fldiag.problem.trees import Tree, count, cut, describe, join, leaves_by_place
+
+#: The part of the memory that the examples of a data set may fill; more of them are read anew for every batch.
+MOST = 1 / 4
 
 
 class DataSlice(Protocol):
@@ -42,13 +53,51 @@ class TensorData:
         return x, x if self.y is self.x else cut(self.y, slice(start, stop))
 
 
+class IndexedData:
+    """Examples of a data set that would fill the memory, read by index whenever a batch is needed.
+
+    ``collate``: examples -> a batch; ``inputs``: how many entries of a batch are inputs. Raises FldiagError for examples that
+    change from one reading to the next.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        inputs: int,
+        remarks: tuple[str, ...] = (),
+    ):
+        self.dataset, self.collate, self.input_count, self.remarks = (
+            dataset,
+            collate,
+            inputs,
+            remarks,
+        )
+        self.n, self.name, self.inputs = len(dataset), "data", "as the data set yields them"
+        first, second = (leaves_by_place(self.batch(0, min(4, self.n))) for _ in range(2))
+        if not all(torch.equal(first[place], second[place]) for place in first):
+            raise FldiagError(
+                f"the {type(dataset).__name__} yields other numbers each time that an example is read, as random augmentation "
+                "does, and it is too large to be drawn once",
+                "give it without what is random, or a part of it: torch.utils.data.Subset(dataset, range(1000))",
+                usage=True,
+            )
+
+    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
+        batch = self.collate([self.dataset[i] for i in range(start, min(stop, self.n))])
+        return _pair(_entries(batch, 0), self.input_count)
+
+
 @dataclass(frozen=True)
 class Entries:
-    """What a source yields, as it is: the entries of every batch (one, where a batch is a dict)."""
+    """What a source yields, as it is: the entries of every batch (one, where a batch is a dict). Of a ``dataset`` that is too
+    large only the first batch; ``collate`` makes others."""
 
     batches: list[tuple[Any, ...]]
     source: str
     remarks: tuple[str, ...] = ()
+    dataset: Any = None
+    collate: Callable[[list[Any]], Any] = default_collate
 
     def __len__(self) -> int:
         return len(self.batches[0])
@@ -102,23 +151,19 @@ def draw(data: Any) -> DataSlice | Entries:
     )
 
 
-def split(entries: Entries, forward: inspect.Signature | None) -> TensorData:
+def split(entries: Entries, forward: inspect.Signature | None) -> TensorData | IndexedData:
     """Inputs and targets of what was drawn, for a model with this ``forward`` (None: it takes one input)."""
     inputs, remarks = len(entries) - 1, entries.remarks
     if len(entries) > 2:
         inputs, remark = _input_count(entries, forward)
         remarks = (*remarks, remark)
+    if entries.dataset is not None:
+        return IndexedData(entries.dataset, entries.collate, inputs, remarks)
     several = len(entries.batches) > 1
-    pairs = []
-    for i, batch in enumerate(entries.batches):
-        of = f" of batch {i + 1}" if several else ""
-        if inputs == 0:
-            x = y = _tensors(batch[0], f"batch {i + 1}" if several else "x")
-        else:
-            x = _tensors(batch[0] if inputs == 1 else batch[:inputs], f"x{of}")
-            y = x if batch[inputs] is batch[0] else _tensors(batch[inputs], f"y{of}")
-        pairs.append((x, y))
-        _check_rows(*pairs[-1], f" in batch {i + 1}" if several else "")
+    pairs = [
+        _pair(batch, inputs, f"batch {i + 1}" if several else "")
+        for i, batch in enumerate(entries.batches)
+    ]
     if not several:
         return TensorData(*pairs[0], remarks=remarks)
     _check_batches(pairs, entries.source)
@@ -126,6 +171,18 @@ def split(entries: Entries, forward: inspect.Signature | None) -> TensorData:
     return TensorData(
         x, x if pairs[0][0] is pairs[0][1] else join([y for _, y in pairs]), remarks=remarks
     )
+
+
+def _pair(batch: tuple[Any, ...], inputs: int, name: str = "") -> tuple[Tree, Tree]:
+    """Inputs and targets of a batch whose first ``inputs`` entries are inputs (0: all of a dict is both)."""
+    of = f" of {name}" if name else ""
+    if inputs == 0:
+        x = y = _tensors(batch[0], name or "x")
+    else:
+        x = _tensors(batch[0] if inputs == 1 else batch[:inputs], f"x{of}")
+        y = x if batch[inputs] is batch[0] else _tensors(batch[inputs], f"y{of}")
+    _check_rows(x, y, f" in {name}" if name else "")
+    return x, y
 
 
 def _input_count(entries: Entries, forward: inspect.Signature | None) -> tuple[int, str]:
@@ -310,20 +367,40 @@ def _tensors(part: Any, name: str) -> Tree:
 
 
 def _draw_all(source: Any) -> Entries:
-    """Everything that a loader or a data set yields, drawn once and kept in that order.
+    """Everything that a loader or a data set yields, drawn once and kept in that order; of a data set that would fill the memory
+    the first batch, and how to read the others.
 
-    Raises FldiagError where nothing comes, or another number of batches than was announced.
+    Raises FldiagError where nothing comes, or another number of batches than was announced, and for a stream that would fill the
+    memory.
     """
     loader = (
         source
         if isinstance(source, DataLoader)
         else DataLoader(source, batch_size=256, collate_fn=_collated)
     )
-    batches = [_entries(batch, i) for i, batch in enumerate(loader)]
-    kind = type(source).__name__
+    kind, is_stream = type(source).__name__, isinstance(loader.dataset, IterableDataset)
+    most = MOST * device.memory()
+    batches: list[tuple[Any, ...]] = []
+    size = 0
+    for i, batch in enumerate(loader):
+        batches.append(_entries(batch, i))
+        size += sum(
+            leaf.nbytes
+            for leaf in leaves_by_place(batch).values()
+            if isinstance(leaf, (Tensor, np.ndarray))
+        )
+        if is_stream and size > most:
+            raise FldiagError(
+                f"the {kind} is a stream of more than {most / 2**30:,.1f} GiB, and its examples are needed several times",
+                "give a Dataset with __getitem__ and __len__, which is read by index, or a part of the stream: "
+                "list(itertools.islice(loader, 100))",
+                usage=True,
+            )
+        if not i and not is_stream and size * len(loader) > most:
+            return _indexed(loader, kind, batches)
     if not batches:
         raise FldiagError(f"the {kind} yields nothing", "give at least one example", usage=True)
-    announced = None if isinstance(loader.dataset, IterableDataset) else len(loader)
+    announced = None if is_stream else len(loader)
     if announced not in (None, len(batches)):
         raise FldiagError(
             f"the {kind} announces {announced} batches and yields {len(batches)}",
@@ -331,6 +408,22 @@ def _draw_all(source: Any) -> Entries:
             usage=True,
         )
     return Entries(batches, f"the {kind}")
+
+
+def _indexed(loader: DataLoader[Any], kind: str, batches: list[tuple[Any, ...]]) -> Entries:
+    """A data set that would fill the memory. Raises FldiagError for a loader that may leave examples out or repeat them."""
+    n, sampler = len(loader.dataset), loader.sampler  # type: ignore[arg-type]
+    is_whole = isinstance(sampler, SequentialSampler) or (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == n
+    )
+    if not is_whole or loader.drop_last or loader.batch_sampler is None:
+        raise FldiagError(
+            f"the {kind} chooses its examples itself, and they would fill the memory",
+            "give the Dataset itself, or torch.utils.data.Subset(dataset, indices)",
+            usage=True,
+        )
+    remark = f"the {n:,} examples would fill the memory, and are read by index for every batch"
+    return Entries(batches, f"the {kind}", (remark,), loader.dataset, loader.collate_fn)
 
 
 def _collated(examples: list[Any]) -> Any:

@@ -60,7 +60,7 @@ class PlainObject:
 
 
 #: Objects that training programs save beside the weights, and that a stand-in takes the place of.
-PLAIN_OBJECTS = [
+PLAIN_OBJECTS: list[Any] = [
     (PlainObject, name)
     for name in (
         "argparse.Namespace",

@@ -9,12 +9,20 @@ import torch.nn.functional as F
 from problems import data, mlp
 from torch import nn
 from torch.nn.functional import cross_entropy as CE
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import fldiag
 from fldiag.errors import FldiagError
 from fldiag.landscape.evaluator import Evaluator
+from fldiag.problem import inputs
 from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.inputs import MOST
 from fldiag.problem.problem import Problem
 
 N, T, V = 7, 5, 6
@@ -305,6 +313,69 @@ def test_data_sets_and_loaders_are_drawn_once_in_a_fixed_order():
         Problem(Two(), CE, TensorDataset(X, X.flip(0), Y)).loss()
         == Problem(Two(), CE, ((X, X.flip(0)), Y)).loss()
     )
+
+
+class Large(Dataset):
+    """Many examples, of which none is held; ``noise``: they change whenever they are read."""
+
+    def __init__(self, n=40, noise=0.0):
+        self.n, self.noise, self.reads = n, noise, 0
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        self.reads += 1
+        if not 0 <= i < self.n:
+            raise IndexError(i)
+        return X[i % N] * (1 + i) + self.noise * torch.rand(()), Y[i % N]
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """A machine that can hold less than ten examples."""
+    monkeypatch.setattr("fldiag.device.memory", lambda: int(10 * X[0].nbytes / MOST))
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda d: d, lambda d: DataLoader(d, 3), lambda d: DataLoader(d, 3, shuffle=True)]
+)
+def test_a_data_set_larger_than_the_memory_is_read_by_index_with_the_same_numbers(
+    wrap, small_memory
+):
+    table = Large()
+    whole = Problem(
+        mlp(), CE, tuple(map(torch.stack, zip(*(table[i] for i in range(40)), strict=True)))
+    )
+    p = Problem(mlp(), CE, wrap(Large()), memory=4000)
+    assert p.n == 40 and any("read by index" in text for text in p.remarks)
+    assert p.loss() == pytest.approx(whole.loss(), rel=1e-6)
+    v = torch.ones_like(p.w)
+    assert torch.allclose(p.hvp(v), whole.hvp(v), rtol=1e-4, atol=1e-5)
+
+
+def test_only_what_is_needed_of_a_large_data_set_is_read(monkeypatch):
+    monkeypatch.setattr("fldiag.device.memory", lambda: 10**6)
+    table = Large(10**9)
+    assert inputs.as_data(table).n == 10**9 and table.reads < 300
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Large(noise=1.0), "other numbers each time.*without what is random"),
+        (Stream(), r"a stream of more than .* GiB.*itertools\.islice"),
+        (
+            DataLoader(Large(), 3, sampler=SubsetRandomSampler(range(20))),
+            "chooses its examples itself.*Subset",
+        ),
+        (DataLoader(Large(), 3, drop_last=True), "chooses its examples itself"),
+    ],
+)
+def test_what_cannot_be_read_by_index_says_what_it_needs(source, words, monkeypatch):
+    monkeypatch.setattr("fldiag.device.memory", lambda: 100)
+    with pytest.raises(FldiagError, match=words):
+        Problem(mlp(), CE, source)
 
 
 def test_tokens_stay_integers():
