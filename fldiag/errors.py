@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -118,6 +120,21 @@ def first_line(error: BaseException) -> str:
 def error_text(error: BaseException) -> str:
     """Kind and first line of an error of somebody else's code."""
     return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+
+
+def error_place(error: BaseException) -> str:
+    """Where somebody else's code raised an error, as ``(models.py:12, in forward)`` with a space before it; "" where only
+    fldiag's and installed packages' code ran."""
+    installed = (
+        str(Path(__file__).parent),
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+    )
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((*installed, "<frozen", "<string")):
+            place = f" ({Path(file).name}:{line}, in {frame.f_code.co_name})"
+    return place
 
 
 def short_path(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fldiag import plugins
 from fldiag.cli.interrupt import work_begins
-from fldiag.errors import FldiagError, error_text, out_of_memory, printable
+from fldiag.errors import FldiagError, error_place, error_text, out_of_memory, printable
 from fldiag.version import version
 
 #: What is said after Ctrl-C where whoever was stopped says nothing else.
@@ -184,6 +184,12 @@ def errors(debug: bool) -> Iterator[None]:
             _complain(
                 "out of memory",
                 "use fewer examples (--samples), a smaller --memory, or a larger machine",
+            )
+            sys.exit(1)
+        if place := error_place(error):
+            _complain(
+                f"{error_text(error)}, raised by code outside fldiag{place}",
+                "correct it there; --debug shows the traceback",
             )
             sys.exit(1)
         _complain(

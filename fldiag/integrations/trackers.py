@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.errors import FldiagError, first_line
-from fldiag.results.files import provenance_beside, read_csv_bytes, refuse_links_above
+from fldiag.results.files import provenance_beside, read_csv, read_csv_bytes, refuse_links_above
 from fldiag.results.table import COLUMNS
 from fldiag.runs.run import Run
 
@@ -177,7 +176,7 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)
-        return pd.read_csv(io.BytesIO(read_csv_bytes(path, provenance_beside(path))))
+        return read_csv(read_csv_bytes(path, provenance_beside(path)))
     except (OSError, ValueError, pd.errors.ParserError) as error:
         raise FldiagError(
             f"{path} cannot be read: {first_line(error)}", "give a csv or parquet table"

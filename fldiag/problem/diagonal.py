@@ -12,7 +12,7 @@ from torch import Tensor
 from fldiag.choices import Estimate, Per
 from fldiag.curvature.hutchinson import Sampled, hutchinson
 from fldiag.curvature.lanczos import krylov
-from fldiag.curvature.operator import Operator, OperatorBlock
+from fldiag.curvature.operator import Operator, OperatorBlock, finite
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import finite_scores, noise_of
 from fldiag.problem.exact_curvature import exact_tensors, examples_at_once, inexact, piece
@@ -82,6 +82,26 @@ def _exact_sums(
     return sums
 
 
+def _sums_by_products(
+    problem: Problem,
+    h: Operator | OperatorBlock,
+    names: Sequence[str],
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    """The diagonal on the tensors ``names``, one product with a unit vector an entry."""
+    entries = torch.zeros(h.size, dtype=torch.float64, device=problem.device)
+    unit = torch.zeros_like(entries)
+    for i in range(h.size):
+        unit[i] = 1.0
+        entries[i] = finite(h(unit))[i]
+        unit[i] = 0.0
+        if progress:
+            progress(i + 1, h.size, "exact diagonal by products")
+    shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+    pieces = entries.split([shapes[n].numel() for n in names])
+    return {n: piece.reshape(shapes[n]) for n, piece in zip(names, pieces, strict=True)}
+
+
 def diagonal_of(
     problem: Problem,
     *,
@@ -96,7 +116,8 @@ def diagonal_of(
     """Diagonal (with ``entries``) and per-tensor traces of the Hessian at ``problem.w``.
 
     ``auto``: exact if the network is piecewise linear in each layer's weights (``inexact`` says what is in the
-    way), else exact for the tensors in which its outputs are affine, and for the others by random probes until the relative
+    way) or has at most ``max_products`` weights (a product each); else exact for the tensors in which its outputs are affine, and
+    for the others by random probes until the relative
     standard error is at most ``rtol`` or ``max_products`` Hessian-vector products are spent, the first ``deflate`` of them
     for a Krylov space that is counted exactly.
 
@@ -110,15 +131,21 @@ def diagonal_of(
         )
     finite_scores(problem)
     why = "it was not asked for" if estimate == "hutchinson" else inexact(problem)
-    if why and estimate == "exact":
+    if why and estimate == "exact" and problem.layout.size > max_products:
         raise FldiagError(
             f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'"
         )
     names = problem.layout.names
     exact = () if estimate == "hutchinson" else exact_tensors(problem)
     sums = _exact_sums(problem, exact, not entries, progress) if exact else {}
+    hessian = problem.hessian()
+    rest = [n for n in names if n not in exact]
+    h = OperatorBlock(hessian, block_index(problem, rest)) if exact and rest else hessian
+    if rest and estimate != "hutchinson" and h.size <= max_products:
+        sums |= _sums_by_products(problem, h, rest, progress)
+        exact, rest = names, []
     traces = {n: float(sums[n].sum()) for n in exact}
-    if len(exact) == len(names):
+    if not rest:
         values = torch.cat([sums[n].reshape(-1) for n in names]) if entries else None
         return Diagonal(
             values,
@@ -127,14 +154,11 @@ def diagonal_of(
             dict.fromkeys(names),
             math.fsum(traces.values()),
             None,
-            "exact",
+            problem.estimator_name("exact") if hessian.products else "exact",
             True,
-            0,
-            exact=exact,
+            hessian.products,
+            exact=tuple(names),
         )
-    rest = [n for n in names if n not in traces]
-    hessian = problem.hessian()
-    h = OperatorBlock(hessian, block_index(problem, rest)) if exact else hessian
     s, how = _sampled(problem, h, rest, entries, rtol, max_products, deflate, seed, progress)
     errors = dict(zip(rest, s.stderrs.tolist()[:-1], strict=True))
     traces |= dict(zip(rest, s.traces.tolist()[:-1], strict=True))

@@ -226,14 +226,14 @@ def eigenvalue_rows(
         }
         for i in range(len(values))
     ]
-    if which == "smallest":
+    if which == "smallest" or len(rows) < 2:
         return rows
     last = min(RATIO_INDEX, len(values)) - 1
     top, low = float(values[0]), float(values[last])
     zero = abs(low) <= max(float(residuals[last]), noise * float(np.abs(values).max()))
     ratio = None if zero else top / low
     error = None
-    if ratio is not None and last:
+    if ratio is not None:
         error = (float(residuals[0]) + abs(ratio) * float(residuals[last])) / abs(low)
     rows.append(
         {

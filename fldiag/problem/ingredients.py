@@ -293,7 +293,7 @@ class Ingredients:
     @property
     def in_memory(self) -> bool:
         """Whether the examples themselves were given, not a slice of a data set."""
-        return isinstance(self._data, inputs.TensorData)
+        return isinstance(self._data, inputs.TensorData | inputs.IndexedData)
 
     @property
     def inputs(self) -> str:

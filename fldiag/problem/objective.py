@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError, error_place, first_line, out_of_memory
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, rows, same
 
@@ -174,10 +174,15 @@ def _value(loss: Callable[..., Any], z: Any, y: Tree) -> Any:
             "other",
             "give the targets the shape of the outputs, or a loss that says how they are compared",
         ) from None
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+    except FldiagError:
+        raise
+    except Exception as error:  # the user's loss may raise anything
+        if out_of_memory(error):
+            raise
         several = not isinstance(z, Tensor)
         raise FldiagError(
-            f"the loss failed on outputs {describe(z)} and targets {describe(y)}: {error}",
+            f"the loss failed on outputs {describe(z)} and targets {describe(y)}: {type(error).__name__}: {error}"
+            f"{error_place(error)}",
             "give a loss (outputs, y) that picks what it compares: lambda out, y: F.cross_entropy(out[0], y)"
             if several
             else "check that the loss takes (outputs, y) of this shape and type",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, error_place, out_of_memory
 from fldiag.models.layers import batch_dependent, inherited_rules
 from fldiag.problem.derivatives import (
     Derivatives,
@@ -95,12 +95,16 @@ def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
     buffers = {n: b.clone() for n, b in problem.buffers.items()}
     try:
         z = problem.call(w, inputs, buffers)
-    except FAILURES as error:
+    except FldiagError:
+        raise
+    except Exception as error:  # the user's model may raise anything
+        if out_of_memory(error):
+            raise
         batch = (
             f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else describe(x)
         )
         raise FldiagError(
-            f"the model failed on a batch of {batch}: {error}"
+            f"the model failed on a batch of {batch}: {type(error).__name__}: {error}{error_place(error)}"
             + "".join(f" ({text})" for text in problem.data_remarks),
             "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
             "[((a, b), y) for a, b, y in loader]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.registry import Diagnostic
 from fldiag.report.members import Claim, Source
-from fldiag.results.files import read_csv_bytes, read_json
+from fldiag.results.files import read_csv, read_csv_bytes, read_json
 from fldiag.results.table import COLUMNS, check
 
 _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
@@ -161,7 +160,7 @@ def _claims(about: dict[str, Any]) -> list[Claim]:
 def read(candidate: Candidate) -> Source:
     """The table. Raises FldiagError for a csv that was changed, and FldiagError, OSError or ValueError for what is no table."""
     raw = read_csv_bytes(candidate.csv, candidate.about)
-    frame = check(pd.read_csv(io.BytesIO(raw), dtype=_TEXT, low_memory=False))
+    frame = check(read_csv(raw, dtype=_TEXT, low_memory=False))
     for column in (
         "value",
         "stderr",

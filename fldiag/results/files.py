@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ PICTURES: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
 }
+#: How text begins that a spreadsheet computes as a formula, and such text with apostrophes before it.
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
 #: Key of a json file's digest.
 DIGEST = "digest"
 
@@ -184,12 +187,24 @@ def beside(path: Path, ending: str) -> Path:
 
 def csv_text(frame: pd.DataFrame, digits: int = 9) -> str:
     """A table as the csv text that every writer of the project uses: no index, nine significant digits unless said otherwise.
+    Text that a spreadsheet would compute as a formula has an apostrophe before it.
 
     >>> import pandas as pd
     >>> csv_text(pd.DataFrame({"metric": ["loss"], "value": [1 / 3]}))
     'metric,value\\nloss,0.333333333\\n'
     """
-    return printable(frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
+    marked = frame.map(lambda v: f"'{v}" if isinstance(v, str) and FORMULA.match(v) else v)
+    return printable(marked.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
+
+
+def read_csv(content: bytes, **options: Any) -> pd.DataFrame:
+    """The table of a csv that ``csv_text`` wrote; ``options`` are those of ``pandas.read_csv``."""
+    import pandas as pd  # who writes texts alone has no need of it
+
+    frame = pd.read_csv(io.BytesIO(content), **options)
+    return frame.map(
+        lambda v: v[1:] if isinstance(v, str) and FORMULA.match(v[1:]) and v[0] == "'" else v
+    )
 
 
 def json_digest(content: Any) -> str:

@@ -217,11 +217,22 @@ def test_scaling_the_loss_scales_the_diagonal():
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_networks_are_estimated_and_said_to_be(name):
     p = problem(name)
-    d = diagonal_of(p)
+    d = diagonal_of(p, max_products=40)
     assert d.estimator == "hutchinson-deflated" and d.trace_stderr is not None
     assert ("Tanh" if name == "tanh" else "GroupNorm") in d.why
     with pytest.raises(FldiagError, match="the exact diagonal is not known for this model"):
-        diagonal_of(p, estimate="exact")
+        diagonal_of(p, estimate="exact", max_products=40)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_as_many_products_as_weights_are_exact(name):
+    p = problem(name)
+    for options in ({}, {"estimate": "exact"}, {"max_products": p.layout.size}):
+        d = diagonal_of(p, **options)
+        assert d.estimator == "exact" and d.trace_stderr is None and d.converged
+        assert d.products <= p.layout.size
+        assert torch.allclose(d.values, dense(p).diagonal(), rtol=1e-9, atol=1e-12)
+        assert d.trace == pytest.approx(float(dense(p).diagonal().sum()), rel=1e-9)
 
 
 def test_losses_that_couple_examples_or_outputs_without_a_batch_are_not_exact():
@@ -259,7 +270,7 @@ def test_a_rule_that_disagrees_with_products_is_not_used(monkeypatch):
         ),
     )
     assert "disagrees" in inexact(problem("cnn"))
-    assert diagonal_of(problem("cnn")).estimator == "hutchinson-deflated"
+    assert diagonal_of(problem("cnn"), max_products=40).estimator == "hutchinson-deflated"
 
 
 def test_cut_gradients_are_respected():
@@ -354,13 +365,13 @@ def test_a_space_that_is_all_known_needs_no_probe():
 def test_the_target_is_reached_or_not_and_the_budget_kept():
     p = problem("tanh")
     expected = dense(p).diagonal()
-    done = diagonal_of(p, entries=False, rtol=0.15, max_products=400)
+    done = diagonal_of(p, entries=False, rtol=0.15, max_products=400, estimate="hutchinson")
     assert done.converged and done.trace_stderr <= 0.15 * abs(done.trace) and done.products <= 400
     assert abs(done.trace - float(expected.sum())) <= 5 * done.trace_stderr
-    short = diagonal_of(p, rtol=1e-4, max_products=30, deflate=10)
+    short = diagonal_of(p, rtol=1e-4, max_products=30, deflate=10, estimate="hutchinson")
     assert not short.converged and short.products == 30
     assert ((short.values - expected).abs() <= 6 * short.stderr + 1e-9).double().mean() > 0.95
-    plain = diagonal_of(p, max_products=30, deflate=0)
+    plain = diagonal_of(p, max_products=30, deflate=0, estimate="hutchinson")
     assert plain.estimator == "hutchinson" and plain.products == 30
     with pytest.raises(FldiagError, match="rtol = 0"):
         diagonal_of(p, rtol=0)
@@ -549,7 +560,7 @@ def test_layers_that_the_outputs_are_affine_in_are_exact_in_any_network(head, af
         dense = torch.autograd.functional.hessian(
             lambda w: F.cross_entropy(p.call(w, x), y), p.w
         ).diagonal()
-    d = diagonal_of(p, max_products=30)
+    d = diagonal_of(p, max_products=14)
     for name, where in p.layout.slices().items():
         assert (name in d.exact) == any(name.startswith(a) for a in affine)
         assert (d.trace_stderrs[name] is None) == (name in d.exact)

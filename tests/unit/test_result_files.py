@@ -110,3 +110,17 @@ def test_pictures(tmp_path):
     with pytest.raises(FldiagError, match="cannot write a figure"):
         files.write_pictures(fig, [tmp_path / "b.pdf", tmp_path / "b.gif"], dpi=50)
     assert not (tmp_path / "b.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-a", "@sum", "\tx", "'=1", "'", "plain", "", "a=b", "-1.5"]
+)
+def test_text_of_a_csv_is_no_formula_and_is_read_back(text):
+    frame = pd.DataFrame({"run": [text, "b"], "value": [-1.5, float("nan")]})
+    content = files.csv_text(frame)
+    cell = content.splitlines()[1].strip('"')
+    assert not cell.startswith(("=", "+", "-", "@", "\t")) and ",-1.5" in content
+    back = files.read_csv(
+        content.encode(), dtype={"run": str}, keep_default_na=False, na_values={"value": [""]}
+    )
+    pd.testing.assert_frame_equal(back, frame)

@@ -199,6 +199,6 @@ def test_examples_given_directly_take_no_slice(run):
     checkpoint = fldiag.load(
         run.path / "rounds" / "0002.pt", data=(torch.randn(8, 4), torch.arange(8) % 3)
     )
-    assert len(fldiag.diagnose(checkpoint, "spectrum", k=1)) == 4
+    assert len(fldiag.diagnose(checkpoint, "spectrum", k=1)) == 3
     with pytest.raises(FldiagError, match="examples themselves"):
         fldiag.diagnose(checkpoint, "spectrum", k=1, samples=5)

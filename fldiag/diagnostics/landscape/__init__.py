@@ -119,7 +119,7 @@ def landscape(
         ),
     ] = None,
     span: Annotated[
-        float | None, Field(gt=0, description="Largest coefficient (default 1).")
+        float | None, Field(gt=0, le=1e30, description="Largest coefficient (default 1).")
     ] = None,
     grid_rtol: Annotated[
         float,

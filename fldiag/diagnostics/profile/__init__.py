@@ -38,7 +38,7 @@ def profile(
         int | None,
         Field(ge=3, le=9999, description="Number of points along each line (odd; default 41)."),
     ] = None,
-    span: Annotated[float, Field(gt=0, description="Largest coefficient.")] = 1.0,
+    span: Annotated[float, Field(gt=0, le=1e30, description="Largest coefficient.")] = 1.0,
     through: Any = None,
     k: Annotated[int, Field(ge=1, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[

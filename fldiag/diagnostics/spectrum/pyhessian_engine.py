@@ -212,6 +212,8 @@ def eigenvalues(
             }
         )
     last = min(RATIO_INDEX, k)
+    if last == 1:
+        return [{**problem.common, **row} for row in rows]
     rows.append(
         {
             **common,
