@@ -4,13 +4,17 @@
   was written without them (``torch.serialization.set_crc32_options(False)``) is read as it is, and so is the format that
   torch.save wrote before version 1.6: neither can be verified.
 - ``.safetensors`` has no checksum. What its header says of sizes and places is checked against the file, so a file that was cut
-  off is refused; a flipped bit in a weight is not noticed.
+  off is refused; a flipped bit in a weight is not noticed. Of a model in several files the ``*.index.json`` is read.
+- ``.npz`` and ``.npy`` hold arrays without names: ``arr_0``, ``arr_1``, ... in the order of a state_dict, or one vector.
+
+Files of other programs are known by their first bytes (not by their names), and what to do with them is said.
 
 Inside a run every file is verified by the sha256 in run.json as well.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -20,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,10 +48,44 @@ DTYPES = {
     torch.uint8,
     torch.bool,
 }
+#: How the names of the list of a model's files end.
+INDEX = ".index.json"
+#: Names of arrays in an npz that are examples.
+EXAMPLES = {"train_images", "train_labels", "test_images", "test_labels"}
+#: First bytes (lower case), or the end of the name where a format has none -> what such a file is, and what to do.
+OTHERS: dict[bytes | str, tuple[str, str]] = {
+    b"version https://git-lfs": (
+        "a git-lfs pointer in place of the file",
+        "fetch it: git lfs pull",
+    ),
+    b"<!doctype html": ("a web page", "the download failed: download the file itself"),
+    b"<html": ("a web page", "the download failed: download the file itself"),
+    b"\x89hdf\r\n\x1a\n": ("an HDF5 file (Keras, TensorFlow)", "{framework}"),
+    b"gguf": ("a GGUF file (llama.cpp)", "give the safetensors files that it was made from"),
+    ".keras": ("a Keras model", "{framework}"),
+    ".onnx": ("an ONNX graph", "{framework}"),
+    ".msgpack": ("a msgpack file (Flax)", "{framework}"),
+}
+FRAMEWORK = (
+    "open it with the program that wrote it, copy the arrays into the same model of PyTorch, and "
+    "torch.save(model.state_dict(), path)"
+)
+#: Pickled numbers, arrays and options beside the weights: plain data, whose making runs nothing else.
+PLAIN: list[Any] = [
+    argparse.Namespace,
+    np.ndarray,
+    np.dtype,
+    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGSUVO"},
+    *(
+        (value.__reduce__()[0], f"numpy.{package}.multiarray.{name}")
+        for value, name in ((np.float64(0), "scalar"), (np.zeros(1), "_reconstruct"))
+        for package in ("core", "_core")
+    ),
+]
 
 
 def read_tensors(path: Path) -> Any:
-    """The content of a ``.pt`` or ``.safetensors`` file, tensors and plain containers only.
+    """The content of a ``.pt``, ``.safetensors``, ``.npz`` or ``.npy`` file, tensors and plain containers only.
 
     Raises FldiagError for a missing, empty, truncated, damaged or foreign file, for one that claims to hold far more than
     its size, and for one that holds pickled objects (nothing of it is executed).
@@ -66,13 +105,37 @@ def read_tensors(path: Path) -> Any:
                 f"checkpoint {path} is empty",
                 "use another round's file, or train again with --resume",
             )
-        content = _safetensors(path) if path.suffix == ".safetensors" else _pt(path, size)
+        content = (
+            _shards(path)
+            if path.name.endswith(INDEX)
+            else _safetensors(path)
+            if path.suffix == ".safetensors"
+            else _pt(path, size)
+        )
     except OSError as error:
         raise FldiagError(
             f"checkpoint {path} cannot be read: {error.strerror or type(error).__name__}",
             "copy it again, or use another file",
         ) from None
-    _bounded(path, content, size)
+    if not path.name.endswith(INDEX):
+        _bounded(path, content, size)
+    return content
+
+
+def _shards(path: Path) -> Any:
+    """The tensors in the files of one model, as the list of them says."""
+    try:
+        names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FldiagError(f"{path} lists no files of weights", "use the original") from None
+    content: dict[str, Any] = {}
+    for name in names:
+        if Path(name).name != name or not name.endswith((".safetensors", ".bin")):
+            raise FldiagError(
+                f"{path} names {name!r}, which is not a safetensors file in this folder",
+                "use the original",
+            )
+        content |= read_tensors(path.parent / name)
     return content
 
 
@@ -97,6 +160,8 @@ def check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:
 def _safetensors(path: Path) -> Any:
     from safetensors import safe_open
 
+    with open(path, "rb") as content:
+        _refuse_others(path, content.read(64))
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
@@ -112,11 +177,15 @@ def _safetensors(path: Path) -> Any:
 
 def _pt(path: Path, size: int) -> Any:
     with open(path, "rb") as file:
-        start = file.read(4)
-    if start == b"PK\x03\x04":
-        _verify(path, size)
+        start = file.read(64)
+    _refuse_others(path, start)
+    if start[:4] == b"PK\x03\x04" and _verify(path, size):
+        return _arrays(path)
+    if start.startswith(b"\x93NUMPY"):
+        return _arrays(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(PLAIN):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if start[:2] != b"PK" and start[:1] != b"\x80":
             raise _damaged(path) from None
@@ -124,8 +193,9 @@ def _pt(path: Path, size: int) -> Any:
         kind = f"a pickled object ({names[0]})" if names else "something other than tensors"
         raise FldiagError(
             f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
-            "save only the state_dict: torch.save(model.state_dict(), path); docs/other_frameworks.md has the two "
-            "lines that make such a file of a whole module",
+            "save only the weights: if the file is your own, torch.load(path, weights_only=False) gives the module, whose "
+            "state_dict() is to be saved, or a dict, of which the entry with the weights is; docs/other_frameworks.md has "
+            "the lines",
         ) from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):
@@ -135,16 +205,32 @@ def _pt(path: Path, size: int) -> Any:
         raise _damaged(path) from None
 
 
-def _verify(path: Path, size: int) -> None:
-    """The archive's own checksums, a piece at a time. Raises FldiagError when one does not hold."""
+def _refuse_others(path: Path, start: bytes) -> None:
+    """Raises FldiagError, with what to do, for a file of a program whose files are not read."""
+    start = start.lstrip().lower()
+    for mark, (kind, remedy) in OTHERS.items():
+        if start.startswith(mark) if isinstance(mark, bytes) else path.name.endswith(str(mark)):
+            raise FldiagError(f"{path} is {kind}", remedy.format(framework=FRAMEWORK))
+
+
+def _verify(path: Path, size: int) -> bool:
+    """The archive's own checksums, a piece at a time, and whether it holds arrays of numpy. Raises FldiagError when a checksum
+    does not hold, or the archive holds no weights."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if members and all(member.filename.endswith(".npy") for member in members):
+            names = {member.filename for member in members}
+            has_arrays = bool(names) and all(name.endswith(".npy") for name in names)
+            if EXAMPLES & {name.removesuffix(".npy") for name in names}:
                 raise FldiagError(
                     f"{path} holds numpy arrays and no weights: it may be data",
                     f"give a checkpoint, and this file as its data: --data npz:{path}",
                     usage=True,
+                )
+            if any(name.endswith("/constants.pkl") for name in names):
+                raise FldiagError(
+                    f"{path} is a TorchScript archive, which holds code",
+                    "save its weights: torch.save(torch.jit.load(path).state_dict(), 'weights.pt')",
                 )
             _claim(path, sum(member.file_size for member in members), size)
             bad = archive.testzip() if any(member.CRC for member in members) else None
@@ -157,6 +243,28 @@ def _verify(path: Path, size: int) -> None:
             f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not match",
             "copy it again, or use another round's file",
         )
+    return has_arrays
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of a file of numpy as tensors; the one of an npy is ``arr_0``."""
+    try:
+        content = np.load(path, allow_pickle=False)
+        arrays = {"arr_0": content} if isinstance(content, np.ndarray) else dict(content)
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape)
+            for name, a in arrays.items()
+        }
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can make the reader raise anything
+        if not isinstance(error, TypeError) and "pickle" not in str(error):
+            raise _damaged(path) from None
+        raise FldiagError(
+            f"{path} holds arrays that are not numbers: {first_line(error)}",
+            "save the weights alone: np.savez(path, *arrays); Flower's Parameters become arrays by "
+            "flwr.common.parameters_to_ndarrays",
+        ) from None
 
 
 def _bounded(path: Path, content: Any, size: int) -> None:

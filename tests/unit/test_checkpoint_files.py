@@ -124,7 +124,7 @@ def test_pickled_objects_are_refused_and_not_executed(wrap, how, tmp_path):
 
 def test_a_whole_pickled_module_is_refused(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
-    with pytest.raises(FldiagError, match="save only the state_dict"):
+    with pytest.raises(FldiagError, match="save only the weights"):
         schema.read(tmp_path / "module.pt")
 
 
@@ -159,7 +159,7 @@ def test_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [3, [torch.ones(1)], {}, {"w": 3}, {1: torch.ones(1)}, torch.ones(2)]
+    "content", [3, [torch.ones(1)], {}, {"w": 3}, {1: torch.ones(1)}, torch.ones(2, 2)]
 )
 def test_tensors_that_are_no_state_dict(content, tmp_path):
     torch.save(content, tmp_path / "x.pt")
