@@ -150,7 +150,8 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="A .pt or .safetensors file, or a folder of per-client files."
+            metavar="IN",
+            help="A .pt or .safetensors file, a folder of per-client files, or an array of all clients (.npy).",
         ),
     ],
     target: Annotated[
@@ -164,7 +165,7 @@ def convert(
         typer.Option(
             help="Paths of the clients' files, such as "
             "'round_{round}/client_{client}.pt' (* stands for any text; not "
-            "needed for PFLlib)."
+            "needed where a word before each number says what it is)."
         ),
     ] = None,
     global_pattern: Annotated[

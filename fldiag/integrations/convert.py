@@ -42,11 +42,13 @@ def convert(
     """A checkpoint file in the other format, or another program's folder of clients' files as a run.
 
     Args:
-        source: a ``.pt`` or ``.safetensors`` file, or the folder.
+        source: a ``.pt`` or ``.safetensors`` file, the folder, or an ``.npy`` or ``.npz`` with all clients' weights:
+            [clients, parameters], or [rounds, clients, parameters].
         out: the file in the other format, or the run's folder, which goes on where it was stopped.
-        pattern: where the clients' files lie: ``"round_{round}/client_{client}.pt"``; known for PFLlib. This and what follows is
-            for folders.
-        global_pattern: where the global models lie; without it they are taken to be the mean of the clients' weights.
+        pattern: where the clients' files lie: ``"round_{round}/client_{client}.pt"``; not needed where the words before the
+            numbers say it. This and what follows is for folders.
+        global_pattern: where the global models lie; without it they are taken to be the mean of the clients' weights, without a
+            pattern of clients' files the run is of global models alone.
         global_is: what the global file of a round is: aggregated (after it) or received (before it).
         initial: file of the model that the first round's clients received.
         partition: whose examples are whose: npz or JSON, client -> indices.
@@ -73,7 +75,7 @@ def convert(
     'net.safetensors'
     """
     source, out, tell = Path(source), Path(out), on_event or (lambda event: None)
-    if os.path.isdir(source):
+    if os.path.isdir(source) or (os.path.isfile(source) and source.suffix in client_files.ARRAYS):
         return folder_to_run(
             source,
             out,

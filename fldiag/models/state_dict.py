@@ -20,6 +20,7 @@ CONTAINERS = (
     "weights",
     "params",
     "parameters",
+    "modopt",
 )
 #: Words in the names of weights that average or follow others.
 AVERAGES = {
@@ -56,6 +57,7 @@ def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[st
 
     Raises FldiagError when names fit behind several prefixes, and it is not clear which of them is the plain one.
     """
+    state = in_order(state, module)
     fits = prefixes(state, module)
     prefix = plain_name([p.removesuffix(".") for p in fits]) if fits else ""
     if prefix is None:
@@ -107,6 +109,42 @@ def key_remedy(key: str) -> str:
 def strip_prefix(state: State, prefix: str) -> State:
     """The tensors behind the prefix, without it; those elsewhere are left out."""
     return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+
+def in_order(state: State, module: nn.Module) -> State:
+    """Arrays without names (``arr_0``, ``arr_1``, ...) under those of the module's state_dict, or of its parameters alone, in
+    that order; or one vector of all. Buffers that they leave out are the module's.
+
+    Raises FldiagError where numbers or shapes do not fit.
+    """
+    if not state or not all(re.fullmatch(r"arr_\d+", name) for name in state):
+        return state
+    arrays = [state[name] for name in sorted(state, key=lambda name: int(name[4:]))]
+    parameters = {n: p.detach() for n, p in module.named_parameters()}
+    tensors = module.state_dict()
+    for target in (tensors, parameters):
+        values = arrays
+        if len(arrays) == 1 and arrays[0].ndim == 1:
+            sizes = [t.numel() for t in target.values()]
+            if sum(sizes) != len(arrays[0]):
+                continue
+            values = [
+                part.reshape(t.shape)
+                for part, t in zip(arrays[0].split(sizes), target.values(), strict=True)
+            ]
+        if [a.shape for a in values] == [t.shape for t in target.values()]:
+            return {**tensors, **dict(zip(target, values, strict=True))}
+    shapes = [list(a.shape) for a in arrays]
+    target = tensors if len(arrays) == len(tensors) else parameters
+    pairs = zip(shapes, target.items(), strict=False)
+    misfit = next(
+        (f": {a} where {n} is {list(t.shape)}" for a, (n, t) in pairs if a != list(t.shape)), ""
+    )
+    raise FldiagError(
+        f"{len(arrays)} arrays without names do not fit the model, whose state_dict has {len(tensors)} tensors and which has "
+        f"{sum(p.numel() for p in parameters.values()):,} parameters{misfit}",
+        "give the model of these weights; arrays are taken in the order of its state_dict()",
+    )
 
 
 def with_first_names(state: State, module: nn.Module) -> State:

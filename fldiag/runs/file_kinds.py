@@ -27,11 +27,6 @@ KINDS = (
         "a pointer of Git LFS, not the file itself",
         "fetch it: git lfs pull",
     ),
-    (
-        b"\x93NUMPY",
-        "one numpy array",
-        "save the weights by name: torch.save({name: torch.from_numpy(array), ...}, 'weights.pt')",
-    ),
     (b"\x1f\x8b", "a gzip archive", "unpack it: gunzip or tar -xzf, and give the file inside"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it: unzstd, and give the file inside"),
     (b"\xfd7zXZ", "an xz archive", "unpack it: unxz or tar -xJf, and give the file inside"),

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fldiag.errors import FldiagError, nearest
-from fldiag.models.state_dict import State, key_remedy, plain_name, strip_prefix
+from fldiag.models.state_dict import CONTAINERS, State, key_remedy, plain_name, strip_prefix
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
 
     Raises FldiagError when there is none, none of this name, or no telling which.
     """
+    if isinstance(content, Tensor) and content.ndim == 1:  # a vector of all parameters
+        content = {"arr_0": content}
     sets = (
         {"": dict(content)}
         if _is_state(content)
@@ -67,6 +69,14 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
     ]
     left = {str(k) for k in content} - {name.partition(".")[0] for name in [best, *alternatives]}
     return Weights(sets[best], best, tuple(sorted(alternatives)), tuple(sorted(left)))
+
+
+def is_vacant(content: Any) -> bool:
+    """Whether a container has a place for weights, and None in it: a client that has not trained yet."""
+    return isinstance(content, Mapping) and any(
+        (value is None and name in CONTAINERS) or is_vacant(value)
+        for name, value in content.items()
+    )
 
 
 def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:

@@ -6,6 +6,7 @@
 - numpy numbers and arrays and ``argparse.Namespace`` beside the weights are passed over: nothing of them is rebuilt.
 - ``.safetensors`` has no checksum. What its header says of sizes and places is checked against the file, so a file that was cut
   off is refused; a flipped bit in a weight is not noticed.
+- ``.npz`` and ``.npy`` hold arrays without names: ``arr_0``, ``arr_1``, ... in the order of a state_dict, or one vector.
 
 Inside a run every file is verified by the sha256 in run.json as well.
 """
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +49,8 @@ DTYPES = {
     torch.uint8,
     torch.bool,
 }
+#: Names of arrays in an npz that are examples.
+EXAMPLES = {"train_images", "train_labels", "test_images", "test_labels"}
 
 
 class PlainObject:
@@ -76,7 +80,8 @@ PLAIN_OBJECTS: list[Any] = [
 
 
 def read_tensors(path: Path) -> Any:
-    """The content of a ``.pt`` or ``.safetensors`` file, or of the parts that an index names; tensors and plain containers only.
+    """The content of a ``.pt``, ``.safetensors``, ``.npz`` or ``.npy`` file, or of the parts that an index names; tensors and
+    plain containers only.
 
     Raises FldiagError for a missing, empty, truncated, damaged or foreign file, for one that claims to hold far more than
     its size, and for one that holds pickled objects (nothing of it is executed).
@@ -171,8 +176,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _pt(path: Path, size: int, start: bytes) -> Any:
-    if start[:4] == b"PK\x03\x04":
-        _verify(path, size)
+    if start.startswith(b"\x93NUMPY") or (start[:4] == b"PK\x03\x04" and _verify(path, size)):
+        return _arrays(path)
     try:
         with open(path, "rb") as file, torch.serialization.safe_globals(PLAIN_OBJECTS):
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -195,12 +200,15 @@ def _pt(path: Path, size: int, start: bytes) -> Any:
         raise _damaged(path) from None
 
 
-def _verify(path: Path, size: int) -> None:
-    """The archive's own checksums, a piece at a time. Raises FldiagError when one does not hold."""
+def _verify(path: Path, size: int) -> bool:
+    """The archive's own checksums, a piece at a time, and whether it holds arrays of numpy. Raises FldiagError when a checksum
+    does not hold, or the archive holds no weights."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if members and all(member.filename.endswith(".npy") for member in members):
+            names = {member.filename for member in members}
+            has_arrays = bool(names) and all(name.endswith(".npy") for name in names)
+            if EXAMPLES & {name.removesuffix(".npy") for name in names}:
                 raise FldiagError(
                     f"{path} holds numpy arrays and no weights: it may be data",
                     f"give a checkpoint, and this file as its data: --data npz:{path}",
@@ -217,6 +225,28 @@ def _verify(path: Path, size: int) -> None:
             f"checkpoint {path} is damaged: the checksum of its member {bad[-80:]} does not match",
             "copy it again, or use another round's file",
         )
+    return has_arrays
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of a file of numpy as tensors; the one of an npy is ``arr_0``."""
+    try:
+        content = np.load(path, allow_pickle=False)
+        arrays = {"arr_0": content} if isinstance(content, np.ndarray) else dict(content)
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape)
+            for name, a in arrays.items()
+        }
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can make the reader raise anything
+        if not isinstance(error, TypeError) and "pickle" not in str(error):
+            raise _damaged(path) from None
+        raise FldiagError(
+            f"{path} holds arrays that are not numbers: {first_line(error)}",
+            "save the weights alone: np.savez(path, *arrays); Flower's Parameters become arrays by "
+            "flwr.common.parameters_to_ndarrays",
+        ) from None
 
 
 def _bounded(path: Path, content: Any, size: int) -> None:

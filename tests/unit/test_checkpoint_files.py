@@ -160,7 +160,7 @@ def test_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [3, [torch.ones(1)], {}, {"w": 3}, {1: torch.ones(1)}, torch.ones(2)]
+    "content", [3, [torch.ones(1)], {}, {"w": 3}, {1: torch.ones(1)}, torch.ones(2, 2)]
 )
 def test_tensors_that_are_no_state_dict(content, tmp_path):
     torch.save(content, tmp_path / "x.pt")

@@ -33,7 +33,6 @@ OTHERS = [
     ("net", b"\x08\x08\x12\x07pytorch" + b"\0" * 40, "an ONNX graph"),
     ("flax_model.msgpack", msgpack(b"params"), "a msgpack file.*from_flax=True"),
     ("flax_model", msgpack(b"params"), "a msgpack file"),
-    ("w.npy", b"\x93NUMPY\x01\x00" + b"\0" * 90, "one numpy array.*from_numpy"),
     ("w.pt.gz", b"\x1f\x8b\x08" + b"\0" * 90, "a gzip archive.*gunzip"),
     ("w.tar", TAR, "a tar archive.*unpack"),
 ]

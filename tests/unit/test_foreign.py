@@ -61,7 +61,7 @@ def test_state_dicts_in_containers(tmp_path, wrap):
         ({"a": {"w": torch.ones(2)}, "b": {"w": torch.ones(2)}}, "several sets of weights: a, b"),
         ({}, "empty dict"),
         ({"epoch": 3}, "'epoch' is a int"),
-        (torch.ones(3), "holds a Tensor"),
+        (torch.ones(3, 2), "holds a Tensor"),
         ({"model": {"lr": 0.1}}, "'model' is a dict"),
     ],
 )
@@ -475,7 +475,7 @@ def test_a_pattern_that_matches_nothing_gets_one_that_does(tmp_path):
     suggestion = caught.value.remedy.split("'")[1]
     assert suggestion == "it{round}/worker{client}.safetensors"
     assert client_files.scan(tmp_path, suggestion).clients == {
-        3: {"12": tmp_path / "it3/worker12.safetensors"}
+        3: {"12": (tmp_path / "it3/worker12.safetensors", None)}
     }
     with pytest.raises(FldiagError, match="global pattern"):
         client_files.scan(tmp_path, suggestion, "it{round}/global.pt")
