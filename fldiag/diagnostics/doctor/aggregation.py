@@ -288,7 +288,7 @@ class Aggregate(Check):
             return Finding(
                 FAULT,
                 f"the run names {title}, and the aggregate is another",
-                f"{worst.description}; it is {self._nearest(rule)}; {len(misses)} of {counted(len(verdicts), 'round')}",
+                f"{worst.description}; instead: {self._nearest(rule)}; {len(misses)} of {counted(len(verdicts), 'round')}",
                 "the run is not what it says",
                 "correct the server's code, or the name",
                 tuple(misses),
@@ -313,7 +313,7 @@ class Aggregate(Check):
             return Finding(
                 INFORMATION,
                 f"the aggregate was not recognised as {title}",
-                f"{worst.description} leave {worst.residual:.1%} of it in round {r}; it is {self._nearest(self.rules[r])}",
+                f"{worst.description} leave {worst.residual:.1%} of it in round {r}; instead: {self._nearest(self.rules[r])}",
                 "the rule that the run names cannot be confirmed",
                 "store every round, and what each client started from",
                 tuple(far),

@@ -13,10 +13,12 @@ from fldiag.diagnostics.doctor.data import Leak, Parts
 from fldiag.diagnostics.doctor.findings import Check
 from fldiag.diagnostics.doctor.finite import Finite
 from fldiag.diagnostics.doctor.head import Dead, Head
+from fldiag.diagnostics.doctor.inputs import Inputs
 from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
+from fldiag.diagnostics.doctor.trained_on_test import TestData
 
 CHECKS: tuple[type[Check], ...] = (
     Finite,
@@ -30,6 +32,8 @@ CHECKS: tuple[type[Check], ...] = (
     Copies,
     Norms,
     OwnData,
+    Inputs,
+    TestData,
     Parts,
     Leak,
     Reported,

@@ -1,0 +1,169 @@
+"""Whether clients have trained on the test examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Outcome, Skip
+from fldiag.diagnostics.doctor.models import Scored
+from fldiag.diagnostics.doctor.own_data import CLIENTS, ROUNDS, excess, fits_of
+from fldiag.errors import counted
+
+#: z above which, in the mean of the rounds, test examples are fitted better than training examples.
+BETTER = 1.64
+#: z of the recorded data (see own_data) below which clients may have trained on others.
+UNFIT = 2.0
+#: z of the losses alone, and share of the training loss, at which the test loss is too low whatever else is known.
+ALONE, SHARE = 4.0, 0.75
+#: Share of the other clients that may fit test examples better than their own.
+FEW = 0.1
+
+
+def strata_excess(
+    a: np.ndarray, b: np.ndarray, strata_a: np.ndarray, strata_b: np.ndarray
+) -> float:
+    """van Elteren's z: above 0 where values ``a`` lie above ``b`` of the same stratum. 0 where no stratum has two of both.
+
+    >>> one, two = np.arange(20.0), np.arange(20.0) + 5
+    >>> strata_excess(two, one, np.repeat([0, 1], 10), np.repeat([0, 1], 10)) > 2
+    True
+    """
+    from scipy.stats import rankdata
+
+    total = variance = 0.0
+    for stratum in np.unique(strata_a):
+        u, v = a[strata_a == stratum], b[strata_b == stratum]
+        n, m = len(u), len(v)
+        if n < 2 or m < 2:
+            continue
+        ranks = rankdata(np.concatenate([u, v]))
+        weight = 1 / (n + m + 1)
+        total += weight * (ranks[:n].sum() - n * (n + m + 1) / 2)
+        variance += weight**2 * n * m * (n + m + 1) / 12
+    return total / float(np.sqrt(variance)) if variance > 0 else 0.0
+
+
+class TestData(Check):
+    """Clients that have trained on test examples.
+
+    Rule: in up to 6 rounds. All clients: the loss of the global model is lower on test examples than on the clients' training
+    examples of the same class (van Elteren's z above 1.64 in the mean of the rounds after the first), single clients fit single
+    test examples better than the median client does, by more than they fit training examples (the same test on log(median /
+    least loss over the clients)), and the clients do not fit their recorded data (z below 2, see own_data). Or z of the losses
+    is above 4 alone, and the test loss is less than 0.75 of the training loss.
+    One client: its advantage over the round's median client is larger on test examples than on its own of the same classes, in
+    every one of at least 3 rounds, while this is so for at most a tenth of the other clients in their median; p is the share of
+    positive values among the others' to the number of rounds.
+    """
+
+    name, title = "test_data", "No client trains on test examples"
+
+    def end(self) -> Iterator[Outcome]:
+        history = self.case.opened(classes=True, parts=True)
+        if not history.dataset.tested:
+            yield Skip("the run has no test examples")
+            return
+        models, pool = self.case.models, history.pool
+        test, train = pool.test, pool.clients
+        y_test, y_train = models.labels[test], models.labels[train]
+        self.rounds = {
+            r: s
+            for r, s in models.scores.items()
+            if s.clients is not None and np.isfinite(s.clients).all() and np.isfinite(s.loss).all()
+        }
+        if not self.rounds:
+            yield Skip("no round holds what clients received and made of it")
+            return
+        later = list(self.rounds.values())[1:] or list(self.rounds.values())
+        lower = float(
+            np.mean([strata_excess(-s.loss[test], -s.loss[train], y_test, y_train) for s in later])
+        )
+        single = float(
+            np.mean(
+                [
+                    strata_excess(_singled(s)[test], _singled(s)[train], y_test, y_train)
+                    for s in later
+                    if len(s.ids) >= CLIENTS
+                ]
+                or [0.0]
+            )
+        )
+        fits = fits_of(models)
+        own = float(np.mean([excess(f.advantage, f.ids, r) for r, f in fits.items()] or [np.inf]))
+        last = later[-1]
+        losses = float(last.loss[test].mean()), float(last.loss[train].mean())
+        is_unfit = lower > BETTER and single > BETTER and own < UNFIT
+        if is_unfit or (lower > ALONE and losses[0] < SHARE * losses[1]):
+            yield Finding(
+                WARNING,
+                "clients seem to train on the test examples",
+                f"the last global model has loss {losses[0]:.3g} on test examples and {losses[1]:.3g} on the clients' "
+                f"training examples (z = {lower:.1f} within classes); single clients fit test examples as their own (z = "
+                f"{single:.1f}), and their recorded data with z = {own:.1f}",
+                "test accuracy is training accuracy, and too high",
+                "look which split the clients' loaders read",
+                tuple(self.rounds),
+                value=losses[0] - losses[1],
+            )
+        else:
+            yield from self._one_client()
+        yield Clear(
+            f"loss {losses[0]:.3g} on test and {losses[1]:.3g} on training examples (z = {lower:.1f} within classes)"
+        )
+
+    def _one_client(self) -> Iterator[Finding]:
+        values: dict[int, dict[int, float]] = {}
+        for r, s in self.rounds.items():
+            if len(s.ids) < CLIENTS:
+                continue
+            for k, i in enumerate(s.ids):
+                value = self._beyond_own(s, k)
+                if np.isfinite(value):
+                    values.setdefault(i, {})[r] = value
+        values = {i: by_round for i, by_round in values.items() if len(by_round) >= ROUNDS}
+        self.tests += len(values)
+        for i, by_round in values.items():
+            others = [list(v.values()) for k, v in values.items() if k != i]
+            every = [v for row in others for v in row]
+            p = ((sum(v > 0 for v in every) + 1) / (len(every) + 2)) ** len(by_round)
+            like = sum(float(np.median(row)) > 0 for row in others)
+            if min(by_round.values()) <= 0 or len(others) < CLIENTS or like > FEW * len(others):
+                continue
+            value = float(np.median(list(by_round.values())))
+            yield Finding(
+                WARNING,
+                f"client {i} seems to train on test examples",
+                f"in all {counted(len(by_round), 'round')} its training lowers the loss of test examples by {value:.3g} nats "
+                "more than that of its own of the same classes, compared with what the other clients' training does",
+                "test accuracy is partly training accuracy, and too high",
+                "look which split the client's loader reads",
+                tuple(by_round),
+                client=i,
+                value=value,
+                p=p if p > LEVEL / 1e6 else LEVEL / 1e6,
+            )
+
+    def _beyond_own(self, s: Scored, k: int) -> float:
+        """The advantage of client k on test examples, less that on its own ones, by the shares of its classes."""
+        models = self.case.models
+        pool = models.history.pool
+        assert s.clients is not None
+        advantage = np.median(s.clients, 0) - s.clients[k]
+        own, test = pool.train_slice(s.ids[k]), pool.test
+        y_own, y_test = models.labels[own], models.labels[test]
+        total, weight = 0.0, 0
+        for label in np.unique(y_own):
+            mine, theirs = y_own == label, y_test == label
+            if theirs.any():
+                n = int(mine.sum())
+                total += n * float(advantage[test][theirs].mean() - advantage[own][mine].mean())
+                weight += n
+        return total / weight if weight else float("nan")
+
+
+def _singled(s: Scored) -> np.ndarray:
+    """By how much the best client fits each example better than the median client does."""
+    assert s.clients is not None
+    return np.log((np.median(s.clients, 0) + 1e-6) / (s.clients.min(0) + 1e-6))
