@@ -9,7 +9,7 @@ from fldiag.diagnostics.doctor.aggregation import Aggregate
 from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.clients import Copies, Norms, Silent
 from fldiag.diagnostics.doctor.continuity import Continuity
-from fldiag.diagnostics.doctor.data import Leak, Parts
+from fldiag.diagnostics.doctor.data import Leak, Parts, Twins
 from fldiag.diagnostics.doctor.findings import Check
 from fldiag.diagnostics.doctor.finite import Finite
 from fldiag.diagnostics.doctor.head import Dead, Head
@@ -35,6 +35,7 @@ CHECKS: tuple[type[Check], ...] = (
     Inputs,
     TestData,
     Parts,
+    Twins,
     Leak,
     Reported,
     Means,

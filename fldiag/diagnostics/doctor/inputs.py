@@ -73,7 +73,8 @@ class Inputs(Check):
                 )
         worst = max(abs(float(np.median(list(v.values())))) for v in self.ratios.values())
         yield Clear(
-            f"the first layer's updates differ by a factor of {math.exp(worst):.2f} at most over {counted(len(self.ratios), 'client')}"
+            f"the first layer's updates differ by a factor of {math.exp(worst):.2f} at most over "
+            f"{counted(len(self.ratios), 'client')}"
         )
 
 

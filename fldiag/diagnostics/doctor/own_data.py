@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -19,8 +18,16 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
+from fldiag.diagnostics.doctor.fits import (
+    CLIENTS,
+    ROUNDS,
+    excess,
+    find_assignment,
+    fits_of,
+    mean_advantage,
+)
 from fldiag.diagnostics.doctor.labels import find_label_map, pairing, pairing_of_all
-from fldiag.diagnostics.doctor.models import Models
+from fldiag.diagnostics.doctor.trained_on_test import test_evidence
 from fldiag.errors import FldiagError, counted
 from fldiag.results.select import spread as spread_rounds
 
@@ -33,8 +40,6 @@ WIDE = 5.0
 LEAST = 0.01
 #: Further rounds in which a client is looked at that seems odd.
 FURTHER = 4
-#: Clients in a round from which on they are compared with each other, and rounds in which one must be odd.
-CLIENTS, ROUNDS = 4, 3
 #: z of the recorded assignment: above FITS it fits a round; below UNFIT in the mean of the rounds, another may fit; below MISSES
 #: none of these rounds fits.
 FITS, UNFIT, MISSES = 4.0, 2.0, 1.0
@@ -42,81 +47,6 @@ FITS, UNFIT, MISSES = 4.0, 2.0, 1.0
 OTHER = 3.0
 #: z above which training ties labels to inputs.
 TIED = 2.0
-#: Random assignments against which one is compared.
-ASSIGNMENTS = 400
-
-
-@dataclass(frozen=True)
-class RoundFit:
-    """``gain`` [K, N]: by how much the training of client ``ids[k]`` lowers the mean loss on the recorded data of client j (NaN:
-    none); ``advantage``: the same less the median over the round's clients, so that every client's data count alike."""
-
-    ids: tuple[int, ...]
-    gain: np.ndarray
-
-    @cached_property
-    def advantage(self) -> np.ndarray:
-        return self.gain - np.median(self.gain, axis=0, keepdims=True)
-
-    @cached_property
-    def own(self) -> dict[int, float]:
-        """Client -> its advantage on its own data."""
-        own = {i: float(self.advantage[k, i]) for k, i in enumerate(self.ids)}
-        return {i: value for i, value in own.items() if np.isfinite(value)}
-
-
-def fits_of(models: Models) -> dict[int, RoundFit]:
-    """Round -> how its clients fit each other's data, in rounds of at least ``CLIENTS``."""
-    pool, fits = models.history.pool, {}
-    for r, scored in models.scores.items():
-        if scored.clients is None or scored.received is None or len(scored.ids) < CLIENTS:
-            continue
-        gain = np.full((len(scored.ids), len(models.history.parts)), np.nan)
-        for j in range(gain.shape[1]):
-            stretch = pool.train_slice(j)
-            if stretch.stop > stretch.start:
-                gain[:, j] = (scored.received[stretch] - scored.clients[:, stretch]).mean(1)
-        if np.isfinite(gain).any(1).all():
-            fits[r] = RoundFit(scored.ids, gain)
-    return fits
-
-
-def excess(matrix: np.ndarray, columns: Sequence[int], seed: int = 0) -> float:
-    """z of the mean of ``matrix[k, columns[k]]`` among random assignments of different columns to the rows."""
-    usable = np.flatnonzero(np.isfinite(matrix).all(0))
-    rows = [k for k, j in enumerate(columns) if j in set(usable.tolist())]
-    if len(rows) < CLIENTS or len(usable) < len(rows):
-        return 0.0
-    rng = np.random.default_rng(seed)
-    value = float(np.mean([matrix[k, columns[k]] for k in rows]))
-    random = [
-        float(np.mean(matrix[rows, rng.permutation(usable)[: len(rows)]]))
-        for _ in range(ASSIGNMENTS)
-    ]
-    deviation = float(np.std(random))
-    return (value - float(np.mean(random))) / deviation if deviation > 0 else 0.0
-
-
-def mean_advantage(fits: Sequence[RoundFit], ids: Sequence[int]) -> np.ndarray:
-    """[clients, N], over the rounds in which each took part."""
-    rows = [[f.advantage[f.ids.index(i)] for f in fits if i in f.ids] for i in ids]
-    return np.array([np.mean(advantages, axis=0) for advantages in rows])
-
-
-def find_assignment(fits: Sequence[RoundFit]) -> tuple[dict[int, int], float]:
-    """Client -> whose data it fits best if each fits another's, and z of that assignment on rounds that it was not made from."""
-    from scipy.optimize import linear_sum_assignment
-
-    first, second = fits[::2], fits[1::2]
-    ids = sorted({i for f in first for i in f.ids} & {i for f in second for i in f.ids})
-    if not second or len(ids) < CLIENTS:
-        return {}, 0.0
-    matrix = mean_advantage(first, ids)
-    usable = np.flatnonzero(np.isfinite(matrix).all(0))
-    rows, columns = linear_sum_assignment(-matrix[:, usable])
-    chosen = {ids[k]: int(usable[j]) for k, j in zip(rows, columns, strict=True)}
-    members = list(chosen)
-    return chosen, excess(mean_advantage(second, members), [chosen[i] for i in members])
 
 
 class OwnData(Check):
@@ -129,9 +59,9 @@ class OwnData(Check):
     have z = 2 to 8 a round among random assignments of data to clients.
     All clients: where the mean z is below 2, another assignment is made from half of the rounds; it is reported if its z in the
     others is larger by 3 and it lowers the loss there. Where z is above 4 in one round alone and below 1 in the mean of at
-    least 3 others, the partition is another in every round. Where the loss of most clients rises (binomial, 1 %), or training does not
-    tie the labels to the inputs (see below), a relabelling is sought, which must be right for half of held-out examples at
-    least and beat the recorded labels there at 1 %.
+    least 3 others, the partition is another in every round. Where the loss of most clients rises (binomial, 1 %), or training
+    does not tie the labels to the inputs (see below), a relabelling is sought, which must be right for half of the held-out
+    examples at least and beat the recorded labels there at 1 %.
     One client: odd where its loss rises in every round, by at least a quarter of what it falls by in the median of all clients
     and rounds, and lies 3 times the scale 1.48 MAD of all changes beyond that median, which is at least 0.01 nats (looked at in
     up to 4 further rounds); or where its advantage on its own data is below 0 in the mean of at least 3 rounds and 5 times the
@@ -189,7 +119,12 @@ class OwnData(Check):
         return float(np.mean(list(self.excesses.values()))) if self.fits else 0.0
 
     def _all_clients(self, middle: float) -> Iterator[Finding]:
-        finding = self._of_others() or self._redrawn()
+        finding = self._redrawn()
+        if finding is None:
+            evidence = test_evidence(self.case.models)
+            if evidence is not None and evidence.is_convincing:  # test_data says so
+                return
+            finding = self._of_others()
         if finding is not None:
             yield finding
         else:
@@ -204,9 +139,8 @@ class OwnData(Check):
             return None
         pairs = [(f.ids.index(i), i, f) for f in self.fits.values() for i in f.ids if i in moved]
         there = float(np.median([f.gain[k, moved[i]] for k, i, f in pairs]))
-        on_test = float(np.median([self._test_gain(r, f) for r, f in self.fits.items()]))
         own = float(np.nanmedian([f.gain[k, i] for k, i, f in pairs]))
-        if there < max(LEAST, own + LEAST, on_test):  # see test_data
+        if there < max(LEAST, own + LEAST):
             return None
         offsets = [j - i for i, j in moved.items()]
         offset = max(set(offsets), key=offsets.count)
@@ -227,14 +161,6 @@ class OwnData(Check):
             tuple(self.fits),
             value=z,
         )
-
-    def _test_gain(self, r: int, fit: RoundFit) -> float:
-        """By how much training lowers the loss on the test examples, in the median of a round's clients."""
-        scored, pool = self.case.models.scores[r], self.case.models.history.pool
-        assert scored.clients is not None and scored.received is not None
-        if not self.case.models.history.dataset.tested:
-            return -np.inf
-        return float(np.median((scored.received[pool.test] - scored.clients[:, pool.test]).mean(1)))
 
     def _redrawn(self) -> Finding | None:
         """One round fits the recorded partition, and the others do not."""

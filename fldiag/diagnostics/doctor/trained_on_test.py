@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Outcome, Skip
-from fldiag.diagnostics.doctor.models import Scored
-from fldiag.diagnostics.doctor.own_data import CLIENTS, ROUNDS, excess, fits_of
+from fldiag.diagnostics.doctor.fits import CLIENTS, ROUNDS, excess, fits_of
+from fldiag.diagnostics.doctor.models import Models, Scored
 from fldiag.errors import counted
 
 #: z above which, in the mean of the rounds, test examples are fitted better than training examples.
@@ -45,6 +46,56 @@ def strata_excess(
     return total / float(np.sqrt(variance)) if variance > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class TestEvidence:
+    """Losses of the last global model on ``test`` and ``train`` examples, and z, in the mean of the rounds after the first: of
+    the test loss being ``lower``, of single clients fitting ``single`` test examples, and of the recorded data (``own``)."""
+
+    test: float
+    train: float
+    lower: float
+    single: float
+    own: float
+
+    @property
+    def is_convincing(self) -> bool:
+        is_unfit = self.lower > BETTER and self.single > BETTER and self.own < UNFIT
+        return is_unfit or (self.lower > ALONE and self.test < SHARE * self.train)
+
+
+def trained_rounds(models: Models) -> dict[int, Scored]:
+    """The evaluated rounds whose clients are stored and finite."""
+    return {
+        r: s
+        for r, s in models.scores.items()
+        if s.clients is not None and np.isfinite(s.clients).all() and np.isfinite(s.loss).all()
+    }
+
+
+def test_evidence(models: Models) -> TestEvidence | None:
+    """What says that all clients train on test examples; None where there are no test examples of classes, or no rounds."""
+    data, pool, rounds = models.history.dataset, models.history.pool, trained_rounds(models)
+    if not rounds or not data.tested or data.regression:
+        return None
+    test, train = pool.test, pool.clients
+    strata = models.labels[test], models.labels[train]
+    later = list(rounds.values())[1:] or list(rounds.values())
+    lower = [strata_excess(-s.loss[test], -s.loss[train], *strata) for s in later]
+    single = [
+        strata_excess(_singled(s)[test], _singled(s)[train], *strata)
+        for s in later
+        if len(s.ids) >= CLIENTS
+    ]
+    own = [excess(f.advantage, f.ids, seed=r) for r, f in fits_of(models).items()]
+    return TestEvidence(
+        float(later[-1].loss[test].mean()),
+        float(later[-1].loss[train].mean()),
+        float(np.mean(lower)),
+        float(np.mean(single)) if single else 0.0,
+        float(np.mean(own)) if own else float("inf"),
+    )
+
+
 class TestData(Check):
     """Clients that have trained on test examples.
 
@@ -65,52 +116,29 @@ class TestData(Check):
         if not history.dataset.tested:
             yield Skip("the run has no test examples")
             return
-        models, pool = self.case.models, history.pool
-        test, train = pool.test, pool.clients
-        y_test, y_train = models.labels[test], models.labels[train]
-        self.rounds = {
-            r: s
-            for r, s in models.scores.items()
-            if s.clients is not None and np.isfinite(s.clients).all() and np.isfinite(s.loss).all()
-        }
-        if not self.rounds:
+        models = self.case.models
+        evidence = test_evidence(models)
+        if evidence is None:
             yield Skip("no round holds what clients received and made of it")
             return
-        later = list(self.rounds.values())[1:] or list(self.rounds.values())
-        lower = float(
-            np.mean([strata_excess(-s.loss[test], -s.loss[train], y_test, y_train) for s in later])
-        )
-        single = float(
-            np.mean(
-                [
-                    strata_excess(_singled(s)[test], _singled(s)[train], y_test, y_train)
-                    for s in later
-                    if len(s.ids) >= CLIENTS
-                ]
-                or [0.0]
-            )
-        )
-        fits = fits_of(models)
-        own = float(np.mean([excess(f.advantage, f.ids, r) for r, f in fits.items()] or [np.inf]))
-        last = later[-1]
-        losses = float(last.loss[test].mean()), float(last.loss[train].mean())
-        is_unfit = lower > BETTER and single > BETTER and own < UNFIT
-        if is_unfit or (lower > ALONE and losses[0] < SHARE * losses[1]):
+        self.rounds = trained_rounds(models)
+        if evidence.is_convincing:
             yield Finding(
                 WARNING,
                 "clients seem to train on the test examples",
-                f"the last global model has loss {losses[0]:.3g} on test examples and {losses[1]:.3g} on the clients' "
-                f"training examples (z = {lower:.1f} within classes); single clients fit test examples as their own (z = "
-                f"{single:.1f}), and their recorded data with z = {own:.1f}",
+                f"the last global model has loss {evidence.test:.3g} on test examples and {evidence.train:.3g} on the clients' "
+                f"training examples (z = {evidence.lower:.1f} within classes); single clients fit test examples as their own (z "
+                f"= {evidence.single:.1f}), and their recorded data with z = {evidence.own:.1f}",
                 "test accuracy is training accuracy, and too high",
                 "look which split the clients' loaders read",
                 tuple(self.rounds),
-                value=losses[0] - losses[1],
+                value=evidence.test - evidence.train,
             )
         else:
             yield from self._one_client()
         yield Clear(
-            f"loss {losses[0]:.3g} on test and {losses[1]:.3g} on training examples (z = {lower:.1f} within classes)"
+            f"loss {evidence.test:.3g} on test and {evidence.train:.3g} on training examples (z = {evidence.lower:.1f} within "
+            "classes)"
         )
 
     def _one_client(self) -> Iterator[Finding]:
