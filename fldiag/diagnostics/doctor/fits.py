@@ -73,17 +73,13 @@ def mean_advantage(fits: Sequence[RoundFit], ids: Sequence[int]) -> np.ndarray:
     return np.array([np.mean(advantages, axis=0) for advantages in rows])
 
 
-def find_assignment(fits: Sequence[RoundFit]) -> tuple[dict[int, int], float]:
-    """Client -> whose data it fits best if each fits another's, and z of that assignment on rounds that it was not made from."""
+def find_assignment(fits: Sequence[RoundFit]) -> dict[int, int]:
+    """Client -> whose data it fits best if each fits another's, from every second round."""
     from scipy.optimize import linear_sum_assignment
 
-    first, second = fits[::2], fits[1::2]
-    ids = sorted({i for f in first for i in f.ids} & {i for f in second for i in f.ids})
-    if not second or len(ids) < CLIENTS:
-        return {}, 0.0
-    matrix = mean_advantage(first, ids)
+    half = fits[::2]
+    ids = sorted({i for f in half for i in f.ids})
+    matrix = mean_advantage(half, ids)
     usable = np.flatnonzero(np.isfinite(matrix).all(0))
     rows, columns = linear_sum_assignment(-matrix[:, usable])
-    chosen = {ids[k]: int(usable[j]) for k, j in zip(rows, columns, strict=True)}
-    members = list(chosen)
-    return chosen, excess(mean_advantage(second, members), [chosen[i] for i in members])
+    return {ids[k]: int(usable[j]) for k, j in zip(rows, columns, strict=True)}
