@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -127,3 +128,18 @@ def find_label_map(models: Models, client: int) -> LabelMap | None:
     if p > LEVEL or right.mean() < 0.5 or not is_various or right.mean() <= usual:
         return None
     return LabelMap(label_map, float(right.mean()), float(recorded.mean()))
+
+
+def agree(maps: Sequence[Mapping[int, int]], most: float = 0.8) -> bool:
+    """Whether at least 3 relabellings take a class for the same one, wherever two of them have it.
+
+    >>> agree([{0: 1, 1: 2}, {0: 1, 2: 3}, {1: 2, 2: 3}]), agree([{0: 1, 1: 0}, {0: 5, 1: 6}, {0: 2, 1: 1}])
+    (True, False)
+    """
+    taken: dict[int, list[int]] = {}
+    for label_map in maps:
+        for label, other in label_map.items():
+            taken.setdefault(label, []).append(other)
+    several = [others for others in taken.values() if len(others) > 1]
+    same = sum(max(map(others.count, others)) for others in several)
+    return len(maps) >= 3 and bool(several) and same >= most * sum(map(len, several))

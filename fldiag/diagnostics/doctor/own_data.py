@@ -26,7 +26,13 @@ from fldiag.diagnostics.doctor.fits import (
     fits_of,
     mean_advantage,
 )
-from fldiag.diagnostics.doctor.labels import find_label_map, pairing, pairing_of_all
+from fldiag.diagnostics.doctor.labels import (
+    LabelMap,
+    agree,
+    find_label_map,
+    pairing,
+    pairing_of_all,
+)
 from fldiag.diagnostics.doctor.trained_on_test import test_evidence
 from fldiag.errors import FldiagError, counted
 from fldiag.results.select import spread as spread_rounds
@@ -44,6 +50,8 @@ FURTHER = 4
 FITS, MISSES = 4.0, 1.0
 #: Part of the usual advantage on one's data by which that on another's must be larger, and rounds of such a client.
 MARGIN, SEEN = 0.4, 4
+#: Clients for which a relabelling is sought.
+MAPS = 20
 #: z above which training ties labels to inputs.
 TIED = 2.0
 
@@ -120,13 +128,26 @@ class OwnData(Check):
     def _mean_excess(self) -> float:
         return float(np.mean(list(self.excesses.values()))) if self.fits else 0.0
 
+    @cached_property
+    def relabelled(self) -> list[int]:
+        """The clients for which a relabelling is sought: some of those whose loss rises."""
+        gains = self.case.models.gains
+        return [i for i, g in gains.items() if np.median(list(g.values())) < 0][:MAPS]
+
+    @cached_property
+    def label_maps(self) -> dict[int, LabelMap]:
+        """Client -> the relabelling that it has learnt."""
+        maps = {i: find_label_map(self.case.models, i) for i in self.relabelled}
+        return {i: label_map for i, label_map in maps.items() if label_map is not None}
+
     def _all_clients(self, middle: float) -> Iterator[Finding]:
         finding = self._redrawn()
         if finding is None:
             evidence = test_evidence(self.case.models)
             if evidence is not None and evidence.is_convincing:  # test_data says so
                 return
-            finding = self._of_others()
+            is_relabelled = agree([label_map.labels for label_map in self.label_maps.values()])
+            finding = None if is_relabelled else self._of_others()
         if finding is not None:
             yield finding
         else:
@@ -209,18 +230,18 @@ class OwnData(Check):
         is_untied = middle >= LEAST and len(ties) >= ROUNDS and float(np.median(ties)) < TIED
         if not is_rising and not is_untied:
             return
-        maps = {i: m for i in list(models.gains)[:20] if (m := find_label_map(models, i))}
+        maps = self.label_maps
         how = (
             f"the loss of {rising} of {counted(len(gains), 'client')} on their own data rises"
             if is_rising
             else f"training does not tie the labels to the inputs: z = {float(np.median(ties)):.1f} in the median client"
         )
-        if 2 * len(maps) > min(20, len(gains)):
+        if 2 * len(maps) > len(self.relabelled):
             i, label_map = next(iter(maps.items()))
             yield Finding(
                 WARNING,
                 "the labels that clients train on are not the recorded ones",
-                f"{how}; {label_map.describe(i)}; {len(maps)} of {min(20, len(gains))} clients",
+                f"{how}; {label_map.describe(i)}; {len(maps)} of {len(self.relabelled)} clients",
                 "losses and accuracies are those of other labels",
                 "give all clients one map from classes to numbers, and the run its data with it",
                 value=float(rising) if is_rising else float(np.median(ties)),

@@ -104,9 +104,9 @@ class TestData(Check):
     test examples better than the median client does, by more than they fit training examples (the same test on log(median /
     least loss over the clients)), and the clients do not fit their recorded data (z below 2, see own_data). Or z of the losses
     is above 4 alone, and the test loss is less than 0.75 of the training loss.
-    One client: its advantage over the round's median client is larger on test examples than on its own of the same classes, in
-    every one of at least 3 rounds, while this is so for at most a tenth of the other clients in their median; p is the share of
-    positive values among the others' to the number of rounds.
+    One client: its advantage over the round's median client on test examples is above 0 in the mean, and larger than on its own
+    examples of the same classes in every one of at least 3 rounds, while it is larger for at most a tenth of the other clients in
+    their median; p is the share of larger ones among the others' to the number of rounds.
     """
 
     name, title = "test_data", "No client trains on test examples"
@@ -143,13 +143,15 @@ class TestData(Check):
 
     def _one_client(self) -> Iterator[Finding]:
         values: dict[int, dict[int, float]] = {}
+        tested: dict[int, list[float]] = {}
         for r, s in self.rounds.items():
             if len(s.ids) < CLIENTS:
                 continue
             for k, i in enumerate(s.ids):
-                value = self._beyond_own(s, k)
-                if np.isfinite(value):
-                    values.setdefault(i, {})[r] = value
+                on_test, on_own = self._advantages(s, k)
+                if np.isfinite(on_test - on_own):
+                    values.setdefault(i, {})[r] = on_test - on_own
+                    tested.setdefault(i, []).append(on_test)
         values = {i: by_round for i, by_round in values.items() if len(by_round) >= ROUNDS}
         self.tests += len(values)
         for i, by_round in values.items():
@@ -157,7 +159,8 @@ class TestData(Check):
             every = [v for row in others for v in row]
             p = ((sum(v > 0 for v in every) + 1) / (len(every) + 2)) ** len(by_round)
             like = sum(float(np.median(row)) > 0 for row in others)
-            if min(by_round.values()) <= 0 or len(others) < CLIENTS or like > FEW * len(others):
+            is_fitted = min(by_round.values()) > 0 and np.mean(tested[i]) > 0
+            if not is_fitted or len(others) < CLIENTS or like > FEW * len(others):
                 continue
             value = float(np.median(list(by_round.values())))
             yield Finding(
@@ -173,22 +176,26 @@ class TestData(Check):
                 p=p if p > LEVEL / 1e6 else LEVEL / 1e6,
             )
 
-    def _beyond_own(self, s: Scored, k: int) -> float:
-        """The advantage of client k on test examples, less that on its own ones, by the shares of its classes."""
+    def _advantages(self, s: Scored, k: int) -> tuple[float, float]:
+        """The advantage of client k on test examples and on its own ones, both by the shares of its classes."""
         models = self.case.models
         pool = models.history.pool
         assert s.clients is not None
         advantage = np.median(s.clients, 0) - s.clients[k]
         own, test = pool.train_slice(s.ids[k]), pool.test
         y_own, y_test = models.labels[own], models.labels[test]
-        total, weight = 0.0, 0
-        for label in np.unique(y_own):
-            mine, theirs = y_own == label, y_test == label
-            if theirs.any():
-                n = int(mine.sum())
-                total += n * float(advantage[test][theirs].mean() - advantage[own][mine].mean())
-                weight += n
-        return total / weight if weight else float("nan")
+        rows = [
+            (
+                float((y_own == c).sum()),
+                advantage[test][y_test == c].mean(),
+                advantage[own][y_own == c].mean(),
+            )
+            for c in np.intersect1d(y_own, y_test)
+        ]
+        if not rows:
+            return float("nan"), float("nan")
+        n, on_test, on_own = np.array(rows).T
+        return float(n @ on_test / n.sum()), float(n @ on_own / n.sum())
 
 
 def _singled(s: Scored) -> np.ndarray:
