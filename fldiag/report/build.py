@@ -15,7 +15,7 @@ from fldiag import registry
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages
-from fldiag.plotting.sections import Group, Section, Table
+from fldiag.plotting.pages import Group, Section, Table
 from fldiag.registry import Progress
 from fldiag.report import glance, measured, performance, steps, summary
 from fldiag.report.members import Collected, Source, plain
@@ -23,18 +23,6 @@ from fldiag.results.files import write_text
 from fldiag.results.provenance import digest
 from fldiag.version import version
 
-#: matplotlib's marks as paths of a small legend.
-_SHAPES = {
-    "o": "M8 4a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-    "D": "M12-1l5 5-5 5-5-5z",
-    "s": "M8 0h8v8H8z",
-    "^": "M12-1l5 9H7z",
-    "v": "M12 9l5-9H7z",
-    "P": "M10-1h4v3h3v4h-3v3h-4V6H7V2h3z",
-    "X": "M8-1l4 3 4-3 2 2-3 3 3 3-2 2-4-3-4 3-2-2 3-3-3-3z",
-    "p": "M12-1l5 4-2 6H9L7 3z",
-    "*": "M12-2l1.5 4H18l-3.5 2.6L16 9l-4-2.6L8 9l1.5-4.4L6 2h4.5z",
-}
 #: What makes sections of a collection: usually one, none where there is nothing to say.
 Part = Callable[[Collected], Sequence[Section]]
 
@@ -168,8 +156,7 @@ def render(collection: Collected, content: Sequence[Section], title: str) -> str
         config=config,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version(),
-        shapes=_SHAPES,
-        tables=[pages.pack_table(s.raw) for s in collection.sources],
+        tables=[pages.pack(s.raw) for s in collection.sources],
     )
 
 

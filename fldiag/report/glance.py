@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag import known, registry
-from fldiag.plotting.sections import Group, Section, Table
+from fldiag.plotting.pages import Group, Section, Table
 from fldiag.plotting.style import number
 from fldiag.registry import Diagnostic
 from fldiag.report.members import Collected, Member, absent

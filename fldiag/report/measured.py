@@ -13,7 +13,7 @@ from fldiag import known
 from fldiag.diagnosis.answer import Answer
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.sections import Group, Interactive, Missing, Section, Table, picture
+from fldiag.plotting.pages import Group, Interactive, Missing, Section, Table, picture
 from fldiag.plotting.tables import several_runs
 from fldiag.registry import Diagnostic
 from fldiag.report.members import Collected, Member, Source, absent, command, rows_of, worlds

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fldiag import user_code
 from fldiag.plotting import style, words
-from fldiag.plotting.sections import Missing
+from fldiag.plotting.pages import Missing
 from fldiag.results.files import sha256_of
 from fldiag.results.select import only
 from fldiag.runs.same_model import same_model

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import series, style
-from fldiag.plotting.sections import Group, Missing, Section, picture
+from fldiag.plotting.pages import Group, Missing, Section, picture
 from fldiag.plotting.tables import floats
 from fldiag.report.members import Claim, Collected, Member, Source
 from fldiag.results.files import csv_text

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fldiag import identity, known, registry
 from fldiag.plotting import style, words
-from fldiag.plotting.sections import Group, Missing, Section, Table
+from fldiag.plotting.pages import Group, Missing, Section, Table
 from fldiag.report.members import Collected, Member, absent, plain, worlds
 from fldiag.results import select
 from fldiag.results.numbers import Number, numbers

@@ -12,7 +12,7 @@ import reports
 from fldiag import registry
 from fldiag.diagnosis.answer import answer
 from fldiag.plotting import style
-from fldiag.plotting.sections import Section
+from fldiag.plotting.pages import Section
 from fldiag.report import build
 from fldiag.report.collect import collect
 from fldiag.results.summary import Note, Say, Small
