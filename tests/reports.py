@@ -161,15 +161,13 @@ def of_checkpoints(
     labels=None,
     slice="train",
     n=100,
-    named=False,
     **options,
 ):
-    """A table of checkpoints (of one run, or a list of runs), such as that of ``fldiag landscape``; ``rows``: label -> rows.
-    ``named``: its json names the diagnostic, as it did not at first."""
+    """A table of checkpoints (of one run, or a list of runs), such as that of ``fldiag landscape``; ``rows``: label -> rows."""
     runs = made if isinstance(made, list) else [made]
     labels = labels or [f"checkpoint {i}" for i in range(len(runs))]
     about = {
-        **({"diagnostic": verb} if named else {}),
+        "diagnostic": verb,
         "options": options,
         "checkpoints": {
             label: {
@@ -422,6 +420,7 @@ def everything(made, size=1.0, **more):
         personal(),
         {
             "run": made.path.name,
+            "diagnostic": "personalise",
             "options": {"epochs": None},
             "checkpoint": {"file": "x.pt", "sha256": sha(made, rounds)},
         },

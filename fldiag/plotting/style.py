@@ -126,6 +126,17 @@ class Look:
     marker: str
     dash: Any
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Options of ``Axes.plot`` and ``Line2D`` for a line with marks."""
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.4, "markersize": 3.5}
+        return {"color": self.color, "linestyle": self.dash, "marker": self.marker, **edge}
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Options of ``Axes.plot`` and ``Line2D`` for marks without a line."""
+        return {"color": self.color, "linestyle": "none", "marker": self.marker, "markersize": 4}
+
 
 def look(position: int) -> Look:
     """The look of the given position; colour and marker together repeat only after 73, and black never does."""
@@ -326,7 +337,8 @@ def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options:
         options["ncols"] = min(
             options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle)
         )
-    artist = owner.legend(list(handles), ["x"] * len(labels), **options)
+    defaults = {"borderpad": 0.2, "columnspacing": 1.2, "labelspacing": 0.3}
+    artist = owner.legend(list(handles), ["x"] * len(labels), **{**defaults, **options})
     for text, label in zip(artist.get_texts(), labels, strict=True):
         text.set_text(plain(label))
     return artist

@@ -18,7 +18,7 @@ from fldiag.plotting import pages
 from fldiag.plotting.pages import Group, Section, Table
 from fldiag.registry import Progress
 from fldiag.report import glance, measured, performance, steps, summary
-from fldiag.report.members import Collected, Source, plain
+from fldiag.report.members import Collected, Source, plain, reason
 from fldiag.results.files import write_text
 from fldiag.results.provenance import digest
 from fldiag.version import version
@@ -48,7 +48,6 @@ def write(
             usage=True,
         )
     report = progress or (lambda done, total, text: None)
-    steps.collect(collection)
     parts = sections()
     content: list[Section] = []
     with ThreadPoolExecutor(1) as beside:
@@ -96,7 +95,7 @@ def _guarded(part: Callable[[Collected], Section | None], collection: Collected)
         section = part(collection)
     except Exception as error:
         name = part.__name__
-        why = f"This section could not be made: {measured.reason(error)}."
+        why = f"This section could not be made: {reason(error)}."
         return [Section(name, name.capitalize(), "", notes=[why])]
     return [section] if section else []
 
@@ -115,7 +114,7 @@ def absent(collection: Collected) -> list[Section]:
     if rows:
         head = ("Diagnostic", "What it does", "Command")
         section.groups.append(Group(tables=[Table("Diagnostics without a table", head, rows)]))
-    if "steps" not in kinds:
+    if not any(m.run.recorded for m in collection.members):
         section.missing += map(steps.absent, collection.members)
     return [section] if rows or section.missing else []
 
@@ -160,70 +159,50 @@ def render(collection: Collected, content: Sequence[Section], title: str) -> str
     )
 
 
+#: What a table's provenance says besides, and its heading on the page.
+_PROVENANCE = {
+    "config": "Config hash",
+    "fldiag": "fldiag",
+    "torch": "torch",
+    "dtype": "Numbers",
+    "device": "Device",
+    "device_name": "Device name",
+    "threads": "Threads",
+    "seed": "Seed",
+    "history": "Hash of weights and data",
+}
+
+
 def about(source: Source) -> list[tuple[str, str]]:
     """Where a table's numbers come from, as pairs of heading and text."""
-    provenance = source.about
+    provenance, claims = source.about, source.claims
     rows = [("Table", source.name), ("sha256 of the table", source.sha256)]
     rows += [("Run", str(provenance["run"]))] if provenance.get("run") else []
-    if source.claims and source.claims[0].round is not None:
-        last = source.claims[-1]
-        steps = source.kind == "steps"
-        rows.append(
-            (
-                "Rounds" if steps else "Checkpoints",
-                f"{len(source.claims)}, rounds {source.claims[0].round} to {last.round}",
-            )
-        )
-        rows.append(
-            (f"sha256 of {'the steps of ' if steps else ''}round {last.round}", last.sha256)
-        )
-    for c in source.claims:
+    if claims and claims[0].round is not None:
+        last = claims[-1]
+        rows.append(("Checkpoints", f"{len(claims)}, rounds {claims[0].round} to {last.round}"))
+        rows.append((f"sha256 of round {last.round}", last.sha256))
+    for c in claims:
         if c.round is None:
-            details = ", ".join(
-                [*([c.slice] if c.slice else []), *([] if c.n is None else [f"{c.n:,} examples"])]
-            )
-            rows.append(
-                (
-                    f"sha256 of {c.label or 'the checkpoint'}"
-                    + (f" ({details})" if details else ""),
-                    c.sha256,
-                )
-            )
+            details = ", ".join(filter(None, (c.slice, "" if c.n is None else f"{c.n:,} examples")))
+            name = c.label or "the checkpoint"
+            rows.append((f"sha256 of {name}" + (f" ({details})" if details else ""), c.sha256))
     if isinstance(checkpoints := provenance.get("through"), list) and checkpoints:
-        hashes = (
-            ", ".join(map(str, checkpoints))
-            if len(checkpoints) <= 3
-            else f"{checkpoints[0]} to {checkpoints[-1]}"
-        )
-        rows.append((f"sha256 of the {len(checkpoints)} checkpoints that it goes through", hashes))
-    names = {
-        "config": "Config hash",
-        "fldiag": "fldiag",
-        "torch": "torch",
-        "dtype": "Numbers",
-        "device": "Device",
-        "device_name": "Device name",
-        "threads": "Threads",
-        "seed": "Seed",
-        "history": "Hash of weights and data",
-    }
+        ends = (checkpoints[0], checkpoints[-1])
+        hashes = ", ".join(map(str, checkpoints))
+        text = hashes if len(checkpoints) <= 3 else f"{ends[0]} to {ends[1]}"
+        rows.append((f"sha256 of the {len(checkpoints)} checkpoints that it goes through", text))
     rows += [
-        (text, str(provenance[key]))
-        for key, text in names.items()
+        (heading, str(provenance[key]))
+        for key, heading in _PROVENANCE.items()
         if provenance.get(key) is not None
     ]
     if source.options:
-        options = ", ".join(f"{k} = {plain(v)}" for k, v in source.options.items() if v is not None)
-        rows.append(("Options", options or "defaults"))
-    rows += [("Note", source.note)] if source.note else []
+        options = [f"{k} = {plain(v)}" for k, v in source.options.items() if v is not None]
+        rows.append(("Options", ", ".join(options) or "defaults"))
     if source.alternatives:
-        rows.append(
-            (
-                "Other tables of this kind",
-                f"{source.alternatives} more found; this one reaches the latest round, or was named "
-                "with --from, or is the newest",
-            )
-        )
+        choice = "this one reaches the latest round, or was named with --from, or is the newest"
+        rows.append(("Other tables of this kind", f"{source.alternatives} more; {choice}"))
     return rows
 
 

@@ -16,7 +16,16 @@ from fldiag.plotting import style
 from fldiag.plotting.pages import Group, Interactive, Missing, Section, Table, picture
 from fldiag.plotting.tables import several_runs
 from fldiag.registry import Diagnostic
-from fldiag.report.members import Collected, Member, Source, absent, command, rows_of, worlds
+from fldiag.report.members import (
+    Collected,
+    Member,
+    Source,
+    absent,
+    command,
+    reason,
+    rows_of,
+    worlds,
+)
 from fldiag.results.select import last_round
 from fldiag.results.summary import Small
 
@@ -74,12 +83,6 @@ def missing(entry: Diagnostic, m: Member) -> Missing:
 def title(name: str) -> str:
     text = name.replace("_", " ").replace("-", " ")
     return text[:1].upper() + text[1:]
-
-
-def reason(error: Exception) -> str:
-    return (
-        error.what if isinstance(error, FldiagError) else f"{type(error).__name__} {error}".strip()
-    )
 
 
 def _parts(

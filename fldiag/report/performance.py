@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag.plotting.pages import literal
-from fldiag.plotting.pages import Chart, Group, Missing, Section, Table
+from fldiag.plotting.pages import Chart, Group, Missing, Section, Table, literal
 from fldiag.plotting.style import Look, number
 from fldiag.plotting.tables import floats
 from fldiag.report.members import Collected, Member, worlds

@@ -34,7 +34,6 @@ def two(tmp_path_factory):
     a = reports.everything(reports.run(folder / "fedavg-a", steps=4))
     b = reports.everything(reports.run(folder / "fedsol-b", "fedsol", accuracy=0.6, steps=4), 2.0)
     found = collect([a.path, b.path])
-    steps.collect(found)
     return found
 
 
@@ -354,25 +353,19 @@ def test_personal_accuracies_that_training_measured_are_shown(tmp_path):
 
 
 def test_steps_are_averaged_over_clients_by_layer(two):
-    frame = two.members[0].tables["steps"].frame
-    loss = frame[(frame["metric"] == "loss") & (frame["round"] == 2)]
+    tables = [(m, steps.means(m.run.steps(3))) for m in two.members]
+    loss = tables[0][1].query("metric == 'loss'")
     assert loss["value"].tolist() == pytest.approx([4.1, 4.2, 4.3, 4.4])
     assert loss["std"].iloc[0] == pytest.approx(statistics.stdev(reports.CLIENTS))
-    runs = [(m, m.tables["steps"].frame.query("round == 3")) for m in two.members]
-    panels = {ax.get_title(): ax for ax in steps.draw(runs).axes}
+    panels = {ax.get_title(): ax for ax in steps.draw(tables).axes}
     lines = panels["mean Λ × √size\nhead"].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [pytest.approx([0.4] * 4)] * 2  # scaled
-    assert not steps.steps(two).missing
+    section = steps.steps(two)
+    assert not section.missing and len(section.groups[0].pictures) == 1
 
 
-def test_many_recorded_rounds_are_thinned_with_both_ends_kept(tmp_path):
-    made = reports.run(tmp_path / "a", rounds=30, steps=1)
-    found = collect([made.path])
-    steps.collect(found)
-    rounds = sorted(set(found.members[0].tables["steps"].frame["round"]))
-    assert len(rounds) == steps.MOST and (rounds[0], rounds[-1]) == (1, 30)
-    assert "20 of 30" in found.members[0].tables["steps"].note
-    bare = collect([made.path])
+def test_a_run_without_steps_says_how_to_record_them(tmp_path):
+    bare = collect([reports.run(tmp_path / "a").path])
     assert steps.steps(bare) is None
     assert "metrics.steps=true" in build.absent(bare)[0].missing[-1].why
 

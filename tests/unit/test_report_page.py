@@ -132,7 +132,6 @@ def evil(tmp_path_factory):
             for layer in (None, EVIL, "<b>head</b>")
         ],
         labels=[EVIL],
-        named=True,
     )
     a.index["config"]["method"]["name"] = a.index["config"]["data"]["name"] = EVIL
     a.index["provenance"]["device_name"] = a.index["status"] = EVIL

@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import series, style
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_below, legend_of_runs, line, rounds_axis
 from fldiag.plotting.tables import (
     MANY,
     compares_runs,
@@ -67,23 +68,23 @@ def curves(table: pd.DataFrame) -> Figure:
 def _of_one_run(table: pd.DataFrame) -> Figure:
     with style.paper():
         fig, (left, right) = style.panels(2, 2.75, least=2.5)
-        keys = []
+        looks: dict[str, style.Look] = {}
         for place, (moment, text) in enumerate(_MOMENTS.items()):
             rows, look = _global(table, "accuracy", moment), style.look(place)
             if rows["value"].notna().any():
-                series.line(left, rows, look, _band(table, rows, moment))
-                keys.append((series.key(look), text))
+                line(left, rows, look, _band(table, rows, moment))
+                looks[text] = look
         _finish(left, f"{SPLITS[split_of(table)]} accuracy")
-        series.legend_below(left, keys)
+        legend_below(left, looks)
         _references(left, table)
-        keys = []
+        looks = {}
         for place, (metric, text) in enumerate(_SHARES.items()):
             rows, look = _global(table, metric, "trained"), style.look(place + 3)
             if rows["value"].notna().any():
-                series.line(right, rows, look, None)
-                keys.append((series.key(look), text))
+                line(right, rows, look, None)
+                looks[text] = look
         _finish(right, "share of the examples")
-        series.legend_below(right, keys)
+        legend_below(right, looks)
     return fig
 
 
@@ -99,7 +100,7 @@ def _of_runs(table: pd.DataFrame, runs: Sequence[str]) -> Figure:
                 rows = _global(part, metric, moment)
                 if rows["value"].notna().any():
                     band = _band(part, rows, moment) if metric == "accuracy" else None
-                    series.line(ax, rows, looks[run], band if len(runs) <= 3 else None)
+                    line(ax, rows, looks[run], band if len(runs) <= 3 else None)
             ax.set_title("\n".join(style.wrap(text, 2.0, 2, 8.0)), fontsize=8)
             accuracy = f"{SPLITS[split_of(table)]} accuracy"
             _finish(ax, accuracy if metric == "accuracy" else "share of the examples")
@@ -107,7 +108,7 @@ def _of_runs(table: pd.DataFrame, runs: Sequence[str]) -> Figure:
         for ax in axes[: len(_MOMENTS)]:  # these are compared with each other
             ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
             _references(ax, table)
-        series.legend_of_runs(fig, looks)
+        legend_of_runs(fig, looks)
     return fig
 
 
@@ -154,7 +155,7 @@ def _band(
 
 def _finish(ax: Axes, label: str) -> None:
     ax.set_ylabel(label)
-    series.rounds_axis(ax)
+    rounds_axis(ax)
     style.percents(ax.yaxis)
     low, high = ax.get_ylim()
     ax.set_ylim(max(low, 0), min(high, 1.02))

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import series, style
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_of_runs
 from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.results.select import number, only
 
@@ -87,7 +88,7 @@ def curvature(table: pd.DataFrame, *, round: int | None = None) -> Figure | None
         hollow = any((~_converged(part)).any() for part in parts)
         fig.suptitle(_when(runs) + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
         if len(runs) > 1:
-            series.legend_of_runs(fig, looks)
+            legend_of_runs(fig, looks)
     return fig
 
 
