@@ -34,8 +34,8 @@ def line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: Band | None) -> N
     if len(rounds) > 1 and np.diff(rounds).min() == 1:
         points = points.reindex(np.arange(rounds.min(), rounds.max() + 1))
     if band is not None:
-        shade = {"color": look.color, "alpha": 0.15, "linewidth": 0}
-        ax.fill_between(points.index, points["low"], points["high"], **shade)
+        low, high = points["low"], points["high"]
+        ax.fill_between(points.index, low, high, color=look.color, alpha=0.15, linewidth=0)
     ax.plot(points.index, points["value"], markevery=max(len(points) // 8, 1), **look.line)
 
 
@@ -55,8 +55,16 @@ def rounds_axis(ax: Axes) -> None:
 def legend_below(ax: Axes, looks: Mapping[str, style.Look], ncols: int = 1) -> None:
     """A panel's own legend, below it."""
     keys = [Line2D([], [], **look.line) for look in looks.values()]
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
-    style.legend(ax, keys, list(looks), ncols=ncols, handlelength=2.6, **place)
+    place = (0.5, -0.22)
+    style.legend(
+        ax,
+        keys,
+        list(looks),
+        loc="upper center",
+        bbox_to_anchor=place,
+        ncols=ncols,
+        handlelength=2.6,
+    )
 
 
 def legend_of_runs(fig: Figure, looks: Mapping[str, style.Look]) -> None:
@@ -118,7 +126,7 @@ def draw(
         if any(curve.get_label() == "diverged" for ax in axes for curve in ax.lines):
             handles.append(style.diverged())
             texts.append("diverged")
-        options = {"handlelength": 2.6, "title": heading or None}
+        options: dict[str, Any] = {"handlelength": 2.6, "title": heading or None}
         style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, **options)
     return fig
 
@@ -223,7 +231,11 @@ def _line(
     """One learning curve, ``turn``: the place of its line, and of how many; a cross at the last finite value, where there are
     rounds after it without one."""
     place, lines = turn
-    rounds, raw, spread = (points.index.to_numpy(float), *points[["mean", "std"]].to_numpy().T)
+    rounds, raw, spread = (
+        points.index.to_numpy(float),
+        floats(points["mean"]),
+        floats(points["std"]),
+    )
     values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
     if smooth > 1:
         ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
@@ -237,13 +249,13 @@ def _line(
             ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
         else:  # bands on bands are mud
             shift = 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds)
-            bars = {"color": look.color, "linewidth": 0.7, "alpha": 0.8}
-            ax.vlines(rounds[at] + shift, low[at], high[at], **bars)
+            x = rounds[at] + shift
+            ax.vlines(x, low[at], high[at], color=look.color, linewidth=0.7, alpha=0.8)
     ax.plot(rounds, values, markevery=at, label="curve", **look.line)
     finite = np.flatnonzero(np.isfinite(raw))
     if len(finite) and finite[-1] < len(raw) - 1:
-        cross = {"color": look.color, "markersize": 6, "markeredgewidth": 1.4, "zorder": 5}
-        ax.plot(rounds[finite[-1]], raw[finite[-1]], "x", label="diverged", **cross)
+        cross = {**look.point, "marker": "x", "markersize": 6, "markeredgewidth": 1.4}
+        ax.plot(rounds[finite[-1]], raw[finite[-1]], label="diverged", zorder=5, **cross)
 
 
 def _frame(ax: Axes, metric: str, rows: pd.DataFrame, smooth: int) -> None:

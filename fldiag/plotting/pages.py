@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -31,6 +31,11 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     cards: bool = True
+
+
+def tables_of(caption: str, rows: Sequence[Mapping[str, str]], cards: bool = True) -> list[Table]:
+    """A table of rows with the same headings; none where there are no rows."""
+    return [Table(caption, list(rows[0]), [list(r.values()) for r in rows], cards)] if rows else []
 
 
 @dataclass
@@ -145,11 +150,13 @@ def render(
     )
     files = resources.files("fldiag.plotting") / "templates"
     script = (files / "page.js").read_text("utf-8")
-    charts = [chart for s in sections for g in s.groups for chart in g.charts]
-    pictures = [picture for s in sections for g in s.groups for picture in g.pictures]
-    for items in (charts, pictures):
-        for place, item in enumerate(items):
-            item.place = place
+    groups = [group for section in sections for group in section.groups]
+    charts = [chart for group in groups for chart in group.charts]
+    pictures = [picture for group in groups for picture in group.pictures]
+    for place, chart in enumerate(charts):
+        chart.place = place
+    for place, picture in enumerate(pictures):
+        picture.place = place
     figures = [{"kind": c.kind, "traces": c.traces, "layout": c.layout} for c in charts]
     return printable(
         environment.get_template(template).render(

@@ -337,7 +337,7 @@ def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options:
         options["ncols"] = min(
             options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle)
         )
-    defaults = {"borderpad": 0.2, "columnspacing": 1.2, "labelspacing": 0.3}
+    defaults: dict[str, Any] = {"borderpad": 0.2, "columnspacing": 1.2, "labelspacing": 0.3}
     artist = owner.legend(list(handles), ["x"] * len(labels), **{**defaults, **options})
     for text, label in zip(artist.get_texts(), labels, strict=True):
         text.set_text(plain(label))

@@ -18,7 +18,7 @@ from fldiag.plotting import pages
 from fldiag.plotting.pages import Group, Section, Table
 from fldiag.registry import Progress
 from fldiag.report import glance, measured, performance, steps, summary
-from fldiag.report.members import Collected, Source, plain, reason
+from fldiag.report.members import Collected, Source, absent_diagnostic, plain, reason
 from fldiag.results.files import write_text
 from fldiag.results.provenance import digest
 from fldiag.version import version
@@ -107,7 +107,7 @@ def absent(collection: Collected) -> list[Section]:
     for entry in registry.diagnostics():
         if entry.name in kinds or entry.on not in ("problem", "run", "runs"):
             continue
-        lacks = [measured.missing(entry, m) for m in collection.members]
+        lacks = [absent_diagnostic(m, entry) for m in collection.members]
         lack = next((lack for lack in lacks if lack.command), lacks[0])
         rows.append([entry.name, entry.headline, lack.command or f"{lack.who}: {lack.why}"])
     section = Section("absent", "Not computed", "What else can be measured of these runs.")

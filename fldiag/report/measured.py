@@ -13,14 +13,14 @@ from fldiag import known
 from fldiag.diagnosis.answer import Answer
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.pages import Group, Interactive, Missing, Section, Table, picture
+from fldiag.plotting.pages import Group, Interactive, Section, Table, picture
 from fldiag.plotting.tables import several_runs
 from fldiag.registry import Diagnostic
 from fldiag.report.members import (
     Collected,
     Member,
     Source,
-    absent,
+    absent_diagnostic,
     command,
     reason,
     rows_of,
@@ -57,7 +57,9 @@ def sections(entry: Diagnostic, collection: Collected) -> list[Section]:
         )
         section.groups.append(_group(entry, ", ".join(words), of_kind))
     with_table = {m.place for _, members in tables.values() for m in members}
-    section.missing = [missing(entry, m) for m in collection.members if m.place not in with_table]
+    section.missing = [
+        absent_diagnostic(m, entry) for m in collection.members if m.place not in with_table
+    ]
     for source, members in tables.values():
         for m in members if entry.on == "run" else ():
             last = last_round(source.frame)
@@ -73,11 +75,6 @@ def sections(entry: Diagnostic, collection: Collected) -> list[Section]:
             "These tables were computed with different options: see where the numbers come from."
         )
     return [section]
-
-
-def missing(entry: Diagnostic, m: Member) -> Missing:
-    """Why a run has no table of the diagnostic, and the command that makes one."""
-    return absent(m, known.command(entry.name), clients=entry.needs == "clients")
 
 
 def title(name: str) -> str:

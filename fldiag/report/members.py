@@ -14,10 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import user_code
+from fldiag import known, user_code
 from fldiag.errors import FldiagError
 from fldiag.plotting import style, words
 from fldiag.plotting.pages import Missing
+from fldiag.registry import Diagnostic
 from fldiag.results.files import sha256_of
 from fldiag.results.select import only
 from fldiag.runs.same_model import same_model
@@ -265,6 +266,11 @@ def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
     if not m.rounds:
         return Missing(m.label, "it has no checkpoint yet; train at least one round")
     return Missing(m.label, "not computed yet", command(verb, m, *more))
+
+
+def absent_diagnostic(m: Member, entry: Diagnostic) -> Missing:
+    """Why a run has no table of the diagnostic, and the command that makes one."""
+    return absent(m, known.command(entry.name), clients=entry.needs == "clients")
 
 
 def worlds(members: Sequence[Member]) -> dict[str, str]:
