@@ -154,13 +154,8 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     labels = list(dict.fromkeys(labels))
     indices: dict[str, int] = {}
     for label in labels:
-        first = re.match(
-            r"[a-z0-9]*",
-            label.lower().replace("-", "", 1)
-            if label.lower().startswith("fed-")
-            else label.lower(),
-        )
-        default = _OWN.get(first.group() if first else "")
+        (first,) = re.findall(r"^(?:fed-)?[a-z0-9]*", label.lower())
+        default = _OWN.get(first.replace("-", ""))
         if default is not None and default not in indices.values():
             indices[label] = default
     free = (i for i in range(len(labels) + len(_OWN)) if i not in indices.values())
@@ -293,14 +288,13 @@ def ceiling(ax: Axes, value: float) -> None:
 
 def level(ax: Axes, value: float, name: str, below: bool = False) -> None:
     """A dotted line across, with its name upon it or below."""
-    ax.axhline(
-        value,
-        color="#666666",
-        linewidth=0.7,
-        linestyle=(0, (1, 2)),
-        zorder=1,
-        label=f"_{name or 'level'}",
-    )
+    dots: dict[str, Any] = {
+        "color": "#666666",
+        "linewidth": 0.7,
+        "linestyle": (0, (1, 2)),
+        "zorder": 1,
+    }
+    ax.axhline(value, label=f"_{name or 'level'}", **dots)
     ax.annotate(
         name,
         (1, value),
@@ -324,9 +318,8 @@ def percents(*axes: Any) -> None:
 
 def diverged() -> Line2D:
     """What a legend shows of a run that diverged."""
-    return Line2D(
-        [], [], color="#444444", marker="x", linestyle="", markersize=5, markeredgewidth=1.2
-    )
+    look = Look("#444444", "x", "-").point
+    return Line2D([], [], **{**look, "markersize": 5, "markeredgewidth": 1.2})
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
