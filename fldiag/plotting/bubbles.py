@@ -152,8 +152,7 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
     texts = [f"{v:,.0f}" if v >= 1 else style.number(v) for v in counts]
     texts[-1] += " examples"
     room = float(np.sqrt(area * counts[-1])) / 5.5  # the largest bubble covers no number
-    style.legend(
-        fig,
+    fig.legend(
         bubbles,
         texts,
         handleheight=room,
@@ -161,5 +160,7 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
         loc="outside upper right",
         ncols=len(bubbles),
         handletextpad=0.4,
+        columnspacing=1.0,
+        borderpad=0.1,
         borderaxespad=0.3,
     )

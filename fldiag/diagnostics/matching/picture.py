@@ -215,7 +215,12 @@ def _colour_bar(bar, norm: Normalize) -> None:
         bar.set_ticks([low, high])
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: _tick(v)))
+
+
+def _tick(value: float) -> str:
+    """A number beside a colour bar, without powers of ten where it is short without them."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 100_000 else style.number(value, 3)
 
 
 def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
