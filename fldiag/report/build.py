@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from fldiag import registry
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages
-from fldiag.plotting.pages import Group, Section, Table
+from fldiag.plotting.pages import Group, Section, tables_of
 from fldiag.registry import Progress
 from fldiag.report import glance, measured, performance, steps, summary
 from fldiag.report.members import Collected, Source, absent_diagnostic, plain, reason
@@ -23,8 +24,8 @@ from fldiag.results.files import write_text
 from fldiag.results.provenance import digest
 from fldiag.version import version
 
-#: What makes sections of a collection: usually one, none where there is nothing to say.
-Part = Callable[[Collected], Sequence[Section]]
+#: What makes a section of a collection; None where there is nothing to say.
+Part = Callable[[Collected], Section | None]
 
 
 def write(
@@ -52,9 +53,9 @@ def write(
     content: list[Section] = []
     with ThreadPoolExecutor(1) as beside:
         beside.submit(pages.packed_plotly)  # takes about as long as all sections
-        for i, (name, part) in enumerate(parts):
+        for i, (name, part) in enumerate(parts.items()):
             report(i, len(parts) + 1, name)
-            content += part(collection)
+            content += _guarded(name, part, collection)
     report(len(parts), len(parts) + 1, "writing")
     page = write_text(path, render(collection, apart(content), title or default_title(collection)))
     report(len(parts) + 1, len(parts) + 1, "written")
@@ -69,38 +70,34 @@ def report_path(collection: Collected, out: Path | None) -> Path:
     in_run = len(runs) == 1 and os.access(runs[0], os.W_OK)
     folder = prepare(out or (runs[0] / "diagnostics" if in_run else FALLBACK))
     names = [m.folder for m in collection.members]
-    label = "-".join(
-        "".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names
-    )
+    label = re.sub(r"[^\w.]", "-", "-".join(names))
     if len(label) > 60:
         label = f"{len(names)}-runs-{digest(names)[:8]}"
     return folder / f"report-{label}.html"
 
 
-def sections() -> list[tuple[str, Part]]:
+def sections() -> dict[str, Part]:
     """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
-    return [
-        ("glance", partial(_guarded, glance.glance)),
-        ("summary", partial(_guarded, summary.summary)),
-        ("curves", partial(_guarded, performance.curves)),
-        *((e.name, partial(measured.sections, e)) for e in registry.diagnostics()),
-        ("steps", partial(_guarded, steps.steps)),
-        ("absent", absent),
-    ]
+    own: dict[str, Part] = {
+        "glance": glance.glance,
+        "summary": summary.summary,
+        "curves": performance.curves,
+    }
+    measurements = {e.name: partial(measured.section, e) for e in registry.diagnostics()}
+    return {**own, **measurements, "steps": steps.steps, "absent": absent}
 
 
-def _guarded(part: Callable[[Collected], Section | None], collection: Collected) -> list[Section]:
+def _guarded(name: str, part: Part, collection: Collected) -> list[Section]:
     """A section; one that cannot be made says why, and the others stay. Anybody may have edited a table."""
     try:
         section = part(collection)
     except Exception as error:
-        name = part.__name__
         why = f"This section could not be made: {reason(error)}."
         return [Section(name, name.capitalize(), "", notes=[why])]
     return [section] if section else []
 
 
-def absent(collection: Collected) -> list[Section]:
+def absent(collection: Collected) -> Section | None:
     """What else can be measured: diagnostics that no run has a table of, with the command for the first run that it suits."""
     kinds = {kind.partition(":")[0] for m in collection.members for kind in m.tables}
     rows = []
@@ -109,14 +106,13 @@ def absent(collection: Collected) -> list[Section]:
             continue
         lacks = [absent_diagnostic(m, entry) for m in collection.members]
         lack = next((lack for lack in lacks if lack.command), lacks[0])
-        rows.append([entry.name, entry.headline, lack.command or f"{lack.who}: {lack.why}"])
+        command = lack.command or f"{lack.who}: {lack.why}"
+        rows.append({"Diagnostic": entry.name, "What it does": entry.headline, "Command": command})
     section = Section("absent", "Not computed", "What else can be measured of these runs.")
-    if rows:
-        head = ("Diagnostic", "What it does", "Command")
-        section.groups.append(Group(tables=[Table("Diagnostics without a table", head, rows)]))
+    section.groups.append(Group(tables=tables_of("Diagnostics without a table", rows)))
     if not any(m.run.recorded for m in collection.members):
         section.missing += map(steps.absent, collection.members)
-    return [section] if rows or section.missing else []
+    return section if rows or section.missing else None
 
 
 def apart(content: Sequence[Section]) -> Sequence[Section]:

@@ -38,13 +38,12 @@ def two(tmp_path_factory):
 
 
 def section_of(name, found):
-    (section,) = measured.sections(registry.diagnostic.get(name), found)
-    return section
+    return measured.section(registry.diagnostic.get(name), found)
 
 
 def absent(found):
     """The rows of what is not computed."""
-    return build.absent(found)[0].tables[0].rows
+    return build.absent(found).tables[0].rows
 
 
 def curves_of(found):
@@ -366,7 +365,7 @@ def test_steps_are_averaged_over_clients_by_layer(two):
 def test_a_run_without_steps_says_how_to_record_them(tmp_path):
     bare = collect([reports.run(tmp_path / "a").path])
     assert steps.steps(bare) is None
-    assert "metrics.steps=true" in build.absent(bare)[0].missing[-1].why
+    assert "metrics.steps=true" in build.absent(bare).missing[-1].why
 
 
 def test_everything_a_chart_holds_is_json(two):

@@ -6,6 +6,7 @@ The first picture is that of Lee et al., "FedSOL" (CVPR 2024), figure 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,11 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.curves import legend_below, legend_of_runs, line, rounds_axis
+from fldiag.plotting.heatmap import draw_cells
 from fldiag.plotting.tables import (
     MANY,
     compares_runs,
@@ -241,13 +243,8 @@ def _classes(
     ax.set_facecolor("#bbbbbb")
     for r, c in np.argwhere(~np.isfinite(values)):
         ax.add_patch(_cell_hatch(c, r))
-    ax.imshow(
-        values,
-        aspect="auto",
-        cmap=style.DIVERGING,
-        interpolation="nearest",
-        norm=TwoSlopeNorm(0.0, -reach, reach),
-    )
+    norm = TwoSlopeNorm(0.0, -reach, reach)
+    draw_cells(ax, cells, norm, colors=style.DIVERGING, most=40, square=False)
     unseen = np.argwhere(counts.to_numpy() == 0)
     ax.plot(
         unseen[:, 1],
@@ -260,37 +257,20 @@ def _classes(
         markeredgewidth=0.35,
     )
     ax.set(xlabel="class", ylabel="percentile of the clients" if is_large else "client")
-    if classes <= 30:
-        ax.set_xticks(range(classes), [str(c) for c in cells.columns])
-    stride = max(1, -(-rows // 40))
-    ax.set_yticks(range(0, rows, stride), [str(k) for k in cells.index[::stride]])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     marks = {"dot": len(unseen) > 0, "hatch": bool((~np.isfinite(values)).any())}
     return {mark for mark, is_there in marks.items() if is_there}
 
 
 def _cell_hatch(x: float, y: float) -> Patch:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(
-        (x - 0.5, y - 0.5),
-        1,
-        1,
-        facecolor="#bbbbbb",
-        hatch="////",
-        edgecolor="white",
-        linewidth=0,
-        zorder=3,
-    )
+    grey: dict[str, Any] = {
+        "facecolor": "#bbbbbb",
+        "hatch": "////",
+        "edgecolor": "white",
+        "linewidth": 0,
+    }
+    return Rectangle((x - 0.5, y - 0.5), 1, 1, zorder=3, **grey)
 
 
 def _cells(rows: pd.DataFrame) -> pd.DataFrame:
-    flat = pd.DataFrame(
-        {
-            "client": rows["client"].astype(int),
-            "index": rows["index"].astype(int),
-            "value": floats(rows["value"]),
-        }
-    )
+    flat = rows.assign(value=floats(rows["value"])).astype({"client": int, "index": int})
     return flat.pivot(index="client", columns="index", values="value")
