@@ -17,7 +17,7 @@ CLIENTS, CLASSES = (1, 4, 7), 3
 
 def unpacked(text):
     """What ``pages.pack`` packed."""
-    return gzip.decompress(base64.b64decode(text))
+    return gzip.decompress(base64.b85decode(text.translate(str.maketrans("/,.", "&<>"))))
 
 
 def run(

@@ -98,16 +98,15 @@ def row(m: Member) -> dict[str, str]:
 
 
 def method(m: Member) -> str:
-    """The display name, with its numbers and whatever is not as the method has it by default."""
+    """The display name, with the options that have a symbol and whatever is not as the method has it by default."""
     name = str(m.setting("method", "name", "unknown"))
     usual = {
         o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]
     }
     options = []
     for key, value in m.config.get("method", {}).items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         is_usual = key in usual and value == usual[key]
-        if key != "name" and value is not None and (is_number or not is_usual):
+        if key != "name" and value is not None and (key in words.SYMBOLS or not is_usual):
             options.append(f"{words.symbol(key)} = {plain(value)}")
     return words.method(name) + (f" ({', '.join(options)})" if options else "")
 
