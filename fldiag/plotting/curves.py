@@ -69,9 +69,8 @@ def legend_below(ax: Axes, looks: Mapping[str, style.Look], ncols: int = 1) -> N
 
 def legend_of_runs(fig: Figure, looks: Mapping[str, style.Look]) -> None:
     """The figure's legend: a line a run."""
-    texts = [style.wrap(run, style.wide() - 0.6)[0] for run in looks]
     keys = [Line2D([], [], **look.line) for look in looks.values()]
-    style.legend(fig, keys, texts, loc="outside lower center", ncols=3, handlelength=2.6)
+    style.legend(fig, keys, list(looks), ncols=3, handlelength=2.6)
 
 
 def draw(
@@ -107,13 +106,10 @@ def draw(
     labels = list(dict.fromkeys(name for _, _, lines in series for name in lines))
     looks = style.looks(labels)
     width = style.wide(width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS))
-    legend_texts, counts = _texts(labels, [lines for _, _, lines in series])
-    texts = [style.wrap(style.plain(t), width - 0.6)[0] for t in legend_texts]
+    texts, counts = _texts(labels, [lines for _, _, lines in series])
     heading = "; ".join(filter(None, (note, counts)))
-    columns = style.columns(texts, width - 0.1, 0.48)
-    foot = 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1
     with style.paper():
-        fig, axes = style.panels(len(panels), 2.15, foot, width=width)
+        fig, axes = style.panels(len(panels), 2.15, 0.1, width=width)
         for ax, (name, rows, lines) in zip(axes, series, strict=True):
             for place, label in enumerate(labels):
                 if label in lines:
@@ -126,8 +122,7 @@ def draw(
         if any(curve.get_label() == "diverged" for ax in axes for curve in ax.lines):
             handles.append(style.diverged())
             texts.append("diverged")
-        options: dict[str, Any] = {"handlelength": 2.6, "title": heading or None}
-        style.legend(fig, handles, texts, loc="outside lower center", ncols=columns, **options)
+        style.legend(fig, handles, texts, handlelength=2.6, title=heading or None)
     return fig
 
 

@@ -52,13 +52,13 @@ def draw(table: pd.DataFrame) -> Figure | None:
     looks = style.looks(runs)
     height = 0.75 + max(0.14 * len(layers) * max(1, len(runs) / 2), 0.9)
     with style.paper():
-        fig, axes = style.panels(len(parts), height, 0.15 * len(runs), sharey=True)
+        fig, axes = style.panels(len(parts), height, sharey=True)
         room = style.wide() / min(len(parts), max(int(style.wide() / 2), 1)) - 0.8
         for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
             _bars(ax, rows, "residual" if metric == "eigenvalue" else "stderr", layers, looks)
             ax.set_title("\n".join(style.wrap(_LAYERS[metric], room, 2, 8.0)), fontsize=8)
         keys = [Patch(color=look.color) for look in looks.values()]
-        style.legend(fig, keys, runs, loc="outside lower center", ncols=3)
+        style.legend(fig, keys, runs, ncols=3)
     return fig
 
 

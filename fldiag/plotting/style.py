@@ -323,13 +323,17 @@ def diverged() -> Line2D:
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
-    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars; a figure's has no more
-    columns than fit."""
-    if isinstance(owner, Figure) and "ncols" in options:
-        handle = options.get("handlelength", 2.0) * 7 / 72 + 0.3
-        options["ncols"] = min(
-            options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle)
-        )
+    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars.
+
+    A figure's stands below its panels, in as many columns as fit (at most ``ncols``), and the figure grows by its rows.
+    """
+    if isinstance(owner, Figure):
+        room, handle = owner.get_figwidth() - 0.1, options.get("handlelength", 2.0) * 7 / 72 + 0.3
+        labels = [wrap(label, room - 0.5)[0] for label in labels]
+        across = min(options.get("ncols", len(labels)), columns(labels, room, handle))
+        rows = -(-len(labels) // across) + bool(options.get("title"))
+        owner.set_figheight(owner.get_figheight() + 0.15 * rows)
+        options = {"loc": "outside lower center", **options, "ncols": across}
     defaults: dict[str, Any] = {"borderpad": 0.2, "columnspacing": 1.2, "labelspacing": 0.3}
     artist = owner.legend(list(handles), ["x"] * len(labels), **{**defaults, **options})
     for text, label in zip(artist.get_texts(), labels, strict=True):

@@ -72,7 +72,7 @@ def draw(tables: list[tuple[Member, pd.DataFrame]]) -> Figure:
     """A panel a metric and layer, a line a run."""
     pairs = pd.concat([rows for _, rows in tables])[["metric", "layer"]].drop_duplicates()
     with style.paper():
-        fig, axes = style.panels(len(pairs), 2.0, 0.15 * len(tables))
+        fig, axes = style.panels(len(pairs), 2.0)
         looks: dict[str, style.Look] = {}
         for ax, (metric, layer) in zip(axes, pairs.itertuples(index=False), strict=True):
             for m, rows in tables:

@@ -105,7 +105,7 @@ def _figure(panels: Sequence[Panel], table: pd.DataFrame) -> Figure:
             return fig
         looks = style.looks(runs)
         single = [(p, rows, text) for p in panels for rows, text in p.lines]
-        fig, axes = style.panels(len(single), 1.95, 0.2 * len(runs), least=1.6)
+        fig, axes = style.panels(len(single), 1.95, 0.1, least=1.6)
         for ax, (panel, rows, text) in zip(axes, single, strict=True):
             parts = [(rows[[name == run for name in names(rows["run"])]], run) for run in runs]
             lines = [(part, run) for part, run in parts if len(part)]
@@ -169,7 +169,7 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
     looks = style.looks(runs) if len(runs) > 1 else {runs[0]: style.look(2)}
     with style.paper():
         width = style.wide(style.ONE_COLUMN)
-        fig = style.figure(width, 0.9 + 0.17 * len(layers) + 0.2 * len(runs), layout="constrained")
+        fig = style.figure(width, 0.9 + 0.17 * len(layers), layout="constrained")
         ax = fig.subplots()
         for place, run in enumerate(runs):
             run_rows = rows[rows["run"] == run]

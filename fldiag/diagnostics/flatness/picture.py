@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame) -> Figure:
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
     with style.paper():
-        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1, 0.3)
+        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1)
         for ax, (metric, title) in zip(above, _TITLES.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)
@@ -49,16 +49,8 @@ def draw(table: pd.DataFrame) -> Figure:
         _echo(echo, rows)
         handles = [Line2D([], [], **look.line) for look in _LOOKS.values()]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
-        style.legend(
-            fig,
-            handles,
-            [*_TEXTS.values(), "a client (echo: a round)"],
-            loc="outside lower center",
-            ncols=4,
-            columnspacing=1.4,
-            handlelength=2.4,
-            borderpad=0.2,
-        )
+        texts = [*_TEXTS.values(), "a client (echo: a round)"]
+        style.legend(fig, handles, texts, ncols=4, handlelength=2.4)
     return fig
 
 

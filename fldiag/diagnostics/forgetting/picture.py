@@ -96,7 +96,7 @@ def _of_runs(table: pd.DataFrame, runs: Sequence[str]) -> Figure:
     panels = [("accuracy", moment, text) for moment, text in _MOMENTS.items()]
     panels += [(metric, "trained", text) for metric, text in _SHARES.items()]
     with style.paper():
-        fig, axes = style.panels(len(panels), 1.95, 0.2 * len(runs), least=1.6)
+        fig, axes = style.panels(len(panels), 1.95, 0.1, least=1.6)
         for ax, (metric, moment, text) in zip(axes, panels, strict=True):
             for run, part in parts.items():
                 rows = _global(part, metric, moment)
@@ -183,7 +183,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     reach = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
     rows, classes = (max(part.shape[axis] for part in cells.values()) for axis in (0, 1))
     width = style.ONE_COLUMN if classes <= 12 and len(runs) == 1 else style.TWO_COLUMNS
-    height = min(max(1.35 + 0.17 * rows, 2.3), 8.0)
+    height = min(max(1.2 + 0.17 * rows, 2.15), 8.0)
     marked = set()
     with style.paper():
         across = 3 if classes <= 12 else 1
@@ -207,15 +207,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         }
         texts = [text for text, mark in zip(keys, ("dot", "hatch"), strict=True) if mark in marked]
         if texts:
-            style.legend(
-                fig,
-                [keys[text] for text in texts],
-                texts,
-                loc="outside lower center",
-                ncols=2,
-                columnspacing=1.2,
-                borderpad=0.2,
-            )
+            style.legend(fig, [keys[text] for text in texts], texts, ncols=2)
     return fig
 
 
