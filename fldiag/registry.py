@@ -173,7 +173,7 @@ class Diagnostic(Entry):
     - ``needs``: ``clients`` where it takes the clients' weights of a run.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
       names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text of a file, or charts to
-      turn (``.html``: ``fldiag.plotting.sections.Interactive``).
+      turn (``.html``: ``fldiag.plotting.pages.Interactive``).
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.

@@ -15,12 +15,9 @@ EVIL = "<script>alert(1)</script>"
 CLIENTS, CLASSES = (1, 4, 7), 3
 
 
-def unpacked(text, columns=0):
-    """What ``pages.pack`` packed, or ``pages.pack_table`` by so many columns."""
-    raw = gzip.decompress(base64.b85decode(text.translate(str.maketrans("/,.", "&<>"))))
-    cells = raw.split(b"\n")
-    rows = len(cells) // columns if columns else 0
-    return b"".join(b",".join(cells[row::rows]) + b"\n" for row in range(rows)) if columns else raw
+def unpacked(text):
+    """What ``pages.pack`` packed."""
+    return gzip.decompress(base64.b85decode(text.translate(str.maketrans("/,.", "&<>"))))
 
 
 def run(
@@ -164,15 +161,13 @@ def of_checkpoints(
     labels=None,
     slice="train",
     n=100,
-    named=False,
     **options,
 ):
-    """A table of checkpoints (of one run, or a list of runs), such as that of ``fldiag landscape``; ``rows``: label -> rows.
-    ``named``: its json names the diagnostic, as it did not at first."""
+    """A table of checkpoints (of one run, or a list of runs), such as that of ``fldiag landscape``; ``rows``: label -> rows."""
     runs = made if isinstance(made, list) else [made]
     labels = labels or [f"checkpoint {i}" for i in range(len(runs))]
     about = {
-        **({"diagnostic": verb} if named else {}),
+        "diagnostic": verb,
         "options": options,
         "checkpoints": {
             label: {
@@ -425,6 +420,7 @@ def everything(made, size=1.0, **more):
         personal(),
         {
             "run": made.path.name,
+            "diagnostic": "personalise",
             "options": {"epochs": None},
             "checkpoint": {"file": "x.pt", "sha256": sha(made, rounds)},
         },

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import curves, style, words
-from fldiag.plotting.series import key
 from fldiag.results.select import only
 from fldiag_papers.caption import LAST
 from fldiag_papers.gather import KEYS
@@ -73,7 +72,9 @@ def lines(
         axes[0].set_ylabel("test accuracy [%]")
         fig.align_xlabels()
         # The caption is about the only line.
-        handles = {n: key(look) for n, look in looks.items()} if len(looks) > 1 else {}
+        handles = (
+            {n: Line2D([], [], **look.line) for n, look in looks.items()} if len(looks) > 1 else {}
+        )
         if table["value"].isna().any():
             handles["diverged"] = style.diverged()
         if any(bars.get_label() == "_sampled" for ax in axes for bars in ax.containers):

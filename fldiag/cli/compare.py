@@ -219,6 +219,10 @@ def report(
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(help="Names of the runs on the page, with commas between them."),
+    ] = None,
     compute: Annotated[
         bool,
         typer.Option(
@@ -245,7 +249,7 @@ def report(
         from fldiag.report.collect import collect, compute_tables
 
         console = Console(json)
-        collection = collect(runs, from_ or [])
+        collection = collect(runs, from_ or [], names)
         path = report_path(collection, out)  # first: it may be refused
         if compute:
             subject_options = {"root": root, "download": download, "device": device_of(device)}
@@ -256,7 +260,7 @@ def report(
                 bar=console.progress,
                 tell=console.note,
             )
-            collection = collect(runs, from_ or [])
+            collection = collect(runs, from_ or [], names)
         show_report(console, collection, path, title)
 
 

@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame) -> Figure:
     rows = table.to_dict("records")
     intervals = np.stack([floats(table[c]) for c in ("low", "difference", "high")], 1)
     with style.paper():
-        fig = style.figure(style.wide(), 1.0 + 0.24 * len(rows), layout="constrained")
+        fig = style.figure(style.wide(), 0.85 + 0.24 * len(rows), layout="constrained")
         ax = fig.subplots()
         far = [
             _row(ax, row, ends, -place)
@@ -70,15 +70,7 @@ def draw(table: pd.DataFrame) -> Figure:
             Line2D([], [], color=c, marker=m, markerfacecolor=f, markersize=4.5)
             for c, m, f, _ in looks
         ]
-        style.legend(
-            fig,
-            handles,
-            [text for *_, text in looks],
-            loc="outside lower center",
-            ncols=len(looks),
-            handlelength=1.6,
-            columnspacing=1.2,
-        )
+        style.legend(fig, handles, [text for *_, text in looks], handlelength=1.6)
     return fig
 
 

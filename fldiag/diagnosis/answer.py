@@ -15,7 +15,7 @@ from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages, sheet, style
-from fldiag.plotting.sections import Interactive
+from fldiag.plotting.pages import Interactive
 from fldiag.registry import Diagnostic
 from fldiag.results import files, standing
 from fldiag.results.provenance import digest

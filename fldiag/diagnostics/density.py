@@ -95,7 +95,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
     if not high > 0:
         raise FldiagError("the spectral density has no positive value", "compute it again")
     width = style.wide(style.ONE_COLUMN)
-    texts = [style.wrap(r, width - 0.6)[0] for r in runs]
+    texts = list(runs)
     runs_with_eigenvalues = [
         run for run in runs if ((table["metric"] == "eigenvalue") & (table["run"] == run)).any()
     ]
@@ -103,7 +103,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
     if runs_with_eigenvalues:
         handles.append(Line2D([], [], color="#555555", marker="|", linestyle="none"))
         texts.append("computed eigenvalues")
-    with style.panel(ax, width, 2.2 + 0.15 * len(texts)) as (ax, owner, loc):
+    with style.panel(ax, width, 2.2) as (ax, owner, loc):
         for place, run in enumerate(runs):
             part, look = rows[rows["run"] == run].sort_values("x"), looks[run]
             x, middle = floats(part["x"]), floats(part["value"])
@@ -138,7 +138,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
         ax.set(xlabel="eigenvalue of the Hessian", ylabel="density")
         ax.margins(x=0.02)
         ax.grid(True)
-        style.legend(owner, handles, texts, loc=loc, borderpad=0.2, labelspacing=0.3)
+        style.legend(owner, handles, texts, loc=loc)
     return ax.figure
 
 

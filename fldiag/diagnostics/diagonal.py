@@ -52,7 +52,7 @@ def diagonal_rows(problem: Problem, result: Diagonal, per: Per) -> list[Row]:
     return rows
 
 
-@diagnostic("diagonal", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
+@diagnostic("diagonal", draw=layers.draw, example="checkpoints/example/fedsol-digits.pt")
 def diagonal(
     problem: Problem,
     *,

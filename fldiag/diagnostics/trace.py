@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-@diagnostic("trace", draw=layers.draw_if_any, example="checkpoints/example/fedsol-digits.pt")
+@diagnostic("trace", draw=layers.draw, example="checkpoints/example/fedsol-digits.pt")
 def trace(
     problem: Problem,
     *,

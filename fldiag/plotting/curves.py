@@ -1,6 +1,6 @@
-"""Learning curves: a metric over the rounds, one line a run or method.
+"""Lines over rounds with bands: the shape that pictures of runs share, and learning curves.
 
-The picture of Lee et al., "FedSOL" (CVPR 2024), figure 10.
+Learning curves are the picture of Lee et al., "FedSOL" (CVPR 2024), figure 10.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
@@ -20,6 +22,55 @@ from fldiag.plotting.tables import floats, names, need, select
 PICTURE = "learning curves"
 #: What a line may mix without being told: the seeds of one run (drawn as mean and spread).
 _MUST_AGREE = ("slice", "moment", "scope", "client", "client_b", "layer", "index", "unit")
+Band = tuple[np.ndarray, np.ndarray]
+
+
+def line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: Band | None) -> None:
+    """The values of a table indexed by round, with a band (low, high). A round that is not there is a gap."""
+    points = pd.DataFrame({"value": floats(rows["value"])}, index=rows.index.astype(float))
+    if band is not None:
+        points["low"], points["high"] = band
+    rounds = points.index
+    if len(rounds) > 1 and np.diff(rounds).min() == 1:
+        points = points.reindex(np.arange(rounds.min(), rounds.max() + 1))
+    if band is not None:
+        low, high = points["low"], points["high"]
+        ax.fill_between(points.index, low, high, color=look.color, alpha=0.15, linewidth=0)
+    ax.plot(points.index, points["value"], markevery=max(len(points) // 8, 1), **look.line)
+
+
+def rounds_axis(ax: Axes) -> None:
+    """Whole rounds along the axis; one alone in the middle."""
+    marked = [v for v in ax.get_lines() if v.get_marker() != "None"]
+    rounds = {x for v in marked for x in np.asarray(v.get_xdata(), dtype=float)}
+    if len(rounds) == 1:
+        (single,) = rounds
+        ax.set_xlim(single - 1, single + 1)
+        ax.set_xticks([single], [f"{single:g}"])
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    ax.set_xlabel("round")
+
+
+def legend_below(ax: Axes, looks: Mapping[str, style.Look], ncols: int = 1) -> None:
+    """A panel's own legend, below it."""
+    keys = [Line2D([], [], **look.line) for look in looks.values()]
+    place = (0.5, -0.22)
+    style.legend(
+        ax,
+        keys,
+        list(looks),
+        loc="upper center",
+        bbox_to_anchor=place,
+        ncols=ncols,
+        handlelength=2.6,
+    )
+
+
+def legend_of_runs(fig: Figure, looks: Mapping[str, style.Look]) -> None:
+    """The figure's legend: a line a run."""
+    keys = [Line2D([], [], **look.line) for look in looks.values()]
+    style.legend(fig, keys, list(looks), ncols=3, handlelength=2.6)
 
 
 def draw(
@@ -55,45 +106,23 @@ def draw(
     labels = list(dict.fromkeys(name for _, _, lines in series for name in lines))
     looks = style.looks(labels)
     width = style.wide(width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS))
-    legend_texts, counts = _texts(labels, [lines for _, _, lines in series])
-    texts = [style.wrap(style.plain(t), width - 0.6)[0] for t in legend_texts]
+    texts, counts = _texts(labels, [lines for _, _, lines in series])
     heading = "; ".join(filter(None, (note, counts)))
-    columns = style.columns(texts, width - 0.1, 0.48)
     with style.paper():
-        fig, axes = style.panels(
-            len(panels), 2.15, 0.15 * (-(-len(texts) // columns) + bool(heading)) + 0.1, width=width
-        )
+        fig, axes = style.panels(len(panels), 2.15, 0.1, width=width)
         for ax, (name, rows, lines) in zip(axes, series, strict=True):
             for place, label in enumerate(labels):
                 if label in lines:
-                    _line(
-                        ax,
-                        lines[label],
-                        looks[label],
-                        smooth,
-                        place,
-                        len(labels),
-                        _limits(name, rows),
-                    )
-                    _lost(ax, lines[label], looks[label])
+                    turn = place, len(labels)
+                    _line(ax, lines[label], looks[label], smooth, turn, _limits(name, rows))
             _frame(ax, name, rows, smooth)
             if chance is not None:
                 style.chance(ax, chance)
-        handles = [_handle(looks[n]) for n in labels]
-        if any(line.get_label() == "diverged" for ax in axes for line in ax.lines):
+        handles = [Line2D([], [], **looks[n].line) for n in labels]
+        if any(curve.get_label() == "diverged" for ax in axes for curve in ax.lines):
             handles.append(style.diverged())
             texts.append("diverged")
-        style.legend(
-            fig,
-            handles,
-            texts,
-            loc="outside lower center",
-            ncols=columns,
-            handlelength=2.6,
-            columnspacing=1.2,
-            borderpad=0.2,
-            title=heading or None,
-        )
+        style.legend(fig, handles, texts, handlelength=2.6, title=heading or None)
     return fig
 
 
@@ -187,100 +216,53 @@ def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _line(
-    ax,
-    line: pd.DataFrame,
+    ax: Axes,
+    points: pd.DataFrame,
     look: style.Look,
     smooth: int,
-    place: int,
-    lines: int,
+    turn: tuple[int, int],
     limits: tuple[float, float],
 ) -> None:
+    """One learning curve, ``turn``: the place of its line, and of how many; a cross at the last finite value, where there are
+    rounds after it without one."""
+    place, lines = turn
     rounds, raw, spread = (
-        line.index.to_numpy(float),
-        line["mean"].to_numpy(),
-        line["std"].to_numpy(),
+        points.index.to_numpy(float),
+        floats(points["mean"]),
+        floats(points["std"]),
     )
     values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
     if smooth > 1:
         ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
     stride = max(len(rounds) // 6, 1)
     # Markers of different lines at different rounds: where lines run together both stay visible.
-    start = place * stride // max(lines, 1)
+    at = slice(place * stride // max(lines, 1), None, stride)
     if np.isfinite(spread).any():
         band = smoothed(rounds, spread, smooth) if smooth > 1 else spread
         low, high = np.clip(values - band, *limits), np.clip(values + band, *limits)
         if lines <= 3:
             ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
         else:  # bands on bands are mud
-            at = slice(start, None, stride)
-            ax.vlines(
-                rounds[at] + 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds),
-                low[at],
-                high[at],
-                color=look.color,
-                linewidth=0.7,
-                alpha=0.8,
-            )
-    ax.plot(
-        rounds,
-        values,
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        markersize=3.6,
-        markevery=(start, stride),
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-        label="curve",
-    )
+            shift = 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds)
+            x = rounds[at] + shift
+            ax.vlines(x, low[at], high[at], color=look.color, linewidth=0.7, alpha=0.8)
+    ax.plot(rounds, values, markevery=at, label="curve", **look.line)
+    finite = np.flatnonzero(np.isfinite(raw))
+    if len(finite) and finite[-1] < len(raw) - 1:
+        cross = {**look.point, "marker": "x", "markersize": 6, "markeredgewidth": 1.4}
+        ax.plot(rounds[finite[-1]], raw[finite[-1]], label="diverged", zorder=5, **cross)
 
 
-def _lost(ax, line: pd.DataFrame, look: style.Look) -> None:
-    """A cross at the last finite value, where there are rounds after it without one."""
-    finite = line.index[np.isfinite(line["mean"])]
-    if len(finite) and finite[-1] < line.index[-1]:
-        ax.plot(
-            finite[-1],
-            line["mean"][finite[-1]],
-            "x",
-            color=look.color,
-            markersize=6,
-            markeredgewidth=1.4,
-            label="diverged",
-            zorder=5,
-        )
-
-
-def _handle(look: style.Look):
-    from matplotlib.lines import Line2D
-
-    return Line2D(
-        [],
-        [],
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        markersize=3.6,
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-    )
-
-
-def _frame(ax, metric: str, rows: pd.DataFrame, smooth: int) -> None:
+def _frame(ax: Axes, metric: str, rows: pd.DataFrame, smooth: int) -> None:
     def only(column: str) -> str:
         values = rows[column].dropna().unique() if column in rows.columns else []
         return str(values[0]) if len(values) else ""
 
     unit, slice_name = only("unit"), only("slice")
-    text = (
-        words.metric(metric)
-        + (f" on {slice_name}" if slice_name else "")
-        + (f" [{unit}]" if unit else "")
-    )
-    if smooth > 1:
-        text += f"\n(moving mean over {smooth} rounds)"
-    ax.set_xlabel("round")
+    text = words.metric(metric)
+    text += (f" on {slice_name}" if slice_name else "") + (f" [{unit}]" if unit else "")
+    text += f"\n(moving mean over {smooth} rounds)" if smooth > 1 else ""
     ax.set_ylabel("\n".join(map(style.plain, text.split("\n"))))
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    rounds_axis(ax)
     ax.grid(True)
     ax.margins(x=0.02)

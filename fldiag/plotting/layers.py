@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need
 from fldiag.results.select import only
@@ -36,81 +36,55 @@ def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     return rows[~is_main_block(rows)] if metric == "eigenvalue" else rows[rows["layer"].notna()]
 
 
-def has(table: pd.DataFrame) -> bool:
-    """Whether the table says something of single layers."""
-    return any(len(_by_layer(table, metric)) for metric in _LAYERS)
-
-
-def draw_if_any(table: pd.DataFrame) -> Figure | None:
-    """``draw``, where single layers were asked about."""
-    return draw(table) if has(table) else None
-
-
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure | None:
     """Largest eigenvalue, trace and norm of the diagonal of every layer's own block, as far as the table has them; bars
-    of ± residual or standard error. ``table``: what ``spectrum`` (with ``per_layer``), ``trace`` and ``diagonal`` return.
+    of ± residual or standard error. None where it says nothing of single layers.
 
-    Raises FldiagError for a table without layers.
+    ``table``: what ``spectrum`` (with ``per_layer``), ``trace`` and ``diagonal`` return.
     """
     need(table, ("metric", "run", "layer", "value"), "layers")
     parts = {metric: _by_layer(table, metric) for metric in _LAYERS}
     parts = {metric: rows for metric, rows in parts.items() if len(rows)}
     if not parts:
-        raise FldiagError(
-            "the table says nothing of single layers", "ask for the trace, or per layer", usage=True
-        )
-    table_rows = pd.concat(parts.values())
-    labels, runs = (
-        list(dict.fromkeys(map(str, table_rows["layer"]))),
-        list(dict.fromkeys(names(table_rows["run"]))),
-    )
-    looks, width = style.looks(runs), style.wide()
+        return None
+    all_rows = pd.concat(parts.values())
+    layers, runs = (list(dict.fromkeys(names(all_rows[c]))) for c in ("layer", "run"))
+    looks = style.looks(runs)
+    height = 0.75 + max(0.14 * len(layers) * max(1, len(runs) / 2), 0.9)
     with style.paper():
-        fig, axes = style.panels(
-            len(parts),
-            0.75 + max(0.14 * len(labels) * max(1, len(runs) / 2), 0.9),
-            0.15 * len(runs),
-            sharey=True,
-        )
-        across = width / max(1, min(len(parts), int(width / 2)))
+        fig, axes = style.panels(len(parts), height, sharey=True)
+        room = style.wide() / min(len(parts), max(int(style.wide() / 2), 1)) - 0.8
         for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
-            for place, run in enumerate(runs):
-                mine = rows[[n == run for n in names(rows["run"])]]
-                if mine.empty:
-                    continue
-                at = np.array([labels.index(str(v)) for v in mine["layer"]]) + 0.8 * (
-                    (place + 0.5) / len(runs) - 0.5
-                )
-                column = "residual" if metric == "eigenvalue" else "stderr"
-                values, error = (
-                    floats(mine["value"]),
-                    np.nan_to_num(floats(mine[column])) if column in mine.columns else 0,
-                )
-                ax.barh(at, values, 0.8 / len(runs), color=looks[run].color)
-                if np.any(error > 5e-3 * np.abs(values).max()):  # smaller ones would be specks
-                    ax.errorbar(
-                        values,
-                        at,
-                        xerr=error,
-                        fmt="none",
-                        elinewidth=0.7,
-                        capsize=1.2,
-                        ecolor="#888888",
-                    )
-            ax.set_title("\n".join(style.wrap(_LAYERS[metric], across - 0.8, 2, 8.0)), fontsize=8)
-            ax.axvline(0, color="black", linewidth=0.5)
-            ax.xaxis.set_major_locator(MaxNLocator(4))
-            ax.grid(True, axis="x")
-            ax.set_yticks(range(len(labels)), [style.plain(style.shorten(v, 24)) for v in labels])
-            ax.set_ylim(len(labels) - 0.4, -0.6)
-        keys = [Patch(color=looks[r].color) for r in runs]
-        style.legend(
-            fig,
-            keys,
-            [style.wrap(r, width - 0.6)[0] for r in runs],
-            loc="outside lower center",
-            ncols=1 if max(map(len, runs)) > 40 else min(len(runs), 3),
-            borderpad=0.2,
-            labelspacing=0.3,
-        )
+            _bars(ax, rows, "residual" if metric == "eigenvalue" else "stderr", layers, looks)
+            ax.set_title("\n".join(style.wrap(_LAYERS[metric], room, 2, 8.0)), fontsize=8)
+        keys = [Patch(color=look.color) for look in looks.values()]
+        style.legend(fig, keys, runs, ncols=3)
     return fig
+
+
+def _bars(
+    ax: Axes, rows: pd.DataFrame, error: str, layers: list[str], looks: dict[str, style.Look]
+) -> None:
+    """A bar a layer and run, with its error where that is no speck."""
+    width = 0.8 / len(looks)
+    largest = np.abs(floats(rows["value"])).max()
+    for place, (run, look) in enumerate(looks.items()):
+        part = rows[[name == run for name in names(rows["run"])]]
+        y = np.array([layers.index(name) for name in names(part["layer"])])
+        y = y + width * (place - (len(looks) - 1) / 2)
+        bars = np.nan_to_num(floats(part[error])) if error in part.columns else np.zeros(len(part))
+        is_speck = not np.any(bars > 5e-3 * largest)
+        marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
+        ax.barh(
+            y,
+            floats(part["value"]),
+            width,
+            color=look.color,
+            xerr=None if is_speck else bars,
+            error_kw=marks,
+        )
+    ax.axvline(0, color="black", linewidth=0.5)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.grid(True, axis="x")
+    ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
+    ax.set_ylim(len(layers) - 0.4, -0.6)

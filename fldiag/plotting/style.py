@@ -126,6 +126,17 @@ class Look:
     marker: str
     dash: Any
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Options of ``Axes.plot`` and ``Line2D`` for a line with marks."""
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.4, "markersize": 3.5}
+        return {"color": self.color, "linestyle": self.dash, "marker": self.marker, **edge}
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Options of ``Axes.plot`` and ``Line2D`` for marks without a line."""
+        return {"color": self.color, "linestyle": "none", "marker": self.marker, "markersize": 4}
+
 
 def look(position: int) -> Look:
     """The look of the given position; colour and marker together repeat only after 73, and black never does."""
@@ -143,13 +154,8 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     labels = list(dict.fromkeys(labels))
     indices: dict[str, int] = {}
     for label in labels:
-        first = re.match(
-            r"[a-z0-9]*",
-            label.lower().replace("-", "", 1)
-            if label.lower().startswith("fed-")
-            else label.lower(),
-        )
-        default = _OWN.get(first.group() if first else "")
+        (first,) = re.findall(r"^(?:fed-)?[a-z0-9]*", label.lower())
+        default = _OWN.get(first.replace("-", ""))
         if default is not None and default not in indices.values():
             indices[label] = default
     free = (i for i in range(len(labels) + len(_OWN)) if i not in indices.values())
@@ -282,14 +288,13 @@ def ceiling(ax: Axes, value: float) -> None:
 
 def level(ax: Axes, value: float, name: str, below: bool = False) -> None:
     """A dotted line across, with its name upon it or below."""
-    ax.axhline(
-        value,
-        color="#666666",
-        linewidth=0.7,
-        linestyle=(0, (1, 2)),
-        zorder=1,
-        label=f"_{name or 'level'}",
-    )
+    dots: dict[str, Any] = {
+        "color": "#666666",
+        "linewidth": 0.7,
+        "linestyle": (0, (1, 2)),
+        "zorder": 1,
+    }
+    ax.axhline(value, label=f"_{name or 'level'}", **dots)
     ax.annotate(
         name,
         (1, value),
@@ -313,20 +318,24 @@ def percents(*axes: Any) -> None:
 
 def diverged() -> Line2D:
     """What a legend shows of a run that diverged."""
-    return Line2D(
-        [], [], color="#444444", marker="x", linestyle="", markersize=5, markeredgewidth=1.2
-    )
+    look = Look("#444444", "x", "-").point
+    return Line2D([], [], **{**look, "markersize": 5, "markeredgewidth": 1.2})
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
-    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars; a figure's has no more
-    columns than fit."""
-    if isinstance(owner, Figure) and "ncols" in options:
-        handle = options.get("handlelength", 2.0) * 7 / 72 + 0.3
-        options["ncols"] = min(
-            options["ncols"], columns(list(labels), owner.get_figwidth() - 0.1, handle)
-        )
-    artist = owner.legend(list(handles), ["x"] * len(labels), **options)
+    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars.
+
+    A figure's stands below its panels, in as many columns as fit (at most ``ncols``), and the figure grows by its rows.
+    """
+    if isinstance(owner, Figure):
+        room, handle = owner.get_figwidth() - 0.1, options.get("handlelength", 2.0) * 7 / 72 + 0.3
+        labels = [wrap(label, room - 0.5)[0] for label in labels]
+        across = min(options.get("ncols", len(labels)), columns(labels, room, handle))
+        rows = -(-len(labels) // across) + bool(options.get("title"))
+        owner.set_figheight(owner.get_figheight() + 0.15 * rows)
+        options = {"loc": "outside lower center", **options, "ncols": across}
+    defaults: dict[str, Any] = {"borderpad": 0.2, "columnspacing": 1.2, "labelspacing": 0.3}
+    artist = owner.legend(list(handles), ["x"] * len(labels), **{**defaults, **options})
     for text, label in zip(artist.get_texts(), labels, strict=True):
         text.set_text(plain(label))
     return artist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -15,28 +16,16 @@ from fldiag import registry
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting import pages
-from fldiag.plotting.sections import Group, Section, Table
+from fldiag.plotting.pages import Group, Section, tables_of
 from fldiag.registry import Progress
 from fldiag.report import glance, measured, performance, steps, summary
-from fldiag.report.members import Collected, Source, plain
+from fldiag.report.members import Collected, Source, absent_diagnostic, plain, reason
 from fldiag.results.files import write_text
 from fldiag.results.provenance import digest
 from fldiag.version import version
 
-#: matplotlib's marks as paths of a small legend.
-_SHAPES = {
-    "o": "M8 4a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-    "D": "M12-1l5 5-5 5-5-5z",
-    "s": "M8 0h8v8H8z",
-    "^": "M12-1l5 9H7z",
-    "v": "M12 9l5-9H7z",
-    "P": "M10-1h4v3h3v4h-3v3h-4V6H7V2h3z",
-    "X": "M8-1l4 3 4-3 2 2-3 3 3 3-2 2-4-3-4 3-2-2 3-3-3-3z",
-    "p": "M12-1l5 4-2 6H9L7 3z",
-    "*": "M12-2l1.5 4H18l-3.5 2.6L16 9l-4-2.6L8 9l1.5-4.4L6 2h4.5z",
-}
-#: What makes sections of a collection: usually one, none where there is nothing to say.
-Part = Callable[[Collected], Sequence[Section]]
+#: What makes a section of a collection; None where there is nothing to say.
+Part = Callable[[Collected], Section | None]
 
 
 def write(
@@ -60,14 +49,13 @@ def write(
             usage=True,
         )
     report = progress or (lambda done, total, text: None)
-    steps.collect(collection)
     parts = sections()
     content: list[Section] = []
     with ThreadPoolExecutor(1) as beside:
         beside.submit(pages.packed_plotly)  # takes about as long as all sections
-        for i, (name, part) in enumerate(parts):
+        for i, (name, part) in enumerate(parts.items()):
             report(i, len(parts) + 1, name)
-            content += part(collection)
+            content += _guarded(name, part, collection)
     report(len(parts), len(parts) + 1, "writing")
     page = write_text(path, render(collection, apart(content), title or default_title(collection)))
     report(len(parts) + 1, len(parts) + 1, "written")
@@ -82,54 +70,49 @@ def report_path(collection: Collected, out: Path | None) -> Path:
     in_run = len(runs) == 1 and os.access(runs[0], os.W_OK)
     folder = prepare(out or (runs[0] / "diagnostics" if in_run else FALLBACK))
     names = [m.folder for m in collection.members]
-    label = "-".join(
-        "".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names
-    )
+    label = re.sub(r"[^\w.]", "-", "-".join(names))
     if len(label) > 60:
         label = f"{len(names)}-runs-{digest(names)[:8]}"
     return folder / f"report-{label}.html"
 
 
-def sections() -> list[tuple[str, Part]]:
+def sections() -> dict[str, Part]:
     """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
-    return [
-        ("glance", partial(_guarded, glance.glance)),
-        ("summary", partial(_guarded, summary.summary)),
-        ("curves", partial(_guarded, performance.curves)),
-        *((e.name, partial(measured.sections, e)) for e in registry.diagnostics()),
-        ("steps", partial(_guarded, steps.steps)),
-        ("absent", absent),
-    ]
+    own: dict[str, Part] = {
+        "glance": glance.glance,
+        "summary": summary.summary,
+        "curves": performance.curves,
+    }
+    measurements = {e.name: partial(measured.section, e) for e in registry.diagnostics()}
+    return {**own, **measurements, "steps": steps.steps, "absent": absent}
 
 
-def _guarded(part: Callable[[Collected], Section | None], collection: Collected) -> list[Section]:
+def _guarded(name: str, part: Part, collection: Collected) -> list[Section]:
     """A section; one that cannot be made says why, and the others stay. Anybody may have edited a table."""
     try:
         section = part(collection)
     except Exception as error:
-        name = part.__name__
-        why = f"This section could not be made: {measured.reason(error)}."
+        why = f"This section could not be made: {reason(error)}."
         return [Section(name, name.capitalize(), "", notes=[why])]
     return [section] if section else []
 
 
-def absent(collection: Collected) -> list[Section]:
+def absent(collection: Collected) -> Section | None:
     """What else can be measured: diagnostics that no run has a table of, with the command for the first run that it suits."""
     kinds = {kind.partition(":")[0] for m in collection.members for kind in m.tables}
     rows = []
     for entry in registry.diagnostics():
         if entry.name in kinds or entry.on not in ("problem", "run", "runs"):
             continue
-        lacks = [measured.missing(entry, m) for m in collection.members]
+        lacks = [absent_diagnostic(m, entry) for m in collection.members]
         lack = next((lack for lack in lacks if lack.command), lacks[0])
-        rows.append([entry.name, entry.headline, lack.command or f"{lack.who}: {lack.why}"])
+        command = lack.command or f"{lack.who}: {lack.why}"
+        rows.append({"Diagnostic": entry.name, "What it does": entry.headline, "Command": command})
     section = Section("absent", "Not computed", "What else can be measured of these runs.")
-    if rows:
-        head = ("Diagnostic", "What it does", "Command")
-        section.groups.append(Group(tables=[Table("Diagnostics without a table", head, rows)]))
-    if "steps" not in kinds:
+    section.groups.append(Group(tables=tables_of("Diagnostics without a table", rows)))
+    if not any(m.run.recorded for m in collection.members):
         section.missing += map(steps.absent, collection.members)
-    return [section] if rows or section.missing else []
+    return section if rows or section.missing else None
 
 
 def apart(content: Sequence[Section]) -> Sequence[Section]:
@@ -168,75 +151,54 @@ def render(collection: Collected, content: Sequence[Section], title: str) -> str
         config=config,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version(),
-        shapes=_SHAPES,
-        tables=[pages.pack_table(s.raw) for s in collection.sources],
+        tables=[pages.pack(s.raw) for s in collection.sources],
     )
+
+
+#: What a table's provenance says besides, and its heading on the page.
+_PROVENANCE = {
+    "config": "Config hash",
+    "fldiag": "fldiag",
+    "torch": "torch",
+    "dtype": "Numbers",
+    "device": "Device",
+    "device_name": "Device name",
+    "threads": "Threads",
+    "seed": "Seed",
+    "history": "Hash of weights and data",
+}
 
 
 def about(source: Source) -> list[tuple[str, str]]:
     """Where a table's numbers come from, as pairs of heading and text."""
-    provenance = source.about
+    provenance, claims = source.about, source.claims
     rows = [("Table", source.name), ("sha256 of the table", source.sha256)]
     rows += [("Run", str(provenance["run"]))] if provenance.get("run") else []
-    if source.claims and source.claims[0].round is not None:
-        last = source.claims[-1]
-        steps = source.kind == "steps"
-        rows.append(
-            (
-                "Rounds" if steps else "Checkpoints",
-                f"{len(source.claims)}, rounds {source.claims[0].round} to {last.round}",
-            )
-        )
-        rows.append(
-            (f"sha256 of {'the steps of ' if steps else ''}round {last.round}", last.sha256)
-        )
-    for c in source.claims:
+    if claims and claims[0].round is not None:
+        last = claims[-1]
+        rows.append(("Checkpoints", f"{len(claims)}, rounds {claims[0].round} to {last.round}"))
+        rows.append((f"sha256 of round {last.round}", last.sha256))
+    for c in claims:
         if c.round is None:
-            details = ", ".join(
-                [*([c.slice] if c.slice else []), *([] if c.n is None else [f"{c.n:,} examples"])]
-            )
-            rows.append(
-                (
-                    f"sha256 of {c.label or 'the checkpoint'}"
-                    + (f" ({details})" if details else ""),
-                    c.sha256,
-                )
-            )
+            details = ", ".join(filter(None, (c.slice, "" if c.n is None else f"{c.n:,} examples")))
+            name = c.label or "the checkpoint"
+            rows.append((f"sha256 of {name}" + (f" ({details})" if details else ""), c.sha256))
     if isinstance(checkpoints := provenance.get("through"), list) and checkpoints:
-        hashes = (
-            ", ".join(map(str, checkpoints))
-            if len(checkpoints) <= 3
-            else f"{checkpoints[0]} to {checkpoints[-1]}"
-        )
-        rows.append((f"sha256 of the {len(checkpoints)} checkpoints that it goes through", hashes))
-    names = {
-        "config": "Config hash",
-        "fldiag": "fldiag",
-        "torch": "torch",
-        "dtype": "Numbers",
-        "device": "Device",
-        "device_name": "Device name",
-        "threads": "Threads",
-        "seed": "Seed",
-        "history": "Hash of weights and data",
-    }
+        ends = (checkpoints[0], checkpoints[-1])
+        hashes = ", ".join(map(str, checkpoints))
+        text = hashes if len(checkpoints) <= 3 else f"{ends[0]} to {ends[1]}"
+        rows.append((f"sha256 of the {len(checkpoints)} checkpoints that it goes through", text))
     rows += [
-        (text, str(provenance[key]))
-        for key, text in names.items()
+        (heading, str(provenance[key]))
+        for key, heading in _PROVENANCE.items()
         if provenance.get(key) is not None
     ]
     if source.options:
-        options = ", ".join(f"{k} = {plain(v)}" for k, v in source.options.items() if v is not None)
-        rows.append(("Options", options or "defaults"))
-    rows += [("Note", source.note)] if source.note else []
+        options = [f"{k} = {plain(v)}" for k, v in source.options.items() if v is not None]
+        rows.append(("Options", ", ".join(options) or "defaults"))
     if source.alternatives:
-        rows.append(
-            (
-                "Other tables of this kind",
-                f"{source.alternatives} more found; this one reaches the latest round, or was named "
-                "with --from, or is the newest",
-            )
-        )
+        choice = "this one reaches the latest round, or was named with --from, or is the newest"
+        rows.append(("Other tables of this kind", f"{source.alternatives} more; {choice}"))
     return rows
 
 

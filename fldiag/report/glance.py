@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from fldiag import known, registry
-from fldiag.plotting.sections import Group, Section, Table
+from fldiag import registry
+from fldiag.plotting.pages import Group, Section, Table, tables_of
 from fldiag.plotting.style import number
 from fldiag.registry import Diagnostic
-from fldiag.report.members import Collected, Member, absent
+from fldiag.report.members import Collected, Member, absent_diagnostic
 from fldiag.report.summary import accuracy, method, recipe, replicates
 from fldiag.results.select import only, split_of
 from fldiag.results.summary import percent
@@ -41,8 +41,8 @@ def glance(collection: Collected) -> Section:
     for entry in registry.diagnostics():
         if entry.alarms is not None:
             _findings(section, collection, entry, entry.alarms)
-    if table := _methods(collection.members):
-        section.groups.append(Group(tables=[table]))
+    if tables := _methods(collection.members):
+        section.groups.append(Group(tables=tables))
     elif len(collection.members) > 1:
         section.notes.append(
             "These runs cannot show which method is better: that needs runs of two methods on the same data "
@@ -78,55 +78,40 @@ def _findings(
     unseen = [m for m in collection.members if entry.name not in m.tables]
     if unseen:
         section.notes.append(f"Not yet checked for faults: {', '.join(m.label for m in unseen)}.")
-        section.missing += [
-            absent(m, known.command(entry.name), clients=entry.needs == "clients") for m in unseen
-        ]
+        section.missing += [absent_diagnostic(m, entry) for m in unseen]
 
 
-def _methods(members: Sequence[Member]) -> Table | None:
+def _methods(members: Sequence[Member]) -> list[Table]:
     """The first method against each of the others, over the seeds that both have, on the last round's test accuracy."""
     groups: dict[str, list[Member]] = {}
     for group in replicates(members):  # not those that were trained again with the same seeds
         groups.setdefault(recipe(group[0]), group)
-    values = [
-        (g, {m.seed: v.value for m in g if m.seed is not None and (v := accuracy(m)) is not None})
-        for g in groups.values()
-    ]
-    values = [(g, v) for g, v in values if len(v) >= SEEDS]
-    if not values:
-        return None
-    (first, base), *rest = values
-    pairs = [(g, v, sorted(base.keys() & v.keys())) for g, v in rest if g[0].data == first[0].data]
-    pairs = [(g, v, seeds) for g, v, seeds in pairs if len(seeds) >= SEEDS]
-    if not pairs:
-        return None
+    accuracies = []
+    for group in groups.values():
+        values = {m.seed: accuracy(m) for m in group if m.seed is not None}
+        numbers = {seed: value.value for seed, value in values.items() if value is not None}
+        if len(numbers) >= SEEDS:
+            accuracies.append((group[0], numbers))
+    if not accuracies:
+        return []
+    (first, base), *others = accuracies
+    pairs = [(m, v, sorted(base.keys() & v.keys())) for m, v in others if m.data == first.data]
+    pairs = [(m, v, seeds) for m, v, seeds in pairs if len(seeds) >= SEEDS]
     tests = [paired_t(np.array([v[s] - base[s] for s in seeds])) for _, v, seeds in pairs]
-    adjusted = holm([t.p for t in tests])
+    name, adjusted = method(first), holm([t.p for t in tests]) if tests else []
     rows = [
-        [
-            method(g[0]),
-            percent(np.mean([v[s] for s in seeds])),
-            ", ".join(map(str, seeds)),
-            _difference(t),
-            _verdict(t, p),
-        ]
-        for (g, v, seeds), t, p in zip(pairs, tests, adjusted, strict=True)
+        {
+            "Method": method(m),
+            "Test accuracy": percent(np.mean([values[s] for s in seeds])),
+            "Seeds": ", ".join(map(str, seeds)),
+            f"Difference, {LEVEL:.0%} interval": _difference(test),
+            f"Against {name}": _verdict(test, p),
+        }
+        for (m, values, seeds), test, p in zip(pairs, tests, adjusted, strict=True)
     ]
-    name = method(first[0])
-    baseline = (
-        f"{percent(np.mean(list(base.values())))} over seeds {', '.join(map(str, sorted(base)))}"
-    )
-    return Table(
-        f"Test accuracy against that of {name} ({baseline}), over common seeds",
-        (
-            "Method",
-            "Test accuracy",
-            "Seeds",
-            f"Difference, {LEVEL:.0%} interval",
-            f"Against {name}",
-        ),
-        rows,
-    )
+    mean, listing = percent(np.mean(list(base.values()))), ", ".join(map(str, sorted(base)))
+    baseline = f"{name} ({mean} over seeds {listing})"
+    return tables_of(f"Test accuracy against that of {baseline}, over common seeds", rows)
 
 
 def _difference(t: Interval) -> str:

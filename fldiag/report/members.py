@@ -14,9 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import user_code
+from fldiag import known, user_code
+from fldiag.errors import FldiagError
 from fldiag.plotting import style, words
-from fldiag.plotting.sections import Missing
+from fldiag.plotting.pages import Missing
+from fldiag.registry import Diagnostic
 from fldiag.results.files import sha256_of
 from fldiag.results.select import only
 from fldiag.runs.same_model import same_model
@@ -42,19 +44,36 @@ class Claim:
         return int(match.group(1)) if match else None
 
 
-@dataclass
+@dataclass(eq=False)
 class Source:
-    """A table with its provenance. ``raw``: the CSV as it was written. ``place``: which of the report's tables it is."""
+    """A table with its provenance.
+
+    ``name``: of its csv; ``raw``: the csv as it was written, ``frame``: the same read, both empty until the table is chosen.
+    ``is_of_run``: it is of the rounds of one run, not of checkpoints. ``order``: whether it lies in a place that the user names,
+    and when it was written. ``place``: which of the report's tables it is.
+    """
 
     kind: str
     name: str
     about: dict[str, Any]
-    raw: bytes
-    frame: pd.DataFrame
     claims: list[Claim]
+    csv: Path = Path()
+    is_of_run: bool = False
+    order: tuple[bool, float] = (False, 0.0)
+    raw: bytes = b""
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)
     alternatives: int = 0
-    note: str = ""
     place: int = 0
+
+    def rounds_of(self, member: Member) -> list[int]:
+        """Of a run's rounds those that the table is about; empty when it is not the run's."""
+        if not self.is_of_run:
+            return [member.round_of[c.sha256] for c in self.claims if c.sha256 in member.round_of]
+        rounds = [c.round for c in self.claims if c.round is not None]
+        is_owner = all(
+            c.round is not None and member.rounds.get(c.round) == c.sha256 for c in self.claims
+        )
+        return rounds if is_owner else []
 
     @property
     def options(self) -> dict[str, Any]:
@@ -130,16 +149,12 @@ class Member:
     def data(self) -> str:
         """What tells the data apart: their fingerprint, or what the config says of them."""
         fingerprint = self.run.index["provenance"].get("data")
+        if fingerprint:
+            return str(fingerprint)
         description = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
-        if not fingerprint and not description.get(
-            "name"
-        ):  # another program's, which may not say: comparable with no other run
+        if not description.get("name"):  # another program's: comparable with no other run
             return f"unknown:{self.place}"
-        return (
-            str(fingerprint)
-            if fingerprint
-            else json.dumps(description, sort_keys=True, default=str)
-        )
+        return json.dumps(description, sort_keys=True, default=str)
 
     @cached_property
     def federation(self) -> str:
@@ -160,15 +175,34 @@ class Collected:
     notes: list[str]
     choices: list[str] = field(default_factory=list)
 
+    def add(self, source: Source) -> None:
+        source.place = len(self.sources)
+        self.sources.append(source)
+
     def having(self, kind: str) -> list[tuple[Member, Source]]:
         """The runs that have a table of this kind, with it."""
         return [(m, m.tables[kind]) for m in self.members if kind in m.tables]
 
 
-def name(members: Sequence[Member]) -> None:
-    """Give every run its label: method and seed, and of runs that agree in both what else differs, or else the folder."""
+def name(members: Sequence[Member], labels: Sequence[str] | None = None) -> None:
+    """Give every run its label, by default method and seed, and of runs that agree in both what else differs, or the folder."""
+    if labels is None:
+        labels = _labels(members)
+        twice = Counter(labels)
+        labels = [
+            label if twice[label] == 1 else f"{label} ({m.folder})"
+            for m, label in zip(members, labels, strict=True)
+        ]
+    looks = style.looks(labels)
+    for m, label in zip(members, labels, strict=True):
+        m.label, m.look = label, looks[label]
+
+
+def _labels(members: Sequence[Member]) -> list[str]:
+    """Method and seed, and between them what else differs."""
     labels = [words.method(str(m.setting("method", "name", "unknown"))) for m in members]
-    for key in _keys(members):
+    keys = dict.fromkeys(key for m in members for key in m.settings)
+    for key in sorted(keys, key=lambda key: not key.startswith("method.")):
         alike: dict[tuple[str, Any], list[int]] = {}
         for i, m in enumerate(members):
             alike.setdefault((labels[i], m.seed), []).append(i)
@@ -178,16 +212,10 @@ def name(members: Sequence[Member]) -> None:
                 option = words.symbol(key.partition(".")[2] or key)
                 for i in (i for i in places if values[i] is not None):
                     labels[i] += f", {option} = {plain(values[i])}"
-    labels = [
+    return [
         label if m.seed is None else f"{label}, seed {m.seed}"
         for label, m in zip(labels, members, strict=True)
     ]
-    twice = Counter(labels)
-    for m, label in zip(members, labels, strict=True):
-        m.label = label if twice[label] == 1 else f"{label} ({m.folder})"
-    looks = style.looks([m.label for m in members])
-    for m in members:
-        m.look = looks[m.label]
 
 
 def number_models(members: Sequence[Member]) -> None:
@@ -197,10 +225,11 @@ def number_models(members: Sequence[Member]) -> None:
         m.model = first.place
 
 
-def _keys(members: Sequence[Member]) -> list[str]:
-    """The keys of the settings, those of the method first."""
-    keys = dict.fromkeys(key for m in members for key in m.settings)
-    return sorted(keys, key=lambda key: not key.startswith("method."))
+def reason(error: Exception) -> str:
+    """What was wrong, in words."""
+    if isinstance(error, FldiagError):
+        return error.what
+    return f"{type(error).__name__} {error}".strip()
 
 
 def plain(value: Any) -> str:
@@ -237,6 +266,11 @@ def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
     if not m.rounds:
         return Missing(m.label, "it has no checkpoint yet; train at least one round")
     return Missing(m.label, "not computed yet", command(verb, m, *more))
+
+
+def absent_diagnostic(m: Member, entry: Diagnostic) -> Missing:
+    """Why a run has no table of the diagnostic, and the command that makes one."""
+    return absent(m, known.command(entry.name), clients=entry.needs == "clients")
 
 
 def worlds(members: Sequence[Member]) -> dict[str, str]:

@@ -13,8 +13,8 @@ import pandas as pd
 
 from fldiag import identity, known, registry
 from fldiag.plotting import style, words
-from fldiag.plotting.sections import Group, Missing, Section, Table
-from fldiag.report.members import Collected, Member, absent, plain, worlds
+from fldiag.plotting.pages import Group, Missing, Section, Table, tables_of
+from fldiag.report.members import Collected, Member, absent, absent_diagnostic, plain, worlds
 from fldiag.results import select
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import last_round, only
@@ -40,22 +40,17 @@ def summary(collection: Collected) -> Section:
         "Numbers of the last round. Each section below says which weights and data its numbers "
         "belong to, how uncertain they are and where they come from.",
     )
-    group = Group()
-    names = worlds(collection.members)
+    group, names = Group(), worlds(collection.members)
     for data, name in names.items():
         members = [m for m in collection.members if m.data == data]
-        caption = f"Runs on {name}" if len(names) > 1 else "Runs"
-        group.tables.append(Table(caption, head(), [row(m) for m in members]))
-        if table := seeds(members, name if len(names) > 1 else ""):
-            group.tables.append(table)
-    section.notes = [*remarks(collection), *collection.notes]
-    if len(collection.members) > 1 and (table := differences(collection.members)):
-        group.tables.append(table)
+        world = f" on {name}" if len(names) > 1 else ""
+        group.tables += tables_of(f"Runs{world}", [row(m) for m in members])
+        group.tables += seeds(members, world)
+    group.tables += differences(collection.members)
     section.groups = [group]
+    section.notes = [*remarks(collection), *collection.notes]
     section.missing = [lack for m in collection.members for lack in _absent(m)]
-    section.sources = [
-        s.place for m in collection.members for k, s in m.tables.items() if k == "metrics"
-    ]
+    section.sources = [s.place for _, s in collection.having("metrics")]
     return section
 
 
@@ -63,9 +58,7 @@ def _absent(m: Member) -> list[Missing]:
     """What makes the numbers that the first table lacks of a run."""
     lacking = [n for n in shown_numbers() if measured(m, n) is None]
     entries = [registry.diagnostic.get(name) for name in lacking_tables(m)]
-    reasons = {
-        e.name: absent(m, known.command(e.name), clients=e.needs == "clients") for e in entries
-    }
+    reasons = {e.name: absent_diagnostic(m, e) for e in entries}
     missing = [
         replace(lack, why=f"no {name}: {lack.why}")
         for name, lack in reasons.items()
@@ -78,20 +71,6 @@ def _absent(m: Member) -> list[Missing]:
     return missing
 
 
-def head() -> list[str]:
-    return [
-        "Run",
-        "Method",
-        "Data",
-        "Rounds",
-        "Test accuracy (95 % interval)",
-        "Test loss",
-        *(n.column for n in shown_numbers()),
-        "Seed",
-        "Folder",
-    ]
-
-
 def shown_numbers() -> list[Number]:
     """What diagnostics show in the first table."""
     return [n for n in numbers().values() if n.column]
@@ -102,73 +81,60 @@ def lacking_tables(m: Member) -> list[str]:
     return list(dict.fromkeys(n.source for n in shown_numbers() if measured(m, n) is None))
 
 
-def row(m: Member) -> list[str]:
+def row(m: Member) -> dict[str, str]:
     total = m.run.index["config"].get("rounds")
     rounds = f"{m.run.done}" if m.run.done == total else f"{m.run.done} of {total} ({m.run.status})"
-    return [
-        m.label,
-        method(m),
-        setting(m),
-        rounds,
-        interval(accuracy(m)),
-        format_value(loss(m)),
-        *(format_value(measured(m, n), share=n.share) for n in shown_numbers()),
-        "–" if m.seed is None else str(m.seed),
-        m.folder,
-    ]
+    return {
+        "Run": m.label,
+        "Method": method(m),
+        "Data": setting(m),
+        "Rounds": rounds,
+        "Test accuracy (95 % interval)": interval(accuracy(m)),
+        "Test loss": format_value(loss(m)),
+        **{n.column: format_value(measured(m, n), share=n.share) for n in shown_numbers()},
+        "Seed": "–" if m.seed is None else str(m.seed),
+        "Folder": m.folder,
+    }
 
 
 def method(m: Member) -> str:
-    """The display name, with its numbers and whatever is not as the method has it by default."""
+    """The display name, with the options that have a symbol and whatever is not as the method has it by default."""
     name = str(m.setting("method", "name", "unknown"))
     usual = {
         o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]
     }
-    options = [
-        f"{words.symbol(k)} = {plain(v)}"
-        for k, v in m.config.get("method", {}).items()
-        if k != "name"
-        and v is not None
-        and (
-            k not in usual
-            or v != usual[k]
-            or (isinstance(v, (int, float)) and not isinstance(v, bool))
-        )
-    ]
+    options = []
+    for key, value in m.config.get("method", {}).items():
+        is_usual = key in usual and value == usual[key]
+        if key != "name" and value is not None and (key in words.SYMBOLS or not is_usual):
+            options.append(f"{words.symbol(key)} = {plain(value)}")
     return words.method(name) + (f" ({', '.join(options)})" if options else "")
 
 
 def setting(m: Member) -> str:
     kind = str(m.setting("partition", "kind", "unknown"))
-    options = [
-        f"{words.symbol(k)} = {plain(m.setting('partition', k))}"
-        for k in ("alpha", "shards", "classes")
-        if m.setting("partition", k) is not None
-    ]
+    values = {k: m.setting("partition", k) for k in ("alpha", "shards", "classes")}
+    options = [f"{words.symbol(k)} = {plain(v)}" for k, v in values.items() if v is not None]
+    partition = " ".join([words.PARTITIONS.get(kind, kind), *options])
+    clients = (m.setting("clients", key, "?") for key in ("total", "per_round"))
     data = words.data(str(m.setting("data", "name", "unknown")))
-    return (
-        f"{data}, {' '.join([words.PARTITIONS.get(kind, kind), *options])}, "
-        f"{m.setting('clients', 'total', '?')} clients, {m.setting('clients', 'per_round', '?')} a round"
-    )
+    return "{}, {}, {} clients, {} a round".format(data, partition, *clients)
 
 
 def format_value(value: Value | None, share: bool = False) -> str:
     if value is None:
         return "–"
-    return plus_minus(value.value, value.error, share) + (
-        f" ({value.about})" if value.about else ""
-    )
+    about = f" ({value.about})" if value.about else ""
+    return plus_minus(value.value, value.error, share) + about
 
 
 def interval(value: Value | None) -> str:
     if value is None:
         return "–"
-    ends = (
-        ""
-        if value.low is None or value.high is None
-        else f" ({style.number(100 * value.low, 3)}–{style.number(100 * value.high, 3)})"
-    )
-    return percent(value.value) + ends + (f" ({value.about})" if value.about else "")
+    if value.low is None or value.high is None:
+        return percent(value.value)
+    low, high = (style.number(100 * end, 3) for end in (value.low, value.high))
+    return f"{percent(value.value)} ({low}–{high})"
 
 
 # -- the numbers
@@ -257,38 +223,29 @@ def _of_a_round(m: Member, number: Number) -> Value | None:
 # -- several runs
 
 
-def seeds(members: Sequence[Member], world: str) -> Table | None:
+def seeds(members: Sequence[Member], world: str = "") -> list[Table]:
     """Mean ± standard deviation of the runs that differ by nothing but the seed."""
-    rows = []
-    for group in (g for g in replicates(members) if len(g) > 1):
-        cells = [
-            ", ".join(m.label for m in group),
-            method(group[0]),
-            ", ".join(str(m.seed) for m in group),
-        ]
-        cells += [
-            over_seeds(list(map(accuracy, group)), share=True),
-            over_seeds(list(map(loss, group))),
-        ]
-        cells += [over_seeds([measured(m, n) for m in group], n.share) for n in shown_numbers()]
-        rows.append(cells)
-    if not rows:
-        return None
-    heading = [
-        "Runs",
-        "Method",
-        "Seeds",
-        "Test accuracy",
-        "Test loss",
-        *(_heading(n.short) for n in shown_numbers()),
+    rows = [
+        {
+            "Runs": ", ".join(m.label for m in group),
+            "Method": method(group[0]),
+            "Seeds": ", ".join(str(m.seed) for m in group),
+            "Test accuracy": over_seeds([accuracy(m) for m in group], share=True),
+            "Test loss": over_seeds([loss(m) for m in group]),
+            **{
+                _heading(n): over_seeds([measured(m, n) for m in group], n.share)
+                for n in shown_numbers()
+            },
+        }
+        for group in replicates(members)
+        if len(group) > 1
     ]
-    return Table(
-        f"Mean ± standard deviation over seeds{f' on {world}' if world else ''}", heading, rows
-    )
+    return tables_of(f"Mean ± standard deviation over seeds{world}", rows)
 
 
-def _heading(text: str) -> str:
+def _heading(number: Number) -> str:
     """With a capital, unless it begins with a symbol: λ₁ is not Λ₁."""
+    text = number.short
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
@@ -324,26 +281,20 @@ def over_seeds(seed_values: Sequence[Value | None], share: bool = False) -> str:
     return text if len(each) == len(seed_values) else f"{text} ({len(each)} seeds)"
 
 
-def differences(members: Sequence[Member]) -> Table | None:
+def differences(members: Sequence[Member]) -> list[Table]:
     """The keys of the config that are not the same in all runs; options that only one kind of method or model has, are
     told by its name."""
-    flat = [m.settings for m in members]
-    keys = list(dict.fromkeys(k for f in flat for k in f))
-    rows = [
-        [key, *("–" if f.get(key) is None else plain(f[key]) for f in flat)]
-        for key in keys
-        if len(
-            {
-                json.dumps(f.get(key), default=str)
-                for f in flat
-                if key in f or not key.startswith(("method.", "model."))
-            }
-        )
-        > 1
-    ]
+    settings = [m.settings for m in members]
+    rows = []
+    for key in dict.fromkeys(k for s in settings for k in s):
+        is_own = key.startswith(("method.", "model."))
+        values = [json.dumps(s.get(key), default=str) for s in settings if key in s or not is_own]
+        if len(set(values)) > 1:
+            cells = ["–" if s.get(key) is None else plain(s[key]) for s in settings]
+            rows.append([key, *cells])
     head = ["Key", *(m.label for m in members)]
     return (
-        Table("What differs between the runs' configs", head, rows, cards=False) if rows else None
+        [Table("What differs between the runs' configs", head, rows, cards=False)] if rows else []
     )
 
 
@@ -370,7 +321,7 @@ def remarks(collection: Collected) -> list[str]:
         if len({m.run.done for m in group}) > 1:
             texts.append(f"The runs{on} have been trained for different numbers of rounds.")
     for m in members:
-        if m.run.status not in ("finished",):
+        if m.run.status != "finished":
             texts.append(
                 f"{m.label} is {m.run.status} after {m.run.done} of {m.run.index['config'].get('rounds')} rounds."
             )

@@ -85,9 +85,9 @@ def test_names_are_shown_and_not_run(desktop):
         == 0
     )
     names = desktop.run(
-        "Array.from(document.querySelectorAll('.runs span'), (e) => e.textContent.trim())"
+        "Array.from(document.querySelectorAll('#curves .legendtext'), (e) => e.textContent.trim())"
     )
-    assert names[:2] == ["FedAvg, seed 0", "FedSOL, seed 0"]
+    assert {"FedAvg, seed 0", "FedSOL, seed 0"} <= set(names)
     assert reports.EVIL in desktop.run("document.querySelector('#runs table').innerText")
 
 
@@ -189,24 +189,16 @@ def test_provenance_opens(desktop, made):
     )
 
 
-def test_it_follows_the_dark_mode(desktop):
+def test_it_follows_the_dark_mode_and_figures_stay_black_on_white(desktop):
     assert desktop.run(COLOUR) == "rgb(255, 255, 255)"
-    ink = "document.querySelector('#curves .plot')._fullLayout.xaxis.color"
-    light = desktop.run(ink)
     try:
         desktop.dark(True)
-        assert (
-            desktop.wait(f"{ink} !== '{light}' && {ink}") == "#e8e8e8"
-            and desktop.run(COLOUR) == "rgb(22, 24, 28)"
-        )
-        # what is drawn black on white is not lost on black
-        line = desktop.run(
-            "document.querySelector('#curves .plot').data.filter((t) => t.name).map((t) => t.line.color).join()"
-        )
-        assert "#000000" not in line and "#e8e8e8" in line
+        assert desktop.run(COLOUR) == "rgb(22, 24, 28)"
+        for figure in (".plot", ".picture"):
+            style = f"getComputedStyle(document.querySelector('#content {figure}'))"
+            assert desktop.run(f"{style}.backgroundColor") == "rgb(255, 255, 255)"
     finally:
         desktop.dark(False)
-    desktop.wait(f"{ink} === '{light}'")
 
 
 def test_it_prints_light_also_from_the_dark(desktop):
@@ -266,7 +258,6 @@ def test_an_almost_empty_run_makes_a_whole_page(tmp_path):
             and browser.run("document.querySelectorAll('#curves .plot svg.main-svg').length") >= 2
         )
         assert browser.run("document.querySelectorAll('#absent tbody tr').length") >= 7
-        assert not browser.run("document.querySelector('.runs')")
 
 
 def test_the_packed_data_is_what_the_page_reads(desktop, made):

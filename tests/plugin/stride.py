@@ -15,6 +15,7 @@ def draw(frame):
     axes = figure.subplots()
     axes.plot(rows["round"].astype(int), rows["value"].astype(float), "o", alpha=0.6)
     axes.set(xlabel="round", ylabel="stride", yscale="log")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 

@@ -60,7 +60,7 @@ def test_legend_bubbles_are_to_scale():
     (legend,) = fig.legends
     for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
         assert handle.get_markersize() ** 2 == pytest.approx(
-            area * float(text.get_text().replace(",", ""))
+            area * float(text.get_text().removesuffix(" examples").replace(",", ""))
         )
 
 

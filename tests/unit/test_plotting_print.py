@@ -141,6 +141,8 @@ def test_a_picture_can_be_printed_as_it_is(kind, width):
     for (one, a), (other, b) in itertools.combinations(found, 2):
         assert depth(a, b) <= slack, f"{one.get_text()!r} lies on {other.get_text()!r}"
     assert fig.get_figwidth() <= (style.ONE_COLUMN if width else style.TWO_COLUMNS) + 0.01
+    rounds = [ax.get_xticks() for ax in fig.axes if ax.get_xlabel() == "round"]
+    assert all(float(tick).is_integer() for ticks in rounds for tick in ticks)
     if kind in ON_WHAT_IT_NAMES:
         return
     for ax, mark in marks_of(fig):

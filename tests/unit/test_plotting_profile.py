@@ -70,7 +70,7 @@ def test_curves_and_parabolas_are_the_tables_whatever_the_order_of_rows():
         np.testing.assert_allclose(drawn, np.column_stack([x, expected]))
     np.testing.assert_allclose(curves(fig.axes[0], "parabola")[0][:, 1], 1 + 2 * x**2)
     assert (
-        texts(fig)[0] == "direction 1: curvature 4 ± 0.02"
+        texts(fig)[:2] == ["direction 1: curvature 4", "direction 2: curvature 1 ± 0.02"]
         and "n = 1,234" in fig.axes[0].get_xlabel()
     )
 

@@ -34,18 +34,16 @@ def two(tmp_path_factory):
     a = reports.everything(reports.run(folder / "fedavg-a", steps=4))
     b = reports.everything(reports.run(folder / "fedsol-b", "fedsol", accuracy=0.6, steps=4), 2.0)
     found = collect([a.path, b.path])
-    steps.collect(found)
     return found
 
 
 def section_of(name, found):
-    (section,) = measured.sections(registry.diagnostic.get(name), found)
-    return section
+    return measured.section(registry.diagnostic.get(name), found)
 
 
 def absent(found):
     """The rows of what is not computed."""
-    return build.absent(found)[0].tables[0].rows
+    return build.absent(found).tables[0].rows
 
 
 def curves_of(found):
@@ -84,12 +82,11 @@ def test_numbers_of_figures_are_short_and_finite():
     assert percent(0.12345) == "12.3 %" and percent(None) == "–"
 
 
-def test_a_line_is_sorted_and_its_band_is_the_error_on_both_sides():
-    rows = pd.DataFrame([{"round": r, "value": r / 10, "std": 0.01} for r in (3, 1, 2)])
-    low, high, line = performance.line("a<b", rows, style.look(0))
+def test_a_line_is_sorted_and_its_bars_are_the_error():
+    rows = pd.DataFrame([{"round": r, "value": r / 10, "std": r / 100} for r in (3, 1, 2)])
+    line = performance.line("a<b", rows, style.look(0))
     assert line["x"] == [1, 2, 3] and line["y"] == [0.1, 0.2, 0.3] and line["name"] == "a&lt;b"
-    np.testing.assert_allclose(high["y"], [0.11, 0.21, 0.31])
-    np.testing.assert_allclose(low["y"], [0.09, 0.19, 0.29])
+    assert line["error_y"]["array"] == [0.01, 0.02, 0.03]
 
 
 # -- summary
@@ -106,7 +103,7 @@ def test_accuracy_has_wilsons_interval(two):
 
 
 def test_summary_takes_each_number_from_its_table(two):
-    row = dict(zip(summary.head(), summary.row(two.members[1]), strict=True))
+    row = summary.row(two.members[1])
     assert (
         row["Run"] == "FedSOL, seed 0"
         and row["Folder"] == "fedsol-b"
@@ -169,7 +166,7 @@ def test_runs_that_differ_by_the_seed_are_averaged_and_no_others(tmp_path):
         ]
         + [reports.run(tmp_path / "other", "fedsol").path]
     )
-    table = summary.seeds(found.members, "")
+    (table,) = summary.seeds(found.members)
     assert len(table.rows) == 1
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert (
@@ -177,7 +174,7 @@ def test_runs_that_differ_by_the_seed_are_averaged_and_no_others(tmp_path):
         and row["Seeds"] == "0, 1, 2"
     )
     assert row["Test accuracy"] == plus_minus(0.63, statistics.stdev(accuracies), share=True)
-    assert summary.seeds(found.members[2:], "") is None
+    assert not summary.seeds(found.members[2:])
     traces = curves_of(found)
     mean = next(t for name, t in traces.items() if name.startswith("mean of 3 seeds"))
     assert mean["y"] == pytest.approx([0.61, 0.62, 0.63])
@@ -190,9 +187,9 @@ def test_a_run_trained_again_is_no_further_seed(tmp_path):
         for name, seed, a in (("one", 0, 0.5), ("two", 1, 0.6), ("one-again", 0, 0.9))
     ]
     twice = collect([places[0], places[2]])
-    assert summary.seeds(twice.members, "") is None
+    assert not summary.seeds(twice.members)
     assert len(curves_of(twice)) == 2, "two lines, no mean"
-    (row,) = summary.seeds(collect(places).members, "").rows
+    (row,) = summary.seeds(collect(places).members)[0].rows
     assert row[:3] == ["FedAvg, seed 0 (one), FedAvg, seed 1", "FedAvg", "0, 1"]
 
 
@@ -207,13 +204,13 @@ def test_differences_name_the_keys_that_differ_only(tmp_path):
             )
         ]
     )
-    rows = {r[0]: r[1:] for r in summary.differences(found.members).rows}
+    rows = {r[0]: r[1:] for r in summary.differences(found.members)[0].rows}
     assert rows == {
         "method.name": ["fedavg", "fedsol", "fedsol"],
         "method.rho": ["–", "1.5", "2"],
         "train.clip": ["10", "1", "10"],
     }
-    assert summary.differences(found.members[:1]) is None
+    assert not summary.differences(found.members[:1])
 
 
 # -- what may be compared
@@ -354,27 +351,21 @@ def test_personal_accuracies_that_training_measured_are_shown(tmp_path):
 
 
 def test_steps_are_averaged_over_clients_by_layer(two):
-    frame = two.members[0].tables["steps"].frame
-    loss = frame[(frame["metric"] == "loss") & (frame["round"] == 2)]
+    tables = [(m, steps.means(m.run.steps(3))) for m in two.members]
+    loss = tables[0][1].query("metric == 'loss'")
     assert loss["value"].tolist() == pytest.approx([4.1, 4.2, 4.3, 4.4])
     assert loss["std"].iloc[0] == pytest.approx(statistics.stdev(reports.CLIENTS))
-    runs = [(m, m.tables["steps"].frame.query("round == 3")) for m in two.members]
-    panels = {ax.get_title(): ax for ax in steps.draw(runs).axes}
+    panels = {ax.get_title(): ax for ax in steps.draw(tables).axes}
     lines = panels["mean Λ × √size\nhead"].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [pytest.approx([0.4] * 4)] * 2  # scaled
-    assert not steps.steps(two).missing
+    section = steps.steps(two)
+    assert not section.missing and len(section.groups[0].pictures) == 1
 
 
-def test_many_recorded_rounds_are_thinned_with_both_ends_kept(tmp_path):
-    made = reports.run(tmp_path / "a", rounds=30, steps=1)
-    found = collect([made.path])
-    steps.collect(found)
-    rounds = sorted(set(found.members[0].tables["steps"].frame["round"]))
-    assert len(rounds) == steps.MOST and (rounds[0], rounds[-1]) == (1, 30)
-    assert "20 of 30" in found.members[0].tables["steps"].note
-    bare = collect([made.path])
+def test_a_run_without_steps_says_how_to_record_them(tmp_path):
+    bare = collect([reports.run(tmp_path / "a").path])
     assert steps.steps(bare) is None
-    assert "metrics.steps=true" in build.absent(bare)[0].missing[-1].why
+    assert "metrics.steps=true" in build.absent(bare).missing[-1].why
 
 
 def test_everything_a_chart_holds_is_json(two):

@@ -230,7 +230,7 @@ def test_a_table_that_no_section_can_draw_does_not_stop_the_report(tmp_path):
     csv.write_text(csv.read_text().replace(",4,", ",inf,"))  # no number of a client
     found = collect([good.path, bad.path])
     assert "account" in kinds(found, 1) and not found.notes
-    (section,) = measured.sections(registry.diagnostic.get("account"), found)
+    section = measured.section(registry.diagnostic.get("account"), found)
     (group,) = section.groups
     assert {p.caption for p in group.pictures} == {"Account, FedAvg, seed 0"}
     assert any("account-b.csv is not drawn" in note for note in group.notes)

@@ -91,14 +91,13 @@ class Reader(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.tags, self.words, self.attributes, self.inside = [], [], [], None
-        self.scripts, self.columns = {}, {}
+        self.scripts = {}
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
         self.inside = dict(attrs).get("id", "own") if tag == "script" else None
-        self.columns[self.inside] = int(dict(attrs).get("data-columns", 0))
 
     def handle_endtag(self, tag):
         self.inside = None
@@ -133,7 +132,6 @@ def evil(tmp_path_factory):
             for layer in (None, EVIL, "<b>head</b>")
         ],
         labels=[EVIL],
-        named=True,
     )
     a.index["config"]["method"]["name"] = a.index["config"]["data"]["name"] = EVIL
     a.index["provenance"]["device_name"] = a.index["status"] = EVIL
@@ -189,7 +187,7 @@ def test_downloads_are_the_tables_byte_for_byte(evil):
     found, _, text = evil
     read = Reader(text)
     held = {
-        name: unpack(script, read.columns[name])
+        name: unpack(script)
         for name, script in read.scripts.items()
         if name.startswith("packed-file-")
     }
@@ -238,10 +236,10 @@ def test_a_run_looks_like_its_method_in_every_chart():
     dashes = set()
     for i in range(21):
         rows = pd.DataFrame({"round": [1], "value": [0.5]})
-        (trace,) = performance.line("a", rows, style.look(i))
+        trace = performance.line("a", rows, style.look(i))
         assert trace["line"]["color"] == trace["marker"]["color"] == style.look(i).color
         dashes.add(trace["line"]["dash"])
-    assert dashes <= {"solid", "dot", "dash", "longdash", "dashdot", "longdashdot"}
+    assert all(re.fullmatch(r"solid|[\d.]+px(,[\d.]+px)+", dash) for dash in dashes)
     assert len(dashes) >= 4
 
 
@@ -250,37 +248,6 @@ def test_the_same_content_is_packed_the_same_way():
         pages.pack("a" * 1000) == pages.pack(b"a" * 1000)
         and unpack(pages.pack("ü")) == "ü".encode()
     )
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"a,b",
-        b"a,b\n",
-        "ä,ü\n1,\n".encode(),
-        b'a,"b,c\n1,2,3\n4,5\n',
-        b"a\r\n1\r\n",
-        b"\n\n",
-        b"\xef\xbb\xbfa,b\n1,2\n",
-    ],
-)
-def test_a_packed_table_is_the_table(raw):
-    assert unpack(*pages.pack_table(raw)) == raw
-
-
-def test_tables_are_packed_by_column():
-    values = np.random.default_rng(0).random(3000)
-    raw = "run,round,metric,value,unit\n" + "".join(
-        f"A,{i // 100},accuracy,{v:.9g},\n" for i, v in enumerate(values)
-    )
-    text, columns = pages.pack_table(raw.encode())
-    assert (
-        columns == 5
-        and unpack(text, columns) == raw.encode()
-        and len(text) < 0.85 * len(pages.pack(raw))
-    )
-    assert not set(text) & set("<>&'\"")
 
 
 def test_a_folder_that_is_not_there_is_refused(evil, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 
 from fldiag.diagnostics.forgetting.picture import ceiling
 from fldiag.plotting import style
-from fldiag.plotting.series import rounds_axis
+from fldiag.plotting.curves import rounds_axis
 from fldiag.results.select import only
 from fldiag_papers.study import Study, Trial, diagnostic
 

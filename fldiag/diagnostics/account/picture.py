@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.plotting.heatmap import draw_cells
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -281,28 +282,17 @@ def _harm(
         {"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])}
     )
     wide = cells.pivot(index="a", columns="b", values="v")
-    values = wide.to_numpy()
-    size = np.abs(values if scale is None else scale)
+    size = np.abs(wide.to_numpy() if scale is None else scale)
     size = size[np.isfinite(size)]
     reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
     near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
-    image = ax.imshow(
-        values,
-        cmap=style.DIVERGING,
-        interpolation="nearest",
-        aspect="equal" if to == "client_b" else "auto",
-        norm=SymLogNorm(near, vmin=-reach, vmax=reach, base=10),
-    )
-    for axis, index in ((ax.xaxis, wide.columns), (ax.yaxis, wide.index)):
-        stride = max(1, -(-len(index) // 12))
-        axis.set_ticks(range(0, len(index), stride), [str(k) for k in index[::stride]])
+    norm = SymLogNorm(near, vmin=-reach, vmax=reach, base=10)
+    image = draw_cells(ax, wide, norm, colors=style.DIVERGING, square=to == "client_b")
     ax.set(
         xlabel="client whose own loss changes" if to == "client_b" else "class whose loss changes",
         ylabel="update of client",
         title=title,
     )
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     ticks = (
         _decades(near, reach) if reach > 10 * near else [-reach, -reach / 2, 0.0, reach / 2, reach]
     )

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.plotting.heatmap import draw_cells, of_pairs
 from fldiag.plotting.tables import floats, need
 from fldiag.results.select import number, only
 
@@ -166,18 +168,12 @@ def _path_label(table: pd.DataFrame, index: int, path: str, rows: pd.DataFrame) 
 def _pairs(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     """The barrier between each two models."""
     rows = only(table, metric="barrier", path="straight")
+    clients: dict[str, Any] = {}
+    for run, client in (("run", "client"), ("run_b", "client_b")):
+        clients.update(zip(rows[run], rows[client], strict=True))
     names = list(dict.fromkeys([*rows["run"], *rows["run_b"]]))
-    clients = dict(
-        [
-            *zip(rows["run"], rows["client"], strict=True),
-            *zip(rows["run_b"], rows["client_b"], strict=True),
-        ]
-    )
-    cells = np.full((len(names), len(names)), np.nan)
-    for a, b, value in zip(rows["run"], rows["run_b"], floats(rows["value"]), strict=True):
-        cells[names.index(a), names.index(b)] = cells[names.index(b), names.index(a)] = value
-    top = float(np.nanmax(np.where(np.isfinite(cells), cells, np.nan), initial=0.0))
-    image = ax.imshow(cells, cmap=style.COLORMAP, vmin=0, vmax=top)
+    cells = of_pairs(rows, "run", "run_b").loc[names, names]
+    image = draw_cells(ax, cells, Normalize(0, np.nanmax(cells.to_numpy(), initial=0.0)))
     fig.colorbar(image, ax=ax, shrink=0.8, label="barrier")
     labels = [
         str(int(clients[n])) if pd.notna(clients[n]) else style.plain(style.shorten(n, 14))

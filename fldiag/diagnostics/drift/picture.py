@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fldiag.plotting import series, style
+from fldiag.plotting import curves, style
 from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.results.select import only
 
@@ -23,10 +23,10 @@ COLUMNS = ("metric", "round", "scope", "moment", "layer", "value", "estimator")
 
 @dataclass(frozen=True)
 class Panel:
-    """``curves``: rows of one metric by the name of their line. ``zero``: whether a line stands at 0."""
+    """``lines``: rows of one metric by the name of their line. ``zero``: whether a line stands at 0."""
 
     label: str
-    curves: Sequence[tuple[pd.DataFrame, str]]
+    lines: Sequence[tuple[pd.DataFrame, str]]
     zero: bool = False
 
 
@@ -73,48 +73,45 @@ def conflict_if_any(table: pd.DataFrame) -> Figure | None:
     angles = only(rows, metric="cos_gu_gp", layer=None)
     if "rho" in angles.columns:
         radii = sorted(angles["rho"].dropna().astype(float).unique())
-        curves = [(only(angles, rho=r), f"ρ = {r:g}") for r in radii]
-        panels.append(Panel("cosine of $g_u$ and $g_p$", curves, zero=True))
+        lines = [(only(angles, rho=r), f"ρ = {r:g}") for r in radii]
+        panels.append(Panel("cosine of $g_u$ and $g_p$", lines, zero=True))
     angles = only(steps, metric="cos_gu_gp")
-    curves = [
+    lines = [
         (only(_of_kind(angles, kind), layer=layer), f"{text}, {kind}")
         for layer, text in ((None, "all parameters"), ("part:head", "head"))
         for kind in _kinds(only(angles, layer=layer))
     ]
     label = "cosine of $g_u$ and $g_p$\n(mean over local steps)"
-    panels.append(Panel(label, curves, zero=True))
-    return _figure(panels, table) if any(len(r) for p in panels for r, _ in p.curves) else None
+    panels.append(Panel(label, lines, zero=True))
+    return _figure(panels, table) if any(len(r) for p in panels for r, _ in p.lines) else None
 
 
 def _figure(panels: Sequence[Panel], table: pd.DataFrame) -> Figure:
     """The panels that have values; of several runs each curve has a panel of its own, with a line a run."""
     runs = list(dict.fromkeys(names(table["run"]))) if "run" in table.columns else []
     panels = [
-        Panel(p.label, curves, p.zero)
+        Panel(p.label, lines, p.zero)
         for p in panels
-        if (curves := [(_plotted(rows), text) for rows, text in p.curves if len(_plotted(rows))])
+        if (lines := [(_plotted(rows), text) for rows, text in p.lines if len(_plotted(rows))])
     ]
     with style.paper():
         if len(runs) <= 1:
             fig, axes = style.panels(len(panels), 2.35)
             for ax, panel in zip(axes, panels, strict=True):
-                _lines(ax, panel, {t: style.look(i + 1) for i, (_, t) in enumerate(panel.curves)})
-                if len(panel.curves) > 1:
-                    longest = max(len(text) for _, text in panel.curves)
-                    keys = [
-                        (series.key(style.look(i + 1)), t) for i, (_, t) in enumerate(panel.curves)
-                    ]
-                    series.legend_below(ax, keys, ncols=1 if longest > 10 else 2)
+                looks = {text: style.look(i + 1) for i, (_, text) in enumerate(panel.lines)}
+                _lines(ax, panel, looks)
+                if len(looks) > 1:
+                    curves.legend_below(ax, looks, ncols=1 if max(map(len, looks)) > 10 else 2)
             return fig
         looks = style.looks(runs)
-        single = [(p, rows, text) for p in panels for rows, text in p.curves]
-        fig, axes = style.panels(len(single), 1.95, 0.2 * len(runs), least=1.6)
+        single = [(p, rows, text) for p in panels for rows, text in p.lines]
+        fig, axes = style.panels(len(single), 1.95, 0.1, least=1.6)
         for ax, (panel, rows, text) in zip(axes, single, strict=True):
             parts = [(rows[[name == run for name in names(rows["run"])]], run) for run in runs]
-            curves = [(part, run) for part, run in parts if len(part)]
-            _lines(ax, Panel(panel.label, curves, panel.zero), looks)
+            lines = [(part, run) for part, run in parts if len(part)]
+            _lines(ax, Panel(panel.label, lines, panel.zero), looks)
             ax.set_title(style.plain(text), fontsize=8)
-        series.legend_of_runs(fig, looks)
+        curves.legend_of_runs(fig, looks)
     return fig
 
 
@@ -124,13 +121,13 @@ def _plotted(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lines(ax: Axes, panel: Panel, looks: dict[str, style.Look]) -> None:
-    for rows, text in panel.curves:
+    for rows, text in panel.lines:
         rows = rows.set_index("round").sort_index()
         error = floats(rows["stderr"]) if "stderr" in rows.columns else np.full(len(rows), np.nan)
         middle = floats(rows["value"])
-        banded = np.isfinite(error).any() and len(panel.curves) <= 3  # bands on bands say nothing
-        series.line(ax, rows, looks[text], (middle - error, middle + error) if banded else None)
-    series.rounds_axis(ax)
+        banded = np.isfinite(error).any() and len(panel.lines) <= 3  # bands on bands say nothing
+        curves.line(ax, rows, looks[text], (middle - error, middle + error) if banded else None)
+    curves.rounds_axis(ax)
     if panel.zero:
         ax.axhline(0, color="black", linewidth=0.5)
     ax.set_ylabel(panel.label)
@@ -172,7 +169,7 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
     looks = style.looks(runs) if len(runs) > 1 else {runs[0]: style.look(2)}
     with style.paper():
         width = style.wide(style.ONE_COLUMN)
-        fig = style.figure(width, 0.9 + 0.17 * len(layers) + 0.2 * len(runs), layout="constrained")
+        fig = style.figure(width, 0.9 + 0.17 * len(layers), layout="constrained")
         ax = fig.subplots()
         for place, run in enumerate(runs):
             run_rows = rows[rows["run"] == run]
@@ -205,5 +202,5 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
             fontsize=8,
         )
         if len(runs) > 1:
-            series.legend_of_runs(fig, looks)
+            curves.legend_of_runs(fig, looks)
     return fig

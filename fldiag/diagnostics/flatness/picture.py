@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from fldiag.plotting import style
+from fldiag.plotting.curves import line, rounds_axis
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -40,28 +40,17 @@ def draw(table: pd.DataFrame) -> Figure:
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
     with style.paper():
-        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1, 0.3)
+        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1)
         for ax, (metric, title) in zip(above, _TITLES.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)
         _disagreement(distance, rows, "flatness_distance", "flatness distance")
         _disagreement(misalignment, rows, "perturbation_misalignment", "perturbation misalignment")
         _echo(echo, rows)
-        handles = [
-            Line2D([], [], color=k.color, linestyle=k.dash, marker=k.marker, markersize=4)
-            for k in _LOOKS.values()
-        ]
+        handles = [Line2D([], [], **look.line) for look in _LOOKS.values()]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
-        style.legend(
-            fig,
-            handles,
-            [*_TEXTS.values(), "a client (echo: a round)"],
-            loc="outside lower center",
-            ncols=4,
-            columnspacing=1.4,
-            handlelength=2.4,
-            borderpad=0.2,
-        )
+        texts = [*_TEXTS.values(), "a client (echo: a round)"]
+        style.legend(fig, handles, texts, ncols=4, handlelength=2.4)
     return fig
 
 
@@ -146,24 +135,12 @@ def _dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
 
 
 def _line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: bool) -> None:
-    rows = rows.dropna(subset=["round", "value"]).sort_values("round")
-    x, y, error = floats(rows["round"]), floats(rows["value"]), floats(rows["stderr"])
-    if band and np.isfinite(error).any():
-        ax.fill_between(x, y - error, y + error, color=look.color, alpha=0.18, linewidth=0)
-    ax.plot(
-        x,
-        y,
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        markersize=3.6,
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-        zorder=3,
-    )
+    rows = rows.dropna(subset=["round", "value"]).set_index("round").sort_index()
+    value, error = floats(rows["value"]), floats(rows["stderr"])
+    banded = band and np.isfinite(error).any()
+    line(ax, rows, look, (value - error, value + error) if banded else None)
 
 
 def _frame(ax: Axes) -> None:
-    ax.set_xlabel("round")
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    rounds_axis(ax)
     ax.grid(True, axis="y")

@@ -6,6 +6,7 @@ The first picture is that of Lee et al., "FedSOL" (CVPR 2024), figure 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import series, style
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_below, legend_of_runs, line, rounds_axis
+from fldiag.plotting.heatmap import draw_cells
 from fldiag.plotting.tables import (
     MANY,
     compares_runs,
@@ -67,23 +70,23 @@ def curves(table: pd.DataFrame) -> Figure:
 def _of_one_run(table: pd.DataFrame) -> Figure:
     with style.paper():
         fig, (left, right) = style.panels(2, 2.75, least=2.5)
-        keys = []
+        looks: dict[str, style.Look] = {}
         for place, (moment, text) in enumerate(_MOMENTS.items()):
             rows, look = _global(table, "accuracy", moment), style.look(place)
             if rows["value"].notna().any():
-                series.line(left, rows, look, _band(table, rows, moment))
-                keys.append((series.key(look), text))
+                line(left, rows, look, _band(table, rows, moment))
+                looks[text] = look
         _finish(left, f"{SPLITS[split_of(table)]} accuracy")
-        series.legend_below(left, keys)
+        legend_below(left, looks)
         _references(left, table)
-        keys = []
+        looks = {}
         for place, (metric, text) in enumerate(_SHARES.items()):
             rows, look = _global(table, metric, "trained"), style.look(place + 3)
             if rows["value"].notna().any():
-                series.line(right, rows, look, None)
-                keys.append((series.key(look), text))
+                line(right, rows, look, None)
+                looks[text] = look
         _finish(right, "share of the examples")
-        series.legend_below(right, keys)
+        legend_below(right, looks)
     return fig
 
 
@@ -93,13 +96,13 @@ def _of_runs(table: pd.DataFrame, runs: Sequence[str]) -> Figure:
     panels = [("accuracy", moment, text) for moment, text in _MOMENTS.items()]
     panels += [(metric, "trained", text) for metric, text in _SHARES.items()]
     with style.paper():
-        fig, axes = style.panels(len(panels), 1.95, 0.2 * len(runs), least=1.6)
+        fig, axes = style.panels(len(panels), 1.95, 0.1, least=1.6)
         for ax, (metric, moment, text) in zip(axes, panels, strict=True):
             for run, part in parts.items():
                 rows = _global(part, metric, moment)
                 if rows["value"].notna().any():
                     band = _band(part, rows, moment) if metric == "accuracy" else None
-                    series.line(ax, rows, looks[run], band if len(runs) <= 3 else None)
+                    line(ax, rows, looks[run], band if len(runs) <= 3 else None)
             ax.set_title("\n".join(style.wrap(text, 2.0, 2, 8.0)), fontsize=8)
             accuracy = f"{SPLITS[split_of(table)]} accuracy"
             _finish(ax, accuracy if metric == "accuracy" else "share of the examples")
@@ -107,7 +110,7 @@ def _of_runs(table: pd.DataFrame, runs: Sequence[str]) -> Figure:
         for ax in axes[: len(_MOMENTS)]:  # these are compared with each other
             ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
             _references(ax, table)
-        series.legend_of_runs(fig, looks)
+        legend_of_runs(fig, looks)
     return fig
 
 
@@ -154,7 +157,7 @@ def _band(
 
 def _finish(ax: Axes, label: str) -> None:
     ax.set_ylabel(label)
-    series.rounds_axis(ax)
+    rounds_axis(ax)
     style.percents(ax.yaxis)
     low, high = ax.get_ylim()
     ax.set_ylim(max(low, 0), min(high, 1.02))
@@ -180,7 +183,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
     reach = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
     rows, classes = (max(part.shape[axis] for part in cells.values()) for axis in (0, 1))
     width = style.ONE_COLUMN if classes <= 12 and len(runs) == 1 else style.TWO_COLUMNS
-    height = min(max(1.35 + 0.17 * rows, 2.3), 8.0)
+    height = min(max(1.2 + 0.17 * rows, 2.15), 8.0)
     marked = set()
     with style.paper():
         across = 3 if classes <= 12 else 1
@@ -204,15 +207,7 @@ def heatmap(table: pd.DataFrame, *, round: int | None = None) -> Figure:
         }
         texts = [text for text, mark in zip(keys, ("dot", "hatch"), strict=True) if mark in marked]
         if texts:
-            style.legend(
-                fig,
-                [keys[text] for text in texts],
-                texts,
-                loc="outside lower center",
-                ncols=2,
-                columnspacing=1.2,
-                borderpad=0.2,
-            )
+            style.legend(fig, [keys[text] for text in texts], texts, ncols=2)
     return fig
 
 
@@ -240,13 +235,8 @@ def _classes(
     ax.set_facecolor("#bbbbbb")
     for r, c in np.argwhere(~np.isfinite(values)):
         ax.add_patch(_cell_hatch(c, r))
-    ax.imshow(
-        values,
-        aspect="auto",
-        cmap=style.DIVERGING,
-        interpolation="nearest",
-        norm=TwoSlopeNorm(0.0, -reach, reach),
-    )
+    norm = TwoSlopeNorm(0.0, -reach, reach)
+    draw_cells(ax, cells, norm, colors=style.DIVERGING, most=40, square=False)
     unseen = np.argwhere(counts.to_numpy() == 0)
     ax.plot(
         unseen[:, 1],
@@ -259,37 +249,20 @@ def _classes(
         markeredgewidth=0.35,
     )
     ax.set(xlabel="class", ylabel="percentile of the clients" if is_large else "client")
-    if classes <= 30:
-        ax.set_xticks(range(classes), [str(c) for c in cells.columns])
-    stride = max(1, -(-rows // 40))
-    ax.set_yticks(range(0, rows, stride), [str(k) for k in cells.index[::stride]])
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
     marks = {"dot": len(unseen) > 0, "hatch": bool((~np.isfinite(values)).any())}
     return {mark for mark, is_there in marks.items() if is_there}
 
 
 def _cell_hatch(x: float, y: float) -> Patch:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(
-        (x - 0.5, y - 0.5),
-        1,
-        1,
-        facecolor="#bbbbbb",
-        hatch="////",
-        edgecolor="white",
-        linewidth=0,
-        zorder=3,
-    )
+    grey: dict[str, Any] = {
+        "facecolor": "#bbbbbb",
+        "hatch": "////",
+        "edgecolor": "white",
+        "linewidth": 0,
+    }
+    return Rectangle((x - 0.5, y - 0.5), 1, 1, zorder=3, **grey)
 
 
 def _cells(rows: pd.DataFrame) -> pd.DataFrame:
-    flat = pd.DataFrame(
-        {
-            "client": rows["client"].astype(int),
-            "index": rows["index"].astype(int),
-            "value": floats(rows["value"]),
-        }
-    )
+    flat = rows.assign(value=floats(rows["value"])).astype({"client": int, "index": int})
     return flat.pivot(index="client", columns="index", values="value")

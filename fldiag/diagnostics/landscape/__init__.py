@@ -20,7 +20,7 @@ from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.plotting.sections import Interactive
+from fldiag.plotting.pages import Interactive
 from fldiag.registry import Choice, diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre

@@ -12,8 +12,7 @@ from matplotlib.colors import to_hex
 
 from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
 from fldiag.plotting import style
-from fldiag.plotting.pages import literal
-from fldiag.plotting.sections import Chart, Interactive, Table
+from fldiag.plotting.pages import Chart, Interactive, Table, literal
 
 
 def charts(

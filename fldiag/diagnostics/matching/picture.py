@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import series, style
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_of_runs
+from fldiag.plotting.heatmap import draw_cells, of_pairs
 from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.results.select import number, only
 
@@ -87,7 +89,7 @@ def curvature(table: pd.DataFrame, *, round: int | None = None) -> Figure | None
         hollow = any((~_converged(part)).any() for part in parts)
         fig.suptitle(_when(runs) + ("; hollow: not converged" if hollow else ""), fontsize=8.5)
         if len(runs) > 1:
-            series.legend_of_runs(fig, looks)
+            legend_of_runs(fig, looks)
     return fig
 
 
@@ -139,23 +141,16 @@ def _matrix(
     fig: Figure, ax: Axes, metric: str, rows: pd.DataFrame, text: str, norm: Normalize
 ) -> None:
     """A matrix of clients, its colour bar, its mean, and the numbers where there is room for them."""
-    pairs = _pair_rows(rows)
-    clients = sorted({int(c) for column in ("client", "client_b") for c in pairs[column].dropna()})
-    cells = _cells(pairs, clients)
-    image = ax.imshow(
-        cells, cmap=style.COLORMAP, norm=norm, interpolation="nearest", aspect="equal"
-    )
+    cells = of_pairs(_pair_rows(rows).astype({"client": int, "client_b": int}))
+    image = draw_cells(ax, cells, norm, most=10 if cells.index.max() < 10 else 5)
     _colour_bar(fig.colorbar(image, ax=ax, fraction=0.046, pad=0.03), norm)
-    stride = -(-len(clients) // (10 if max(clients) < 10 else 5))
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_ticks(range(0, len(clients), stride), [str(c) for c in clients[::stride]])
-    _numbers(ax, cells, norm)
+    _numbers(ax, cells.to_numpy(), norm)
     mean = number(rows, scope="global", self_pairs=[False, None])
     symbol = {"H_N": "$H_N$", "H_D": "$H_D$", "overlap": "overlap"}[metric]
     title = f"{symbol}, mean {style.plain(style.number(mean, 3))}"
     ax.set_title("\n".join([title, *map(style.plain, text.split("\n"))]), fontsize=7)
     ax.set_xlabel("client")
-    ax.spines[["top", "right"]].set_visible(True)
+    ax.spines[:].set_visible(True)
 
 
 def _numbers(ax: Axes, cells: np.ndarray, norm: Normalize) -> None:
@@ -176,16 +171,6 @@ def _numbers(ax: Axes, cells: np.ndarray, norm: Normalize) -> None:
         dark = float(norm(cells[row, column])) < 0.6
         ink = "white" if dark else "black"
         ax.text(column, row, text, ha="center", va="center", fontsize=5.5, color=ink)
-
-
-def _cells(rows: pd.DataFrame, clients: list[int]) -> np.ndarray:
-    """Client by client, each pair in both halves; nan for a client with itself."""
-    places = {c: i for i, c in enumerate(clients)}
-    cells = np.full((len(clients), len(clients)), np.nan)
-    pairs = _pair_rows(rows)
-    for a, b, value in zip(pairs["client"], pairs["client_b"], floats(pairs["value"]), strict=True):
-        cells[places[int(a)], places[int(b)]] = cells[places[int(b)], places[int(a)]] = value
-    return cells
 
 
 def _norm(metric: str, values: np.ndarray) -> Normalize:
@@ -214,7 +199,12 @@ def _colour_bar(bar, norm: Normalize) -> None:
         bar.set_ticks([low, high])
     else:
         bar.ax.yaxis.set_major_locator(MaxNLocator(4))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: _tick(v)))
+
+
+def _tick(value: float) -> str:
+    """A number beside a colour bar, without powers of ten where it is short without them."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 100_000 else style.number(value, 3)
 
 
 def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:

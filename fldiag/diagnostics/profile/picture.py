@@ -146,7 +146,8 @@ def _lines(ax, rows: pd.DataFrame) -> None:
         bend, error = _value(rows, "curvature", index), _value(rows, "curvature", index, "residual")
         text = f"direction {index}: curvature {style.number(bend)}"
         handles.append(Line2D([], [], color=look.color))
-        texts.append(text + (f" ± {style.number(error, 2)}" if np.isfinite(error) else ""))
+        is_unsure = error > 5e-3 * abs(bend)  # a small residual would be read as a standard error
+        texts.append(text + (f" ± {style.number(error, 2)}" if is_unsure else ""))
     if parabolas:
         handles.append(Line2D([], [], color="#555555", linestyle=(0, (3, 2)), linewidth=0.9))
         texts.append("parabola of slope and curvature")

@@ -168,7 +168,7 @@ LAMBDA_1 = Number(
 
 @diagnostic(
     "spectrum",
-    draw={"": picture.draw, "-layers": layers.draw_if_any},
+    draw={"": picture.draw, "-layers": layers.draw},
     summary=summary,
     numbers=(LAMBDA_1,),
     flags={

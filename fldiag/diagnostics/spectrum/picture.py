@@ -55,28 +55,14 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
     looks = style.looks(runs)
     indices = sorted(flat["index"].unique())
     width = style.wide(style.ONE_COLUMN if len(indices) * len(runs) <= 32 else style.TWO_COLUMNS)
-    texts = [style.wrap(r, width - 0.5)[0] for r in runs]
-    handles = [
-        Line2D(
-            [], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8
-        )
-        for r in runs
-    ]
+    texts = list(runs)
+    handles = [Line2D([], [], **looks[r].point) for r in runs]
     if not flat["converged"].all():
         texts.append("hollow: not converged")
         handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                color="#555555",
-                marker="o",
-                markersize=3.8,
-                markerfacecolor="white",
-            )
+            Line2D([], [], **style.Look("#555555", "o", "-").point, markerfacecolor="white")
         )
-    columns = style.columns(texts, width, 0.36)
-    with style.panel(ax, width, 2.2 + 0.15 * -(-len(texts) // columns)) as (ax, owner, loc):
+    with style.panel(ax, width, 2.2) as (ax, owner, loc):
         for place, run in enumerate(runs):
             shift = (place - (len(runs) - 1) / 2) * min(0.8 / len(runs), 0.22)
             _points(ax, flat[flat["run"] == run], looks[run], shift)
@@ -90,16 +76,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
         ax.xaxis.set_major_locator(FixedLocator(indices[::stride]))
         ax.set_xlim(indices[0] - 0.6, indices[-1] + 0.6)
         ax.grid(True, axis="y")
-        style.legend(
-            owner,
-            handles,
-            texts,
-            loc=loc,
-            ncols=columns,
-            handletextpad=0.3,
-            columnspacing=1.2,
-            borderpad=0.2,
-        )
+        style.legend(owner, handles, texts, loc=loc, handletextpad=0.3)
     return ax.figure
 
 
@@ -117,16 +94,8 @@ def _points(ax, part: pd.DataFrame, look: style.Look, shift: float) -> None:
     for done, face in ((True, look.color), (False, "white")):
         kind = (part["converged"] == done).to_numpy()
         if kind.any():
-            ax.plot(
-                at[kind],
-                value[kind],
-                linestyle="none",
-                marker=look.marker,
-                color=look.color,
-                markersize=3.4,
-                markerfacecolor=face,
-                label="converged" if done else "not converged",
-            )
+            label = "converged" if done else "not converged"
+            ax.plot(at[kind], value[kind], **look.point, markerfacecolor=face, label=label)
 
 
 def _scale(ax, values: np.ndarray, log: bool | None) -> None:

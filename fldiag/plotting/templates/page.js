@@ -1,34 +1,25 @@
 "use strict";
 (function () {
-  const root = document.documentElement, dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
   const coarse = window.matchMedia("(pointer: coarse)").matches;
   const SCENES = 8; // browsers drop the oldest of too many WebGL contexts
   const plots = Array.from(document.querySelectorAll(".plot"));
-  let charts = [], printing = false, driver = null, pending = null, applied = null;
 
-  // -- what Python packed: gzip, four bytes in five of 85 letters; the cells of a table by column
-
+  // gzip in base 85: four bytes in five letters, a twentieth smaller than base 64
   async function unpack(name, type) {
-    const element = document.getElementById("packed-" + name), text = element.textContent, short = (5 - text.length % 5) % 5;
-    const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~", digits = new Uint8Array(128);
+    const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%/()*+-;,=.?@^_`{|}~";
+    const text = document.getElementById("packed-" + name).textContent, missing = (5 - text.length % 5) % 5;
+    const digits = new Uint8Array(128).fill(84);
     for (let i = 0; i < 85; i++) digits[letters.charCodeAt(i)] = i;
-    const words = new DataView(new ArrayBuffer((text.length + short) / 5 * 4));
-    for (let i = 0, to = 0; i < text.length; to += 4) {
+    const padded = text + "~".repeat(missing), words = new DataView(new ArrayBuffer(padded.length / 5 * 4));
+    for (let i = 0; i < padded.length; i += 5) {
       let word = 0;
-      for (const end = i + 5; i < end; i++) word = word * 85 + (i < text.length ? digits[text.charCodeAt(i)] : 84);
-      words.setUint32(to, word);
+      for (let j = i; j < i + 5; j++) word = word * 85 + digits[padded.charCodeAt(j)];
+      words.setUint32(i / 5 * 4, word);
     }
-    const packed = new Blob([new Uint8Array(words.buffer, 0, words.byteLength - short)]);
-    const content = await new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
-    const columns = Number(element.dataset.columns || 0);
-    if (!columns) return new Blob([content], { type });
-    const cells = new TextDecoder().decode(content).split("\n"), rows = cells.length / columns, lines = [];
-    for (let row = 0; row < rows; row++) {
-      const line = [];
-      for (let column = 0; column < columns; column++) line.push(cells[column * rows + row]);
-      lines.push(line.join(",") + "\n");
-    }
-    return new Blob(lines, { type });
+    const packed = new Blob([new Uint8Array(words.buffer, 0, words.byteLength - missing)]);
+    const content = packed.stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Blob([await new Response(content).arrayBuffer()], { type });
   }
 
   function save(blob, name) {
@@ -41,34 +32,13 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 
-  // -- charts: plotly's traces and layouts, in the page's colours
+  // -- charts and pictures
 
-  function colours() {
-    const light = printing || !dark.matches, of = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-    return light ? { text: "#1a1a1a", line: "#dcdfe3", raised: "#f6f7f8" } : { text: of("--text"), line: of("--line"), raised: of("--raised") };
-  }
-
-  function layoutOf(chart) {
-    const c = colours(), layout = JSON.parse(JSON.stringify(chart.layout));
-    Object.assign(layout, { font: { color: c.text, family: "system-ui, sans-serif" }, autosize: true, uirevision: "same",
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hoverlabel: { bgcolor: c.raised, font: { color: c.text }, bordercolor: c.line },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: c.text, activecolor: c.text } });
-    const scene = layout.scene || layout;
-    for (const axis of ["xaxis", "yaxis", "zaxis"]) {
-      if (!scene[axis]) continue;
-      Object.assign(scene[axis], { color: c.text, gridcolor: c.line, linecolor: c.line, zerolinecolor: c.line });
-      if (layout.scene) Object.assign(scene[axis], { backgroundcolor: c.raised, showbackground: true });
-    }
-    if (coarse && !layout.scene) layout.dragmode = false; // a finger scrolls past it
-    return layout;
-  }
-
-  function render(plot) {
-    const chart = charts[plot.dataset.chart], scene = chart.kind === "scene";
-    const ink = (key, value) => (value === "#000000" && key === "color" ? colours().text : value);
-    const traces = JSON.parse(JSON.stringify(chart.traces), chart.kind === "lines" ? ink : undefined);
+  function render(plot, chart) {
+    const scene = chart.kind === "scene";
     const name = plot.closest("figure").querySelector("figcaption").textContent;
-    return Plotly.react(plot, traces, layoutOf(chart), {
+    if (coarse && !scene) chart.layout.dragmode = false; // a finger scrolls past it
+    return Plotly.newPlot(plot, chart.traces, { autosize: true, font: { family: "system-ui, sans-serif" }, ...chart.layout }, {
       displaylogo: false, responsive: true, displayModeBar: coarse ? false : "hover",
       // Named one by one: plotly's own choice includes a button that sends the data to a server.
       modeBarButtons: [scene ? ["toImage", "zoom3d", "pan3d", "tableRotation", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]],
@@ -77,36 +47,21 @@
     });
   }
 
-  // Setting the others' cameras makes them report a move of their own, which must not echo; and the last move of a
-  // drag must arrive, although the others may still be busy with the one before.
-  function follow(leader, change, ended) {
-    const camera = change["scene.camera"], text = JSON.stringify(camera);
-    if (!camera || text === applied) return;
-    if (ended && !driver) setTimeout(() => settle(leader), 200);
-    if (driver) {
-      if (leader === driver) pending = camera;
-      return;
+  // All surfaces take the camera of the one that was touched last; it moves on a moment after it is let go.
+  function linkCameras(scenes) {
+    let leader = null, camera = "";
+    for (const plot of scenes) {
+      for (const kind of ["pointerdown", "wheel"]) plot.addEventListener(kind, () => { leader = plot; }, true);
     }
-    driver = leader;
-    applied = text;
-    Promise.all(scenes().filter((plot) => plot !== leader).map((plot) => Plotly.relayout(plot, { "scene.camera": JSON.parse(text) }))).finally(() => {
-      const next = pending;
-      driver = pending = null;
-      if (next) follow(leader, { "scene.camera": next });
-    });
+    setInterval(() => {
+      const text = leader ? JSON.stringify(leader._fullLayout.scene._scene.getCamera()) : camera;
+      if (text === camera) return;
+      camera = text;
+      scenes.filter((plot) => plot !== leader).forEach((plot) => Plotly.relayout(plot, { "scene.camera": JSON.parse(text) }));
+    }, 50);
   }
 
-  // After the mouse is let go a camera may move on for a moment without telling.
-  function settle(leader) {
-    const scene = leader._fullLayout.scene && leader._fullLayout.scene._scene;
-    if (!scene || !scene.getCamera || driver) return;
-    applied = JSON.stringify(scene.getCamera());
-    scenes().forEach((plot) => Plotly.relayout(plot, { "scene.camera": JSON.parse(applied) }));
-  }
-
-  const scenes = () => plots.filter((plot) => plot.classList.contains("scene") && !plot.closest("figure").hidden);
-
-  function webgl() {
+  function hasWebgl() {
     try {
       return Boolean(document.createElement("canvas").getContext("webgl"));
     } catch (error) {
@@ -115,27 +70,18 @@
   }
 
   async function drawCharts() {
-    let room = webgl() ? SCENES : 0;
-    charts = JSON.parse(await (await unpack("charts")).text());
+    const charts = JSON.parse(await (await unpack("charts")).text());
     const code = document.createElement("script");
     code.textContent = await (await unpack("plotly")).text();
     document.head.append(code);
+    const scenes = plots.filter((plot) => plot.classList.contains("scene")), turned = scenes.slice(0, hasWebgl() ? SCENES : 0);
     for (const plot of plots) {
-      const scene = plot.classList.contains("scene");
-      if (scene && room-- <= 0) { // its map stands beside it
-        plot.closest("figure").hidden = true;
-        continue;
-      }
-      await render(plot);
-      if (scene) {
-        plot.on("plotly_relayouting", (change) => follow(plot, change));
-        plot.on("plotly_relayout", (change) => follow(plot, change, true));
-      }
+      if (scenes.includes(plot) && !turned.includes(plot)) plot.closest("figure").hidden = true; // its map stands beside it
+      else await render(plot, charts[plot.dataset.chart]);
       await new Promise((done) => setTimeout(done, 0)); // the page stays usable while it fills
     }
+    linkCameras(turned);
   }
-
-  const redraw = () => Promise.all(plots.filter((plot) => !plot.closest("figure").hidden).map(render));
 
   async function showPictures() {
     for (const image of document.querySelectorAll("img[data-picture]")) {
@@ -153,18 +99,18 @@
     return Array.from(table.rows, (row) => Array.from(row.cells, quoted).join(",")).join("\n") + "\n";
   }
 
-  function worth(row, column) {
+  function valueOf(row, column) {
     const text = row.cells[column].textContent.trim().replaceAll(",", "").replace("−", "-"), value = parseFloat(text);
     return Number.isNaN(value) ? text : value;
   }
 
-  function order(head) {
+  function sort(head) {
     const rows = Array.from(head.closest("table").tBodies[0].rows), column = head.cellIndex;
     const way = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
     head.parentElement.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", way === 1 ? "ascending" : "descending");
     rows.sort((a, b) => {
-      const [x, y] = [worth(a, column), worth(b, column)];
+      const [x, y] = [valueOf(a, column), valueOf(b, column)];
       if (typeof x !== typeof y) return typeof x === "number" ? -1 : 1; // what has no number stands last
       return way * (typeof x === "number" ? x - y : x.localeCompare(y, undefined, { numeric: true }));
     });
@@ -182,19 +128,15 @@
     const button = event.target.closest("button");
     if (!button) return;
     try {
-      if (button.classList.contains("sort")) order(button.closest("th"));
+      if (button.classList.contains("sort")) sort(button.closest("th"));
       if (button.dataset.packed) save(await unpack(button.dataset.packed), button.dataset.name);
-      if (button.dataset.table) {
-        const copy = button.closest("table").cloneNode(true);
-        copy.querySelectorAll("caption").forEach((caption) => caption.remove());
-        save(new Blob([tableText(copy)], { type: "text/csv" }), button.dataset.table + ".csv");
-      }
+      if (button.dataset.table) save(new Blob([tableText(button.closest("table"))], { type: "text/csv" }), button.dataset.table + ".csv");
     } catch (error) {
-      trouble(error);
+      showError(error);
     }
   });
 
-  function trouble(error) {
+  function showError(error) {
     const box = document.getElementById("trouble");
     box.textContent = "DecompressionStream" in window ? "The figures could not be drawn: " + error.message + ". The tables hold the numbers."
       : "The figures and downloads need a browser of 2023 or later. The tables hold the numbers.";
@@ -206,14 +148,11 @@
     try {
       await showPictures();
       if (plots.length) await drawCharts();
-      dark.addEventListener("change", redraw);
-      window.addEventListener("beforeprint", () => { printing = true; redraw(); });
-      window.addEventListener("afterprint", () => { printing = false; redraw(); });
       window.addEventListener("hashchange", unfold);
       unfold();
       root.dataset.ready = "yes";
     } catch (error) {
-      trouble(error);
+      showError(error);
     }
   })();
 })();

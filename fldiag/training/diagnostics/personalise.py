@@ -114,22 +114,12 @@ def draw(table: pd.DataFrame) -> Figure:
             f"{tick}\n{v.mean():.1f} ± {v.std(ddof=0):.1f} %"
             for tick, v in zip(ticks, spread, strict=True)
         ]
-    handles = [
-        Line2D(
-            [], [], linestyle="none", color=looks[r].color, marker=looks[r].marker, markersize=3.8
-        )
-        for r in runs
-    ]
-    handles += [
-        Line2D([], [], color="#555555", linewidth=size, linestyle=dash)
-        for size, dash in ((MEAN, DASH), (MEDIAN, (0, ())))
-    ]
-    texts = [*(style.wrap(r, width - 0.5)[0] for r in runs), "mean", "median"]
-    if len(runs) == 1:
-        handles, texts = handles[1:], texts[1:]
-    columns = style.columns(texts, width, 0.45)
+    handles = [Line2D([], [], **looks[run].point) for run in runs if len(runs) > 1]
+    texts = [*(runs if len(runs) > 1 else []), "mean", "median"]
+    for size, dash in ((MEAN, DASH), (MEDIAN, (0, ()))):
+        handles.append(Line2D([], [], color="#555555", linewidth=size, linestyle=dash))
     with style.paper():
-        fig = style.figure(width, 2.3 + 0.15 * -(-len(texts) // columns), layout="constrained")
+        fig = style.figure(width, 2.3, layout="constrained")
         ax = fig.subplots()
         room = 0.8 / len(runs)
         for place, run in enumerate(runs):
@@ -152,16 +142,7 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.set_ylim(max(-0.02, low - 0.05), 1.02)
         style.percents(ax.yaxis)
         ax.grid(True, axis="y")
-        style.legend(
-            fig,
-            handles,
-            texts,
-            loc="outside lower center",
-            ncols=columns,
-            handletextpad=0.4,
-            columnspacing=1.2,
-            borderpad=0.2,
-        )
+        style.legend(fig, handles, texts, handletextpad=0.4)
     return fig
 
 
