@@ -70,7 +70,8 @@ def open_problem(
     else:
         deals = slice.startswith("client") or dataset.is_lazy
         parts = load_partition(checkpoint, dataset) if deals else None
-        examples = data.take(dataset, slice, parts, samples)
+        tests = _own_tests(checkpoint) if slice.endswith("/test") else None
+        examples = data.take(dataset, slice, parts, samples, tests)
         criterion = _criterion(loss, dataset.regression)
     state, remarks = _named_state(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
@@ -304,6 +305,14 @@ def _weights(c: Checkpoint, module: nn.Module, state: State, client: int | None)
             "the file was edited; use the original",
         )
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
+
+
+def _own_tests(c: Checkpoint) -> Sequence[Any] | None:
+    """The test examples of every client, where the checkpoint's run has such."""
+    folder, name = c.path.parent.parent, "test_partition.npz"
+    if not (folder / "run.json").is_file() or name not in (run := Run.open(folder)).index["files"]:
+        return None
+    return partition.load_parts(run.verified(name))
 
 
 def load_partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:

@@ -193,10 +193,10 @@ def test_a_round_that_the_disk_refuses_is_told_and_taken_back(tmp_path, monkeypa
     data, parts, net = world(norm=False)
     real = Recording.add
 
-    def full(self, t, *args):
+    def full(self, t, *args, **options):
         if t == 2:
             raise FldiagError("no space left", "")
-        real(self, t, *args)
+        real(self, t, *args, **options)
 
     monkeypatch.setattr(Recording, "add", full)
     with fldiag.Recorder(tmp_path / "run", net, data=data, clients=parts) as rec:

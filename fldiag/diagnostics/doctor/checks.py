@@ -16,6 +16,7 @@ from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
+from fldiag.diagnostics.doctor.variates import Variates
 
 CHECKS: tuple[type[Check], ...] = (
     Finite,
@@ -24,6 +25,7 @@ CHECKS: tuple[type[Check], ...] = (
     Statistics,
     Values,
     Factors,
+    Variates,
     Sampling,
     Silent,
     Copies,

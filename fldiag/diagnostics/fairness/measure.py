@@ -81,11 +81,13 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
     labels = pool.y[pool.test].cpu().numpy()
     examples = {}
     for k, part in enumerate(history.parts):
-        if not len(part):
+        if not len(part) and (on != "test" or history.test_parts is None):
             examples[k] = np.empty(0, dtype=np.int64)
         elif on == "train":
             train = pool.train_slice(k)
             examples[k] = np.arange(train.start, train.stop) - stretch.start
+        elif on == "test" and history.test_parts is not None:
+            examples[k] = pool.places(history.test_parts[k])
         else:
             client_labels = history.dataset.train_y[part].cpu().numpy()
             choose = personal_test if on == "test" else own_classes
