@@ -200,7 +200,7 @@ class Recorder:
     def __repr__(self) -> str:
         return (
             f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, "
-            f"{self.recording.layout.size:,} parameters)"
+            f"{self.recording.layout.size:,} parameters{', closed' if self._closed else ''})"
         )
 
     def __enter__(self) -> Recorder:

@@ -165,7 +165,8 @@ def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
 
 
 def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | None]:
-    """A model with one output for two labels as one that returns logits [n, 1], and in words what its output is taken to be.
+    """A model with one output z for two labels as one that returns the logits (0, z), and in words what its output is taken to
+    be: the cross entropy of these is the binary one of z, and every diagnostic of classifiers takes them.
 
     Other models as they are, and those that cannot be called so: whoever evaluates them finds out why. A model whose last
     operation is a sigmoid returns probabilities, which become logits again.
@@ -189,10 +190,8 @@ def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | Non
         if probability
         else "a logit: right where it is above 0 for label 1"
     )
-    if not probability and output.ndim == 2:
-        return module, text
     wrapped = copy.deepcopy(module)
-    wrapped.register_forward_hook(_Logit(probability))
+    wrapped.register_forward_hook(_TwoLogits(probability))
     return wrapped, text
 
 
@@ -208,12 +207,14 @@ def _last_operation(output: Tensor) -> str:
     return "" if node is None else str(node.name())
 
 
-class _Logit:
-    """Turns the output of a module, logits or probabilities [n] or [n, 1], into logits [n, 1]."""
+class _TwoLogits:
+    """Turns the output of a module, logits or probabilities [n] or [n, 1] of label 1, into logits [n, 2]."""
 
     def __init__(self, probability: bool):
         self.probability = probability
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         output = output.reshape(-1, 1)
-        return output.logit(torch.finfo(output.dtype).eps) if self.probability else output
+        if self.probability:
+            output = output.logit(torch.finfo(output.dtype).eps)
+        return torch.cat([torch.zeros_like(output), output], dim=1)

@@ -112,6 +112,7 @@ class Recording:
                     seed=seed,
                     data=dataset.fingerprint() if dataset is not None else None,
                     architecture=_architecture(module),
+                    module=f"{type(module).__module__}.{type(module).__qualname__}",
                     **base.provenance(module),
                 ),
                 "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}},
