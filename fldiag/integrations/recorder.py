@@ -38,7 +38,7 @@ from fldiag.problem.ingredients import unwrap_model
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs import owner
-from fldiag.runs.in_memory import UNTESTED
+from fldiag.runs.in_memory import UNTESTED, classes_last
 from fldiag.runs.recording import Recording, confirm_same, mean
 from fldiag.runs.run import Run
 
@@ -118,6 +118,7 @@ class Recorder:
             remarks += more_remarks
         self.dataset, keep = examples_of(data, test, model)
         module = _module_of(model, self.dataset, trainable)
+        self.dataset = _usable(self.dataset, module)
         indices = None if clients is None else partition_of(clients, self.dataset, data)
         self.clients = Clients(() if indices is None else indices)
         self.parts = (
@@ -675,6 +676,17 @@ def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool)
         module = copy.deepcopy(module)
         frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
     return module
+
+
+def _usable(dataset: Dataset | None, module: nn.Module) -> Dataset | None:
+    """The data set; None where its examples have labels of positions and the model has no outputs for these."""
+    if dataset is None or not dataset.dense:
+        return dataset
+    try:
+        classes_last(module, dataset)
+    except Exception:  # the user's model may raise anything
+        return None
+    return dataset
 
 
 def _is_by_client(test: Any, clients: Any) -> bool:

@@ -25,7 +25,7 @@ from fldiag.problem.ingredients import forward_of, unwrap_model
 from fldiag.problem.inputs import is_split
 from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
-from fldiag.runs.in_memory import dataset_of, one_each, pair
+from fldiag.runs.in_memory import dataset_of, is_dense, one_each, pair
 
 #: Arrays of more bytes are not kept with a run.
 KEPT = 256 * 2**20
@@ -63,7 +63,7 @@ def examples_of(
     forward, remarks = forward_of(model), tuple[str, ...]()
     if not split:
         x, y, remarks = pair(data, "data", forward)  # drawn once: a loader may shuffle
-        if not one_each(y):
+        if not one_each(y) and not is_dense(x, y):
             return None, None
         data = x, y
     dataset = _two_classes(dataset_of(data, test, forward))

@@ -609,7 +609,7 @@ class History:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
         if not len(self.pool.y[where]) and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
-        criterion = losses.criterion(self.dataset.regression)
+        criterion = losses.criterion(self.dataset.regression, self.dataset.dense)
         problem = Problem(
             self.network.module,
             criterion,

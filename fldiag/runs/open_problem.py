@@ -72,7 +72,7 @@ def open_problem(
         parts = load_partition(checkpoint, dataset) if deals else None
         tests = _own_tests(checkpoint) if slice.endswith("/test") else None
         examples = data.take(dataset, slice, parts, samples, tests)
-        criterion = _criterion(loss, dataset.regression)
+        criterion = _criterion(loss, dataset.regression, dataset.dense)
     state, remarks = _named_state(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
     labels: dict[str, Any] = {
@@ -127,11 +127,11 @@ def check_code(c: Checkpoint) -> None:
 
 
 def _criterion(
-    loss: str | Callable[..., Any] | None, regression: bool | None
+    loss: str | Callable[..., Any] | None, regression: bool | None, dense: bool = False
 ) -> Callable[..., Any]:
     """``regression`` None: the targets are no single tensor."""
     if loss is None:
-        return losses.model_loss if regression is None else losses.criterion(regression)
+        return losses.model_loss if regression is None else losses.criterion(regression, dense)
     if callable(loss):
         return loss
     if ":" in loss:

@@ -197,7 +197,8 @@ def evaluate(
             ) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
-                    values = losses.per_example(outputs, y.expand(len(group), *y.shape))
+                    labels = y.expand(len(group), *y.shape)
+                    values = losses.of_examples(losses.per_example(outputs, labels), labels, 2)
                     loss[group, batch] = values.double().cpu().numpy()
                     if right is not None:
                         right[group, batch] = (losses.predicted(outputs) == y).cpu().numpy()

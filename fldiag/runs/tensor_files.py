@@ -193,9 +193,8 @@ def _pt(path: Path, size: int) -> Any:
         kind = f"a pickled object ({names[0]})" if names else "something other than tensors"
         raise FldiagError(
             f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
-            "save only the weights: if the file is your own, torch.load(path, weights_only=False) gives the module, whose "
-            "state_dict() is to be saved, or a dict, of which the entry with the weights is; docs/other_frameworks.md has "
-            "the lines",
+            "save only the weights: model.state_dict() of a whole module, of a dict the entry with the weights; "
+            "docs/other_frameworks.md has the two lines for each",
         ) from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):

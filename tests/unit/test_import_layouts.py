@@ -252,7 +252,7 @@ def test_plain_data_beside_the_weights_are_no_objects():
     torch.save({"model": net(1).state_dict(), **extra}, "a.pth")
     assert torch.equal(schema.read("a.pth").state["0.bias"], net(1).state_dict()["0.bias"])
     torch.save({"model": net(1).state_dict(), "made": _Object()}, "b.pth")
-    with pytest.raises(FldiagError, match=r"refused.*of which the entry with the weights is"):
+    with pytest.raises(FldiagError, match=r"refused.*of a dict the entry with the weights"):
         schema.read("b.pth")
 
 

@@ -96,7 +96,7 @@ def test_every_form_of_weights_is_stored_to_the_bit(tmp_path, form):
     assert (run.status, run.rounds, repr(rec)) == (
         "finished",
         [0, 1, 2],
-        f"Recorder({str(run.path)!r}, 2 rounds, {flatten(net).numel()} parameters)",
+        f"Recorder({str(run.path)!r}, 2 rounds, {flatten(net).numel()} parameters, closed)",
     )
     for t, (received, trained, aggregated) in enumerate(told, start=1):
         stored = run.checkpoint(t)

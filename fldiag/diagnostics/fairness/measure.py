@@ -72,7 +72,7 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
     """The examples of every client that has at least ``min_count`` of them; ``small``: the other clients."""
     if history.dataset.regression:
         raise FldiagError(
-            f"data set {history.dataset.name!r} has no classes, so no client has an accuracy",
+            f"data set {history.dataset.name!r} has no classes (one label an example), so no client has an accuracy",
             "fairness and calibration are of classifiers",
             usage=True,
         )
