@@ -27,6 +27,8 @@ from fldiag.params import Layout, norm, ratio
 
 #: Added to the norm of a gradient before dividing by it.
 GUARD = 1e-12
+#: Label of what counts for nothing: transformers' models and torch's losses pass over it unless told otherwise.
+IGNORED = -100
 
 _log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 
@@ -64,6 +66,21 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
         ) from None
 
 
+def of_examples(values: Tensor, y: Tensor, leading: int = 1) -> Tensor:
+    """Losses of examples, of such of their positions: the mean over all axes after the ``leading`` ones, without the positions
+    whose label in ``y`` is ``IGNORED``."""
+    if values.ndim == leading:
+        return values
+    counted = (y != IGNORED).flatten(leading).sum(-1).clamp(min=1)
+    return values.flatten(leading).sum(-1) / counted
+
+
+def of_positions(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
+    """The mean cross entropy of each example's positions, outputs [n, ..., C] and labels [n, ...] -> [n], or its mean."""
+    values = of_examples(per_example(outputs, y), y)
+    return values if reduction == "none" else values.mean()
+
+
 def predicted(outputs: Tensor) -> Tensor:
     """The label [...] of the largest of outputs [..., C]; of one output, the logit of label 1: whether it is above 0."""
     return (outputs.squeeze(-1) > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
@@ -96,8 +113,11 @@ def half_squared_error(
     return errors if reduction == "none" else errors.mean()
 
 
-def criterion(regression: bool) -> Callable[..., Tensor]:
-    """The loss that training minimises as a function (outputs, y) in the manner of torch's: a mean by default."""
+def criterion(regression: bool, dense: bool = False) -> Callable[..., Tensor]:
+    """The loss that training minimises as a function (outputs, y) in the manner of torch's: a mean by default. ``dense``: of
+    labels of positions."""
+    if dense:
+        return of_positions
     return half_squared_error if regression else F.cross_entropy
 
 

@@ -181,12 +181,14 @@ def _total(a: Tensor) -> Tensor:
 def spread(y: Tensor, count: int) -> Tensor:
     """``count`` of the n positions, sorted, evenly spaced through the examples sorted by class.
 
-    So each class keeps its share within one example and the choice uses no random numbers. Regression targets
-    are taken evenly in data set order. int64 [count].
+    So each class keeps its share within one example and the choice uses no random numbers. Regression targets, and labels of
+    positions, are taken evenly in data set order. int64 [count].
     """
     n = len(y)
     order = (
-        torch.arange(n, device=y.device) if y.is_floating_point() else torch.argsort(y, stable=True)
+        torch.arange(n, device=y.device)
+        if y.is_floating_point() or y.ndim > 1
+        else torch.argsort(y, stable=True)
     )
     pick = (2 * torch.arange(count, device=y.device) + 1) * n // (2 * count)
     return order[pick].sort().values

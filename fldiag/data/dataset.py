@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from fldiag.data import augment
 from fldiag.data.preprocessing import Preprocessing, describe_inputs
 from fldiag.errors import FldiagError
+from fldiag.losses import IGNORED
 
 if TYPE_CHECKING:
     from fldiag.data.arrays import Packed
@@ -132,7 +133,13 @@ class Dataset:
 
     @property
     def regression(self) -> bool:
-        return self.train_y.is_floating_point()
+        """Whether an example has no label of its own, and models no accuracy: targets are numbers, or labels of positions."""
+        return self.train_y.is_floating_point() or self.dense
+
+    @property
+    def dense(self) -> bool:
+        """Whether targets are labels of the positions of an example (tokens, pixels)."""
+        return self.train_y.ndim > 1 and not self.train_y.is_floating_point()
 
     @property
     def is_lazy(self) -> bool:
@@ -282,8 +289,9 @@ class Dataset:
             )
 
     def _check_labels(self, split: str, y: Tensor) -> None:
-        if y.dtype != torch.int64 or y.ndim != 1:
+        if y.dtype != torch.int64 or y.ndim < 1:
             raise self._error(f"{split} labels are {_spell(y)}", "use int64 [n]")
+        y = y[y != IGNORED] if y.ndim > 1 else y
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= self.classes):
             odd = int(y.min()) if int(y.min()) < 0 else int(y.max())
             raise self._error(

@@ -49,6 +49,7 @@ def take(
     spec: str,
     partition: Sequence[np.ndarray] | None = None,
     samples: int | None = None,
+    tests: Sequence[np.ndarray] | None = None,
 ) -> Slice:
     """The slice ``spec`` of a data set: ``train``, ``test``, ``client:7`` (the training examples of client 7,
     in full ``client:7/train``), ``client:7/test`` (``personal_test`` of that client) or ``client:7/own`` (all
@@ -56,7 +57,8 @@ def take(
 
     ``samples`` keeps so many, or all when there are fewer: evenly spaced through the examples sorted by
     class, so that each class keeps its share within one example and the choice involves no chance. Of a data set that is made
-    client by client, ``train`` is what the clients of the partition have.
+    client by client, ``train`` is what the clients of the partition have. ``tests``: the test examples of every client, where
+    it has such of its own, which then are ``client:7/test``.
 
     Raises FldiagError for an unknown spec, a client outside the partition, no partition, or an empty slice.
     """
@@ -67,7 +69,7 @@ def take(
             "use a whole number of at least 1, or leave it out",
             usage=True,
         )
-    name, split, index = _select(dataset, spec, partition)
+    name, split, index = _select(dataset, spec, partition, tests)
     x, y = (
         (dataset.train_x, dataset.train_y) if split == "train" else (dataset.test_x, dataset.test_y)
     )
@@ -121,7 +123,10 @@ def own_classes(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
 
 
 def _select(
-    dataset: Dataset, spec: str, partition: Sequence[np.ndarray] | None
+    dataset: Dataset,
+    spec: str,
+    partition: Sequence[np.ndarray] | None,
+    tests: Sequence[np.ndarray] | None = None,
 ) -> tuple[str, str, Any]:
     """The slice's full name, its split, and its indices there (None: all)."""
     if spec == "train" and dataset.is_lazy:
@@ -151,6 +156,8 @@ def _select(
             f"use client:0 to client:{len(partition) - 1}",
             usage=True,
         )
+    if split == "test" and tests is not None:
+        return name, split, np.asarray(tests[client], dtype=np.int64)
     index = np.asarray(partition[client], dtype=np.int64)
     total = len(dataset.train_y)
     outside = index[(index < 0) | (index >= total)]

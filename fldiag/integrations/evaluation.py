@@ -37,7 +37,12 @@ class Evaluation:
         except Exception as error:  # the user's model may raise anything
             self._fail(error)
             return
-        if dataset.regression:
+        if dataset.dense:
+            text = (
+                "the targets are labels of positions (tokens, pixels): the loss after every round is the mean cross entropy of "
+                "an example's positions, and no accuracy is measured"
+            )
+        elif dataset.regression:
             text = "the targets are numbers: the loss after every round is half the squared error"
         if text is not None:
             note(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,37 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import models
+from fldiag.data import Dataset, partition
 from fldiag.errors import FldiagError, counted
 from fldiag.integrations.evaluation import Evaluation
 from fldiag.integrations.recorder_inputs import (
+    Clients,
     confirm_numbers,
     examples_of,
     natural,
-    number_of,
     partition_of,
     read_clients,
     rows_of,
     seen_as,
+    vector_of,
     weights_by_name,
 )
 from fldiag.models import frozen, state_dict
 from fldiag.models.state_dict import State
 from fldiag.problem.ingredients import unwrap_model
+from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs import owner
-from fldiag.runs.in_memory import UNTESTED
-from fldiag.runs.recording import Recording, confirm_same
+from fldiag.runs.in_memory import UNTESTED, classes_last
+from fldiag.runs.recording import Recording, confirm_same, mean
 from fldiag.runs.run import Run
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
 Weights = Any
 #: The highest number of a round.
 ROUNDS = 10**6
+#: Global models of the past, from the last one, that a resumed recording knows again.
+LATE = 20
 #: The recorders of this process that are not closed, by their folder: ``resume`` takes the place of one that was forgotten.
 _OPEN: dict[str, Recorder] = {}
 
@@ -61,9 +67,10 @@ class Recorder:
             ``labels``; a ``Dataset`` or ``DataLoader``; a ``fldiag.data.Dataset`` or a data set's name. The global model is
             evaluated after every round; arrays of up to 256 MB are kept with the run.
         clients: which examples belong to which client: for each client the indices into ``data``, or a ``Subset`` of it (in a
-            list, a dict or a partition's file), or without ``data`` the examples themselves, in any of these forms.
-        test: the test examples, in the forms of ``data``; without them accuracy and loss are those of the training examples, and
-            are called so.
+            list, a dict or a partition's file), or without ``data`` the examples themselves, in any of these forms. Clients have
+            numbers from 0 or names (of sites); names are numbered in their order, which the run notes.
+        test: the test examples, in the forms of ``data``, or a dict with those of each client; without them accuracy and loss
+            are those of the training examples, and are called so.
         method: what tables call the training.
         seed: seed of the training, which tables show.
         evaluate: evaluate the global model after every round.
@@ -72,6 +79,8 @@ class Recorder:
         origin: plain values that describe where the run comes from.
         trainable: store only the parameters with ``requires_grad`` in the rounds, such as adapters of peft; the others are stored
             once, and weights in which they differ are refused.
+        own: names of parameters and buffers, or of the modules that have them, which clients keep to themselves (``("head",)`` of
+            FedPer and FedRep): weights may lack them.
 
     Raises:
         FldiagError: the folder is taken, or what is given does not fit together, or not what the run was recorded with so far.
@@ -98,25 +107,32 @@ class Recorder:
         resume: bool = False,
         origin: Mapping[str, Any] | None = None,
         trainable: bool = False,
+        own: Sequence[str] = (),
     ):
         path, remarks = Path(out), list[str]()
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
             data, clients, remarks = read_clients(clients, model)
+        tests: Mapping[Any, np.ndarray] | None = None
+        if _is_by_client(test, clients):
+            test, tests, more_remarks = read_clients(test, model)
+            remarks += more_remarks
         self.dataset, keep = examples_of(data, test, model)
-        if isinstance(model, str):
-            shape = None if self.dataset is None else self.dataset.shape
-            classes = 0 if self.dataset is None else self.dataset.classes
-            module, name = models.build(model, shape, classes, allow_code={model}), model
-        else:
-            module, name = unwrap_model(model)[0], None
-        if trainable:
-            module = copy.deepcopy(module)
-            frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
-        self.parts = None if clients is None else partition_of(clients, self.dataset, data)
+        module = _module_of(model, self.dataset, trainable)
+        self.dataset = _usable(self.dataset, module)
+        indices = None if clients is None else partition_of(clients, self.dataset, data)
+        self.clients = Clients(() if indices is None else indices)
+        self.parts = (
+            None
+            if indices is None
+            else {self.clients.number_of(name): index for name, index in indices.items()}
+        )
         self.module = module
         self._done, self._begun, self._shift = 0, False, 0
         self._staged: dict[int, State] = {}
         self._received: State | None = None
+        self._starts: dict[int, State] = {}
+        #: Digest of a global model -> the round after which it was.
+        self._rounds: dict[str, int] = {}
         self._rows: list[Row] = []
         self._examples: dict[int, int] = {}
         tensors = dict([*module.named_parameters(), *module.named_buffers()])
@@ -124,6 +140,7 @@ class Recorder:
             {n: t.dtype for n, t in tensors.items()},
             {n: t.shape for n, t in tensors.items()},
         )
+        self._own = _names_within(own, tensors)
         self._last: State | None = None
         self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
@@ -148,7 +165,7 @@ class Recorder:
             self.recording = Recording(
                 path,
                 module,
-                model=name,
+                model=model if isinstance(model, str) else None,
                 data=_name(data, keep),
                 dataset=self.dataset,
                 origin=about,
@@ -160,7 +177,9 @@ class Recorder:
             )
             self._counts()
             if self._done:
-                self._last = self.state(self.run.checkpoint().state)
+                self._continue(indices or ())
+            if tests is not None and "test_partition.npz" not in self.run.index["files"]:
+                self._keep_tests(tests)
             if keep is not None and "data.npz" not in self.run.index["files"]:
                 self.run.put("data.npz", lambda f: np.savez(f, **keep))  # type: ignore[arg-type]
                 self.run.commit()
@@ -182,7 +201,7 @@ class Recorder:
     def __repr__(self) -> str:
         return (
             f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, "
-            f"{self.recording.layout.size:,} parameters)"
+            f"{self.recording.layout.size:,} parameters{', closed' if self._closed else ''})"
         )
 
     def __enter__(self) -> Recorder:
@@ -204,29 +223,44 @@ class Recorder:
 
     def client(
         self,
-        number: int,
+        number: int | str,
         weights: Weights,
         *,
+        received: Weights | int | None = None,
         metrics: Mapping[str, Any] | None = None,
         examples: int | None = None,
     ) -> None:
         """Record a client's trained weights for the current round.
 
         Args:
-            number: the client's.
+            number: the client's, or its name.
             weights: after its training.
+            received: what it started from, where that is not what all clients received; or the number of the round after which
+                it was the global model.
             metrics: numbers of its training, by name.
             examples: how many it trained on, where the data do not say.
 
         Raises:
             FldiagError: the weights do not fit the model.
         """
-        k = number_of(number)
-        state = self.state(weights, f"client {k}")
-        rows = rows_of(metrics, moment="trained", scope="client", client=k, source="the loop")
+        k = self.clients.number_of(number)
+        state = self.state(weights, f"client {number}")
+        start = (
+            None if received is None else self._start(received, f"what client {number} received")
+        )
+        rows = rows_of(
+            metrics,
+            self.clients.number_of,
+            moment="trained",
+            scope="client",
+            client=k,
+            source="the loop",
+        )
         if examples is not None:
             self._examples[k] = natural(examples, f"client {k}: examples =")
         self._staged[k] = state
+        if start is not None:
+            self._starts[k] = start
         self._rows = [row for row in self._rows if row.get("client") != k] + rows
 
     def received(self, weights: Weights) -> None:
@@ -245,33 +279,47 @@ class Recorder:
         *,
         aggregated: Weights,
         received: Weights | None = None,
-        clients: Mapping[int, Weights] | None = None,
+        clients: Mapping[Any, Weights] | None = None,
         metrics: Mapping[str, Any] | None = None,
         number: int | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a round.
 
         Args:
             aggregated: the global model after it.
             received: what its clients started from; by default what ``received`` recorded, else the previous global model, where
-                that is of the round before.
+                that is of the round before. Where they started from different weights (personal layers, batch-norm of their
+                own, asynchronous rounds), a dict: client -> weights, or the number of the round after which these were global.
             clients: client -> its trained weights, in addition to those that ``client`` recorded.
             metrics: numbers of the round by name; a dict under a name holds a number for each client.
             number: the round's, above all before it; by default the next. A loop that counts from 0 is understood: its rounds are
                 stored under the next number. Round 0 without clients is the model before training.
+            state: what server and clients carry on after the round, by name, a number for every parameter: ``{"c": …, "c_k":
+                {client: …}}`` of SCAFFOLD, ``{"h": …, "h_k": {client: …}}`` of FedDyn. The doctor checks what it should be.
 
         Raises:
             FldiagError: weights or number do not fit, or the disk refuses the round. Nothing of the round is kept then.
         """
         try:
-            if received is not None:
-                self.received(received)
             for k, weights in (clients or {}).items():
                 self.client(k, weights)
+            if isinstance(received, Mapping) and self._is_by_client(received):
+                for k, weights in received.items():
+                    label = f"what client {k} received"
+                    self._starts[self.clients.number_of(k)] = self._start(weights, label)
+            elif received is not None:
+                self.received(received)
             t, shift = (self._done + 1, self._shift) if number is None else self._numbered(number)
             rows = [
                 *self._rows,
-                *rows_of(metrics, moment="aggregated", scope="global", source="the loop"),
+                *rows_of(
+                    metrics,
+                    self.clients.number_of,
+                    moment="aggregated",
+                    scope="global",
+                    source="the loop",
+                ),
             ]
             before = (
                 self._last if t == self._done + 1 else None
@@ -283,6 +331,8 @@ class Recorder:
                 before if self._received is None else self._received,
                 rows,
                 shift=shift,
+                starts=self._starts,
+                variates=self._variates(state),
             )
         finally:
             self._clear()
@@ -290,6 +340,54 @@ class Recorder:
     def _clear(self) -> None:
         """Nothing is known of the next round."""
         self._staged, self._received, self._rows, self._examples = {}, None, [], {}
+        self._starts = {}
+
+    def _is_by_client(self, weights: Mapping[Any, Any]) -> bool:
+        """Whether it is a dict of clients, not of the model's tensors."""
+        return not any(
+            isinstance(value, Tensor | np.ndarray)
+            and not isinstance(key, int)
+            and key not in self.clients.numbers
+            for key, value in weights.items()
+        )
+
+    def _start(self, weights: Weights | int, label: str) -> State:
+        """What a client received: weights, or the number of the round after which they were global."""
+        if not isinstance(weights, int):
+            return self.state(weights, label)
+        return self.state(self.run.checkpoint(weights + self._shift).state, label)
+
+    def _variates(self, state: Mapping[str, Any] | None) -> dict[str, Tensor | dict[int, Tensor]]:
+        """The vectors of server and clients by name."""
+        layout = self.recording.layout
+        return {
+            str(name): {
+                self.clients.number_of(k): vector_of(v, layout, f"{name} of client {k}")
+                for k, v in value.items()
+            }
+            if isinstance(value, Mapping) and self._is_by_client(value)
+            else vector_of(value, layout, str(name))
+            for name, value in (state or {}).items()
+        }
+
+    def _continue(self, names: Iterable[str]) -> None:
+        """Know again what the run's rounds say; ``names``: of the clients in the partition."""
+        run = self.run
+        self.clients = Clients(names, {name: k for k, name in run.origin["names"].items()})
+        self.clients.next = max(self.clients.next, run.index["config"]["clients"]["total"])
+        for r in run.rounds[-LATE:]:
+            self._last = self.state(run.checkpoint(r).state)
+            self._rounds[digest(self._last)] = r
+
+    def _keep_tests(self, tests: Mapping[Any, np.ndarray]) -> None:
+        """Store whose test examples are whose."""
+        by_number = {self.clients.number_of(name): index for name, index in tests.items()}
+        count = 1 + max([*by_number, *(self.parts or ())])
+        listed = [by_number.get(k, np.empty(0, dtype=np.int64)) for k in range(count)]
+        buffer = io.BytesIO()
+        partition.save(buffer, listed)
+        self.run.put("test_partition.npz", lambda f: f.write(buffer.getvalue()))
+        self.run.commit()
 
     def _numbered(self, number: Any) -> tuple[int, int]:
         """The number under which a round is stored, and how much higher that is than the loop's own."""
@@ -322,6 +420,8 @@ class Recorder:
         rows: Sequence[Row],
         *,
         shift: int = 0,
+        starts: Mapping[int, State] | None = None,
+        variates: Mapping[str, Any] | None = None,
     ) -> None:
         """Write round t with the global model's scores.
 
@@ -332,6 +432,8 @@ class Recorder:
             received: what they started from, None where that is not known.
             rows: numbers of the round.
             shift: how much higher t is than the loop's own number.
+            starts: what each client started from, where that differs.
+            variates: what the server and the clients carry on, as vectors.
 
         Raises:
             FldiagError: weights or numbers do not fit, or the disk refuses the round.
@@ -343,21 +445,113 @@ class Recorder:
                 f"give a number above {last}, or leave it out: the next is taken",
                 usage=True,
             )
-        if self.parts is not None:
+        if self.parts is not None and not self.clients.are_named:
             confirm_numbers(clients, self.parts)
+        received, starts, notes = self._received_by(clients, received, starts or {})
         state = self.state(aggregated, "the aggregated model")
+        clients, lacking = self._completed(clients, received, starts)
+        state, more_notes = self._with_own(state, clients)
+        if starts:
+            rows = [*rows, *self._staleness(t, starts)]
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
-        scores = [] if self._evaluation is None else self._evaluation.rows(state)
+        is_whole = not lacking and not self.run.origin.get("own")
+        scores = self._evaluation.rows(state) if self._evaluation is not None and is_whole else []
         with self._writing():
+            for text in [*notes, *more_notes]:
+                self.recording.note(text)
             if t == 0:
                 self.recording.initial(state)
                 self.recording.add_rows(0, [*rows, *scores])
             else:
                 if received is not None and not self.recording.run.rounds:
                     self.recording.initial(received)
-                self.recording.know(examples=self._examples, shift=shift, outside=outside)
-                self.recording.add(t, state, clients, received, [*rows, *scores])
+                named = {k: name for name, k in self.clients.numbers.items()}
+                self.recording.know(
+                    examples=self._examples, shift=shift, outside=outside, own=lacking, names=named
+                )
+                if named:
+                    self.recording.note(_numbering(named))
+                self.recording.add(
+                    t,
+                    state,
+                    clients,
+                    received,
+                    [*rows, *scores],
+                    starts=starts or None,
+                    variates=variates,
+                )
         self._last, self._begun, self._done, self._shift = state, True, t, shift
+        self._rounds[digest(state)] = t
+
+    def _received_by(
+        self, clients: Mapping[int, State], received: State | None, starts: Mapping[int, State]
+    ) -> tuple[State | None, dict[int, State], list[str]]:
+        """What all clients received, and what each did where that differs; and what had to be supposed."""
+        if not starts:
+            return received, {}, []
+        if received is not None and starts.keys() < clients.keys():
+            starts = {k: starts.get(k, received) for k in clients}
+        lacking = sorted(clients.keys() - starts.keys())
+        if lacking:
+            raise FldiagError(
+                f"what client {lacking[0]} received is missing",
+                "give it for every client of the round, or for none",
+                usage=True,
+            )
+        starts = {k: self._completed({k: starts[k]}, received, {})[0][k] for k in clients}
+        if len({digest(start) for start in starts.values()}) == 1:
+            return next(iter(starts.values())), {}, []
+        if received is not None:
+            return received, starts, []
+        text = "the global model before the first round is taken to be the mean of what its clients received"
+        return mean(list(starts.values()), [1.0] * len(starts)), starts, [text]
+
+    def _completed(
+        self, clients: Mapping[int, State], received: State | None, starts: Mapping[int, State]
+    ) -> tuple[dict[int, State], list[str]]:
+        """The clients' weights, with what they received in place of what they keep to themselves; and the names of that."""
+        whole = {n: t.detach().cpu() for n, t in self.module.state_dict().items() if n in self._own}
+        lacking = sorted({n for state in clients.values() for n in self._own - state.keys()})
+        rows = {}
+        for k, state in clients.items():
+            start = {**whole, **(self._last or {}), **(received or {}), **starts.get(k, {})}
+            rows[k] = {
+                n: state[n] if n in state else start[n]
+                for n in self._kinds
+                if n in state or n in self._own
+            }
+        return rows, lacking
+
+    def _with_own(self, state: State, clients: Mapping[int, State]) -> tuple[State, list[str]]:
+        """The global model with the mean of what clients keep to themselves, where it lacks that, and a note; without clients
+        with what it had."""
+        lacking, notes = self._own - state.keys(), list[str]()
+        if not lacking:
+            return state, notes
+        values = {**self.module.state_dict(), **(self._last or {})}
+        if clients:
+            rows = [{n: client[n] for n in lacking} for client in clients.values()]
+            values = mean(rows, [1.0] * len(rows))
+            notes = [
+                "the global model lacks what clients keep to themselves: there stands their mean"
+            ]
+        added = {n: values[n].detach().to("cpu", self._kinds[n], copy=True) for n in lacking}
+        return {n: {**state, **added}[n] for n in self._kinds if n in state or n in lacking}, notes
+
+    def _staleness(self, t: int, starts: Mapping[int, State]) -> list[Row]:
+        """How many rounds old the global model was that each client received, where it was one."""
+        about: Row = {
+            "moment": "received",
+            "scope": "client",
+            "metric": "staleness",
+            "source": "weights",
+        }
+        ages = {k: self._rounds.get(digest(start)) for k, start in starts.items()}
+        return [
+            {**about, "client": k, "value": float(t - 1 - r)}
+            for k, r in sorted(ages.items())
+            if r is not None
+        ]
 
     def begin(self, state: State) -> None:
         """Write the model before training.
@@ -407,7 +601,11 @@ class Recorder:
                     usage=True,
                 )
             tensors = {n: t for n, t in tensors.items() if n not in base}
-        if {
+        if self._own - tensors.keys() and isinstance(weights, Mapping):
+            whole = {n: t for n, t in self.module.state_dict().items() if n in self._own}
+            fitted, _ = state_dict.fit({**whole, **tensors}, self.module)
+            state = {n: t for n, t in fitted.items() if n in tensors or n not in self._own}
+        elif {
             n: v.shape for n, v in tensors.items()
         } == self._shapes:  # as a rule; walking the module takes as long as the disk
             state = {n: tensors[n] for n in self._kinds}
@@ -465,6 +663,56 @@ class Recorder:
             del _OPEN[self._folder]
         self._closed = True
         self._stack.close()
+
+
+def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool) -> nn.Module:
+    """The network; with ``trainable`` a copy in which the other parameters are frozen."""
+    if isinstance(model, str):
+        shape, classes = (None, 0) if dataset is None else (dataset.shape, dataset.classes)
+        module = models.build(model, shape, classes, allow_code={model})
+    else:
+        module = unwrap_model(model)[0]
+    if trainable:
+        module = copy.deepcopy(module)
+        frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
+    return module
+
+
+def _usable(dataset: Dataset | None, module: nn.Module) -> Dataset | None:
+    """The data set; None where its examples have labels of positions and the model has no outputs for these."""
+    if dataset is None or not dataset.dense:
+        return dataset
+    try:
+        classes_last(module, dataset)
+    except Exception:  # the user's model may raise anything
+        return None
+    return dataset
+
+
+def _is_by_client(test: Any, clients: Any) -> bool:
+    """Whether test examples are given for each client, by the names that the clients have."""
+    if not isinstance(test, Mapping) or clients is None or isinstance(clients, (str, Path)):
+        return False
+    names = clients if isinstance(clients, Mapping) else range(len(clients))
+    return bool(test) and {str(k) for k in test} <= {str(k) for k in names}
+
+
+def _names_within(own: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
+    """The tensors of these names, or of modules of these names. Raises FldiagError for a name of none."""
+    own = [own] if isinstance(own, str) else list(own)
+    names = {name: [n for n in tensors if n == name or n.startswith(f"{name}.")] for name in own}
+    if unknown := [name for name, members in names.items() if not members]:
+        raise FldiagError(
+            f"own names {unknown[0]!r}, and the model has no such parameter or module",
+            f"it has {', '.join(list(tensors)[:6])}",
+            usage=True,
+        )
+    return frozenset(n for members in names.values() for n in members)
+
+
+def _numbering(names: Mapping[int, str]) -> str:
+    listing = ", ".join(f"{k} = {names[k]}" for k in sorted(names)[:20])
+    return f"clients are numbered {listing}{' ...' if len(names) > 20 else ''}"
 
 
 def _equal(tensor: Tensor, base: Tensor) -> bool:

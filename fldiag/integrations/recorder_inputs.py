@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ from fldiag.problem.ingredients import forward_of, unwrap_model
 from fldiag.problem.inputs import is_split
 from fldiag.problem.trees import count, join
 from fldiag.results.table import Row
-from fldiag.runs.in_memory import dataset_of, one_each, pair
+from fldiag.runs.in_memory import dataset_of, is_dense, one_each, pair
 
 #: Arrays of more bytes are not kept with a run.
 KEPT = 256 * 2**20
+#: Client numbers are kept as they are below this.
+MOST = 10**6
 
 
 def examples_of(
@@ -61,7 +63,7 @@ def examples_of(
     forward, remarks = forward_of(model), tuple[str, ...]()
     if not split:
         x, y, remarks = pair(data, "data", forward)  # drawn once: a loader may shuffle
-        if not one_each(y):
+        if not one_each(y) and not is_dense(x, y):
             return None, None
         data = x, y
     dataset = _two_classes(dataset_of(data, test, forward))
@@ -99,7 +101,7 @@ def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
 
 def read_clients(
     clients: Any, model: Any = None
-) -> tuple[Any, dict[int, np.ndarray] | None, list[str]]:
+) -> tuple[Any, dict[Any, np.ndarray] | None, list[str]]:
     """Examples of each client -> those of all, whose is which, and remarks; indices alone say nothing about the examples."""
     pairs = dict(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
     if all(
@@ -110,7 +112,7 @@ def read_clients(
     examples = {k: pair(v, f"the data of client {k}", forward_of(model)) for k, v in pairs.items()}
     parts, at = {}, 0
     for k, (_, y, _) in examples.items():
-        parts[int(k)] = np.arange(at, at + count(y))
+        parts[k] = np.arange(at, at + count(y))
         at += count(y)
     try:
         joined = (
@@ -145,8 +147,14 @@ def _array(x: Tensor) -> np.ndarray:
     return (x.movedim(1, -1) if x.ndim == 4 else x).contiguous().numpy()
 
 
-def rows_of(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
-    """A row for every number in a record, for every entry of a list of them, and for every client of a dict."""
+def rows_of(
+    record: Mapping[str, Any] | None,
+    number_of: Callable[[Any], int] | None = None,
+    **about: Any,
+) -> list[Row]:
+    """A row for every number in a record, for every entry of a list of them, and for every client of a dict; ``number_of``: the
+    number of a client."""
+    number_of = number_of or Clients().number_of
     about = {k: v for k, v in about.items() if v is not None}
     rows: list[Row] = []
     for name, value in (record or {}).items():
@@ -154,6 +162,7 @@ def rows_of(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
             for k, v in value.items():
                 rows += rows_of(
                     {name: v},
+                    number_of,
                     **{**about, "moment": "trained", "scope": "client", "client": number_of(k)},
                 )
             continue
@@ -166,8 +175,9 @@ def rows_of(record: Mapping[str, Any] | None, **about: Any) -> list[Row]:
     return rows
 
 
-def partition_of(clients: Any, dataset: Dataset | None, data: Any = None) -> dict[int, np.ndarray]:
-    """Client -> sorted indices of its examples, of a list, a dict or a file; ``data``: what the data set was made of.
+def partition_of(clients: Any, dataset: Dataset | None, data: Any = None) -> dict[str, np.ndarray]:
+    """Name or number of a client -> sorted indices of its examples, of a list, a dict or a file; ``data``: what the data set was
+    made of.
 
     Raises FldiagError when they do not fit, or say nothing as the data come in no fixed order.
     """
@@ -191,15 +201,13 @@ def partition_of(clients: Any, dataset: Dataset | None, data: Any = None) -> dic
     pairs = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
     total = None if dataset is None else len(dataset.train_y)
     indices = {str(k): np.sort(_indices(v, k, total, data)) for k, v in pairs}
-    if not indices or not all(k.isdigit() for k in indices):
+    if not indices:
         raise FldiagError(
-            f"the partition is of clients {', '.join(list(indices)[:4]) or 'none'}",
-            "number them 0, 1, 2, ..., as partition-id does",
-            usage=True,
+            "the partition is of no clients", "number them 0, 1, 2, ..., or name them", usage=True
         )
     if dataset is not None:
         client_files.check(indices, len(dataset.train_y), dataset.name)
-    return {int(k): v for k, v in indices.items()}
+    return indices
 
 
 def _indices(selection: Any, client: Any, total: int | None, data: Any) -> np.ndarray:
@@ -235,12 +243,43 @@ def _indices(selection: Any, client: Any, total: int | None, data: Any) -> np.nd
     return index.astype(np.int64)
 
 
-def number_of(client: Any) -> int:
-    if isinstance(client, bool) or not str(client).isdecimal():
-        raise FldiagError(
-            f"client {client!r} is not a number", "number the clients 0, 1, 2, ...", usage=True
-        )
-    return int(client)
+class Clients:
+    """The numbers of clients, which may have names (of sites, say), or numbers too large to count up to.
+
+    Args:
+        names: of the clients of the partition.
+        known: name -> number, of a run that goes on.
+    """
+
+    def __init__(self, names: Iterable[str] = (), known: Mapping[str, int] | None = None):
+        names = list(names)
+        self.are_named = not all(name.isdecimal() and int(name) < MOST for name in names)
+        listed = client_files.numbers(names) if self.are_named else {}
+        #: Name -> number, of those that have a name.
+        self.numbers: dict[str, int] = {**listed, **(known or {})}
+        #: A partition that has numbers has no names.
+        self.may_have_names = self.are_named or not names
+        taken = [*self.numbers.values(), *([] if self.are_named else map(int, names))]
+        self.next = max(taken, default=-1) + 1
+
+    def number_of(self, client: Any) -> int:
+        """Raises FldiagError for what is neither a name nor a number from 0."""
+        name = str(client)
+        is_number = name.isdecimal() and not isinstance(client, bool)
+        if not name or not (is_number or (isinstance(client, str) and self.may_have_names)):
+            raise FldiagError(
+                f"client {client!r} is not a number",
+                "number the clients 0, 1, 2, ...; or name them, in the partition, too",
+                usage=True,
+            )
+        if name in self.numbers:
+            return self.numbers[name]
+        if is_number and not self.are_named and (int(name) < MOST or not self.may_have_names):
+            self.next = max(self.next, int(name) + 1)
+            return int(name)
+        self.numbers[name] = self.next
+        self.next += 1
+        return self.numbers[name]
 
 
 def natural(number: Any, label: str, most: int = 2**62) -> int:
@@ -310,6 +349,27 @@ def weights_by_name(weights: Any, module: nn.Module, layout: Layout) -> dict[str
         "give a state_dict, a module, a flat vector or a list of arrays",
         usage=True,
     )
+
+
+def vector_of(weights: Any, layout: Layout, label: str) -> Tensor:
+    """A vector [P] of one number for every parameter: of a mapping by their names, of arrays in their order, or of a flat one."""
+    if isinstance(weights, nn.Module):
+        weights = dict(weights.named_parameters())
+    if isinstance(weights, Mapping):
+        if lacking := [n for n in layout.names if n not in weights]:
+            raise FldiagError(
+                f"{label} lacks {lacking[0]}", "give a number for every parameter", usage=True
+            )
+        weights = [weights[n] for n in layout.names]
+    arrays = [weights] if isinstance(weights, (Tensor, np.ndarray)) else list(weights)
+    vector = torch.cat([_tensor(a).cpu().reshape(-1) for a in arrays])
+    if len(vector) != layout.size:
+        raise FldiagError(
+            f"{label} has {len(vector):,} numbers, and the model has {layout.size:,} parameters",
+            "give one number for every parameter",
+            usage=True,
+        )
+    return vector.float() if vector.dtype != torch.float64 else vector
 
 
 def _tensor(value: Any) -> Tensor:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fldiag.errors import FldiagError, error_place, first_line, out_of_memory
+from fldiag.losses import IGNORED
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, rows, same
 
@@ -33,8 +34,6 @@ from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples,
 Each = Callable[[Any, Any], Tensor]
 #: (outputs, y) of a batch -> the sum of its losses, and how much is counted in it.
 Pair = Callable[[Any, Any], tuple[Tensor, Any]]
-#: What transformers' models and torch's losses pass over unless told otherwise.
-IGNORED = -100
 
 
 @dataclass(frozen=True)

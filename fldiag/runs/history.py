@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import losses
-from fldiag.data import Dataset
+from fldiag.data import Dataset, partition
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
@@ -38,6 +38,8 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
+OWN = "holds parts of its clients' weights alone: the rest they keep to themselves"
+OWN_REMEDY = "drift and lora compare the parts; for the rest record the clients' whole weights (clients=, received= by client)"
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
@@ -139,6 +141,10 @@ class History:
         self.keeps_clients = True
         # clients between others that the partition lacks
         self.outside: frozenset[int] = frozenset()
+        # test examples of every client, where it has such of its own
+        self.test_parts: Sequence[np.ndarray] | None = None
+        # why only weights are known, and what to do
+        self.why_alone = ALONE, BARE
         # numbers of training examples, where the partition is not known
         self.examples: dict[int, int] = {}
         self.notes: list[dict[str, Any]] = []
@@ -191,6 +197,7 @@ class History:
         model_name = model if model is not None else first.config.get("model", {}).get("name")
         # a model that fldiag knows by its name is built for the data
         built_for_data = isinstance(model_name, str) and ":" not in model_name
+        own = bool(run.origin.get("own"))
         weights_alone = (
             bool(run.origin)
             and data is None
@@ -220,7 +227,7 @@ class History:
             notes.append(UNTESTED)
         history = History(
             module,
-            dataset,
+            None if own else dataset,
             parts,
             {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
@@ -262,6 +269,10 @@ class History:
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )
+        if own:
+            history.why_alone = OWN, OWN_REMEDY
+        if "test_partition.npz" in run.index["files"]:
+            history.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         if run.origin:
             history.examples, history.remedy, history.outside = (
                 run.origin["examples"],
@@ -560,14 +571,14 @@ class History:
     def dataset(self) -> Dataset:
         """The federation's data. Raises FldiagError where only weights are known."""
         if self._dataset is None:
-            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
+            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
         return self._dataset
 
     @property
     def pool(self) -> ExamplePool:
         """All its examples. Raises FldiagError where only weights are known."""
         if self._pool is None:
-            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
+            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
         return self._pool
 
     # -- computing
@@ -598,7 +609,7 @@ class History:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
         if not len(self.pool.y[where]) and not any(map(len, self.parts)):
             raise FldiagError(UNDEALT, DEAL)
-        criterion = losses.criterion(self.dataset.regression)
+        criterion = losses.criterion(self.dataset.regression, self.dataset.dense)
         problem = Problem(
             self.network.module,
             criterion,
@@ -664,6 +675,7 @@ class History:
             list(self._remarks),
             *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []),
             *([self.shares, self.batch_size] if self.shares != "n" else []),
+            *([list(self.test_parts)] if self.test_parts is not None else []),
         )
 
     def _data_fingerprint(self) -> list[str]:

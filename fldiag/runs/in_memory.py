@@ -60,15 +60,9 @@ def dataset_of(
     ]
     pairs = [(x, y) for x, y, _ in parts]
     remarks = (*parts[0][2], *(f"test: {text}" for _, _, texts in parts[1:] for text in texts))
-    for _, y in pairs:
-        if not one_each(y):
-            raise FldiagError(
-                f"the targets are {describe(y)}, and this question needs one label, or one row of numbers, an "
-                "example: it counts the examples that are right or forgotten, and the classes they are of",
-                "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
-                "recorded run compares its weights where no data are given",
-                usage=True,
-            )
+    for x, y in pairs:
+        if not one_each(y) and not is_dense(x, y):
+            raise _unusable(y)
     if len({(y.is_floating_point(), y.shape[1:]) for _, y in pairs}) > 1:
         raise FldiagError(
             f"the targets of the data are {describe_entry(pairs[0][1])}, and those of test {describe_entry(pairs[1][1])}",
@@ -124,6 +118,48 @@ def one_each(y: Any) -> bool:
     return isinstance(y, Tensor) and y.ndim == 1 + y.is_floating_point()
 
 
+def is_dense(x: Any, y: Any) -> bool:
+    """Whether targets may be labels of the positions of an input. Of inputs in a dict the model's own loss decides, and it may
+    shift them."""
+    return (
+        isinstance(x, Tensor) and isinstance(y, Tensor) and y.ndim > 1 and not y.is_floating_point()
+    )
+
+
+def classes_last(module: nn.Module, dataset: Dataset) -> nn.Module:
+    """For labels of positions, a model that returns logits [n, positions, classes]; the module itself where it does.
+
+    Raises FldiagError for a model with other outputs: its targets mean something else.
+    """
+    y = dataset.train_y[:2]
+    probe = copy.deepcopy(module).cpu().eval()
+    with torch.no_grad():
+        output = probe(dataset.normalise(dataset.train_x[:2]))
+    if not isinstance(output, Tensor) or output.ndim != y.ndim + 1:
+        raise _unusable(dataset.train_y)
+    if output.shape[:-1] == y.shape:
+        return module
+    if output[:, 0].shape != y.shape:
+        raise _unusable(dataset.train_y)
+    wrapped = copy.deepcopy(module)
+    wrapped.register_forward_hook(_move_classes)
+    return wrapped
+
+
+def _move_classes(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output.movedim(1, -1)
+
+
+def _unusable(y: Any) -> FldiagError:
+    return FldiagError(
+        f"the targets are {describe(y)}, and this question needs one label, or one row of numbers, an "
+        "example, or one label for each of its positions: it counts what is right or forgotten",
+        "ask spectrum or landscape of the checkpoints: they take any targets and losses; drift of a "
+        "recorded run compares its weights where no data are given",
+        usage=True,
+    )
+
+
 def _plain(x: Any) -> bool:
     """Whether a data set holds such inputs as they are."""
     return isinstance(x, Tensor) and (
@@ -165,11 +201,14 @@ def _logits(module: nn.Module, args: Any, output: Any) -> Tensor:
 
 
 def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | None]:
-    """A model with one output for two labels as one that returns logits [n, 1], and in words what its output is taken to be.
+    """A model with one output z for two labels as one that returns the logits (0, z), and in words what its output is taken to
+    be: the cross entropy of these is the binary one of z, and every diagnostic of classifiers takes them.
 
     Other models as they are, and those that cannot be called so: whoever evaluates them finds out why. A model whose last
     operation is a sigmoid returns probabilities, which become logits again.
     """
+    if dataset.dense:
+        return classes_last(module, dataset), None
     if dataset.regression or dataset.classes > 2:
         return module, None
     try:
@@ -189,10 +228,8 @@ def as_logits(module: nn.Module, dataset: Dataset) -> tuple[nn.Module, str | Non
         if probability
         else "a logit: right where it is above 0 for label 1"
     )
-    if not probability and output.ndim == 2:
-        return module, text
     wrapped = copy.deepcopy(module)
-    wrapped.register_forward_hook(_Logit(probability))
+    wrapped.register_forward_hook(_TwoLogits(probability))
     return wrapped, text
 
 
@@ -208,12 +245,14 @@ def _last_operation(output: Tensor) -> str:
     return "" if node is None else str(node.name())
 
 
-class _Logit:
-    """Turns the output of a module, logits or probabilities [n] or [n, 1], into logits [n, 1]."""
+class _TwoLogits:
+    """Turns the output of a module, logits or probabilities [n] or [n, 1] of label 1, into logits [n, 2]."""
 
     def __init__(self, probability: bool):
         self.probability = probability
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         output = output.reshape(-1, 1)
-        return output.logit(torch.finfo(output.dtype).eps) if self.probability else output
+        if self.probability:
+            output = output.logit(torch.finfo(output.dtype).eps)
+        return torch.cat([torch.zeros_like(output), output], dim=1)

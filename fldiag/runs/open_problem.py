@@ -70,8 +70,9 @@ def open_problem(
     else:
         deals = slice.startswith("client") or dataset.is_lazy
         parts = load_partition(checkpoint, dataset) if deals else None
-        examples = data.take(dataset, slice, parts, samples)
-        criterion = _criterion(loss, dataset.regression)
+        tests = _own_tests(checkpoint) if slice.endswith("/test") else None
+        examples = data.take(dataset, slice, parts, samples, tests)
+        criterion = _criterion(loss, dataset.regression, dataset.dense)
     state, remarks = _named_state(checkpoint, module)
     params, buffers = _weights(checkpoint, module, state, client)
     labels: dict[str, Any] = {
@@ -126,11 +127,11 @@ def check_code(c: Checkpoint) -> None:
 
 
 def _criterion(
-    loss: str | Callable[..., Any] | None, regression: bool | None
+    loss: str | Callable[..., Any] | None, regression: bool | None, dense: bool = False
 ) -> Callable[..., Any]:
     """``regression`` None: the targets are no single tensor."""
     if loss is None:
-        return losses.model_loss if regression is None else losses.criterion(regression)
+        return losses.model_loss if regression is None else losses.criterion(regression, dense)
     if callable(loss):
         return loss
     if ":" in loss:
@@ -244,9 +245,13 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
     if "name" not in spec:
+        kind = c.manifest.get("provenance", {}).get("module")  # a word for people, never imported
+        folder = c.path.parent.parent if c.path.parent.name == "rounds" else c.path
         raise FldiagError(
-            f"{c.path} holds weights but does not say which model they belong to",
-            "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
+            f"{c.path} holds weights but does not say which model they belong to"
+            + (f" (it was recorded as a {kind})" if kind else ""),
+            "give it: --model NAME (fldiag list models) or --model pkg.mod:factory, such as --model own_loop:net for a function "
+            f"net() in own_loop.py; in Python: fldiag.load({str(folder)!r}, model=net)",
             usage=True,
         )
     name = str(spec.pop("name"))
@@ -304,6 +309,14 @@ def _weights(c: Checkpoint, module: nn.Module, state: State, client: int | None)
             "the file was edited; use the original",
         )
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
+
+
+def _own_tests(c: Checkpoint) -> Sequence[Any] | None:
+    """The test examples of every client, where the checkpoint's run has such."""
+    folder, name = c.path.parent.parent, "test_partition.npz"
+    if not (folder / "run.json").is_file() or name not in (run := Run.open(folder)).index["files"]:
+        return None
+    return partition.load_parts(run.verified(name))
 
 
 def load_partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:

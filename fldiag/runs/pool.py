@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fldiag import data, losses
 from fldiag.data import Dataset
-from fldiag.data.arrays import ready
+from fldiag.data.arrays import ready, spread
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
 from fldiag.models.network import Bound, Network, forward_macs
@@ -93,6 +93,13 @@ class ExamplePool:
     def clients(self) -> slice:
         """Where the training examples of all clients lie."""
         return slice(self.test.stop, self.n)
+
+    def places(self, examples: np.ndarray) -> np.ndarray:
+        """Where those of the test split's examples lie in the pool that it holds."""
+        if self.test.stop == len(self.dataset.evaluation[2]):
+            return examples
+        held = spread(self.dataset.evaluation[2], self.test.stop).cpu().numpy()
+        return np.flatnonzero(np.isin(held, examples))
 
     def to(self, dtype: torch.dtype) -> ExamplePool:
         """The same examples, read in another precision."""
@@ -190,7 +197,8 @@ def evaluate(
             ) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
-                    values = losses.per_example(outputs, y.expand(len(group), *y.shape))
+                    labels = y.expand(len(group), *y.shape)
+                    values = losses.of_examples(losses.per_example(outputs, labels), labels, 2)
                     loss[group, batch] = values.double().cpu().numpy()
                     if right is not None:
                         right[group, batch] = (losses.predicted(outputs) == y).cpu().numpy()

@@ -92,7 +92,8 @@ class Losses:
             x, y = self.pool.read(piece.start, piece.stop)
 
             def term(w: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
-                return losses.per_example(self.outputs((w, self.buffers), x), y).mean()
+                values = losses.per_example(self.outputs((w, self.buffers), x), y)
+                return losses.of_examples(values, y).mean()
 
             yield term, len(x) / self.batch.n
 

@@ -112,6 +112,7 @@ class Recording:
                     seed=seed,
                     data=dataset.fingerprint() if dataset is not None else None,
                     architecture=_architecture(module),
+                    module=f"{type(module).__module__}.{type(module).__qualname__}",
                     **base.provenance(module),
                 ),
                 "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}},
@@ -194,10 +195,17 @@ class Recording:
         examples: Mapping[int, int] | None = None,
         shift: int = 0,
         outside: Sequence[int] = (),
+        own: Sequence[str] = (),
     ) -> None:
         """What the clients are called elsewhere, how many examples they train on, how much higher than there rounds are numbered,
-        and which clients the partition lacks."""
+        which clients the partition lacks, and which tensors they keep to themselves."""
         origin = self.run.index["origin"]
+        if fresh_names := sorted({*own} - {*origin.get("own", [])}):
+            origin["own"] = sorted([*origin.get("own", []), *fresh_names])
+            self.note(
+                f"the clients upload no {', '.join(fresh_names[:4])}{' ...' if len(fresh_names) > 4 else ''}, which they keep to "
+                "themselves: in their rows stands what they received there, and only the rest can be compared"
+            )
         origin["names"] |= {str(k): v for k, v in (names or {}).items()}
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
         if fresh := sorted({*outside} - {*origin.get("outside", [])}):
@@ -223,26 +231,45 @@ class Recording:
         clients: Mapping[int, State],
         received: State | None = None,
         rows: Sequence[Row] = (),
+        *,
+        starts: Mapping[int, State] | None = None,
+        variates: Mapping[str, Tensor | Mapping[int, Tensor]] | None = None,
     ) -> None:
-        """Round t (from 1): the global model after it, what the clients received (None: not known) and made of it."""
+        """Round t (from 1): the global model after it, what the clients received (None: not known) and made of it.
+
+        ``starts``: what each of them received, where that differs. ``variates``: what the server (a vector [P]) and clients (a
+        vector each) carry from round to round, by name."""
         extra: dict[str, Any] = {}
+        owners: dict[str, list[int]] = {}
+        if variates:
+            owners = {n: sorted(v) for n, v in variates.items() if isinstance(v, Mapping)}
+            extra["variates"] = {
+                n: torch.stack([v[k] for k in owners[n]]) if isinstance(v, Mapping) else v
+                for n, v in variates.items()
+            }
         if clients:
             ids = sorted(clients)
             common = [
                 n
                 for n in aggregated
-                if n not in self.layout.names and all(n in clients[k] for k in ids)
+                if n not in self.layout.names
+                and all(n in clients[k] and (starts is None or n in starts[k]) for k in ids)
             ]
-            extra = {
+            extra |= {
                 "clients": torch.stack([self.vector(clients[k]) for k in ids]),
                 "buffers": {n: torch.stack([clients[k][n] for k in ids]) for n in common},
                 "received": None if received is None else self.vector(received),
             }
+            if starts is not None:
+                extra["starts"] = torch.stack([self.vector(starts[k]) for k in ids])
+                extra["start_buffers"] = {
+                    n: torch.stack([starts[k][n] for k in ids]) for n in common
+                }
         config = self.run.index["config"]
         config["clients"]["total"] = max(config["clients"]["total"], *(k + 1 for k in clients), 0)
         config["clients"]["per_round"] = max(config["clients"]["per_round"], len(clients))
         config["rounds"] = max(config["rounds"], t)
-        self._write(t, aggregated, extra, sorted(clients))
+        self._write(t, aggregated, extra, sorted(clients), owners)
         self.run.index["done"] = max(self.run.done, t)
         self.add_rows(
             t,
@@ -278,7 +305,12 @@ class Recording:
         return torch.cat([state[n].detach().cpu().reshape(-1) for n in self.layout.names])
 
     def _write(
-        self, t: int, state: State, extra: dict[str, Any], clients: Sequence[int] = ()
+        self,
+        t: int,
+        state: State,
+        extra: dict[str, Any],
+        clients: Sequence[int] = (),
+        owners: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         spec = self.run.index["config"]
         manifest = {
@@ -292,6 +324,7 @@ class Recording:
             "provenance": self.run.index["provenance"],
             "run": self.run.path.name,
             "origin": self.run.index["origin"]["recipe"],
+            **({"variates": owners} if owners else {}),
         }
         self.run.put_checkpoint(t, manifest, state, **extra)
 

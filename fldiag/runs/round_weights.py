@@ -25,7 +25,10 @@ Buffers = dict[str, Tensor]
 class Stored:
     """The weights of one round: ``received`` [P] by the clients, ``clients`` [K, P] after training in the order of
     ``ids``, ``aggregated`` [P]. ``buffers`` go with ``aggregated``, ``client_buffers`` [K, ...] with ``clients``,
-    ``received_buffers`` with ``received`` (None: not known, so the received model cannot be evaluated)."""
+    ``received_buffers`` with ``received`` (None: not known, so the received model cannot be evaluated).
+
+    ``starts`` [K, P] and ``start_buffers``: what each client received, where that differs; ``received`` is then the last global
+    model."""
 
     round: int
     aggregated: Tensor
@@ -36,6 +39,8 @@ class Stored:
     client_buffers: Buffers = field(default_factory=dict)
     received_buffers: Buffers | None = None
     notes: tuple[str, ...] = ()
+    starts: Tensor | None = None
+    start_buffers: Buffers = field(default_factory=dict)
 
     def client(self, j: int) -> Weights:
         """Row j of the clients with its buffers."""
@@ -56,6 +61,8 @@ class Stored:
             ids=tuple(self.ids[j] for j in rows),
             clients=self.clients[rows],
             client_buffers={n: b[rows] for n, b in self.client_buffers.items()},
+            starts=None if self.starts is None else self.starts[rows],
+            start_buffers={n: b[rows] for n, b in self.start_buffers.items()},
         )
 
     @property
@@ -72,6 +79,18 @@ class Stored:
         """What the clients received, with its buffers."""
         assert self.received is not None and self.received_buffers is not None
         return self.received, self.received_buffers
+
+    def start_of(self, j: int) -> Weights:
+        """What row j of the clients received, with its buffers."""
+        if self.starts is None:
+            return self.start
+        return self.starts[j], {**self.start[1], **{n: b[j] for n, b in self.start_buffers.items()}}
+
+    @property
+    def moved(self) -> Tensor:
+        """How far each client moved from what it received, [K, P]."""
+        assert self.clients is not None and self.received is not None
+        return self.clients - (self.received if self.starts is None else self.starts)
 
 
 class RoundReader:
@@ -99,7 +118,8 @@ class RoundReader:
             # round 0 is before the first
             return Stored(r, aggregated, buffers=buffers, notes=(note,) if r else ())
         size = self.layout.size
-        if c.clients.shape[1:] != (size,) or c.received.shape != (size,):
+        starts = c.received[None] if c.starts is None else c.starts
+        if any(rows.shape[1:] != (size,) for rows in (c.clients, c.received[None], starts)):
             return Stored(
                 r,
                 aggregated,
@@ -125,6 +145,8 @@ class RoundReader:
             {n: self._place(b) for n, b in c.buffers.items()},
             received_buffers,
             notes,
+            None if c.starts is None else self._place(c.starts),
+            {n: self._place(b) for n, b in c.start_buffers.items()},
         )
 
     def _state(self, c: Checkpoint) -> Weights:

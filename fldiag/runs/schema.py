@@ -5,6 +5,10 @@
 ``received``   [P] weights the clients received (only with client weights)
 ``clients``    [K, P] trained client weights (ids in the manifest)
 ``buffers``    {name: [K, ...]} the clients' buffers
+``starts``     [K, P] what each client received, only where that differs (personal layers, asynchronous rounds)
+``start_buffers``  {name: [K, ...]} the buffers that go with them
+``variates``   {name: [P] or [K', P]} what server and clients carry from round to round, such as control variates; whose the rows
+               are, the manifest says
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ class Checkpoint:
         received: the weights that the round's clients started from, [P].
         clients: the trained weights of ``client_ids``, [K, P].
         buffers: the buffers of these clients, by name, each [K, ...].
+        starts: what each of these clients received, [K, P], where they received different weights.
+        start_buffers: the buffers that go with ``starts``, by name, each [K, ...].
+        variates: what was recorded of the server's state, [P] each, and of the clients', [K', P].
         model: a module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
         allow_code: user code that may be imported although only the manifest names it.
@@ -58,6 +65,9 @@ class Checkpoint:
     received: Tensor | None = None
     clients: Tensor | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    starts: Tensor | None = None
+    start_buffers: dict[str, Tensor] = field(default_factory=dict)
+    variates: dict[str, Tensor] = field(default_factory=dict)
     model: Any = None  # what the user gave: a module, a name or pkg.mod:factory
     data: Any = None
     allow_code: frozenset[str] = frozenset()
@@ -88,6 +98,14 @@ class Checkpoint:
     def client_ids(self) -> list[int]:
         """The clients whose trained weights it holds, in the order of the rows of ``clients``."""
         return list(self.manifest.get("clients", []))
+
+    @property
+    def variate_clients(self) -> dict[str, list[int]]:
+        """Of every variate that clients have, the clients in the order of its rows."""
+        listing = self.manifest.get("variates", {})
+        if not isinstance(listing, dict):
+            return {}
+        return {str(name): [int(k) for k in ids] for name, ids in listing.items()}
 
     @property
     def label(self) -> str:
@@ -164,19 +182,20 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
                 f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}",
                 "update fldiag",
             )
-        entry = content.get("buffers")
-        buffers = (
-            {}
-            if entry is None or (isinstance(entry, dict) and not entry)
-            else _tensors(path, entry)
-        )
+        named = {
+            key: _tensors(path, content[key]) if content.get(key) not in (None, {}) else {}
+            for key in ("buffers", "start_buffers", "variates")
+        }
         checkpoint = Checkpoint(
             path,
             _tensors(path, content.get("model")),
             manifest,
             content.get("received"),
             content.get("clients"),
-            buffers,
+            named["buffers"],
+            content.get("starts"),
+            named["start_buffers"],
+            named["variates"],
         )
         _check(checkpoint)
         if (
@@ -252,7 +271,7 @@ def _check(c: Checkpoint) -> None:
         )
     vectors = {
         name: value
-        for name, value in (("clients", c.clients), ("received", c.received))
+        for name, value in (("clients", c.clients), ("received", c.received), ("starts", c.starts))
         if value is not None
     }
     if not all(isinstance(value, Tensor) and value.ndim for value in vectors.values()):
@@ -260,8 +279,16 @@ def _check(c: Checkpoint) -> None:
             f"checkpoint {c.path}: its client weights are not tensors",
             "the file was edited; use the original",
         )
-    for tensors in (c.state, c.buffers, vectors):
+    for tensors in (c.state, c.buffers, vectors, c.start_buffers, c.variates):
         check_kinds(c.path, tensors)
+    owners = c.variate_clients
+    if (c.starts is not None and len(c.starts) != len(c.client_ids)) or any(
+        len(c.variates.get(name, ())) != len(ids) for name, ids in owners.items()
+    ):
+        raise FldiagError(
+            f"checkpoint {c.path}: its client ids do not fit what clients received or carry",
+            "the file was edited; use the original",
+        )
     if c.clients is not None and len(c.clients) != len(c.client_ids):
         raise FldiagError(
             f"checkpoint {c.path}: {len(c.client_ids)} client ids do not fit its client weights",

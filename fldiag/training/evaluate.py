@@ -87,8 +87,9 @@ def evaluate_block(
             y = targets[i : i + BATCH].to(w.device).unsqueeze(0)
             y = y.to(w.dtype) if y.is_floating_point() else y
             logits = bound(x)
-            right = 0 if y.is_floating_point() else int((losses.predicted(logits) == y).sum())
-            totals.append((float(losses.per_example(logits, y).double().sum()), right))
+            right = 0 if dataset.regression else int((losses.predicted(logits) == y).sum())
+            values = losses.of_examples(losses.per_example(logits, y), y, 2)
+            totals.append((float(values.double().sum()), right))
     return totals
 
 

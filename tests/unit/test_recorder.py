@@ -96,7 +96,7 @@ def test_every_form_of_weights_is_stored_to_the_bit(tmp_path, form):
     assert (run.status, run.rounds, repr(rec)) == (
         "finished",
         [0, 1, 2],
-        f"Recorder({str(run.path)!r}, 2 rounds, {flatten(net).numel()} parameters)",
+        f"Recorder({str(run.path)!r}, 2 rounds, {flatten(net).numel()} parameters, closed)",
     )
     for t, (received, trained, aggregated) in enumerate(told, start=1):
         stored = run.checkpoint(t)
@@ -193,10 +193,10 @@ def test_a_round_that_the_disk_refuses_is_told_and_taken_back(tmp_path, monkeypa
     data, parts, net = world(norm=False)
     real = Recording.add
 
-    def full(self, t, *args):
+    def full(self, t, *args, **options):
         if t == 2:
             raise FldiagError("no space left", "")
-        real(self, t, *args)
+        real(self, t, *args, **options)
 
     monkeypatch.setattr(Recording, "add", full)
     with fldiag.Recorder(tmp_path / "run", net, data=data, clients=parts) as rec:

@@ -52,6 +52,9 @@ class CohortWeights:
     clients: Tensor | None
     client_states: dict[str, Tensor]
     sampled: bool = True
+    #: What server ([P]) and clients (client -> [P]) carry from round to round, by name, where it was recorded.
+    variates: dict[str, Any] = field(default_factory=dict)
+    starts: Tensor | None = None
     before: CohortWeights | None = field(default=None, repr=False)
 
     @cached_property
@@ -298,4 +301,11 @@ class Case:
             c.clients,
             c.buffers,
             not is_partial or full,
+            {
+                name: dict(zip(c.variate_clients[name], rows, strict=True))
+                if name in c.variate_clients
+                else rows
+                for name, rows in c.variates.items()
+            },
+            c.starts,
         )

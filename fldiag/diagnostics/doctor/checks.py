@@ -19,6 +19,7 @@ from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
 from fldiag.diagnostics.doctor.trained_on_test import TestData
+from fldiag.diagnostics.doctor.variates import Variates
 
 CHECKS: tuple[type[Check], ...] = (
     Finite,
@@ -27,6 +28,7 @@ CHECKS: tuple[type[Check], ...] = (
     Statistics,
     Values,
     Factors,
+    Variates,
     Sampling,
     Silent,
     Copies,

@@ -64,7 +64,7 @@ def cosines(rows: Tensor) -> Tensor:
 def rows_of(cohort: Stored, layout: Layout) -> list[Row]:
     """The rows of one round: see ``drift``."""
     assert cohort.clients is not None and cohort.received is not None
-    ids, moved = cohort.ids, cohort.clients - cohort.received
+    ids, moved = cohort.ids, cohort.moved
     rows: list[Row] = []
     for layer, (norms, distances) in squares(moved, layout).items():
         sizes, apart = norms.sqrt(), distances.sqrt()

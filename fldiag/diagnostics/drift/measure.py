@@ -114,7 +114,7 @@ def _gradients(history: History, cohort: Stored) -> list[Row]:
 def _proximal(history: History, cohort: Stored, j: int, settings: DriftSettings) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p for every radius, and Lambda, at client j's trained weights."""
     (w, buffers), k, layout, per = cohort.client(j), cohort.ids[j], history.layout, settings.per
-    start, examples = cohort.start, history.pool.train_slice(k)
+    start, examples = cohort.start_of(j), history.pool.train_slice(k)
     base: Row = {
         "moment": "trained",
         "scope": "client",

@@ -72,7 +72,7 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
     """The examples of every client that has at least ``min_count`` of them; ``small``: the other clients."""
     if history.dataset.regression:
         raise FldiagError(
-            f"data set {history.dataset.name!r} has no classes, so no client has an accuracy",
+            f"data set {history.dataset.name!r} has no classes (one label an example), so no client has an accuracy",
             "fairness and calibration are of classifiers",
             usage=True,
         )
@@ -81,11 +81,13 @@ def groups(history: History, on: ClientSlice, min_count: int) -> Groups:
     labels = pool.y[pool.test].cpu().numpy()
     examples = {}
     for k, part in enumerate(history.parts):
-        if not len(part):
+        if not len(part) and (on != "test" or history.test_parts is None):
             examples[k] = np.empty(0, dtype=np.int64)
         elif on == "train":
             train = pool.train_slice(k)
             examples[k] = np.arange(train.start, train.stop) - stretch.start
+        elif on == "test" and history.test_parts is not None:
+            examples[k] = pool.places(history.test_parts[k])
         else:
             client_labels = history.dataset.train_y[part].cpu().numpy()
             choose = personal_test if on == "test" else own_classes

@@ -35,8 +35,11 @@ def round_rows(
     ``on_clients``: also on the clients' training data."""
     ids = list(cohort.ids) if cohort.complete else []
     models = [cohort.client(j) for j in range(len(ids))] + [(cohort.aggregated, cohort.buffers)]
-    scores = history.evaluate([cohort.start, *models] if ids else models, test=not on_clients)
-    measure = RoundMeasure(history, ids, scores, min_count, confidence)
+    has_starts = bool(ids) and cohort.starts is not None
+    starts = [cohort.start_of(j) for j in range(len(ids))] if has_starts else []
+    models = [cohort.start, *starts, *models] if ids else models
+    scores = history.evaluate(models, test=not on_clients)
+    measure = RoundMeasure(history, ids, scores, min_count, confidence, has_starts)
     for (moment, k), is_valid in zip(measure.models, scores.valid, strict=True):
         if not is_valid:
             owner = "" if k is None else f" of client {k}"
@@ -51,7 +54,7 @@ def round_rows(
 
 class RoundMeasure:
     """What the models of one round get right: the received one, those of the clients ``ids``, and the aggregated one; the last
-    alone where there are no clients."""
+    alone where there are no clients. ``has_starts``: also what each client received, where that differs."""
 
     def __init__(
         self,
@@ -60,12 +63,18 @@ class RoundMeasure:
         scores: CohortScores,
         min_count: int,
         confidence: float,
+        has_starts: bool = False,
     ):
         self.history, self.pool, self.ids, self.scores = history, history.pool, ids, scores
         self.min_count, self.confidence = min_count, confidence
         self.models: list[tuple[str, int | None]] = [("aggregated", None)]
         if ids:
-            self.models = [("received", None), *(("trained", k) for k in ids), *self.models]
+            starts = [("received", k) for k in ids] if has_starts else []
+            trained = [("trained", k) for k in ids]
+            self.models = [("received", None), *starts, *trained, *self.models]
+        #: Where the model stands that a client received, and where the trained ones begin.
+        self.start_of = {k: 1 + j if has_starts else 0 for j, k in enumerate(ids)}
+        self.first = 1 + len(ids) * has_starts
         self.classes = 0 if history.dataset.regression else history.dataset.classes
         if self.classes:
             assert scores.right is not None
@@ -172,15 +181,17 @@ class RoundMeasure:
     def change_rows(self) -> list[Row]:
         """What each client's training changed against the received model, and what averaging did."""
         rows = [
-            row for j, k in enumerate(self.ids, start=1) for row in self._client_change_rows(j, k)
+            row
+            for j, k in enumerate(self.ids, start=self.first)
+            for row in self._client_change_rows(j, k)
         ]
         return [*rows, self._lost_in_average()]
 
     def _client_change_rows(self, j: int, k: int) -> list[Row]:
-        """The change from the received model (0) to client k's (j); the aggregated model is the last."""
-        valid, last = self.scores.valid, len(self.ids) + 1
-        start, trained, end = self.right[0], self.right[j], self.right[-1]
-        n, is_valid = self.pool.test.stop, bool(valid[0] and valid[j])
+        """The change from the received model to client k's (j); the aggregated model is the last."""
+        valid, last, first = self.scores.valid, len(self.models) - 1, self.start_of[k]
+        start, trained, end = self.right[first], self.right[j], self.right[-1]
+        n, is_valid = self.pool.test.stop, bool(valid[first] and valid[j])
         base: Row = {"moment": "trained", "scope": "client", "client": k, "slice": self.pool.split}
         lost, won = start & ~trained, trained & ~start
         drop = self._difference(lost, won, np.ones(n, dtype=bool), is_valid)
@@ -215,7 +226,7 @@ class RoundMeasure:
                 "n_examples": int(class_counts.sum()),
             }
         )
-        for i, moment in ((0, "received"), (j, "trained"), (last, "aggregated")):
+        for i, moment in ((first, "received"), (j, "trained"), (last, "aggregated")):
             for word, classes in (("seen", is_seen), ("unseen", ~is_seen)):
                 right, count = self.counts[i, classes].sum(), self.per_class[classes].sum()
                 cell = self._share(right, count, valid[i])
@@ -240,7 +251,7 @@ class RoundMeasure:
     def _lost_in_average(self) -> Row:
         """What averaging forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
         valid, is_judged = self.scores.valid, self.per_class >= self.min_count
-        is_valid = valid[1:-1]
+        is_valid = valid[self.first : -1]
         row: Row = {
             "moment": "aggregated",
             "scope": "global",
@@ -251,7 +262,7 @@ class RoundMeasure:
         }
         if not (is_valid.any() and valid[-1] and is_judged.any()):
             return {**row, "value": None, "masked": True}
-        loss = self.counts[1:-1][is_valid].mean(0) - self.counts[-1]
+        loss = self.counts[self.first : -1][is_valid].mean(0) - self.counts[-1]
         drop = loss[is_judged] / self.per_class[is_judged]
         return {**row, "value": float(np.maximum(drop, 0).sum()), "masked": False}
 
