@@ -39,6 +39,18 @@ def line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: Band | None) -> N
     ax.plot(points.index, points["value"], markevery=max(len(points) // 8, 1), **look.line)
 
 
+def barrier(
+    ax: Axes, values: np.ndarray, at: float | None, height: float | None, look: style.Look
+) -> None:
+    """Dotted at a place of [0, 1] from the straight line between the ends up to the curve, where there is a barrier."""
+    if at is None or height is None or not 0 < height < np.inf:
+        return
+    ends = (1 - at) * values[0] + at * values[-1]
+    dots = (0, (1, 1))
+    ax.plot([at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=dots)
+    ax.plot(at, ends + height, label="barrier", **{**look.point, "markersize": 3.6})
+
+
 def rounds_axis(ax: Axes) -> None:
     """Whole rounds along the axis; one alone in the middle."""
     marked = [v for v in ax.get_lines() if v.get_marker() != "None"]

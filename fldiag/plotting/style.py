@@ -33,6 +33,8 @@ COLORMAP = "viridis"
 #: From one sign to the other through white, safe for colour-blind readers: orange is above zero, purple below.
 DIVERGING = "PuOr_r"
 DPI = 300
+#: No picture of several panels is higher, but for its legend: it fits on a page (inches).
+PAGE = 8.8
 #: Width of a letter and of a capital as shares of the font size: a little above the mean, and the widest.
 LETTER, CAPITAL = 0.6, 1.0
 
@@ -204,7 +206,7 @@ def panels(
     width = wide(width)
     across = max(1, min(count, across, int(width / least + 1e-9)))
     down = -(-count // across)
-    fig = figure(width, row * down + foot, layout="constrained")
+    fig = figure(width, min(row * down + foot, PAGE), layout="constrained")
     axes = list(fig.subplots(down, across, squeeze=False, **options).flat)
     for ax in axes[count:]:
         ax.remove()

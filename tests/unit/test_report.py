@@ -116,7 +116,7 @@ def test_summary_takes_each_number_from_its_table(two):
     assert row["λ₁ ± residual"] == "8 ± 0.001"
     assert row["Forgetting: accuracy lost in local training (± std over clients)"] == "43 ± 4 %"
     assert row["Drift: distance of client weights from the received"] == "0.67 ± 0.2"
-    assert row["Method"] == "FedSOL (ρ = 1.5, τ = 3, tau moon = 0.5)"
+    assert row["Method"] == "FedSOL (ρ = 1.5, τ = 3)"
 
 
 def test_method_names_what_is_not_the_default(tmp_path):

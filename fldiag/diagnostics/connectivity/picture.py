@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.plotting.curves import barrier
 from fldiag.plotting.heatmap import draw_cells, of_pairs
 from fldiag.plotting.tables import floats, need
 from fldiag.results.select import number, only
@@ -93,17 +94,12 @@ def _paths(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
                     alpha=0.15,
                     linewidth=0,
                 )
-                _barrier(ax, table, index, str(path), look, value)
-                handles.append(
-                    Line2D(
-                        [],
-                        [],
-                        color=look.color,
-                        linestyle=DASH[str(path)],
-                        marker=look.marker,
-                        markersize=3.4,
-                    )
+                at, height = (
+                    number(table, "barrier", index=index, path=str(path), column=c)
+                    for c in ("x", "value")
                 )
+                barrier(ax, value, at, height, look)
+                handles.append(Line2D([], [], **{**look.line, "linestyle": DASH[str(path)]}))
                 texts.append(_path_label(table, index, str(path), rows))
     if is_crowded:
         handles.append(Line2D([], [], color=GREY, linewidth=0.6))
@@ -128,21 +124,6 @@ def _paths(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
         borderpad=0.1,
         labelspacing=0.3,
     )
-
-
-def _barrier(
-    ax: Axes, table: pd.DataFrame, index: int, path: str, look: style.Look, value: np.ndarray
-) -> None:
-    """Dotted from the line between the ends up to the curve, where there is a barrier."""
-    height, at = (
-        number(table, "barrier", index=index, path=path, column=c) for c in ("value", "x")
-    )
-    if height and at is not None and np.isfinite(height):
-        ends = (1 - at) * value[0] + at * value[-1]
-        ax.plot(
-            [at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1))
-        )
-        ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6)
 
 
 def _path_label(table: pd.DataFrame, index: int, path: str, rows: pd.DataFrame) -> str:

@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame) -> Figure:
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
     with style.paper():
-        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1)
+        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1, least=1.6)
         for ax, (metric, title) in zip(above, _TITLES.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)

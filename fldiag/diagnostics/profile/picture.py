@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
+from fldiag.plotting.curves import barrier
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import number, only
 
@@ -167,7 +168,8 @@ def _ways(ax, rows: pd.DataFrame) -> None:
     for place, index in enumerate(labelled):
         line, look = curves[index], style.look(place + is_crowded)
         _curve(ax, line, look, 1.3, 1.0, band=not is_crowded)
-        _barrier(ax, line, _value(rows, "barrier", index, "x"), barriers[index], look)
+        at = _value(rows, "barrier", index, "x")
+        barrier(ax, floats(line["value"]), at, barriers[index], look)
         handles.append(Line2D([], [], color=look.color, marker=look.marker, markersize=3.6))
         texts.append(_describe_barrier(rows, line, index, barriers[index]))
     if is_crowded:
@@ -211,17 +213,6 @@ def _spread(ax, curves: Mapping[int, pd.DataFrame], who: str) -> tuple[list, lis
     ]
     (line,) = ax.plot(x, middle, color="#555555", linewidth=1.2, label="median")
     return [line, shades[1], shades[0]], [f"median of {len(curves)} {who}", "half of them", "all"]
-
-
-def _barrier(ax, line: pd.DataFrame, at: float, height: float, look: style.Look) -> None:
-    """Dotted from the straight line between the ends up to the curve, where there is a barrier."""
-    if np.isfinite(height) and height > 0:
-        value = floats(line["value"])
-        ends = (1 - at) * value[0] + at * value[-1]
-        ax.plot(
-            [at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=(0, (1, 1))
-        )
-        ax.plot(at, ends + height, look.marker, color=look.color, markersize=3.6, label="barrier")
 
 
 def _describe_barrier(rows: pd.DataFrame, line: pd.DataFrame, index: int, height: float) -> str:
