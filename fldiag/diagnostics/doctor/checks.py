@@ -10,17 +10,20 @@ from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.clients import Copies, Finite, Norms, Silent
 from fldiag.diagnostics.doctor.continuity import Continuity
 from fldiag.diagnostics.doctor.data import Leak, Parts
+from fldiag.diagnostics.doctor.directions import Directions, Uploads
 from fldiag.diagnostics.doctor.findings import Check
 from fldiag.diagnostics.doctor.head import Dead, Head
 from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
+from fldiag.diagnostics.doctor.starts import Starts
 
 CHECKS: tuple[type[Check], ...] = (
     Finite,
     Aggregate,
     Continuity,
+    Starts,
     Statistics,
     Values,
     Factors,
@@ -28,6 +31,8 @@ CHECKS: tuple[type[Check], ...] = (
     Silent,
     Copies,
     Norms,
+    Directions,
+    Uploads,
     OwnData,
     Parts,
     Leak,
