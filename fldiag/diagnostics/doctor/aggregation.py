@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,11 +23,29 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
     about,
 )
+from fldiag.diagnostics.doctor.named_rules import (
+    ADAPTIVE,
+    PERSONAL,
+    RESIDUAL,
+    Verdict,
+    coordinate_rules,
+    find_rule,
+    geometric_iterate,
+    is_known,
+    neighbours_of_krum,
+    plain_name,
+    selection,
+)
 from fldiag.diagnostics.doctor.server_step import Memory
 from fldiag.errors import counted
 
-#: The part of a server's update that a rule may leave unexplained.
-RESIDUAL = 1e-3
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Global models of earlier rounds that are kept where a rule may need them.
+PAST = 10
+#: A rule that chance fulfils in all rounds with at most this probability is recognised without its name.
+CHANCE = 1e-3
 
 BROKEN = "the global model is not what its clients learnt"
 SHRINKS = "the model shrinks or grows by that factor in every round, whatever the clients learn"
@@ -116,6 +137,21 @@ KINDS = {
         "it is not the mean: skewed clients are ignored",
         "nothing to do if a robust rule is intended",
     ),
+    "trimmed": (
+        "the aggregate is a coordinate-wise trimmed mean of the clients",
+        "it is not the mean: skewed clients are ignored",
+        "nothing to do if a robust rule is intended",
+    ),
+    "geometric": (
+        "the aggregate is the geometric median of the clients",
+        "it is not the mean: clients that differ count less",
+        "nothing to do if a robust rule is intended",
+    ),
+    "krum": (
+        "the aggregate is the mean of the clients that Krum selects",
+        "it is not the mean: skewed clients are ignored",
+        "nothing to do if a robust rule is intended",
+    ),
     "late": (
         "the aggregate is the mean of the clients of the round before",
         "every round's training arrives a round late, or files are numbered so",
@@ -133,7 +169,9 @@ KINDS = {
         "compare the server's code with its method, or say in the run's method which one it is",
     ),
 }
-STEPS = ("scaled", "momentum", "adaptive", "median")
+STEPS = ("scaled", "momentum", "adaptive", "median", "trimmed", "geometric", "krum")
+#: Kinds that are plain averages.
+AVERAGES = ("mean", "uniform", "n", "batches")
 
 
 @dataclass(frozen=True)
@@ -145,18 +183,25 @@ class Rule:
     description: str = ""
     layer: str | None = None
     clients: tuple[int, ...] = ()
+    scale: float = 1.0
 
 
 class Aggregate(Check):
-    """The aggregate is not the weighted mean of the clients; which rule it follows instead.
+    """The aggregate is not the weighted mean of the clients, or not what the run names; which rule it follows instead.
 
     Rule: with the clients' updates d_k = w_k - w and the server's u = w' - w, every rule is a vector c of coefficients, and its
     residual ||u - sum_k c_k d_k|| must be at most 0.1 % of ||u||, or rounding. Tried in this order: the rule that the run names
-    (by examples n_k), the plain mean, by minibatches; nothing, one client, a sum, a division by all clients; a multiple of the
-    mean (server learning rate, fitted); least squares (then weights that do not sum to 1, that belong to other clients, or
-    leave some out); the mean of the round before, or of this one in half precision; the same with the server's last steps
-    (momentum, dual variables); the sign and size of every coordinate (FedAdam, FedYogi), the median; and the layers one by one.
+    (by examples n_k; clients without examples have weight 0), the plain mean, by minibatches; nothing, one client, a sum, a
+    division by all clients; a multiple of the mean (server learning rate, fitted); least squares (then weights that do not sum
+    to 1, that belong to other clients, or leave some out); Krum, trimmed mean, geometric median; the mean of the round before,
+    or of this one in half precision; the same with the server's last steps (momentum, dual variables); the sign and size of
+    every coordinate (FedAdam, FedYogi), the median; and the layers one by one.
     A server step is information where the method may take one, a fault where fldiag's own method takes the plain mean.
+    A run of another program that names Krum, Multi-Krum, trimmed mean, median, geometric median, FedNova (sum_k p_k^2 / c_k =
+    1), q-FFL or FedBuff is checked as that rule, for every value of what the name leaves open (faulty clients, cut, steps), and
+    a miss is a fault; one that names FedAdam, FedYogi or FedAdagrad and takes the mean is a fault; a name that is not known
+    makes every finding here information. ``origin`` may state the server's learning rate and whether weights are by examples or
+    uniform: another is a fault. Without a name, a rule that would be recognised by chance with at most 0.1 % is information.
     """
 
     name, title = "aggregate", "Aggregate is the clients' mean"
@@ -164,8 +209,15 @@ class Aggregate(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.rules: dict[int, Rule] = {}
-        self.memory = Memory()
+        self.verdicts: dict[int, Verdict] = {}
+        self.choices: dict[int, tuple[int, set[int]]] = {}
+        self.memory, self.past = Memory(), deque["Tensor"](maxlen=PAST)
         self.why = ""
+        named = "" if case.is_native else case.method
+        is_class = case.recipe.get("kind") == "flower"  # a strategy's class is no name of a rule
+        self.named = find_rule(named)
+        self.unknown = not (case.is_native or is_class or is_known(named))
+        self.is_buffered = plain_name(named) == "fedbuff"
 
     def see(self, cohort: CohortWeights) -> None:
         if cohort.clients is None or not cohort.sampled:
@@ -175,27 +227,159 @@ class Aggregate(Check):
                 else "the checkpoints do not say which of their clients were sampled"
             )
         elif cohort.usable:
-            self.rules[cohort.round] = self._rule(cohort)
+            fit = Fit(cohort, self._means(cohort), self.case, list(self.past))
+            rule = self.rules[cohort.round] = self._rule(fit)
+            if self.named is not None:
+                self.verdicts[cohort.round] = self.named.check(fit)
+            elif rule.kind in ("single", "left out") and fit.k > 2:
+                rows = selection(fit)
+                counts = neighbours_of_krum(fit, rows) if rows else set[int]()
+                self.choices[cohort.round] = math.comb(fit.k, len(rows or ())), counts
         else:
             self.why = "weights are not finite, do not fit each other, or what the clients received is not known"
+        if self.is_buffered:
+            self.past.append(cohort.aggregated)
 
     def end(self) -> Iterator[Outcome]:
         if not self.rules:
             yield Skip(self.why or "no client weights are stored")
             return
+        if self.named is not None and (outcome := self._judge_named()) is not None:
+            yield outcome
+            return
+        self._recognise_krum()
         by_kind: dict[tuple[str, str | None], dict[int, Rule]] = defaultdict(dict)
         for r, rule in self.rules.items():
             by_kind[rule.kind, rule.layer][r] = rule
+        yield from self._judge_optimiser(by_kind)
+        rate = self.case.stated_rate
+        if rate is not None and abs(rate - 1) > 1e-6 and ("mean", None) in by_kind:
+            by_kind["scaled", None] |= {
+                r: replace(rule, kind="scaled", scale=1.0)
+                for r, rule in by_kind.pop(("mean", None)).items()
+            }
         steps = sum(len(rules) for (kind, _), rules in by_kind.items() if kind in STEPS)
         fine = by_kind.pop(("mean", None), {})
         for (kind, layer), rules in by_kind.items():
-            yield self._finding(kind, layer, rules, server=2 * steps >= len(self.rules))
+            if kind == "scaled" and rate is not None:
+                if finding := self._judge_rate(rate, rules):
+                    yield finding
+                else:
+                    fine = {**fine, **rules}
+            else:
+                yield self._finding(kind, layer, rules, server=2 * steps >= len(self.rules))
         first = next(iter(fine.values()), None)
         if first is not None:
             worst = max(rule.residual for rule in fine.values())
             yield Clear(
                 f"{first.description} in {counted(len(fine), 'round')}; it leaves at most {worst:.1e} of the update"
             )
+
+    # -- what the run says of its rule
+
+    def _judge_named(self) -> Outcome | None:
+        """What is said of a run that names its rule; None where its rounds say nothing of it."""
+        assert self.named is not None
+        verdicts, title = self.verdicts, self.named.title
+        misses = {r: v for r, v in verdicts.items() if v.holds is False}
+        if misses:
+            r, worst = max(misses.items(), key=lambda item: item[1].residual)
+            rule = self.rules[r]
+            return Finding(
+                FAULT,
+                f"the run names {title}, and the aggregate is another",
+                f"{worst.description}; instead: {self._nearest(rule)}; {len(misses)} of {counted(len(verdicts), 'round')}",
+                "the run is not what it says",
+                "correct the server's code, or the name",
+                tuple(misses),
+                value=worst.residual,
+            )
+        unclear = {r: v for r, v in verdicts.items() if v.holds is None and v.residual == 0}
+        if len(unclear) == len(verdicts):
+            kinds = {rule.kind for rule in self.rules.values()}
+            if kinds <= {*AVERAGES} and title == "FedNova":
+                return Finding(
+                    WARNING,
+                    f"the run names {title}, and the aggregate is the mean of the clients",
+                    next(iter(unclear.values())).description,
+                    "it may be federated averaging under another name",
+                    "divide every update by its number of local steps",
+                    tuple(unclear),
+                )
+            return None
+        far = {r: v for r, v in verdicts.items() if v.holds is None and v.residual > 0}
+        if far:
+            r, worst = max(far.items(), key=lambda item: item[1].residual)
+            return Finding(
+                INFORMATION,
+                f"the aggregate was not recognised as {title}",
+                f"{worst.description} leave {worst.residual:.1%} of it in round {r}; instead: {self._nearest(self.rules[r])}",
+                "the rule that the run names cannot be confirmed",
+                "store every round, and what each client started from",
+                tuple(far),
+                value=worst.residual,
+            )
+        holding = [v for v in verdicts.values() if v.holds]
+        return Clear(f"{title} in {counted(len(holding), 'round')}: {holding[0].description}")
+
+    @staticmethod
+    def _nearest(rule: Rule) -> str:
+        return rule.description or KINDS.get(rule.kind, (rule.kind,))[0]
+
+    def _judge_optimiser(
+        self, by_kind: dict[tuple[str, str | None], dict[int, Rule]]
+    ) -> Iterator[Finding]:
+        """A server that names an optimiser and takes the mean in every round."""
+        if self.case.is_native:
+            return
+        name, kinds = plain_name(self.case.method), {kind for kind, _ in by_kind}
+        is_adaptive = name in ADAPTIVE
+        if not kinds <= {*AVERAGES} or not (is_adaptive or "fedavgm" in name):
+            return
+        by_kind.clear()
+        yield Finding(
+            FAULT if is_adaptive else WARNING,
+            f"the run names {self.case.method}, and the server takes the mean of the clients",
+            f"{next(iter(self.rules.values())).description}, in {counted(len(self.rules), 'round')}",
+            "its results are those of federated averaging",
+            "hand the mean update to the server's optimiser, and store what that makes"
+            if is_adaptive
+            else "give the server a momentum above 0",
+            tuple(self.rules),
+        )
+
+    def _judge_rate(self, rate: float, rules: dict[int, Rule]) -> Finding | None:
+        """A multiple of the mean that is not the server learning rate that the run states."""
+        odd = {r: rule for r, rule in rules.items() if abs(rule.scale / rate - 1) > 1e-2}
+        if not odd:
+            return None
+        r, rule = next(iter(odd.items()))
+        is_twice = all(abs(rule.scale / rate**2 - 1) <= 1e-2 for rule in odd.values())
+        return Finding(
+            FAULT,
+            "the server's learning rate acts twice"
+            if is_twice
+            else "the server's learning rate is not the one that the run states",
+            f"{rule.description} in round {r}, and the run states {rate:g}"
+            + (f", whose square is {rate**2:.4g}" if is_twice else ""),
+            "the run is not what it says",
+            "apply it once: to the mean update",
+            tuple(odd),
+            value=rule.scale,
+        )
+
+    def _recognise_krum(self) -> None:
+        """Rounds whose aggregate is a selection, as Krum's if one number of neighbours explains all of them beyond chance."""
+        if not self.choices:
+            return
+        counts = set.intersection(*(counts for _, counts in self.choices.values()))
+        chance = math.prod(1 / ways for ways, _ in self.choices.values())
+        widest = max(len(counts) for _, counts in self.choices.values())
+        if counts and chance * max(widest, 1) <= CHANCE:
+            for r in self.choices:
+                rule = self.rules[r]
+                text = f"{rule.description}; Krum with {min(counts)} neighbours selects so"
+                self.rules[r] = replace(rule, kind="krum", description=text, clients=())
 
     def _finding(
         self, kind: str, layer: str | None, by_round: dict[int, Rule], server: bool
@@ -211,7 +395,9 @@ class Aggregate(Check):
         )
         return Finding(
             self._severity(kind, server),
-            fault + names,
+            (f"the method {self.case.method} is not known: " if self.unknown else "")
+            + fault
+            + names,
             evidence,
             consequence,
             remedy,
@@ -225,12 +411,16 @@ class Aggregate(Check):
         stepping = (
             self.case.slots & {"server", "refine"} if self.case.is_native else not self.case.plain
         )
-        if "isolated" in self.case.slots and kind == "unchanged":
+        if self.unknown or ("isolated" in self.case.slots and kind == "unchanged"):
+            return INFORMATION
+        if kind == "layers" and plain_name(self.case.method) in PERSONAL:
             return INFORMATION
         if (
             self.case.is_native and stepping
         ):  # what its method computes there, nobody but the method knows
             return INFORMATION
+        if kind in AVERAGES and self.case.stated_shares:
+            return FAULT
         if kind in STEPS or (
             server and kind in ("own weights", "unknown", "of all")
         ):  # a first step may look like that
@@ -255,44 +445,82 @@ class Aggregate(Check):
 
     # -- one round
 
-    def _rule(self, cohort: CohortWeights) -> Rule:
-        fit = Fit(cohort, self._means(cohort), self.case)
+    def _rule(self, fit: Fit) -> Rule:
+        cohort = fit.cohort
         rule = (
             fit.match_mean()
             or fit.plainly()
             or fit.some_layers()
             or fit.least_squares()
+            or fit.coordinates()
             or self.memory.explains(cohort, fit.main)
             or fit.layers()
         )
         self.memory.keep(cohort, fit.main)
         if rule is None:
-            return Rule("unknown", fit.least, f"least squares leaves {fit.least:.0%} of the update")
+            return Rule("unknown", fit.least, fit.nearest())
         return rule if isinstance(rule, Rule) else Rule(*rule)
 
     def _means(self, cohort: CohortWeights) -> dict[str, np.ndarray]:
         """Name of a mean -> its weights [K]; the first is the one that the run names."""
-        sizes = [self.case.sizes.get(k, 0) for k in cohort.ids]
-        n = np.array(sizes, dtype=float)
+        outside = set(self.case.run.origin.get("outside", ())) - set(
+            self.case.run.origin.get("examples", ())
+        )
+        known = {k: n for k, n in self.case.sizes.items() if k not in outside}
+        n = np.array([known.get(k, 0) for k in cohort.ids], dtype=float)
         means = {"uniform": np.full(len(n), 1 / len(n))}
-        if all(sizes) or (n.sum() and self.case.is_native):
+        if n.sum() and (self.case.is_native or all(k in known for k in cohort.ids)):
             means = {"n": n / n.sum(), **means}
             batches = n // int(self.case.section("train").get("batch_size", 1) or 1)
             if batches.sum():
                 means["batches"] = batches / batches.sum()
-        first = self.case.shares if self.case.shares in means else next(iter(means))
+        shares = self.case.stated_shares or self.case.shares
+        first = shares if shares in means else next(iter(means))
         return {first: means[first], **means}
 
 
 class Fit:
-    """Rules tried on one round."""
+    """Rules tried on one round; ``past``: global models of earlier rounds, where they are needed."""
 
-    def __init__(self, cohort: CohortWeights, means: dict[str, np.ndarray], case: Case):
-        self.cohort, self.means, self.case = cohort, means, case
+    def __init__(
+        self,
+        cohort: CohortWeights,
+        means: dict[str, np.ndarray],
+        case: Case,
+        past: Sequence[Tensor] = (),
+    ):
+        self.cohort, self.means, self.case, self.past = cohort, means, case, past
         self.k, self.gram = len(cohort.ids), cohort.gram
         self.u = float(np.sqrt(self.gram[self.k, self.k]))
         self.main = next(iter(means.values()))
         self.least = 1.0
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """Of the clients' updates [K], by least squares."""
+        g, k = self.gram, self.k
+        return np.linalg.lstsq(g[:k, :k], g[:k, k], rcond=1e-10)[0]
+
+    def nearest(self) -> str:
+        """Which rule misses the update least, and by how much."""
+        misses = {
+            "the mean by examples" if name == "n" else "the plain mean": self.residual(p)
+            for name, p in self.means.items()
+            if name != "batches"
+        }
+        if self.k > 2:
+            misses |= {text: left for _, text, left in coordinate_rules(self)}
+        words, left = min(misses.items(), key=lambda item: item[1])
+        return (
+            f"the nearest rule ({words}) misses {left:.1%} of the update; any weights of the clients leave "
+            f"{self.least:.1%}"
+        )
+
+    def coordinates(self) -> Rule | None:
+        """A trimmed mean; the median is recognised later."""
+        rules = [r for r in coordinate_rules(self) if r[0] == "trimmed"] if self.k > 2 else []
+        kind, text, left = min(rules, key=lambda r: r[2], default=("", "", 1.0))
+        return Rule(kind, left, text) if left <= RESIDUAL else None
 
     def residual(self, c: np.ndarray, total: float = 0.0, gram: np.ndarray | None = None) -> float:
         """||u - sum c_k d_k - total w|| / ||u||, 0 where it is rounding."""
@@ -355,12 +583,11 @@ class Fit:
             return Rule("sum", left, description)
         if share < 0.99 and abs(s / share - 1) < 1e-2:
             return Rule("of all", left, description)
-        return Rule("scaled", left, description)
+        return Rule("scaled", left, description, scale=s)
 
     def least_squares(self) -> Rule | None:
         """Any coefficients of the clients and of the received weights."""
-        k, g = self.k, self.gram
-        c = np.linalg.lstsq(g[:k, :k], g[:k, k], rcond=1e-10)[0]
+        k, g, c = self.k, self.gram, self.coefficients
         self.least = self.residual(c)
         if self.least <= RESIDUAL:
             return self._weights(c)
@@ -391,6 +618,8 @@ class Fit:
                 return Rule("left out", self.least, description, clients=absent)
             if np.allclose(np.sort(c), np.sort(p), rtol=1e-2, atol=1e-4):
                 return Rule("permuted", self.least, description)
+        if self.k > 2 and (step := geometric_iterate(self)) is not None:
+            return Rule("geometric", self.least, f"{description}; {step} of Weiszfeld's steps")
         return Rule("own weights", self.least, description)
 
     def some_layers(self) -> Rule | None:

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 #: Methods of other programs whose server takes the clients' mean, by what their runs are called.
 MEANS = ("fedavg", "fedprox", "fedbn", "moon", "fedsam", "local_sgd")
+#: What a server's learning rate is called where a run states it.
+SERVER_RATES = (
+    "serverlr",
+    "serverlearningrate",
+    "globallr",
+    "globallearningrate",
+    "etag",
+    "lrserver",
+)
 
 
 @dataclass
@@ -192,6 +201,30 @@ class Case:
     def shares(self) -> str:
         """Of what the aggregation weights are said to be shares: n, batches or uniform."""
         return str(self.section("train").get("aggregate", "n"))
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What the recorder or importer of a foreign run says of where it comes from."""
+        return dict(self.run.origin.get("recipe", {}))
+
+    @cached_property
+    def stated_shares(self) -> str:
+        """n or uniform, where the origin of a foreign run states it ("weights": "by examples"), or its method's name."""
+        words = " ".join(str(v) for k, v in self.recipe.items() if "weight" in str(k).lower())
+        words = f"{words} {self.method}".lower()
+        if any(word in words for word in ("uniform", "unweighted", "equal", "plain mean")):
+            return "uniform"
+        return "n" if any(word in words for word in ("example", "n_k", "by size")) else ""
+
+    @cached_property
+    def stated_rate(self) -> float | None:
+        """The server's learning rate, where the origin of a foreign run states one."""
+        for key, value in self.recipe.items():
+            name = "".join(c for c in str(key).lower() if c.isalpha())
+            is_rate = name in SERVER_RATES and isinstance(value, (int, float))
+            if is_rate and not isinstance(value, bool) and value > 0:
+                return float(value)
+        return None
 
     @cached_property
     def slots(self) -> set[str]:

@@ -7,17 +7,20 @@ from inspect import getdoc
 from fldiag.diagnostics.doctor.adapters import Factors
 from fldiag.diagnostics.doctor.aggregation import Aggregate
 from fldiag.diagnostics.doctor.buffers import Statistics, Values
-from fldiag.diagnostics.doctor.clients import Copies, Finite, Norms, Silent
+from fldiag.diagnostics.doctor.clients import Copies, Norms, Silent
 from fldiag.diagnostics.doctor.continuity import Continuity
-from fldiag.diagnostics.doctor.data import Leak, Parts
+from fldiag.diagnostics.doctor.data import Leak, Parts, Twins
 from fldiag.diagnostics.doctor.directions import Directions, Uploads
 from fldiag.diagnostics.doctor.findings import Check
+from fldiag.diagnostics.doctor.finite import Finite
 from fldiag.diagnostics.doctor.head import Dead, Head
+from fldiag.diagnostics.doctor.inputs import Inputs
 from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
 from fldiag.diagnostics.doctor.starts import Starts
+from fldiag.diagnostics.doctor.trained_on_test import TestData
 
 CHECKS: tuple[type[Check], ...] = (
     Finite,
@@ -34,7 +37,10 @@ CHECKS: tuple[type[Check], ...] = (
     Directions,
     Uploads,
     OwnData,
+    Inputs,
+    TestData,
     Parts,
+    Twins,
     Leak,
     Reported,
     Means,

@@ -1,4 +1,4 @@
-"""What single clients do: whose updates are missing, copied, outlying or no numbers."""
+"""What single clients do: whose updates are missing, copied or outlying."""
 
 from __future__ import annotations
 
@@ -24,81 +24,6 @@ from fldiag.diagnostics.doctor.findings import (
 from fldiag.errors import counted
 
 NO_CLIENTS = "no client weights are stored"
-
-
-class Finite(Check):
-    """Weights that are not numbers, a run that diverged, and rounds that cannot be read.
-
-    Rule: any weight of the aggregate or of a client is NaN or infinite; the run's status is diverged; a listed checkpoint is
-    missing or is not the file that the run wrote.
-    """
-
-    name, title = "finite", "Weights are finite, files are intact"
-
-    def __init__(self, case: Case):
-        super().__init__(case)
-        self.rounds, self.bad, self.clients = 0, list[int](), defaultdict[int, list[int]](list)
-
-    def see(self, cohort: CohortWeights) -> None:
-        self.rounds += 1
-        if not bool(cohort.aggregated.isfinite().all()):
-            self.bad.append(cohort.round)
-        for i, fine in zip(cohort.ids, cohort.finite, strict=False):
-            if not fine:
-                self.clients[i].append(cohort.round)
-
-    def end(self) -> Iterator[Outcome]:
-        for i, rounds in self.clients.items():
-            yield Finding(
-                FAULT,
-                f"the trained weights of client {i} are not finite",
-                f"in {counted(len(rounds), 'round')}",
-                "one such update makes the mean NaN",
-                "lower its learning rate, clip its gradients, look at its data",
-                tuple(rounds),
-                client=i,
-            )
-        if self.bad:
-            yield Finding(
-                FAULT,
-                "the global weights are not finite",
-                f"in {counted(len(self.bad), 'round')}, first in round {self.bad[0]}",
-                "everything after it is NaN",
-                "go back to the round before, and leave out the client that broke it",
-                tuple(self.bad),
-            )
-        if self.case.run.status == "diverged":
-            yield Finding(
-                FAULT,
-                "the run diverged",
-                f"its status says so after round {self.case.run.done}",
-                "its last rounds are missing",
-                "lower train.lr, or clip gradients (train.clip)",
-            )
-        for r, why in self.case.lost.items():
-            yield Finding(
-                WARNING,
-                f"round {r} cannot be read",
-                why,
-                "no check sees this round",
-                "restore the file",
-                (r,),
-            )
-        interval = int(self.case.section("checkpoint").get("every", 1))
-        gaps = sorted(
-            set(range(self.case.rounds[0], self.case.rounds[-1] + 1, interval))
-            - set(self.case.rounds)
-        )
-        if gaps:
-            yield Finding(
-                INFORMATION,
-                "rounds are missing between others",
-                f"{counted(len(gaps), 'round')}, the first is {gaps[0]}",
-                "no check sees them, and consecutive rounds are compared only if both are stored",
-                "nothing to do if they were pruned",
-                gaps,
-            )
-        yield Clear(f"intact and finite: {counted(self.rounds, 'round')}")
 
 
 class Silent(Check):

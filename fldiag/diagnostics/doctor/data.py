@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Fewer examples that two clients share say nothing: one is all of a client that has one.
 SHARED = 5
+#: Rate of equal examples that is usual anywhere, and probability below which more of them are no chance.
+NATURAL, CHANCE = 1e-3, 1e-6
 
 
 class Leak(Check):
@@ -237,3 +239,86 @@ class Parts(Check):
                 "nothing to do if they are shared on purpose",
                 value=shared,
             )
+
+
+class Twins(Check):
+    """Examples that a client holds twice, and clients that hold equal examples under different numbers.
+
+    Rule: training examples are equal where their inputs are, byte by byte. A client holds examples twice where 5 at least, and
+    more than a twentieth, repeat another of its own; two clients hold the same where they share 5 or more, and more than half of
+    the smaller's. Each time the binomial probability of so many, at the rate of the median client (pair) or of 1 in 1000, must
+    be below 1e-6: a table with few distinct rows has many equal ones. Pairs that share the numbers of their examples are left
+    to the check of the partition. For runs of fldiag this is information: their data are so.
+    """
+
+    name, title = "duplicates", "Every example is held once"
+
+    def end(self) -> Iterator[Outcome]:
+        from scipy.stats import binom
+
+        history = self.case.opened(parts=True)
+        if history.dataset.is_lazy:
+            yield Skip("the training examples are generated on demand")
+            return
+        parts = {k: np.asarray(p) for k, p in enumerate(history.parts) if len(p)}
+        used = np.unique(np.concatenate(list(parts.values())))
+        number: dict[bytes, int] = {}
+        content = np.zeros(int(used.max()) + 1, dtype=np.int64)
+        for i, row in zip(used.tolist(), _bytes(history.dataset.train_x[used]), strict=True):
+            content[i] = number.setdefault(row, len(number))
+        held = {k: content[p] for k, p in parts.items()}
+        severity = INFORMATION if self.case.is_native else WARNING
+
+        repeats = {k: len(ids) - len(np.unique(ids)) for k, ids in held.items()}
+        rate = max(float(np.median([n / len(held[k]) for k, n in repeats.items()])), NATURAL)
+        for k, n in repeats.items():
+            size = len(held[k])
+            if n >= SHARED and n > 0.05 * size and binom.sf(n - 1, size, rate) < CHANCE:
+                yield Finding(
+                    severity,
+                    f"client {k} holds examples twice",
+                    f"{n} of its {size} examples repeat another one; in the median client {rate:.1%} do",
+                    "they count double in its training, and in its share of the mean",
+                    "look for a list that was extended instead of replaced, or drawn with replacement",
+                    client=k,
+                    value=n / size,
+                )
+        shared = _shared(held)
+        sizes = {k: len(np.unique(ids)) for k, ids in held.items()}
+        shares = {(a, b): n / min(sizes[a], sizes[b]) for (a, b), n in shared.items()}
+        pairs = len(held) * (len(held) - 1) // 2
+        usual = float(np.median([*shares.values(), *[0.0] * (pairs - len(shares))] or [0.0]))
+        for (a, b), n in shared.items():
+            least = min(sizes[a], sizes[b])
+            if n < SHARED or shares[a, b] <= 0.5:
+                continue
+            is_numbered = 2 * len(np.intersect1d(parts[a], parts[b])) > least
+            if not is_numbered and binom.sf(n - 1, least, max(usual, NATURAL)) < CHANCE:
+                yield Finding(
+                    severity,
+                    f"clients {a} and {b} hold equal examples",
+                    f"{n} of the smaller one's {least}, under different numbers; the median pair shares {usual:.1%}",
+                    "the federation is less diverse than it looks, and these examples count twice",
+                    "deal every example once",
+                    client=a,
+                    client_b=b,
+                    value=shares[a, b],
+                )
+        yield Clear(f"{len(number)} different inputs among {counted(len(used), 'example')}")
+
+
+def _shared(held: Mapping[int, np.ndarray]) -> dict[tuple[int, int], int]:
+    """Pair of clients -> how many contents both hold."""
+    from scipy.sparse import csr_array
+
+    clients = list(held)
+    rows = [np.unique(ids) for ids in held.values()]
+    ends = np.cumsum([0, *map(len, rows)])
+    ones = np.ones(ends[-1], dtype=np.int64)
+    matrix = csr_array((ones, np.concatenate(rows), ends))
+    both = (matrix @ matrix.T).tocoo()
+    return {
+        (clients[a], clients[b]): int(n)
+        for a, b, n in zip(both.row, both.col, both.data, strict=True)
+        if a < b
+    }

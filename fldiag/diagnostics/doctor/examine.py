@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,8 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
     beyond_chance,
 )
-from fldiag.errors import FldiagError
+from fldiag.diagnostics.doctor.finite import Finite
+from fldiag.errors import FldiagError, counted
 from fldiag.execution.workspace import workspace
 from fldiag.results.table import Row, table
 from fldiag.runs.round_weights import ranges
@@ -44,6 +46,7 @@ def examine(
             workspace().show(total + number, 2 * total, f"{case.run.name}, {check.title}")
             check.peers = [peer_checks[j] for k, (_, peer_checks) in enumerate(cases) if k != i]
             outcomes += [(check, one) for one in _of(check)]
+        outcomes = fold(outcomes)
         significant = beyond_chance(
             [one for _, one in outcomes], sum(check.tests for check in instances)
         )
@@ -53,7 +56,10 @@ def examine(
             if any(one is other for other in significant)
         ]
         clear = [check for check in instances if check.name not in {row["metric"] for row in rows}]
-        rows += [_row(check, Clear("what chance explains was left out")) for check in clear]
+        rows += [
+            _row(check, Clear("what chance, or weights that are not finite, explain was left out"))
+            for check in clear
+        ]
         place = {check.name: j for j, check in enumerate(instances)}
         columns = {"stored": ranges(case.rounds)}
         frames.append(
@@ -86,6 +92,36 @@ def _of(check: Check) -> list[Outcome]:
     findings: list[Outcome] = [one for one in outcomes if isinstance(one, Finding)]
     rest: list[Outcome] = [one for one in outcomes if not isinstance(one, Finding)]
     return findings or rest[:1] or [Skip("the run holds nothing that this check can use")]
+
+
+def fold(outcomes: list[tuple[Check, Outcome]]) -> list[tuple[Check, Outcome]]:
+    """The outcomes without those that follow from a global model that is not finite: they stand in the line of the cause."""
+    finite = next((check for check, _ in outcomes if isinstance(check, Finite)), None)
+    cause = next(
+        (one for check, one in outcomes if check is finite and isinstance(one, Finding)), None
+    )
+    if finite is None or cause is None or not finite.server:
+        return outcomes
+    follows = [
+        (check, one)
+        for check, one in outcomes
+        if check is not finite
+        and isinstance(one, Finding)
+        and one.rounds
+        and min(one.rounds) >= finite.server[0]
+    ]
+    if not follows:
+        return outcomes
+    names = ", ".join(dict.fromkeys(check.title.lower() for check, _ in follows))
+    text = (
+        f"{cause.evidence}; so follow {counted(len(follows), 'finding')} of other checks ({names})"
+    )
+    left = [one for _, one in follows]
+    return [
+        (check, replace(cause, evidence=text) if one is cause else one)
+        for check, one in outcomes
+        if not any(one is other for other in left)
+    ]
 
 
 def _row(check: Check, outcome: Outcome) -> Row:

@@ -21,6 +21,7 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
+from fldiag.diagnostics.doctor.named_rules import PERSONAL, plain_name
 from fldiag.diagnostics.doctor.own_data import LEAST
 from fldiag.errors import counted
 from fldiag.results.select import SPLITS, only
@@ -33,6 +34,15 @@ WHOLE = re.compile(
 )
 #: Accuracies that differ by less are the same.
 SAME = 2e-3
+#: What reported numbers may be instead.
+BEST = ("the best so far", "that of the best round in place of the last")
+TRAINED = (
+    "the accuracy on the training data",
+    "the plain mean of the clients' training accuracies",
+)
+#: Names that say that a number is the best so far, or not of the test set and the global model.
+BEST_NAME = re.compile(r"best|max|peak", re.IGNORECASE)
+OTHER_NAME = re.compile(r"train|val|client|local|personal|mean|avg|average", re.IGNORECASE)
 #: From this round on no start is to blame.
 LATE = 30
 
@@ -53,9 +63,11 @@ class Reported(Check):
 
     Rule: the accuracy of the stored weights on the test set is computed again in up to 12 rounds. It must be the run's own
     number (within 0.2 points where all test examples are taken). Each accuracy that a foreign program reports is compared with
-    it: where it differs in some round, and equals instead, in all rounds, the best so far, the accuracy on training data, that
-    of the round before, or the plain mean of the clients' accuracies, that is said. Also: the last round's weights equal those
-    of an earlier round to the bit, with others between.
+    it: where it differs in some round by more than its error (that of the examples, and half a unit of its last digit), this is
+    a warning, and what it equals instead in all rounds is said: the best so far, the accuracy on training data, that of the
+    round before, or the plain mean of the clients' accuracies. A number that its name says is of training, validation or
+    clients' data, or the best, is information. Also: the last round's weights equal those of an earlier round to the bit, with
+    others between.
     """
 
     name, title = "reported", "Reported numbers match the weights"
@@ -125,33 +137,30 @@ class Reported(Check):
         rows = rows[rows["moment"] == "aggregated"]
         for (name, source), part in rows.groupby(["metric", "source"]):
             claims = _series(part)
-            claims = (
-                {r: v / 100 for r, v in claims.items()}
-                if max(claims.values(), default=0) > 1.5
-                else claims
-            )
+            unit = 100 if max(claims.values(), default=0) > 1.5 else 1
+            error = slack + rounding(list(claims.values())) / unit
+            claims = {r: v / unit for r, v in claims.items()}
             both = [r for r in claims if r in now]
-            off = [r for r in both if abs(claims[r] - now[r]) > slack]
+            off = [r for r in both if abs(claims[r] - now[r]) > error]
             if not off:
                 continue
-            kind = next(
-                (
-                    kind
-                    for kind, series in self._alternatives(now).items()
-                    if len(s := [r for r in both if r in series]) >= min(2, len(both))
-                    and set(off) & set(s)
-                    and all(abs(claims[r] - series[r]) <= slack for r in s)
-                ),
-                "",
+            kind = self._kind(claims, now, both, off, error)
+            if (kind in BEST and BEST_NAME.search(str(name))) or (
+                kind in TRAINED and OTHER_NAME.search(str(name))
+            ):
+                continue  # it is what it is called
+            is_test = not (
+                OTHER_NAME.search(str(name))
+                or BEST_NAME.search(str(name))
+                or source == "clients' evaluation"
+                or plain_name(self.case.method) in PERSONAL
             )
-            if not kind and both[-1] in off and abs(claims[both[-1]] - max(now.values())) <= slack:
-                kind = "that of the best round in place of the last"
             r = both[-1] if both[-1] in off else off[-1]
             yield Finding(
-                WARNING if kind else INFORMATION,
+                WARNING if kind or is_test else INFORMATION,
                 f"the reported {name} is {kind or 'not that of the stored weights'}",
                 f"{source}: in round {r} it says {claims[r]:.2%}, and the stored weights have {now[r]:.2%} on the "
-                f"{split} set",
+                f"{split} set, with an error of {error:.2%}",
                 "it claims more than the model achieves"
                 if kind
                 else "it belongs to other data or other weights",
@@ -160,16 +169,37 @@ class Reported(Check):
                 value=claims[r] - now[r],
             )
 
-    def _alternatives(self, now: Mapping[int, float]) -> dict[str, dict[int, float]]:
-        """What a reported number may be instead of the accuracy of this round's weights."""
-        history, alternatives = self.case.history, dict[str, dict[int, float]]()
+    def _kind(
+        self,
+        claims: Mapping[int, float],
+        now: Mapping[int, float],
+        both: list[int],
+        off: list[int],
+        error: float,
+    ) -> str:
+        """What the claims are instead of the accuracy of each round's weights, "" where nothing fits."""
+        for kind, (series, own_error) in self._alternatives(now).items():
+            rounds = [r for r in both if r in series]
+            if (
+                len(rounds) >= min(2, len(both))
+                and set(off) & set(rounds)
+                and all(abs(claims[r] - series[r]) <= error + own_error for r in rounds)
+            ):
+                return kind
+        if both[-1] in off and abs(claims[both[-1]] - max(now.values())) <= error:
+            return BEST[1]
+        return ""
+
+    def _alternatives(self, now: Mapping[int, float]) -> dict[str, tuple[dict[int, float], float]]:
+        """What a reported number may be instead of the accuracy of this round's weights: by round, and its error."""
+        history, alternatives = self.case.history, dict[str, tuple[dict[int, float], float]]()
         assert history is not None
         rounds = sorted(now)
         complete = rounds == list(range(rounds[0], rounds[-1] + 1))
         if complete:
             best = np.maximum.accumulate([now[r] for r in rounds])
-            alternatives["the best so far"] = dict(zip(rounds, best.tolist(), strict=True))
-            alternatives["that of the round before"] = {r: now[r - 1] for r in rounds[1:]}
+            alternatives[BEST[0]] = dict(zip(rounds, best.tolist(), strict=True)), 0.0
+            alternatives["that of the round before"] = {r: now[r - 1] for r in rounds[1:]}, 0.0
         stretches = [
             (k, history.pool.train_slice(k))
             for k in range(len(history.parts))
@@ -181,11 +211,23 @@ class Reported(Check):
             if s.right is not None and stretches:
                 train[r] = float(s.right[history.pool.clients].mean())
                 mean[r] = float(np.mean([s.right[stretch].mean() for _, stretch in stretches]))
-        return {
-            **alternatives,
-            "the accuracy on the training data": train,
-            "the plain mean of the clients' training accuracies": mean,
-        }
+        n, total = history.pool.n - history.pool.test.stop, sum(map(len, history.parts))
+        left_out = max(1 - n / max(total, 1), 0.0)  # nothing is left to chance where all are taken
+        sampling = 3 * math.sqrt(0.25 / max(n, 1) * left_out)
+        return {**alternatives, TRAINED[0]: (train, sampling), TRAINED[1]: (mean, sampling)}
+
+
+def rounding(values: list[float]) -> float:
+    """Half a unit of the last digit that numbers are given with, 0 for more than 4 digits.
+
+    >>> rounding([0.91, 0.9, 0.875])
+    0.0005
+    """
+    for digits in range(5):
+        if all(abs(v * 10**digits - round(v * 10**digits)) < 1e-6 for v in values):
+            is_share = not digits and max(values, default=0.0) <= 1  # all right or all wrong
+            return 0.0 if is_share else 0.5 * 10.0**-digits
+    return 0.0
 
 
 def _measured(metrics: pd.DataFrame, split: str) -> pd.DataFrame:

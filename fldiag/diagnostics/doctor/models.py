@@ -15,6 +15,7 @@ from fldiag.results.select import spread
 
 if TYPE_CHECKING:
     from fldiag.runs.history import History
+    from fldiag.runs.pool import Weights
     from fldiag.runs.round_weights import Stored
 
 #: So many rounds are evaluated, evenly spread: the global model in many, the clients' in few.
@@ -139,6 +140,24 @@ class Models:
     def labels(self) -> np.ndarray:
         """Of all examples of the pool."""
         return np.asarray(self.history.pool.y.cpu())
+
+    def log_probabilities(self, weights: Weights, where: slice) -> np.ndarray:
+        """Of every class, for the examples of a stretch of the pool [n, C]; one output is the logit of label 1."""
+        import torch
+        from torch.nn import functional as F
+
+        vector, buffers = weights
+        bound = self.history.network.bind(
+            vector[None], {n: b[None].clone() for n, b in buffers.items()}
+        )
+        rows = []
+        with torch.no_grad():
+            for s in self.history.pool.batches(where, 500):
+                outputs = bound(self.history.pool.read(s.start, s.stop)[0][None])[0].double()
+                if outputs.shape[-1] == 1:
+                    outputs = torch.cat([torch.zeros_like(outputs), outputs], -1)
+                rows.append(F.log_softmax(outputs, -1))
+        return torch.cat(rows).cpu().numpy()
 
     def predictions(self, r: int) -> np.ndarray:
         """Classes that the aggregated model of a round gives the test examples."""

@@ -1,0 +1,145 @@
+"""Whether training ties the labels to the inputs, and which labels a client seems to have trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fldiag.diagnostics.doctor.findings import LEVEL
+from fldiag.results.select import spread
+
+if TYPE_CHECKING:
+    from fldiag.diagnostics.doctor.models import Models
+
+#: Fewer examples say nothing of a client's labels.
+EXAMPLES = 10
+#: Rounds of a client that are looked at.
+ROUNDS = 3
+
+
+def tie(change: np.ndarray, labels: np.ndarray) -> float:
+    """z of the sum of ``change[i, labels[i]]`` among all permutations of the labels; NaN where they cannot differ.
+
+    ``change`` [n, C]: of the log-probability of every class by training. The mean and variance over the permutations are exact
+    (Hoeffding, 1951).
+
+    >>> change = np.log(np.eye(3)[[0, 1, 2] * 5] + 0.1)
+    >>> tie(change, np.array([0, 1, 2] * 5)) > 5 > -2 > tie(change, np.array([1, 2, 0] * 5))
+    True
+    """
+    n, classes = change.shape
+    counts = np.bincount(labels, minlength=classes)
+    if n < EXAMPLES or (counts > 0).sum() < 2:
+        return math.nan
+    centred = change - change @ counts[:, None] / n
+    centred = centred - centred.mean(0)
+    variance = float((centred**2 @ counts).sum()) / (n - 1)
+    return (
+        float(centred[np.arange(n), labels].sum()) / math.sqrt(variance)
+        if variance > 1e-18
+        else math.nan
+    )
+
+
+def _changes(models: Models, client: int) -> list[np.ndarray]:
+    """Of the log-probabilities of a client's own examples by its training, in some of its rounds."""
+    stretch = models.history.pool.train_slice(client)
+    rounds = spread([r for r, s in models.scores.items() if client in s.ids], ROUNDS)
+    changes = []
+    for r in rounds:
+        cohort = models.history.stored(r)
+        after, before = cohort.client(cohort.ids.index(client)), cohort.start
+        changes.append(
+            models.log_probabilities(after, stretch) - models.log_probabilities(before, stretch)
+        )
+    return changes
+
+
+def pairing(models: Models, client: int) -> tuple[float, float]:
+    """z of how a client's training ties its labels to its inputs, and the probability of one so low if it did not look at them.
+
+    One permutation of the labels holds for all rounds, whose changes are added.
+    """
+    from scipy.stats import norm
+
+    stretch = models.history.pool.train_slice(client)
+    if models.history.dataset.regression or stretch.stop - stretch.start < EXAMPLES:
+        return math.nan, 1.0
+    changes = _changes(models, client)
+    z = tie(np.sum(changes, axis=0), models.labels[stretch]) if changes else math.nan
+    return z, float(norm.cdf(z)) if math.isfinite(z) else 1.0
+
+
+def pairing_of_all(models: Models, most: int = 100) -> dict[int, tuple[float, float]]:
+    """Client -> z and p, for those that have one."""
+    values = {i: pairing(models, i) for i in list(models.gains)[:most]}
+    return {i: both for i, both in values.items() if math.isfinite(both[0])}
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """``labels``: recorded class -> the one that the client's model takes it for; ``right`` and ``recorded``: shares of held-out
+    examples for which the map, and the recorded label, is what it predicts."""
+
+    labels: dict[int, int]
+    right: float
+    recorded: float
+
+    def describe(self, client: int) -> str:
+        steps = {(b - a) for a, b in self.labels.items()}
+        some = ", ".join(f"{a} as {b}" for a, b in list(self.labels.items())[:4] if a != b)
+        same = f", each by {next(iter(steps)):+d}" if len(steps) == 1 else ""
+        return (
+            f"client {client} takes the labels for others ({some}{same}), which is right for {self.right:.0%} of held-out "
+            f"examples, and the recorded labels for {self.recorded:.0%}"
+        )
+
+
+def find_label_map(models: Models, client: int) -> LabelMap | None:
+    """The relabelling of a client's examples that its trained model has learnt, where it is another than the recorded labels.
+
+    It is made from every second example and judged on the others: right for at least half of them, more than the most frequent
+    prediction, and better than the recorded labels at 1 % (McNemar).
+    """
+    from scipy.stats import binom
+
+    stretch = models.history.pool.train_slice(client)
+    if models.history.dataset.regression or stretch.stop - stretch.start < 2 * EXAMPLES:
+        return None
+    r = max((r for r, s in models.scores.items() if client in s.ids), default=None)
+    if r is None:
+        return None
+    cohort = models.history.stored(r)
+    logs = models.log_probabilities(cohort.client(cohort.ids.index(client)), stretch)
+    y, predicted = models.labels[stretch], logs.argmax(1)
+    order = np.argsort(y, kind="stable")
+    made, held = order[::2], order[1::2]
+    label_map = {int(c): int(logs[made[y[made] == c]].mean(0).argmax()) for c in np.unique(y[made])}
+    taken = np.array([label_map.get(int(c), int(c)) for c in y[held]])
+    right, recorded = predicted[held] == taken, predicted[held] == y[held]
+    more, fewer = int((right & ~recorded).sum()), int((recorded & ~right).sum())
+    p = float(binom.sf(more - 1, more + fewer, 0.5)) if more else 1.0
+    usual = float(np.bincount(predicted[held]).max()) / len(held)
+    is_various = 2 * len(set(label_map.values())) > len(label_map)
+    if p > LEVEL or right.mean() < 0.5 or not is_various or right.mean() <= usual:
+        return None
+    return LabelMap(label_map, float(right.mean()), float(recorded.mean()))
+
+
+def agree(maps: Sequence[Mapping[int, int]], most: float = 0.8) -> bool:
+    """Whether at least 3 relabellings take a class for the same one, wherever two of them have it.
+
+    >>> agree([{0: 1, 1: 2}, {0: 1, 2: 3}, {1: 2, 2: 3}]), agree([{0: 1, 1: 0}, {0: 5, 1: 6}, {0: 2, 1: 1}])
+    (True, False)
+    """
+    taken: dict[int, list[int]] = {}
+    for label_map in maps:
+        for label, other in label_map.items():
+            taken.setdefault(label, []).append(other)
+    several = [others for others in taken.values() if len(others) > 1]
+    same = sum(max(map(others.count, others)) for others in several)
+    return len(maps) >= 3 and bool(several) and same >= most * sum(map(len, several))
