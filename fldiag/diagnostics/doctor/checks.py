@@ -10,6 +10,7 @@ from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.clients import Copies, Norms, Silent
 from fldiag.diagnostics.doctor.continuity import Continuity
 from fldiag.diagnostics.doctor.data import Leak, Parts, Twins
+from fldiag.diagnostics.doctor.directions import Directions, Uploads
 from fldiag.diagnostics.doctor.findings import Check
 from fldiag.diagnostics.doctor.finite import Finite
 from fldiag.diagnostics.doctor.head import Dead, Head
@@ -18,6 +19,7 @@ from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
 from fldiag.diagnostics.doctor.own_data import OwnData
 from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
+from fldiag.diagnostics.doctor.starts import Starts
 from fldiag.diagnostics.doctor.trained_on_test import TestData
 from fldiag.diagnostics.doctor.variates import Variates
 
@@ -25,6 +27,7 @@ CHECKS: tuple[type[Check], ...] = (
     Finite,
     Aggregate,
     Continuity,
+    Starts,
     Statistics,
     Values,
     Factors,
@@ -33,6 +36,8 @@ CHECKS: tuple[type[Check], ...] = (
     Silent,
     Copies,
     Norms,
+    Directions,
+    Uploads,
     OwnData,
     Inputs,
     TestData,
