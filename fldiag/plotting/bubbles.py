@@ -56,7 +56,7 @@ def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
     with style.paper():
         row = tall + (0.22 if len(panels) > 1 else 0.05)
         fig, axes = style.panels(
-            len(panels), row, 1.1, across=across, width=width, sharex=True, sharey=True
+            len(panels), row, 1.05, across=across, width=width, sharex=True, sharey=True
         )
         for ax, (run, rows) in zip(axes, panels, strict=True):
             bubbles = rows[rows["count"] > 0]
@@ -72,8 +72,9 @@ def draw(table: pd.DataFrame, *, title: str = "") -> Figure:
         if largest > 0:
             _sizes(fig, largest, area)
         if title:
-            text = "\n".join(style.wrap(title, width - 2.0, 2, 8))
-            fig.text(0.06, 1 - 0.05 / fig.get_figheight(), text, fontsize=8, va="top")
+            lines = style.wrap(title, width - 0.2, 2, 8)
+            fig.set_figheight(fig.get_figheight() + 0.15 * len(lines))
+            fig.suptitle("\n".join(lines), x=0.04, ha="left", fontsize=8)
     return fig
 
 
@@ -157,7 +158,7 @@ def _sizes(fig: Figure, largest: float, area: float) -> None:
         texts,
         handleheight=room,
         handlelength=room,
-        loc="outside upper right",
+        loc="outside lower center",
         ncols=len(bubbles),
         handletextpad=0.4,
         columnspacing=1.0,
