@@ -21,6 +21,8 @@ from torch.utils.data import (
 )
 
 from fldiag import device
+from fldiag.data import Dataset as NamedDataset
+from fldiag.data import take
 from fldiag.errors import FldiagError, counted, first_line
 from fldiag.params import Layout, flatten
 from fldiag.problem.trees import Tree, count, cut, describe, join, leaves_by_place
@@ -104,7 +106,8 @@ class Entries:
 
 
 def as_data(data: Any, forward: inspect.Signature | None = None) -> DataSlice:
-    """A slice as it is; a pair (x, y), a dict, a list of batches, a ``Dataset`` or a ``DataLoader`` as a slice.
+    """A slice as it is; a pair (x, y), a dict, a list of batches, a ``Dataset`` or a ``DataLoader`` as a slice; of a data set of
+    fldiag its training examples.
 
     A dict is both inputs and targets: the model gets the entries that its forward names, the loss all of them. Of three or more
     entries the required arguments of ``forward`` are the inputs, and the next one is the target.
@@ -119,6 +122,8 @@ def draw(data: Any) -> DataSlice | Entries:
     """A slice as it is, and of anything else its entries; a loader or a data set is read once."""
     if isinstance(data, Entries):
         return data
+    if isinstance(data, NamedDataset):
+        return take(data, "train")
     if all(hasattr(data, a) for a in ("n", "name", "batch")):
         if data.n < 1:
             raise FldiagError(

@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 import fldiag
+import fldiag.data
 from fldiag.errors import FldiagError
 from fldiag.landscape.evaluator import Evaluator
 from fldiag.problem import inputs
@@ -376,6 +377,14 @@ def test_what_cannot_be_read_by_index_says_what_it_needs(source, words, monkeypa
     monkeypatch.setattr("fldiag.device.memory", lambda: 100)
     with pytest.raises(FldiagError, match=words):
         Problem(mlp(), CE, source)
+
+
+def test_of_a_data_set_of_fldiag_the_training_examples_are_taken():
+    digits = fldiag.data.load("digits")
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    p = Problem(net, CE, digits)
+    assert p.slice_name == "train" and p.n == len(digits.train_y)
+    assert p.loss() == Problem(net, CE, fldiag.data.take(digits, "train")).loss()
 
 
 def test_tokens_stay_integers():
