@@ -7,11 +7,9 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fldiag import known, registry
 from fldiag.compare import compare, picture
@@ -28,6 +26,10 @@ from fldiag.results.notebook import as_results
 from fldiag.results.standing import doubts
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load"]
 

@@ -287,6 +287,10 @@ def _shape_model(values: dict[str, Any]) -> None:
     values["model"] = {**model, **{key: method[key] for key in shared}}
 
 
+#: Of a section whose other keys depend on what is chosen, the key that chooses.
+MAIN_KEYS = {"method": "name", "model": "name", "partition": "kind"}
+
+
 def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
     """A validated config from nested tables and dotted overrides.
 
@@ -295,7 +299,7 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
     """
     tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     overrides = dict(overrides or {})
-    for section, key in (("method", "name"), ("model", "name"), ("partition", "kind")):
+    for section, key in MAIN_KEYS.items():
         new = overrides.get(f"{section}.{key}")
         old = tree.get(section)
         if new is not None and isinstance(old, dict) and old.get(key) != new:
@@ -326,7 +330,9 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
             if not isinstance(inner, dict):
                 raise FldiagError(
                     f"{section!r} is not a section, so {dotted!r} cannot be set",
-                    f"set {section} itself",
+                    f"set {section}.{MAIN_KEYS[section]}={inner}"
+                    if section in MAIN_KEYS
+                    else f"leave out {dotted}",
                     usage=True,
                 )
             inner[key] = value

@@ -96,7 +96,8 @@ def command(name: str) -> str:
 def over_rounds(item: Item) -> bool:
     """Whether a diagnostic looks at all rounds of a run, rather than, by default, at the last one."""
     return bool(
-        item["on"] == "run" and not any(o["name"] == "every_round" for o in item["options"])
+        item["on"] in ("run", "clients")
+        and not any(o["name"] == "every_round" for o in item["options"])
     )
 
 
@@ -113,7 +114,6 @@ def describe(entry: Any) -> Item:
     if entry.kind == "diagnostic":
         item |= {
             "on": entry.on,
-            "needs": entry.needs,
             "example": entry.example,
             "draws": bool(entry.draw),
             "fails": entry.fails is not None,

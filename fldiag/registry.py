@@ -8,7 +8,8 @@ tables derive from one place. Another package adds entries through entry points 
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -144,23 +145,7 @@ class Flag:
     check: Callable[[Any, dict[str, Any], dict[str, Any]], None] = lambda *values: None
 
 
-@dataclass
-class Choice:
-    """Which of the targets a diagnostic is asked of, and how, where it takes them together (a plane through three).
-
-    ``asked``: targets, each with options of its own. ``named``: the checkpoints that the answer depends on, where these are
-    more. ``instead``: another diagnostic that answers, with ``options``. ``stem``: how the files' names begin.
-    ``notes``: remarks."""
-
-    asked: Sequence[tuple[Any, dict[str, Any]]]
-    named: Sequence[Any] = ()
-    instead: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    stem: str = ""
-    notes: list[str] = field(default_factory=list)
-
-
-On = Literal["problem", "checkpoints", "run", "runs"]
+On = Literal["problem", "checkpoints", "run", "clients", "runs"]
 Draw = Callable[..., Any]
 
 
@@ -168,41 +153,37 @@ Draw = Callable[..., Any]
 class Diagnostic(Entry):
     """A diagnostic: a function ``build(subject, *, options) -> table``, and what is made of its table.
 
-    - ``on``: its subject. ``problem``: the loss around one set of weights (several checkpoints one after another);
-      ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``runs``: a list of Run.
-    - ``needs``: ``clients`` where it takes the clients' weights of a run.
+    - ``on``: its subject. ``problem``: the loss around one set of weights (several checkpoints one after another; see
+      ``is_joint``); ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``clients``: one
+      that has the weights of clients; ``runs``: a list of Run.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
       names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text of a file, or charts to
-      turn (``.html``: ``fldiag.plotting.pages.Interactive``).
+      turn (``.html``: ``fldiag.plotting.pages.Interactive``). ``"pkg.mod:function"`` is imported when something is drawn:
+      matplotlib takes half a second, and a table that is read again from the cache needs no picture.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
     - ``flags``: flags that add the tables of other diagnostics.
     - ``fails``: table -> whether the verb ends with exit code 3 when ``--strict`` is given.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
-    - ``choose``: (targets, options, options of the subject) -> ``Choice``: which checkpoints are taken together.
-    - ``variant``: options of a table -> a word for tables that a report shows beside the others ("": the usual kind; None: it
-      shows none such).
     """
 
     on: On = "problem"
-    needs: str = ""
-    draw: Draw | Mapping[str, Draw] | None = None
+    draw: Draw | str | Mapping[str, Draw | str] | None = None
     summary: Callable[..., Any] | None = None
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
     flags: dict[str, Flag] = field(default_factory=dict)
     fails: Callable[[Any], bool] | None = None
     example: str = ""
-    choose: Callable[..., Any] | None = None
-    variant: Callable[[dict[str, Any]], str | None] = lambda options: ""
 
     @property
     def drawings(self) -> dict[str, Draw]:
         """Drawing functions by the ending of their files' names; the main picture's is empty."""
         if self.draw is None:
             return {}
-        return dict(self.draw) if isinstance(self.draw, Mapping) else {"": self.draw}
+        draws = self.draw if isinstance(self.draw, Mapping) else {"": self.draw}
+        return {ending: _drawing(draw) for ending, draw in draws.items()}
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         return parameter.kind is parameter.KEYWORD_ONLY
@@ -211,12 +192,39 @@ class Diagnostic(Entry):
     def drawing_options(self) -> list[str]:
         """Options that say how to draw, and change no number: ``Field(json_schema_extra={"drawing": True})``. A drawing function
         reads them in the table's ``attrs["options"]``."""
-        return [
-            name
+        return [name for name in self.options.model_fields if self._extra(name, "drawing")]
+
+    def is_joint(self, options: Mapping[str, Any]) -> bool:
+        """Whether all targets are one subject, a list of Problem: of a plane through three. Where that depends on an option, its
+        Field names the values: ``json_schema_extra={"joint": ["plane"]}``."""
+        return self.on == "checkpoints" or any(
+            options[name] in (self._extra(name, "joint") or ())
+            for name in self.options.model_fields
+        )
+
+    def variant(self, options: Mapping[str, Any]) -> str:
+        """What tells a table from the usual one, which a report shows beside it: the words chosen by options that change numbers
+        (not those of ``fldiag.choices`` that say where a run's model and data are)."""
+        return ", ".join(
+            options[name]
             for name, option in self.options.model_fields.items()
-            if isinstance(option.json_schema_extra, dict)
-            and option.json_schema_extra.get("drawing")
-        ]
+            if isinstance(options.get(name), str)
+            and options[name] != option.default
+            and not self._extra(name, "drawing")
+            and not self._extra(name, "source")
+        )
+
+    def _extra(self, name: str, key: str) -> Any:
+        extra = self.options.model_fields[name].json_schema_extra
+        return extra.get(key) if isinstance(extra, dict) else None
+
+
+def _drawing(draw: Draw | str) -> Draw:
+    if not isinstance(draw, str):
+        return draw
+    module, _, name = draw.partition(":")
+    function: Draw = getattr(importlib.import_module(module), name)
+    return function
 
 
 E = TypeVar("E", bound=Entry)
@@ -225,8 +233,8 @@ E = TypeVar("E", bound=Entry)
 class Registry(Generic[E]):
     """The entries of one kind: those of fldiag's own packages, and those of other packages, by their entry points.
 
-    What is built in is imported when anything is first asked for. Of another package, ``get`` imports the one entry asked for,
-    and ``names`` all of them. One that cannot be imported stops nothing but itself.
+    ``get`` imports the one entry asked for, if its file has its name or another package brings it; ``names`` imports all of
+    them. One of another package that cannot be imported stops nothing but itself.
 
     >>> from fldiag import registry
     >>> registry.method.get("fedavg").headline
@@ -271,6 +279,15 @@ class Registry(Generic[E]):
 
         return register
 
+    def add_own(self, name: str, build: Callable[..., Any]) -> E:
+        """The entry of a function that the user named ``pkg.mod:function``; it may be decorated, as in a package."""
+        if name not in self._entries:
+            entry = next((e for e in self._entries.values() if e.build is build), None)
+            if entry is None:
+                entry = self._entry(self.kind, name, build, self.arguments)
+            self._entries[name] = dataclasses.replace(entry, name=name)
+        return self._entries[name]
+
     def _discover(self) -> None:
         if self._discovered:
             return
@@ -279,6 +296,18 @@ class Registry(Generic[E]):
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{name}.{module.name}")
         self._discovered = True
+
+    def _import(self, name: str) -> None:
+        """Import the file of fldiag's own that has the entry's name, if there is one; else all of them."""
+        if self._discovered or name in self._entries:
+            return
+        file = str(name).replace("-", "_")
+        for package in self.packages if file.isidentifier() else ():
+            if importlib.util.find_spec(f"{package}.{file}"):
+                importlib.import_module(f"{package}.{file}")
+                break
+        if name not in self._entries:
+            self._discover()
 
     def plugins(self) -> list[EntryPoint]:
         """What other packages bring, by their entry points' names; nothing is imported."""
@@ -317,7 +346,7 @@ class Registry(Generic[E]):
 
     def get(self, name: str) -> E:
         """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
-        self._discover()
+        self._import(name)
         points = self.plugins() if name not in self._entries else []
         for point in points:
             if point.name == name and (error := self._load(point)):
@@ -335,15 +364,10 @@ class Registry(Generic[E]):
         module = str(name).partition(":")[0].removesuffix(".py")
         if ":" not in str(name) and not os.path.isfile(f"{module}.py"):
             return ""
-        if self.kind == "diagnostic":
-            return (
-                f"your own: import {module} and call fldiag.diagnose in Python, or install it as a package with an entry point "
-                "in the group fldiag.diagnostics"
-            )
-        return f"your own: {module}:FUNCTION"
+        return f"your own: {'fldiag diagnose ' * (self.kind == 'diagnostic')}{module}:FUNCTION"
 
     def __contains__(self, name: str) -> bool:
-        self._discover()
+        self._import(name)
         return name in self._entries or any(
             point.name == name and self._usable(point) for point in self.plugins()
         )

@@ -49,7 +49,7 @@ def answer(subject: Subject, name: str, options: dict[str, Any]) -> pd.DataFrame
 
 
 def _diagnose(s: Subject, name: str, **options: Any) -> pd.DataFrame:
-    if registry.diagnostic.get(name).on == "run" and name != "personalise":
+    if registry.diagnostic.get(name).on in ("run", "clients") and name != "personalise":
         over_rounds = known.over_rounds(known.item("diagnostics", name) or {})
         options = {"rounds": s.rounds if over_rounds else s.run.rounds[-1:], **options}
     return api.diagnose(

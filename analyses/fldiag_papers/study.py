@@ -210,9 +210,7 @@ def diagnostic(
     item = known.item("diagnostics", name)
     if item is None:
         raise unknown("diagnostic", name, known.names("diagnostics"))
-    needs: Literal["last", "clients", "rounds"] = (
-        "clients" if item["needs"] == "clients" else "last"
-    )
+    needs: Literal["last", "clients", "rounds"] = "clients" if item["on"] == "clients" else "last"
     needs = "rounds" if known.over_rounds(item) else needs
     return Ask(name, options, needs, steps, seeds)
 

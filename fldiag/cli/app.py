@@ -15,7 +15,7 @@ from fldiag import known, plugins
 from fldiag.cli import derived
 from fldiag.cli.console import errors
 from fldiag.cli.interrupt import work_begins
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, unknown
 
 #: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
@@ -66,6 +66,9 @@ class Verbs(TyperGroup):
                 )
         if name not in plugin_verbs() and name in known.packages("diagnostics"):
             return name, derived.command(name), args[1:]
+        if name not in plugin_verbs() and not name.startswith("-"):
+            with errors(debug=False):
+                raise unknown("command", name, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fldiag import registry
 from fldiag.cli.console import Console
 from fldiag.diagnosis.answer import Answer, answer
+from fldiag.diagnosis.question import find_diagnostic
 from fldiag.diagnosis.subjects import load
 from fldiag.results.summary import Note, Say, Small
 from fldiag.runs.run import Run
@@ -30,7 +30,7 @@ def ask(
 ) -> None:
     """With ``strict`` exit code 3 where a check failed. Raises FldiagError for whatever cannot be asked or answered."""
     load_options = {k: options[k] for k in ("model", "data", "key") if k in options}
-    of_runs = registry.diagnostic.get(name).on in ("run", "runs")
+    of_runs = find_diagnostic(name).on in ("run", "clients", "runs")
     targets = [_opened(p, load_options, of_runs).allow(allow_code) for p in paths]
     answers = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
     for reply in answers:

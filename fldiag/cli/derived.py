@@ -24,7 +24,8 @@ TARGETS = {
         list[Path],
         "Checkpoint files (.pt, .safetensors) or run folders.",
     ),
-    "run": ("run", Path, "A run folder with client weights."),
+    "run": ("run", Path, "A run folder."),
+    "clients": ("run", Path, "A run folder with client weights."),
     "runs": ("runs", list[Path], "Run folders."),
 }
 TYPES: dict[str, Any] = {
@@ -41,8 +42,6 @@ TYPES: dict[str, Any] = {
 def verb(name: str, item: known.Item) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
     argument, kind, text = TARGETS[item["on"]]
-    if item["on"] == "run" and not item["needs"]:
-        text = "A run folder."
     own_options = [*item["options"], *_borrowed(item)]
     typed = {o["name"]: o for o in own_options if o["type"] in TYPES and o["name"] != "device"}
     shared = {

@@ -11,7 +11,7 @@ from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.derived import group, takes_device, verb
-from fldiag.cli.options import Debug, Device, Format, Json, Out, Width
+from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
 
 
 def add(name: str) -> None:
@@ -22,7 +22,12 @@ def add(name: str) -> None:
 
 @app.command(rich_help_panel="Weights")
 def diagnose(
-    name: Annotated[str, typer.Argument(help="A diagnostic (fldiag list diagnostics).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A diagnostic (fldiag list diagnostics), or a function of your own: pkg.mod:function."
+        ),
+    ],
     targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
     set_: Annotated[
         list[str] | None,
@@ -32,24 +37,25 @@ def diagnose(
         ),
     ] = None,
     out: Out = None,
+    allow_code: AllowCode = None,
     width: Width = None,
     format: Format = None,
     json: Json = False,
     device: Device = "auto",
     debug: Debug = False,
 ) -> None:
-    """Run any diagnostic, including those of other packages; set its options with --set.
+    """Run any diagnostic, including those of other packages and your own; set its options with --set.
 
     Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3
     """
     with errors(debug):
         from fldiag.cli import asking
         from fldiag.config import parse_override
+        from fldiag.diagnosis.question import find_diagnostic
         from fldiag.plotting import sheet
 
         options = dict(parse_override(text) for text in set_ or [])
-        item = known.item("diagnostics", name)
-        if item is not None and takes_device(item):  # an unknown one is refused below
+        if takes_device(known.describe(find_diagnostic(name))):
             options.setdefault("device", device)
         with sheet.use_sheet(width, format):
-            asking.ask(Console(json), name, targets, options, out)
+            asking.ask(Console(json), name, targets, options, out, allow_code=allow_code or [])

@@ -210,6 +210,7 @@ def train(
             )
         source = _source(console, config, like, overrides, allow_code or [])
         if over:
+            _read_sweep(over, [], overrides, None)  # refuses a key that is given in two ways
             fixed = overrides if like is None else []
             return _sweep(
                 console,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -305,13 +308,11 @@ def digits(root: str | None = None, download: bool = False) -> Dataset:
 
     The split is fixed and stratified: test images lie evenly spaced through each class.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.from_numpy(bunch.images).float().div(16)[:, None]
+    table = _table_of_scikit_learn("digits.csv.gz")
+    x = torch.from_numpy(table[:, :-1]).float().div(16).reshape(-1, 1, 8, 8)
     return Dataset(
         "digits",
-        *_split(x, torch.from_numpy(bunch.target).long(), 297),
+        *_split(x, torch.from_numpy(table[:, -1]).long(), 297),
         classes=10,
         mean=(DIGITS_MEAN,),
         std=(DIGITS_STD,),
@@ -324,10 +325,8 @@ def iris(root: str | None = None, download: bool = False) -> Dataset:
 
     Features are standardised with the training split's mean and deviation; the split is fixed and stratified.
     """
-    from sklearn.datasets import load_iris
-
-    bunch = load_iris()
-    x, y = torch.from_numpy(bunch.data), torch.from_numpy(bunch.target).long()
+    table = _table_of_scikit_learn("iris.csv", skiprows=1)
+    x, y = torch.from_numpy(table[:, :-1].copy()), torch.from_numpy(table[:, -1]).long()
     train_x, train_y, test_x, test_y = _split(x, y, 30)
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in moments(train_x))
     return Dataset(
@@ -338,6 +337,14 @@ def iris(root: str | None = None, download: bool = False) -> Dataset:
         test_y,
         classes=3,
     )
+
+
+def _table_of_scikit_learn(file: str, skiprows: int = 0) -> np.ndarray:
+    """A table that scikit-learn carries: features, then the label. Importing the package takes a second, so it is not."""
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None and spec.origin is not None  # fldiag requires it
+    path = Path(spec.origin).parent / "datasets" / "data" / file
+    return np.loadtxt(path, delimiter=",", skiprows=skiprows)
 
 
 def _split(x: Tensor, y: Tensor, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

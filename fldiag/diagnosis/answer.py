@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import pandas as pd
-from matplotlib.figure import Figure
 
 from fldiag.diagnosis import places
 from fldiag.diagnosis.options import plain
 from fldiag.errors import FldiagError
-from fldiag.plotting import pages, sheet, style
-from fldiag.plotting.pages import Interactive
+from fldiag.plotting import sheet
 from fldiag.registry import Diagnostic
-from fldiag.results import files, standing
+from fldiag.results import files
 from fldiag.results.provenance import digest
+from fldiag.results.standing import Standing
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.runs.index import unverified
 from fldiag.runs.run import Run
@@ -38,6 +38,10 @@ class Answer:
     options: dict[str, Any]
     files: list[Path] = field(default_factory=list)
 
+    @cached_property
+    def standing(self) -> Standing:
+        return Standing.of(self.table)
+
     def summary(self) -> list[Item]:
         """What a person reads first."""
         items = (
@@ -47,8 +51,8 @@ class Answer:
         )
         return [
             *items,
-            *(Say(text) for text in standing.sentences(self.table)),
-            *(Note(text, {"warnings": text}) for text in standing.doubts(self.table)),
+            *(Say(text) for text in self.standing.sentences),
+            *(Note(text, {"warnings": text}) for text in self.standing.doubts),
         ]
 
 
@@ -93,7 +97,7 @@ def answer(
         tell(text)
     folder = out or places.folder([t for t in targets if isinstance(t, (Run, Checkpoint))])
     from fldiag.diagnosis.measure import origin
-    from fldiag.diagnosis.question import open_question
+    from fldiag.diagnosis.question import file_name, open_question
     from fldiag.diagnosis.tables import tables
 
     question = open_question(name, targets, options)
@@ -117,30 +121,31 @@ def answer(
         if entry is question.entry:
             stem, entry_options = question.stem, {**first_options, **flags}
         else:
-            stem = entry.name + question.stem.removeprefix(question.entry.name)
+            stem = entry.name + question.stem.removeprefix(file_name(question.entry.name))
             entry_options = question.flag_diagnostics[entry]
+        reply = Answer(entry, table, entry_options)
         about = {
             **origin(first_subject, entry_options),
             "diagnostic": entry.name,
             **{k: v for k, v in question.about.items() if k != "where"},
             "options": {**question.about.get("where", {}), **plain(entry_options)},
-            **standing.about(table),
+            **reply.standing.about(),
+            "answer": table.attrs["key"],
         }
         path = folder / stem
-        paths = written_before(entry, table, path, about)
+        paths = written_before(entry, path, about)
         if paths is None:
             drawings = pictures(entry, table, path)
             about["pictures"] = _about_pictures(entry, drawings)
             paths = [*files.write_table(table, path, about), *drawings]
-        answers.append(Answer(entry, table, entry_options, paths))
+        reply.files = paths
+        answers.append(reply)
     return answers
 
 
-def written_before(
-    entry: Diagnostic, table: pd.DataFrame, path: Path, about: Mapping[str, Any]
-) -> list[Path] | None:
-    """The files of this table, where it need not be drawn again; None where a file differs, or may have been drawn by other
-    code."""
+def written_before(entry: Diagnostic, path: Path, about: Mapping[str, Any]) -> list[Path] | None:
+    """The files of the answer that ``about`` describes; None where there are none, a file was changed, or other code may have
+    drawn them."""
     if str(about["commit"]).endswith("-dirty"):
         return None
     json, csv = files.beside(path, ".json"), files.beside(path, ".csv")
@@ -149,12 +154,10 @@ def written_before(
         drawings = [path.with_name(name) for name in note["pictures"]["files"]]
         if note["pictures"] != _about_pictures(entry, drawings):
             return None
-        content = files.csv_text(table).encode()
-        expected = files.with_digest(
-            files.about_table({**about, "pictures": note["pictures"]}, csv, content)
-        )
-        is_same = {**note, files.DIGEST: files.json_digest(note)} == expected
-        return [json, csv, *drawings] if is_same and csv.read_bytes() == content else None
+        files.read_csv_bytes(csv, note)
+        expected = {**about, "pictures": note["pictures"], "table": note["table"]}
+        is_same = files.json_digest(note) == files.with_digest(expected)[files.DIGEST]
+        return [json, csv, *drawings] if is_same else None
     except (OSError, ValueError, KeyError, TypeError, FldiagError):
         return None
 
@@ -165,7 +168,7 @@ def _about_pictures(entry: Diagnostic, paths: Sequence[Path]) -> dict[str, Any]:
 
     current = sheet.current()
     return {
-        "matplotlib": matplotlib.__version__,
+        "matplotlib": metadata.version("matplotlib"),
         "code": digest(*foreign(entry)),
         "width": current.width,
         "formats": list(current.formats),
@@ -175,6 +178,13 @@ def _about_pictures(entry: Diagnostic, paths: Sequence[Path]) -> dict[str, Any]:
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """All pictures of a table, the main one's png last: that is what people look at first."""
+    from matplotlib.figure import (
+        Figure,
+    )  # half a second, which a table read from the cache does not need
+
+    from fldiag.plotting import pages, style
+    from fldiag.plotting.pages import Interactive
+
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture = draw(table)

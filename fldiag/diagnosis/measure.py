@@ -46,7 +46,8 @@ def measure(
     With ``cache`` (a folder) the table is kept: asked again, it is read back and verified; a long one that was interrupted
     goes on. ``tell``: is told of a damaged entry.
 
-    The table says in ``attrs`` which diagnostic it is of and with which options, for ``fldiag.draw``.
+    The table says in ``attrs`` which diagnostic it is of and with which options, for ``fldiag.draw``, and with ``cache`` its
+    key, the digest of all that decides it.
     """
     options = dict(options)
     tell = tell or (lambda text: None)
@@ -55,16 +56,20 @@ def measure(
     deciding = {k: v for k, v in options.items() if k not in entry.drawing_options}
     key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
     entries = Cache(cache)
+    names = names_of(subject)
     table = entries.get(entry.name, key, on_damage=tell)
     if table is not None:
         try:
-            return _marked(entry, options, check(table))
+            table = renamed(check(table), names)
         except FldiagError:
             tell(f"the cached table of {entry.name} has another schema, so it is computed again")
+            table = None
+    if table is not None:
+        return _marked(entry, options, table, key)
 
     finished = None
     try:
-        finished = entries.finished_items(entry.name, key, tell)
+        finished = entries.finished_items(entry.name, key, tell, names)
     except FldiagError as error:
         tell(f"finished parts are not kept: {error.what}")
     table = _build(entry, subject, options, executor, progress, tell, finished)
@@ -73,11 +78,12 @@ def measure(
         "subject": digest(identity(subject)),
         "options": plain(options),
     }
+    table.attrs = {"names": names}
     try:
         entries.put(entry.name, key, table, {**origin(subject, options), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
         tell(f"the table of {entry.name} is not kept for later: {error.what}")
-    return _marked(entry, options, table)
+    return _marked(entry, options, table, key)
 
 
 def _build(
@@ -103,16 +109,47 @@ def _build(
         return table
 
 
-def _marked(entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame) -> pd.DataFrame:
+def _marked(
+    entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame, key: str | None = None
+) -> pd.DataFrame:
     table.attrs = {"diagnostic": entry.name, "options": plain(options)}
+    table.attrs |= {} if key is None else {"key": key}
     return table
 
 
-def identity(subject: Subject) -> Any:
-    """What tells subjects apart: their weights, model, data and labels."""
+def names_of(subject: Subject) -> list[str]:
+    """The names by which tables call the subjects; none where a name tells them apart (``identity``)."""
     if isinstance(subject, (Problem, History)):
-        return [subject.digest(), subject.common]
-    return [identity(s) if isinstance(s, Problem) else _identity_of_run(s) for s in subject]
+        return [subject.name]
+    return [s.name for s in subject if isinstance(s, Problem)]
+
+
+def renamed(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame | None:
+    """A stored table with the names that its subjects have now; None where it holds names made of several."""
+    before = table.attrs["names"]
+    columns = [c for c in ("run", "run_b") if c in table.columns]
+    if before == list(names):
+        return table
+    if not all(table[c].dropna().isin(before).all() for c in columns):
+        return None
+    new_names = dict(zip(before, names, strict=True))
+    return table.assign(**{c: table[c].map(new_names).astype(table[c].dtype) for c in columns})
+
+
+def identity(subject: Subject) -> Any:
+    """What tells subjects apart: their weights, model, data and labels, and of runs their names too."""
+    if isinstance(subject, (Problem, History)):
+        return [subject.digest(), {k: v for k, v in subject.common.items() if k != "run"}]
+    return [
+        [*identity(s), *_further_weights(s)] if isinstance(s, Problem) else _identity_of_run(s)
+        for s in subject
+    ]
+
+
+def _further_weights(problem: Problem) -> list[Any]:
+    """What tells the clients of a problem's checkpoint and the rounds of its run apart: a joint diagnostic may take them."""
+    checkpoint = [] if problem.checkpoint is None else [problem.checkpoint.sha256]
+    return checkpoint if problem.run is None else [*checkpoint, problem.run.index["files"]]
 
 
 def _identity_of_run(run: Run) -> list[Any]:

@@ -21,7 +21,7 @@ class Shared:
     kind: str  # str, int, bool
     default: Any
     help: str
-    on: tuple[str, ...] = ("problem", "checkpoints", "run")
+    on: tuple[str, ...] = ("problem", "checkpoints", "run", "clients")
     least: int | None = None
     any: bool = False
     typed: bool = True
@@ -34,7 +34,7 @@ SHARED = (
         "str",
         None,
         "Rounds to use, such as 5, 1,5,20-30, every:10 or last.",
-        ("run",),
+        ("run", "clients"),
         any=True,
     ),
     Shared(
@@ -147,7 +147,7 @@ SHARED = (
         "str",
         "serial",
         "Where work runs: serial, processes[:N] or dask[:ADDRESS].",
-        ("problem", "checkpoints", "run", "runs"),
+        ("problem", "checkpoints", "run", "clients", "runs"),
         any=True,
     ),
     Shared(
@@ -167,7 +167,7 @@ SHARED = (
         "str",
         "auto",
         "Evaluate clients' models side by side: auto, on or off.",
-        ("run",),
+        ("run", "clients"),
         typed=False,
     ),
     Shared("name", "str", None, "Name of the subject in the table.", typed=False),
@@ -176,7 +176,7 @@ SHARED = (
         "str",
         None,
         "Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
-        ("problem", "checkpoints", "run", "runs"),
+        ("problem", "checkpoints", "run", "clients", "runs"),
         any=True,
     ),
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fldiag import data, registry
+from fldiag import data, registry, user_code
 from fldiag.diagnosis import places, subjects
 from fldiag.diagnosis.measure import Subject
 from fldiag.diagnosis.options import plain, read_names, rounds
@@ -15,12 +16,11 @@ from fldiag.diagnosis.subjects import Target
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import parse_executor
 from fldiag.problem.problem import Problem
-from fldiag.registry import Choice, Diagnostic
+from fldiag.registry import Diagnostic
 from fldiag.results.provenance import digest
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
-from fldiag.user_code import importable
 
 
 @dataclass
@@ -52,7 +52,7 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
     Raises:
         FldiagError: an unknown diagnostic or option, a value out of range, or targets of the wrong kind.
     """
-    entry = registry.diagnostic.get(name)
+    entry = find_diagnostic(name)
     subjects.check_targets(targets)
     split = subjects.split_options(entry, options)
     executor = parse_executor(split.subject_options.pop("executor", "serial"))
@@ -62,7 +62,7 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
         registry.diagnostic.get(other): registry.diagnostic.get(other).validate(values)
         for other, values in split.flag_options.items()
     }
-    open_items = {"run": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
+    open_items = {"run": _of_run, "clients": _of_run, "runs": _of_runs}.get(entry.on, _of_weights)
     question = open_items(entry, targets, split.subject_options, split.options, names)
     question.executor = executor
     question.flag_diagnostics = flag_diagnostics if question.entry is entry else {}
@@ -76,8 +76,36 @@ def open_question(name: str, targets: Sequence[Target], options: Mapping[str, An
         split.flags,
         {k: plain(v) for k, v in split.flag_options.items()},
     )
-    question.stem += f"-{digest(question.about, all_options)[:8]}"
+    question.stem += f"-{digest(_nameless(question.about), names, all_options)[:8]}"
     return question
+
+
+def _nameless(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What an answer is about, without the names of files and folders."""
+    content = {k: v for k, v in about.items() if k != "run"}
+    if isinstance(content.get("checkpoints"), dict):
+        content["checkpoints"] = [
+            {k: v for k, v in file.items() if k not in ("file", "run")}
+            if isinstance(file, dict)
+            else [key, file]
+            for key, file in content["checkpoints"].items()
+        ]
+    return content
+
+
+def find_diagnostic(name: str) -> Diagnostic:
+    """The diagnostic of this name, or the function ``pkg.mod:function``, which is imported because it is named here.
+
+    Raises FldiagError for an unknown name, and for code that cannot be imported.
+    """
+    if not user_code.is_code(name):
+        return registry.diagnostic.get(name)
+    return registry.diagnostic.add_own(name, user_code.load(name, "diagnostic", {name}))
+
+
+def file_name(diagnostic: str) -> str:
+    """How names of files begin: a function of one's own is ``pkg.mod:function``."""
+    return diagnostic.replace(":", "-")
 
 
 def _of_weights(
@@ -113,37 +141,16 @@ def _of_weights(
     round = subject_options.pop("round", None)
     if round is not None:
         sources = [t.checkpoint(round) if isinstance(t, Run) else t for t in sources]
-    with importable():
-        choice = (
-            entry.choose(sources, options, subject_options)
-            if entry.choose
-            else Choice([(t, {}) for t in sources])
-        )
-    weights = [t.checkpoint() if isinstance(t, Run) else t for t, _ in choice.asked]
-    if names is not None and len(weights) != len(names):
-        raise FldiagError(
-            f"{entry.name} of these targets is one table, of {len(weights)} models",
-            "leave out names",
-            usage=True,
-        )
-    problems = subjects.problems(weights, subject_options, names)
-    if choice.instead:
-        entry = registry.diagnostic.get(choice.instead)
-        options = entry.validate(choice.options)
-    items: list[tuple[str, Subject, dict[str, Any]]] = [
-        (p.name, p, {**options, **extra})
-        for p, (_, extra) in zip(problems, choice.asked, strict=True)
-    ]
-    if entry.on == "checkpoints":
-        items = [(entry.name, problems, options)]
-    checkpoints = list(choice.named) or [c for c in weights if isinstance(c, Checkpoint)]
+    problems = subjects.problems(sources, subject_options, names)
+    items: list[tuple[str, Subject, dict[str, Any]]] = (
+        [(entry.name, problems, options)]
+        if entry.is_joint(options)
+        else [(p.name, p, options) for p in problems]
+    )
+    checkpoints = [p.checkpoint for p in problems if p.checkpoint is not None]
     subject_options |= {} if round is None else {"round": round}
-    about: dict[str, Any] = {
-        "checkpoints": {
-            p.name: _file(c, p, choice.named) for p, c in zip(problems, weights, strict=True)
-        }
-    }
-    if choice.named:
+    about: dict[str, Any] = {"checkpoints": {p.name: _file(p) for p in problems}}
+    if entry.is_joint(options):
         about["through"] = [c.sha256 for c in checkpoints]
     title = checkpoints[0].path.stem if len(checkpoints) == 1 else f"{len(checkpoints)}-checkpoints"
     title = "".join(ch if ch.isalnum() or ch in "._-" else "-" for ch in title)[:60]
@@ -152,31 +159,21 @@ def _of_weights(
         entry,
         items,
         about={**about, "where": plain(values)},
-        stem=f"{choice.stem or entry.name}-{title}",
-        notes=[*choice.notes, *remarks(problems)],
+        stem=f"{file_name(entry.name)}-{title}",
+        notes=remarks(problems),
     )
 
 
-def _file(
-    target: Checkpoint | Problem, problem: Problem, through: Sequence[Checkpoint]
-) -> dict[str, Any]:
+def _file(problem: Problem) -> dict[str, Any]:
     """What an answer is about: the file, and model or data that were passed beside it."""
+    target = problem.checkpoint
     about = {
         "slice": problem.slice_name,
         "n": problem.n,
         "inputs": problem.inputs,
     }
-    if isinstance(target, Problem):
-        # a plane through the clients of one checkpoint is about that file
-        of = (
-            {"file": through[0].path.name, "sha256": through[0].sha256} if len(through) == 1 else {}
-        )
-        return {
-            "digest": problem.digest(),
-            **about,
-            "remarks": list(problem.remarks),
-            **of,
-        }
+    if target is None:
+        return {"digest": problem.digest(), **about, "remarks": list(problem.remarks)}
     file = {
         "file": target.path.name,
         "sha256": target.sha256,
@@ -217,7 +214,7 @@ def _of_run(
             entry,
             [(target.name, target, options)],
             about={"history": target.digest()},
-            stem=entry.name,
+            stem=file_name(entry.name),
         )
     if isinstance(target, Problem):
         raise FldiagError(
@@ -249,7 +246,7 @@ def _of_run(
         entry,
         [(target.path.name, history, options)],
         about=about,
-        stem=entry.name,
+        stem=file_name(entry.name),
         notes=[] if history.alone else data.remarks(history.dataset),
     )
 
@@ -274,13 +271,17 @@ def _of_runs(
         "run": ", ".join(r.name for r in runs),
         "config": ", ".join(str(r.index["hash"]) for r in runs),
         "checkpoints": {
-            r.name: {"file": c.path.name, "sha256": c.sha256}
+            # as the run lists it: a damaged one is a finding
+            r.name: {"file": Path(file).name, "sha256": r.index["files"][file]}
             for r in runs
-            for c in [r.checkpoint()]
+            for file in [f"rounds/{r.some_rounds()[-1]:04d}.pt"]
         },
     }
     return Question(
-        entry, [(", ".join(r.name for r in runs), runs, options)], about=about, stem=entry.name
+        entry,
+        [(", ".join(r.name for r in runs), runs, options)],
+        about=about,
+        stem=file_name(entry.name),
     )
 
 

@@ -130,25 +130,26 @@ def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def problems(
-    targets: Sequence[Checkpoint | Problem],
+    targets: Sequence[Run | Checkpoint | Problem],
     subject_options: Mapping[str, Any],
     names: Sequence[str] | None = None,
 ) -> list[Problem]:
     """The loss around each target; the options are those of ``fldiag.runs.open_problem``. ``names``: of the targets."""
-    if names is None:
-        client = subject_options.get("client")
-        suffix = "" if client is None else f" client {client}"
-        label = iter(labels([t for t in targets if isinstance(t, Checkpoint)]))
-        names = ["" if isinstance(t, Problem) else next(label) + suffix for t in targets]
-    elif any(isinstance(t, Problem) for t in targets):
+    if any(isinstance(t, Problem) for t in targets) and names is not None:
         raise FldiagError(
             "names are for files and runs, and a Problem has its own", "leave out names", usage=True
         )
     with importable():
-        return [
-            t if isinstance(t, Problem) else open_problem(t, **{"name": name, **subject_options})
-            for t, name in zip(targets, names, strict=True)
+        opened = [
+            t if isinstance(t, Problem) else open_problem(t, **subject_options) for t in targets
         ]
+    if "name" in subject_options:
+        return opened
+    files = [p for p, t in zip(opened, targets, strict=True) if p is not t]
+    for problem, label in zip(files, names or labels([p.checkpoint for p in files]), strict=True):
+        client = problem.labels.get("client")
+        problem.name = label if names or client is None else f"{label} client {client}"
+    return opened
 
 
 def history(run: Run, subject_options: Mapping[str, Any]) -> History:

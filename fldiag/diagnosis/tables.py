@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import registry
 from fldiag.diagnosis.measure import measure
-from fldiag.diagnosis.question import Question
+from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.execution.executor import parse_executor
 from fldiag.execution.pools import open_pool
 from fldiag.registry import Diagnostic, Progress
+from fldiag.results.provenance import digest
 
 #: What shows progress: a title -> a context that gives the callback.
 Bar = Callable[[str], AbstractContextManager[Progress]]
@@ -54,10 +54,10 @@ def tables(
                 for text in remarks:
                     tell(text)
                 progress(done, len(units), title)
-                parts.setdefault(registry.diagnostic.get(name), []).append(table)
+                parts.setdefault(find_diagnostic(name), []).append(table)
         return {entry: joined(entry_tables) for entry, entry_tables in parts.items()}
     for name, title, subject, options in units:
-        entry = registry.diagnostic.get(name)
+        entry = find_diagnostic(name)
         with bar(f"{title} {entry.name}") as progress:
             parts.setdefault(entry, []).append(
                 measure(
@@ -79,7 +79,7 @@ Unit = tuple[str, str, Any, dict[str, Any]]
 def _measure_unit(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
     """A table, and the remarks on it."""
     name, _, subject, options = unit
-    entry, remarks = registry.diagnostic.get(name), list[str]()
+    entry, remarks = find_diagnostic(name), list[str]()
     return measure(entry, subject, options, cache=cache, tell=remarks.append), remarks
 
 
@@ -88,9 +88,11 @@ def _unit_title(unit: Unit) -> str:
 
 
 def joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Tables one below the other; ``attrs`` are the first one's."""
-    table = (
-        pd.concat([t.assign() for t in parts], ignore_index=True) if len(parts) > 1 else parts[0]
-    )
+    """Tables one below the other; ``attrs`` are the first one's, with the key of all."""
+    if len(parts) == 1:
+        return parts[0]
+    table = pd.concat([t.assign() for t in parts], ignore_index=True)
     table.attrs = dict(parts[0].attrs)
+    if "key" in table.attrs:
+        table.attrs["key"] = digest(*(t.attrs["key"] for t in parts))
     return table

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
 from fldiag.execution.workspace import workspace
-from fldiag.plotting import layers
 from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 
@@ -52,7 +51,11 @@ def diagonal_rows(problem: Problem, result: Diagonal, per: Per) -> list[Row]:
     return rows
 
 
-@diagnostic("diagonal", draw=layers.draw, example="checkpoints/example/fedsol-digits.pt")
+@diagnostic(
+    "diagonal",
+    draw="fldiag.plotting.layers:draw",
+    example="checkpoints/example/fedsol-digits.pt",
+)
 def diagonal(
     problem: Problem,
     *,

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
 from fldiag.execution.workspace import workspace
-from fldiag.plotting import layers
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
 
@@ -20,7 +19,11 @@ if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-@diagnostic("trace", draw=layers.draw, example="checkpoints/example/fedsol-digits.pt")
+@diagnostic(
+    "trace",
+    draw="fldiag.plotting.layers:draw",
+    example="checkpoints/example/fedsol-digits.pt",
+)
 def trace(
     problem: Problem,
     *,

@@ -118,7 +118,7 @@ def as_data(data: Any, forward: inspect.Signature | None = None) -> DataSlice:
     return split(entries, forward) if isinstance(entries, Entries) else entries
 
 
-def draw(data: Any) -> DataSlice | Entries:
+def draw(data: Any) -> Any:
     """A slice as it is, and of anything else its entries; a loader or a data set is read once."""
     if isinstance(data, Entries):
         return data

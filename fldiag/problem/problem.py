@@ -83,6 +83,11 @@ class Problem(Ingredients):
     Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
 
+    #: The stored checkpoint that it was opened from, and its run where that was opened: their clients' weights and rounds are
+    #: further models (``fldiag.runs.open_problem``). They do not travel to workers.
+    checkpoint: Any = None
+    run: Any = None
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what was established once: whoever gets a copy does that again."""
         state = {
@@ -90,7 +95,7 @@ class Problem(Ingredients):
             for name, value in self.__dict__.items()
             if not isinstance(getattr(type(self), name, None), cached_property)
         }
-        return {**state, "originals": ()}
+        return {**state, "originals": (), "checkpoint": None, "run": None}
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""

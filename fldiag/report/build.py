@@ -102,7 +102,7 @@ def absent(collection: Collected) -> Section | None:
     kinds = {kind.partition(":")[0] for m in collection.members for kind in m.tables}
     rows = []
     for entry in registry.diagnostics():
-        if entry.name in kinds or entry.on not in ("problem", "run", "runs"):
+        if entry.name in kinds or entry.on not in ("problem", "run", "clients", "runs"):
             continue
         lacks = [absent_diagnostic(m, entry) for m in collection.members]
         lack = next((lack for lack in lacks if lack.command), lacks[0])

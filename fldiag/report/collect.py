@@ -139,7 +139,9 @@ def _sources(collection: Collected, places: Sequence[Path]) -> Iterator[Source]:
         if kind is None:
             continue
         order = is_explicit, modified
-        source = Source(kind, csv.name, about, _claims(about), csv, entry.on == "run", order)
+        source = Source(
+            kind, csv.name, about, _claims(about), csv, entry.on in ("run", "clients"), order
+        )
         if any(source.rounds_of(m) for m in collection.members):
             yield source
         elif is_expected:
@@ -184,11 +186,11 @@ def _table_of(provenance: Path) -> Path:
     return provenance.with_name(provenance.name.removesuffix(".json") + ".csv")
 
 
-def _kind(entry: Diagnostic, about: dict[str, Any]) -> str | None:
-    """The diagnostic's name, with its variant where it has some; None for what no report shows."""
+def _kind(entry: Diagnostic, about: dict[str, Any]) -> str:
+    """The diagnostic's name, with the variant of a table that is not the usual one."""
     options = about["options"] if isinstance(about.get("options"), dict) else {}
     variant = entry.variant(options)
-    return None if variant is None else f"{entry.name}:{variant}" if variant else entry.name
+    return f"{entry.name}:{variant}" if variant else entry.name
 
 
 def _claims(about: dict[str, Any]) -> list[Claim]:

@@ -69,7 +69,7 @@ def section(entry: Diagnostic, collection: Collected) -> Section | None:
     lacking = [m for m in collection.members if m.place not in places]
     section.missing = [absent_diagnostic(m, entry) for m in lacking]
     for source, members in tables.values():
-        last = last_round(source.frame) if entry.on == "run" else None
+        last = last_round(source.frame) if entry.on in ("run", "clients") else None
         for m in members:
             if last is not None and last < m.run.done:
                 section.notes.append(

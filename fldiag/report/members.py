@@ -270,7 +270,7 @@ def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
 
 def absent_diagnostic(m: Member, entry: Diagnostic) -> Missing:
     """Why a run has no table of the diagnostic, and the command that makes one."""
-    return absent(m, known.command(entry.name), clients=entry.needs == "clients")
+    return absent(m, known.command(entry.name), clients=entry.on == "clients")
 
 
 def worlds(members: Sequence[Member]) -> dict[str, str]:

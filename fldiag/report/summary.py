@@ -170,7 +170,7 @@ def _last(m: Member, metric: str, split: str = "test") -> pd.DataFrame | None:
 
 def measured(m: Member, number: Number) -> Value | None:
     """A diagnostic's number, by the tables of the run."""
-    over_rounds = registry.diagnostic.get(number.source).on == "run"
+    over_rounds = registry.diagnostic.get(number.source).on in ("run", "clients")
     return _of_a_round(m, number) if over_rounds else _of_a_checkpoint(m, number)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fldiag.results.files import (
     write_text,
 )
 from fldiag.results.finished_items import FinishedItems
+from fldiag.results.provenance import digest
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -57,7 +58,7 @@ class Cache:
 
     def path(self, name: str, key: str, ending: str = ".parquet") -> Path:
         """The file of an entry, whether it is there or not."""
-        return self.folder / f"{name}-{key[:SHOWN]}{ending}"
+        return self.folder / f"{name.replace(':', '-')}-{key[:SHOWN]}{ending}"
 
     def get(self, name: str, key: str, on_damage: Tell | None = None) -> pd.DataFrame | None:
         """The table of an entry.
@@ -117,12 +118,15 @@ class Cache:
         with contextlib.suppress(OSError):
             self._partial(name, key).unlink(missing_ok=True)
 
-    def finished_items(self, name: str, key: str, tell: Tell) -> FinishedItems:
+    def finished_items(
+        self, name: str, key: str, tell: Tell, names: Sequence[str] = ()
+    ) -> FinishedItems:
         """Where a long computation keeps its finished parts until its table is put.
 
         Args:
             name, key: As for ``get``.
             tell: Told in one sentence when parts were damaged, or cannot be kept any more.
+            names: What the parts call their subjects, where that is not in the key; parts with other names are not used.
 
         Raises:
             FldiagError: The folder cannot be made.
@@ -135,7 +139,7 @@ class Cache:
                 f"cannot create files in {self.folder}: {error.strerror}",
                 "choose another folder with --out",
             ) from None
-        return FinishedItems(self._partial(name, key), key, tell)
+        return FinishedItems(self._partial(name, key), digest(key, *names) if names else key, tell)
 
     def _partial(self, name: str, key: str) -> Path:
         return self.path(name, key, ".partial.npz")

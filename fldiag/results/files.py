@@ -281,12 +281,8 @@ def write_table(
     """
     content = csv_text(frame, digits).encode()
     csv = write_bytes(beside(path, ".csv"), content)
-    return [write_text(beside(path, ".json"), json_text(about_table(about, csv, content))), csv]
-
-
-def about_table(about: Mapping[str, Any], csv: Path, content: bytes) -> dict[str, Any]:
-    """What the json beside a csv of this content says."""
-    return {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
+    about = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
+    return [write_text(beside(path, ".json"), json_text(about)), csv]
 
 
 def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:

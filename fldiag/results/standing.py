@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -99,7 +100,10 @@ def _of_rows(rows: pd.DataFrame) -> Row:
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """Loss, accuracy and inputs of every model that a table is about, a sentence each."""
-    entries = standing(table)
+    return _sentences(standing(table))
+
+
+def _sentences(entries: Sequence[Row]) -> list[str]:
     lines = []
     for row in entries:
         who = f"{row['run']}: " if len({r["run"] for r in entries}) > 1 else ""
@@ -115,14 +119,26 @@ def _with_error(row: Row, name: str) -> str:
     return number(row[name]) + ("" if error is None else f" ± {number(error, 2)}")
 
 
-def about(table: pd.DataFrame) -> dict[str, Any]:
-    """What the json beside a table says of this: ``standing`` and, where there are some, ``warnings``."""
-    warnings = doubts(table)
-    rows = [
-        {key: getattr(value, "item", lambda value=value: value)() for key, value in row.items()}
-        for row in standing(table)
-    ]
-    return {"standing": rows, **({"warnings": warnings} if warnings else {})}
+@dataclass
+class Standing:
+    """Where the models of a table stand: the ``rows`` of ``standing``, in ``sentences``, and what is doubtful of them."""
+
+    rows: list[Row]
+    sentences: list[str]
+    doubts: list[str]
+
+    @staticmethod
+    def of(table: pd.DataFrame) -> Standing:
+        rows = standing(table)
+        return Standing(rows, _sentences(rows), _doubts(rows))
+
+    def about(self) -> dict[str, Any]:
+        """What the json beside a table says of this: ``standing`` and, where there are some, ``warnings``."""
+        rows = [
+            {key: getattr(value, "item", lambda value=value: value)() for key, value in row.items()}
+            for row in self.rows
+        ]
+        return {"standing": rows, **({"warnings": self.doubts} if self.doubts else {})}
 
 
 def doubts(table: pd.DataFrame) -> list[str]:
@@ -132,8 +148,12 @@ def doubts(table: pd.DataFrame) -> list[str]:
     (``guess_accuracy``), unless it is so by ``ERRORS`` of its standard errors. Of a global model one of the two suffices; of a
     client's, which knows little of other clients' classes, both must be so.
     """
+    return _doubts(standing(table))
+
+
+def _doubts(entries: Sequence[Row]) -> list[str]:
     doubtful = []
-    for row in standing(table):
+    for row in entries:
         reasons = _reasons(row)
         if reasons and (row["scope"] != "client" or len(reasons) == 2):
             who = row["run"] or "the model"

@@ -88,7 +88,7 @@ def check(frame: pd.DataFrame) -> pd.DataFrame:
             f"result table lacks columns {missing}", "build it with fldiag.results.table.table"
         )
     for column, allowed in (("moment", MOMENTS), ("scope", SCOPES)):
-        odd = set(frame[column].dropna()) - set(allowed)
+        odd = set(frame[column].dropna().unique()) - set(allowed)
         if odd:
             raise FldiagError(
                 f"result table has {column} {sorted(odd)}", f"use one of {', '.join(allowed)}"

@@ -656,7 +656,7 @@ class History:
         return {"run": self.name, **self.labels}
 
     def digest(self) -> str:
-        """Changes when weights, model, data, partition or precision change."""
+        """Changes when weights, model, data, partition or precision change; the name does not count."""
         weights: Any = sorted(self.files.items()) or [
             self._content(read) for read in self._rounds.values()
         ]
@@ -670,7 +670,6 @@ class History:
             repr(self.network.module),
             str(self.dtype),
             self.stack,
-            self.name,
             self.labels,
             list(self._remarks),
             *([[[k, n] for k, n in sorted(self.examples.items())]] if self.examples else []),

@@ -52,7 +52,9 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
             "is not a run folder: it has no run.json" if os.path.isdir(path) else "is not there"
         )
         raise FldiagError(
-            f"{short_path(path)} {problem}", "give the folder that fldiag train printed", usage=True
+            f"{short_path(path)} {problem}",
+            "give the folder of a run, which holds run.json",
+            usage=True,
         )
     if not os.path.isfile(file):
         raise FldiagError(f"{file} is not valid: it is not a file", EDITED)

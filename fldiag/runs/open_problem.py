@@ -53,8 +53,8 @@ def open_problem(
     Raises FldiagError when model or data are not known and not given, do not fit, or are user code that only
     a file names: such code is never run.
     """
-    checkpoint = target.checkpoint(round) if isinstance(target, Run) else target
-    checkpoint = replace(checkpoint, data=load_examples(checkpoint.data))
+    stored = target.checkpoint(round) if isinstance(target, Run) else target
+    checkpoint = replace(stored, data=load_examples(stored.data))
     check_code(checkpoint)
     dataset: Dataset | None = None
     if _is_examples(checkpoint.data):
@@ -99,6 +99,8 @@ def open_problem(
         labels=labels,
         **options,
     )
+    problem.checkpoint = stored
+    problem.run = target if isinstance(target, Run) else None
     problem.remarks += [*remarks, *([] if dataset is None else data.remarks(dataset))]
     return problem
 

@@ -34,7 +34,6 @@ import pandas as pd
 import pydantic
 
 from fldiag import registry
-from fldiag.config import Config
 from fldiag.errors import FldiagError, counted
 from fldiag.results import files
 from fldiag.results.notebook import card
@@ -50,6 +49,7 @@ from fldiag.user_code import consent
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fldiag.config import Config
     from fldiag.runs.client_states import ClientStates
 
 #: What is said of a folder that keeps no weights (``Run.is_record``).
@@ -87,7 +87,7 @@ class Run:
         FldiagError: from what reads: a file is missing, or is not the one that the run wrote.
 
     >>> import tempfile, fldiag
-    >>> start = Config.load("digits", rounds=2, model__name="mlp", clients__per_round=2, train__epochs=1)
+    >>> start = fldiag.Config.load("digits", rounds=2, model__name="mlp", clients__per_round=2, train__epochs=1)
     >>> run = fldiag.train(start, out=tempfile.mkdtemp() + "/run")
     >>> run.rounds, run.checkpoint().round, sorted(run.metrics["round"].unique().tolist())
     ([1, 2], 2, [1, 2])
@@ -189,6 +189,10 @@ class Run:
                 "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
                 usage=True,
             )
+        from fldiag.config import (
+            Config,
+        )  # only here: its schema takes a while, and what is read of a run seldom needs it
+
         try:
             return Config.from_stored(self.index["config"], self.allow_code)
         except pydantic.ValidationError as error:

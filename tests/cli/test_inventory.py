@@ -14,6 +14,9 @@ import pytest
 THEN = json.loads(inventory.FILE.read_text())
 #: What goes -> what to use instead (CHANGELOG.md says it to users). A verb goes with its options, a diagnostic with its.
 GOES = {
+    "fldiag.registry.diagnostic(needs)": 'on="clients"',
+    "fldiag.registry.diagnostic(choose)": 'a list of Problem: on="checkpoints", or an option with json_schema_extra={"joint": [...]}',
+    "fldiag.registry.diagnostic(variant)": "an option of text that is not its default",
     "fldiag basins": "fldiag spectrum or fldiag profile",
     "diagnostics basins": "spectrum or profile",
     "fldiag client-floor": "fldiag drift",

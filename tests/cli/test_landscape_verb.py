@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from commands import run
 
+from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run
 
 QUICK = ["--samples", 60, "--device", "cpu"]
@@ -201,11 +202,11 @@ def test_the_axes_of_a_trajectory(trained):
 
 
 def test_a_long_run_is_thinned_evenly_with_both_ends(trained, monkeypatch):
-    from fldiag.diagnostics.landscape import choice
+    from fldiag.diagnostics.landscape import through
 
-    monkeypatch.setattr(choice, "LONGEST", 3)
+    monkeypatch.setattr(through, "LONGEST", 3)
     rounds = Run.open(trained).rounds
-    found = [c.round for c in choice.trajectory([Run.open(trained)])]
+    found = [c.round for c in through.checkpoints_of([open_problem(Run.open(trained))])]
     assert len(found) == 3 and found[0] == rounds[0] and found[-1] == rounds[-1]
 
 

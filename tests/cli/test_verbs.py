@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -251,6 +252,52 @@ def test_a_repeated_question_computes_and_draws_nothing(trained, monkeypatch):
     assert times() != before
     run(*question, "--format", "svg")
     assert picture.with_suffix(".svg").is_file() and times() != before
+
+
+def test_a_renamed_run_finds_its_answer_under_its_new_name(trained, tmp_path):
+    folder = Path(shutil.copytree(trained, tmp_path / "before"))
+    run("forgetting", folder)
+    entries = sorted((folder / "diagnostics" / "cache").iterdir())
+    picture = Path(run("forgetting", folder.rename(tmp_path / "after")).stdout.splitlines()[-1])
+    assert len(sorted((tmp_path / "after" / "diagnostics" / "cache").iterdir())) == len(entries)
+    assert set(pd.read_csv(picture.with_suffix(".csv"), usecols=["run"])["run"]) == {"after"}
+
+
+def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_path):
+    code = (
+        "import sys, fldiag.cli; from fldiag.results import provenance; provenance.commit = lambda: '1a2b'; "
+        "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
+        "print({'matplotlib', 'sklearn', 'scipy', 'torchvision', 'fldiag.config'} & set(sys.modules))"
+    )
+    for words in (("landscape", EXAMPLE, "--points", 3), ("forgetting", trained)):
+        command = [sys.executable, "-c", code, *map(str, words), "--out", str(tmp_path)]
+        outputs = [
+            subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+            for _ in range(2)
+        ]
+        assert outputs[1].splitlines()[-1] == "set()", outputs
+
+
+def test_a_diagnostic_of_ones_own_is_asked_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own_norm.py").write_text(
+        "from fldiag.results.table import table\n\n\n"
+        "def norm(problem, *, scale: float = 1.0):\n"
+        '    """The norm of the weights."""\n'
+        "    row = {'metric': 'norm', 'value': scale * float(problem.w.norm())}\n"
+        "    return table([row], **problem.common)\n",
+        "utf-8",
+    )
+    plain, scaled = (
+        json.loads(run("diagnose", "own_norm:norm", EXAMPLE, "--json", *more).stdout)["rows"]
+        for more in ((), ("--set", "scale=2"))
+    )
+    assert scaled[0]["value"] == pytest.approx(2 * plain[0]["value"])
+    assert "own_norm has no function" in run("diagnose", "own_norm:no", EXAMPLE, code=2).stderr
+
+
+def test_an_unknown_verb_names_the_nearest_once():
+    assert run("trian", code=2).stderr.count("did you mean 'train'") == 1
 
 
 @pytest.mark.slow

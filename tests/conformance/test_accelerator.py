@@ -102,7 +102,7 @@ def test_training(name, stack, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [n for on in ("problem", "checkpoints", "run") for n in diagnostics(on)]
+    "name", [n for on in ("problem", "checkpoints", "run", "clients") for n in diagnostics(on)]
 )
 @pytest.mark.slow
 def test_what_was_kept_before_an_interruption_meets_what_is_new(name, tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_what_was_kept_before_an_interruption_meets_what_is_new(name, tmp_path, 
         several = [problem(device, 0), problem(device, 1)]
         subject = several if entry.on == "checkpoints" else several[0]
         return fldiag.diagnose(
-            federation(name, device=device) if entry.on == "run" else subject,
+            federation(name, device=device) if entry.on in ("run", "clients") else subject,
             name,
             **options,
             **where,

@@ -20,7 +20,9 @@ from fldiag.params import flatten
 from fldiag.problem.problem import Problem
 from fldiag.results.table import check
 
-NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == "run"]
+NAMES = [
+    n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on in ("run", "clients")
+]
 
 
 def fitted(name, net):

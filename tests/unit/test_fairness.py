@@ -197,7 +197,7 @@ def test_one_client_few_examples_and_weights_that_are_no_numbers():
     )
     assert (
         "no numbers" in one(broken, "missing").note
-        and fldiag.registry.diagnostic.get("fairness").draw(broken) is None
+        and fldiag.registry.diagnostic.get("fairness").drawings[""](broken) is None
     )
 
 

@@ -115,7 +115,7 @@ def test_wrong_use_is_explained():
     for points in (4, 40):
         with pytest.raises(FldiagError, match="odd number"):
             landscape(problem(), points=points)
-    with pytest.raises(FldiagError, match="two weight sets"):
+    with pytest.raises(FldiagError, match="three checkpoints"):
         landscape(problem(), directions="plane", points=3)
     one = Problem(
         nn.Linear(1, 1, bias=False),

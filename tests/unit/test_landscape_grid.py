@@ -178,6 +178,9 @@ def test_a_trajectory_that_spans_no_plane_is_refused():
     step = torch.ones_like(p.w)
     with pytest.raises(fldiag.FldiagError, match="on one line"):
         landscape(p, directions="pca", through=[p.w + 2 * step, p.w + step], points=3)
-    for through in (None, [p.w + step]):
-        with pytest.raises(fldiag.FldiagError, match="at least 2 weight sets"):
+    for through, text in (
+        (None, "at least three checkpoints"),
+        ([p.w + step], "at least 2 weight"),
+    ):
+        with pytest.raises(fldiag.FldiagError, match=text):
             landscape(p, directions="pca", through=through, points=3)

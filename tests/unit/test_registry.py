@@ -266,5 +266,5 @@ def test_an_unknown_name_that_is_a_file_here_says_how_own_code_is_named(tmp_path
     for name in ("steady", "steady.py"):
         with pytest.raises(FldiagError, match="your own: steady:FUNCTION; fldiag list methods"):
             registry.method.get(name)
-    with pytest.raises(FldiagError, match="import stride and call fldiag"):
+    with pytest.raises(FldiagError, match="your own: fldiag diagnose stride:FUNCTION"):
         registry.diagnostic.get("stride:stride")

@@ -334,9 +334,12 @@ def test_the_same_tables_give_the_same_pictures(two):
 
 def test_drift_with_other_options_is_not_taken_for_the_same(tmp_path):
     a, b = reports.run(tmp_path / "a"), reports.run(tmp_path / "b", "fedsol")
-    for made, loss in ((a, "kl"), (b, "l2")):
-        reports.of_run(made, "drift", reports.drift(), loss=loss)
+    for made, rho in ((a, [0.0, 1.0]), (b, [0.0, 2.0])):
+        reports.of_run(made, "drift", reports.drift(), rho=rho)
     assert "different options" in section_of("drift", collect([a.path, b.path])).notes[0]
+    reports.of_run(b, "drift", reports.drift(), loss="l2")
+    headings = {group.title for group in section_of("drift", collect([a.path, b.path])).groups}
+    assert headings == {"", "L2"}
 
 
 def test_personal_accuracies_that_training_measured_are_shown(tmp_path):

@@ -37,7 +37,7 @@ def test_a_table_is_found_by_its_checkpoints_whatever_the_folder_is_called(tmp_p
         "account",
         "personalise",
         "spectrum",
-        "landscape:eigen",
+        "landscape",
     }
     assert not found.notes
 
@@ -143,7 +143,7 @@ def test_a_damaged_table_is_passed_over_for_the_next_and_named(tmp_path):
 def test_eigenvalues_of_other_matrices_are_not_taken_for_the_hessians(tmp_path, options):
     made = reports.run(tmp_path / "a")
     reports.of_checkpoints(made, "spectrum", lambda _: reports.eigenvalues(), **options)
-    assert kinds(collect([made.path])) == {"metrics"}
+    assert kinds(collect([made.path])) == {"metrics", f"spectrum:{next(iter(options.values()))}"}
 
 
 def test_a_table_of_two_runs_belongs_to_both(tmp_path):
@@ -152,8 +152,8 @@ def test_a_table_of_two_runs_belongs_to_both(tmp_path):
         [a, b], "landscape", lambda label: reports.surface(), folder=tmp_path / "fldiag-out"
     )
     found = collect([a.path, b.path])
-    assert found.members[0].tables["landscape:eigen"] is found.members[1].tables["landscape:eigen"]
-    assert sum(s.kind == "landscape:eigen" for s in found.sources) == 1
+    assert found.members[0].tables["landscape"] is found.members[1].tables["landscape"]
+    assert sum(s.kind == "landscape" for s in found.sources) == 1
     assert [s.place for s in found.sources] == list(range(len(found.sources)))
 
 
@@ -167,7 +167,7 @@ def test_directions_are_kinds_of_their_own(tmp_path):
             name=f"landscape-{name}",
             directions=name,
         )
-    assert {"landscape:eigen", "landscape:pca"} <= kinds(collect([made.path]))
+    assert {"landscape", "landscape:pca"} <= kinds(collect([made.path]))
 
 
 def test_a_run_without_metrics_or_checkpoints_is_still_a_run(tmp_path):

@@ -210,7 +210,7 @@ def test_provenance_names_checkpoints_config_version_device_and_options(evil):
     assert (
         about["sha256 of the table"] == hashlib.sha256(member.tables["forgetting"].raw).hexdigest()
     )
-    surface = dict(build.about(member.tables["landscape:eigen"]))
+    surface = dict(build.about(member.tables["landscape"]))
     assert surface["sha256 of checkpoint 0 (train, 100 examples)"] == reports.sha(member.run, 3)
     assert surface["Options"] == "directions = eigen"
     text = "".join(Reader(evil[2]).words)

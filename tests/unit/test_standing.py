@@ -477,7 +477,7 @@ def run(tmp_path_factory):
 OF_RUNS = [
     n
     for n in registry.diagnostic.names()
-    if registry.diagnostic.get(n).on == "run" and n not in ("doctor", "lora")
+    if registry.diagnostic.get(n).on in ("run", "clients") and n not in ("doctor", "lora")
 ]
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.account import picture
 from fldiag.diagnostics.account.summary import summary
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
@@ -19,9 +18,11 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "account",
-    on="run",
-    needs="clients",
-    draw={"": picture.draw, "-classes": picture.classes_if_any},
+    on="clients",
+    draw={
+        "": "fldiag.diagnostics.account.picture:draw",
+        "-classes": "fldiag.diagnostics.account.picture:classes_if_any",
+    },
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.connectivity import picture
 from fldiag.diagnostics.connectivity.summary import summary
-from fldiag.registry import Choice, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from fldiag.problem.problem import Problem
 
 
-def choose(
-    targets: Sequence[Any], options: Mapping[str, Any], subject_options: Mapping[str, Any]
-) -> Choice:
-    """See ``fldiag.diagnostics.connectivity.choice``."""
-    from fldiag.diagnostics.connectivity import choice
-
-    return choice.choose(targets, options, subject_options)
-
-
 @diagnostic(
     "connectivity",
     on="checkpoints",
-    draw=picture.draw,
+    draw="fldiag.diagnostics.connectivity.picture:draw",
     summary=summary,
-    choose=choose,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d",
 )
 def connectivity(
@@ -120,10 +109,13 @@ def connectivity(
     from fldiag.diagnostics.connectivity.barriers import (
         Settings,
         check_alike,
+        client_problems,
         common_columns,
         connectivity_rows,
     )
 
+    if len(problems) == 1:
+        problems = client_problems(problems[0])
     check_alike(problems)
     if curve is None:
         curve = 100 if len(problems) <= 3 else 0

@@ -436,6 +436,44 @@ def check_alike(problems: Sequence[Problem]) -> None:
             )
 
 
+def client_problems(problem: Problem) -> list[Problem]:
+    """The models that clients trained, of the checkpoint that a problem was opened from.
+
+    Raises FldiagError for one that holds no two of them.
+    """
+    checkpoint = problem.checkpoint
+    if checkpoint is None:
+        raise FldiagError("connectivity needs at least two models", "give two or more", usage=True)
+    if "client" in problem.labels:
+        raise FldiagError(
+            "connectivity needs at least two models, and --client chooses one",
+            "leave out --client, or give several checkpoints",
+            usage=True,
+        )
+    ids = checkpoint.client_ids if checkpoint.clients is not None else ()
+    if len(ids) < 2:
+        weights = (
+            f"the trained weights of one client ({ids[0]})"
+            if ids
+            else "no trained weights of clients"
+        )
+        raise FldiagError(
+            f"{checkpoint.path} holds {weights}, and connectivity needs at least two models",
+            "give several checkpoints, or train with checkpoint.clients = 'sampled'",
+            usage=True,
+        )
+    labels = {**problem.labels, "moment": "trained", "scope": "client"}
+    return [
+        problem.at(
+            checkpoint.clients[row],
+            {n: b[row] for n, b in checkpoint.buffers.items()} or None,
+            name=f"{problem.name} client {k}",
+            labels={**labels, "client": k},
+        )
+        for row, k in enumerate(ids)
+    ]
+
+
 def are_clients(problems: Sequence[Problem]) -> bool:
     """Whether the models are those of clients of one checkpoint."""
     clients = [p.labels.get("client") for p in problems]

@@ -10,7 +10,6 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 
 from fldiag.choices import Device, Download, Root
-from fldiag.diagnostics.doctor import picture
 from fldiag.diagnostics.doctor.checks import described
 from fldiag.diagnostics.doctor.findings import FAULT, WARNING
 from fldiag.diagnostics.doctor.summary import summary
@@ -35,7 +34,7 @@ def alarms(table: pd.DataFrame) -> list[str]:
 @diagnostic(
     "doctor",
     on="runs",
-    draw=picture.draw,
+    draw="fldiag.diagnostics.doctor.picture:draw",
     summary=summary,
     fails=fails,
     alarms=alarms,

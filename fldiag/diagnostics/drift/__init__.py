@@ -9,7 +9,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Proximal, Rule, Strength
-from fldiag.diagnostics.drift import picture
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
@@ -43,12 +42,11 @@ DISTANCE = Number(
 
 @diagnostic(
     "drift",
-    on="run",
-    needs="clients",
+    on="clients",
     draw={
-        "": picture.draw,
-        "-conflict": picture.conflict_if_any,
-        "-layers": picture.layers_if_any,
+        "": "fldiag.diagnostics.drift.picture:draw",
+        "-conflict": "fldiag.diagnostics.drift.picture:conflict_if_any",
+        "-layers": "fldiag.diagnostics.drift.picture:layers_if_any",
     },
     summary=summary,
     numbers=(DISTANCE,),

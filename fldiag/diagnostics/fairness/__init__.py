@@ -6,14 +6,12 @@ calibration error of Guo et al. (ICML 2017); from counts that add up over client
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import BINS, FEWEST, ClientSlice
-from fldiag.diagnostics.fairness.picture import draw
 from fldiag.diagnostics.fairness.summary import summary
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
@@ -44,19 +42,12 @@ NUMBERS = (
 )
 
 
-def variant(options: Mapping[str, Any]) -> str:
-    """A report shows other examples than the clients' class mixtures beside these."""
-    on = str(options.get("on", "test"))
-    return "" if on == "test" else on
-
-
 @diagnostic(
     "fairness",
     on="run",
-    draw=draw,
+    draw="fldiag.diagnostics.fairness.picture:draw",
     summary=summary,
     numbers=NUMBERS,
-    variant=variant,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )
 def fairness(

@@ -13,7 +13,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Estimate, Products, Rtol
-from fldiag.diagnostics.flatness import picture
 from fldiag.diagnostics.flatness.summary import summary
 from fldiag.execution.workspace import workspace
 from fldiag.registry import diagnostic
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "flatness",
-    on="run",
-    needs="clients",
-    draw=picture.draw,
+    on="clients",
+    draw="fldiag.diagnostics.flatness.picture:draw",
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
 )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.forgetting import picture
 from fldiag.diagnostics.forgetting.summary import summary
 from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
@@ -49,9 +48,11 @@ NUMBERS = (
 
 @diagnostic(
     "forgetting",
-    on="run",
-    needs="clients",
-    draw={"": picture.curves_if_any, "-classes": picture.heatmap_if_any},
+    on="clients",
+    draw={
+        "": "fldiag.diagnostics.forgetting.picture:curves_if_any",
+        "-classes": "fldiag.diagnostics.forgetting.picture:heatmap_if_any",
+    },
     summary=summary,
     numbers=NUMBERS,
     flags={

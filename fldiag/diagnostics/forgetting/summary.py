@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results.select import WHOLE, number, split_of, spread_rounds
+from fldiag.results.select import WHOLE, only, split_of, spread_rounds
 from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row
 
@@ -31,15 +31,18 @@ LOSSES = {
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     classes = bool((frame["metric"] == "accuracy").any())
+    rows = only(frame, slice=split_of(frame), **WHOLE).dropna(subset="value")
+    keys = zip(rows["round"], rows["metric"], rows["moment"], strict=True)
+    values = dict(zip(keys, rows["value"], strict=True))
     yield Small(
-        [_row(frame, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
+        [_row(values, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
     )
     yield from missing_notes(frame)
 
 
-def _row(frame: pd.DataFrame, r: int) -> Row:
+def _row(values: Mapping[tuple[int, str, str], float], r: int) -> Row:
     def of(metric: str, moment: str) -> float | None:
-        return number(frame, metric, round=r, moment=moment, slice=split_of(frame), **WHOLE)
+        return values.get((r, metric, moment))
 
     row: Row = {"round": r, "std": of("accuracy_std", "trained")}
     for moment in ("received", "trained", "aggregated"):

@@ -8,25 +8,25 @@ NeurIPS 2018).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pydantic import Field
 
-from fldiag.diagnostics.landscape import interactive, picture
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
-from fldiag.plotting.pages import Interactive
-from fldiag.registry import Choice, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fldiag.plotting.pages import Interactive
     from fldiag.problem.problem import Problem
 
 #: Grid points along an axis when nobody says how many.
@@ -48,15 +48,6 @@ def axis(points: int, span: float) -> np.ndarray:
     return np.concatenate([-half[::-1], [0.0], half])
 
 
-def choose(
-    targets: Sequence[Any], options: Mapping[str, Any], subject_options: Mapping[str, Any]
-) -> Choice:
-    """See ``fldiag.diagnostics.landscape.choice``."""
-    from fldiag.diagnostics.landscape import choice
-
-    return choice.choose(targets, options, subject_options)
-
-
 def axes(table: pd.DataFrame) -> tuple[str, str]:
     """What the two axes are; principal axes with the share of the variance that they explain."""
     directions = table.attrs.get("options", {}).get("directions")
@@ -67,24 +58,39 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
     return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
 
 
+def _is_of_lines(table: pd.DataFrame) -> bool:
+    return table.attrs.get("options", {}).get("directions") == "clients"
+
+
 def draw(table: pd.DataFrame, **options: Any) -> Figure:
-    """The surfaces of a table side by side, on one grid and one colour scale."""
+    """The surfaces of a table side by side, on one grid and one colour scale; or the lines to the clients' models."""
+    from fldiag.diagnostics.landscape import picture  # imports matplotlib, as below
+    from fldiag.diagnostics.profile import picture as lines
+
+    if _is_of_lines(table):
+        return lines.draw(table)
     notes = bool(table.attrs.get("options", {}).get("notes"))
     return picture.draw(
         table, names=axes(table), **{"notes": notes, **_height_options(table), **options}
     )
 
 
-def caption(table: pd.DataFrame) -> str:
+def caption(table: pd.DataFrame) -> str | None:
     """What a reader must know of the picture: slice, numbers with their residuals, how values were computed, the scale."""
+    if _is_of_lines(table):
+        return None
     grids = surfaces(table)
     lines = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
     lines += scale(grids, **{"clip": "auto", **_height_options(table)}).notes()
     return "\n".join(lines) + "\n"
 
 
-def page(table: pd.DataFrame) -> Interactive:
+def page(table: pd.DataFrame) -> Interactive | None:
     """The surfaces of a table to turn and to hover over."""
+    from fldiag.diagnostics.landscape import interactive
+
+    if _is_of_lines(table):
+        return None
     return interactive.charts(table, names=axes(table), **_height_options(table))
 
 
@@ -98,18 +104,17 @@ def _height_options(table: pd.DataFrame) -> dict[str, Any]:
     "landscape",
     draw={"": draw, ".html": page, ".caption.txt": caption},
     summary=summary,
-    choose=choose,
-    variant=lambda options: str(options.get("directions", "eigen")),
     example="checkpoints/example/fedsol-digits.pt",
 )
 def landscape(
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     *,
     directions: Annotated[
         Literal["eigen", "random", "plane", "pca", "clients"],
         Field(
             description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints), pca "
-            "(principal axes of a run's trajectory) or clients (lines to the clients' models)."
+            "(principal axes of a run's trajectory) or clients (lines to the clients' models).",
+            json_schema_extra={"joint": ["plane", "pca", "clients"]},
         ),
     ] = "eigen",
     points: Annotated[
@@ -189,9 +194,11 @@ def landscape(
     centre.
 
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
-    (filter-normalised, ``seed``), ``plane`` (with the two weight sets of ``through``; adds rows ``point``) or
-    ``pca`` (principal axes of the trajectory ``through``, a list or a dict round -> weights, that ends at the
-    problem's weights; adds rows ``trajectory``, ``projection_error``, ``explained_variance``).
+    (filter-normalised, ``seed``), ``plane`` (of three problems, or with the two weight sets of ``through``; adds rows
+    ``point``) or ``pca`` (principal axes of the checkpoints of a run, of several problems, or of the trajectory ``through``, a
+    list or a dict round -> weights, that ends at the problem's weights; adds rows ``trajectory``, ``projection_error``,
+    ``explained_variance``). These two surfaces have the buffers of the weights at the centre everywhere, while the loss of a
+    point is with its own. ``clients``: the rows of ``profile`` on the lines to the clients' trained models.
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
     checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
 
@@ -207,17 +214,35 @@ def landscape(
 
     Raises FldiagError for an even number of points, weights that span no plane, or a loss at the weights that is not finite.
     """
-    points = points or POINTS
-    axis(points, 1.0)
-    if directions == "clients":
-        raise FldiagError(
-            "the lines to the clients' models start at a checkpoint, and this is a Problem",
-            "use profile with directions = 'through', or give landscape a checkpoint",
-            usage=True,
-        )
+    from fldiag.diagnostics.landscape import through as stored
     from fldiag.diagnostics.landscape.measure import Plane, find_directions, surface_rows
+    from fldiag.diagnostics.profile import lines_to
     from fldiag.problem.eigenpairs import loss_rows
+    from fldiag.problem.problem import Problem
 
+    problems = [problem] if isinstance(problem, Problem) else list(problem)
+    axis(points or POINTS, 1.0)
+    if directions == "clients":
+        if height == "log" or clip is not None:
+            raise FldiagError(
+                "height and clip are for surfaces",
+                "leave them out of a picture of lines",
+                usage=True,
+            )
+        if span is not None or any("client" in p.labels for p in problems):
+            raise FldiagError(
+                "the ways to the clients' models start at the global model and end at theirs",
+                "leave out --client and --span",
+                usage=True,
+            )
+        tables = [lines_to(p, stored.client_models(p), points) for p in problems]
+        return pd.concat(tables, ignore_index=True)
+    problem = problems[0]
+    if through is None and directions == "plane":
+        through = stored.plane(problems)
+    elif through is None and directions == "pca":
+        problem, through = stored.trajectory(problems)
+    points = points or POINTS
     centre = loss_rows(problem)
     vectors = find_directions(
         problem, directions, through, seed, k=k, tol=tol, max_products=max_products

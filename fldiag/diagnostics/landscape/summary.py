@@ -25,6 +25,11 @@ SUMMARY = {
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    from fldiag.diagnostics.profile.summary import summary as of_lines  # which imports landscape
+
+    if options["directions"] == "clients":
+        yield from of_lines(frame, options)
+        return
     runs = list(dict.fromkeys(frame["run"]))
     yield Small([_row(only(frame, run=run), run) for run in runs], SUMMARY)
     for run in runs:
@@ -72,6 +77,7 @@ def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
     shares = only(part, metric="explained_variance")["value"]
     if len(shares):
         away = only(part, metric="projection_error")["value"]
+        yield Note(f"{lead}trajectory of {(part['metric'] == 'trajectory').sum():,} checkpoints")
         yield Say(
             f"{lead}the plane explains {100 * float(shares.sum()):.1f} % of the trajectory's variance; farthest "
             f"checkpoint from it: {float(away.max()):.3g}"

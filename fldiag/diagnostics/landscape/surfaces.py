@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from fldiag.errors import FldiagError
-from fldiag.plotting.style import number
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import number as value_of
 from fldiag.results.select import only
+from fldiag.results.summary import number
 
 PICTURE = "loss landscape"
 #: Directions -> what the two axes are.

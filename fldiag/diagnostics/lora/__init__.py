@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.lora import picture
 from fldiag.diagnostics.lora.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 @diagnostic(
     "lora",
     on="run",
-    draw=picture.draw,
+    draw="fldiag.diagnostics.lora.picture:draw",
     summary=summary,
     example="checkpoints/texts-fedavg-s0-1a2b3c4d",
 )

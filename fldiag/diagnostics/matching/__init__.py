@@ -12,7 +12,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Estimate, Stack
-from fldiag.diagnostics.matching import picture
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "matching",
-    on="run",
-    needs="clients",
-    draw={"": picture.draw, "-curvature": picture.curvature},
+    on="clients",
+    draw={
+        "": "fldiag.diagnostics.matching.picture:draw",
+        "-curvature": "fldiag.diagnostics.matching.picture:curvature",
+    },
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500",
 )

@@ -9,7 +9,6 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.landscape import axis
-from fldiag.diagnostics.profile import picture
 from fldiag.diagnostics.profile.summary import summary
 from fldiag.registry import diagnostic
 from fldiag.results.standing import at_centre
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "profile",
-    draw=picture.draw,
+    draw="fldiag.diagnostics.profile.picture:draw",
     summary=summary,
-    variant=lambda options: str(options.get("directions", "eigen")),
     example="checkpoints/example/fedsol-digits.pt --directions random",
 )
 def profile(
@@ -67,23 +65,32 @@ def profile(
     Raises FldiagError for an even number of points, weight sets that do not fit the model, or a loss at the weights that is
     not finite.
     """
-    from fldiag.diagnostics.profile.lines import rows_along, rows_between
+    from fldiag.diagnostics.profile.lines import rows_along
+    from fldiag.problem.eigenpairs import loss_rows
+
+    if directions == "through":
+        return lines_to(problem, through, points)
+    centre = loss_rows(problem)
+    rows = rows_along(
+        problem,
+        directions,
+        lines,
+        axis(points or 41, span),
+        seed,
+        k=min(max(k, lines), problem.layout.size),
+        tol=tol,
+        max_products=max_products,
+    )
+    return table(at_centre(rows, centre, x=0.0), **problem.common)
+
+
+def lines_to(problem: Problem, through: Any, points: int | None) -> pd.DataFrame:
+    """The rows of the straight paths to each weight set of ``through``."""
+    from fldiag.diagnostics.profile.lines import rows_between
     from fldiag.landscape.directions import label_weights
     from fldiag.problem.eigenpairs import loss_rows
 
     centre = loss_rows(problem)
-    if directions == "through":
-        ends = label_weights(through, "paths need", 1)
-        rows = rows_between(problem, ends, points or 21, isinstance(through, Mapping))
-    else:
-        rows = rows_along(
-            problem,
-            directions,
-            lines,
-            axis(points or 41, span),
-            seed,
-            k=min(max(k, lines), problem.layout.size),
-            tol=tol,
-            max_products=max_products,
-        )
+    ends = label_weights(through, "paths need", 1)
+    rows = rows_between(problem, ends, points or 21, isinstance(through, Mapping))
     return table(at_centre(rows, centre, x=0.0), **problem.common)

@@ -57,7 +57,11 @@ def loss_rows(lines: Lines, places: np.ndarray) -> Iterator[list[Row]]:
     """The rows ``loss`` of one line after the other."""
     points = [(n, i, float(x)) for n in range(len(lines.ends)) for i, x in enumerate(places)]
     losses = workspace().map(
-        loss_at, lines, points, name=lambda point: f"line {point[0] + 1}, point {point[1] + 1}"
+        loss_at,
+        lines,
+        points,
+        name=lambda point: f"line {point[0] + 1}, point {point[1] + 1}",
+        kind=f"loss of {lines.problem.name}",
     )
     rows: list[Row] = []
     for (number, i, x), (loss, stderr) in zip(points, losses, strict=True):

@@ -15,10 +15,8 @@ from pydantic import Field
 from fldiag.choices import Matrix, Which
 from fldiag.diagnostics.density import check_memory
 from fldiag.diagnostics.diagonal import diagonal_rows
-from fldiag.diagnostics.spectrum import picture
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
-from fldiag.plotting import layers
 from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.summary import Item, Note, Small
@@ -142,16 +140,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
 
 
-def variant(options: Mapping[str, Any]) -> str | None:
-    """A report shows the Hessian's largest; blocks and other matrices have eigenvalues of their own."""
-    other = (
-        options.get("params")
-        or options.get("matrix", "hessian") != "hessian"
-        or options.get("which") == "smallest"
-    )
-    return None if other else ""
-
-
 LAMBDA_1 = Number(
     "lambda_1",
     "largest Hessian eigenvalue of the global model on the training data",
@@ -168,7 +156,10 @@ LAMBDA_1 = Number(
 
 @diagnostic(
     "spectrum",
-    draw={"": picture.draw, "-layers": layers.draw},
+    draw={
+        "": "fldiag.diagnostics.spectrum.picture:draw",
+        "-layers": "fldiag.plotting.layers:draw",
+    },
     summary=summary,
     numbers=(LAMBDA_1,),
     flags={
@@ -179,7 +170,6 @@ LAMBDA_1 = Number(
             check=check_density,
         )
     },
-    variant=variant,
     example="checkpoints/example/fedsol-digits.pt --k 5 --trace",
 )
 def spectrum(

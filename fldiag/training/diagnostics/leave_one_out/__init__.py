@@ -19,7 +19,6 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.run import Run
-from fldiag.training.diagnostics.leave_one_out import picture
 
 Window = Annotated[int, Field(ge=1)]
 RANKS = {
@@ -98,7 +97,7 @@ def _of(index: int) -> str:
 @diagnostic(
     "leave-one-out",
     on="runs",
-    draw=picture.draw,
+    draw="fldiag.training.diagnostics.leave_one_out.picture:draw",
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --last 1 --last 5",
 )
