@@ -284,7 +284,7 @@ def test_integer_targets_are_what_the_loss_takes_them_for(name):
     v = torch.ones(p.layout.size, dtype=torch.float64)
     assert torch.allclose(p.hvp(v), expected.hvp(v), rtol=1e-9, atol=1e-12)
     assert (p.scores().accuracy is not None) is classes and expected.scores().accuracy is None
-    path = fldiag.diagnose([p, p.at(p.w + 0.1)], "connectivity", points=3, mixtures=0)
+    path = fldiag.diagnose([p, p.at(p.w + 0.1)], "connectivity", points=3, mixtures=0, curve=1)
     assert ("accuracy" in set(path["metric"])) is classes
 
 
@@ -377,7 +377,7 @@ def test_the_remedy_for_a_loss_that_couples_examples_works(name):
     hessian = torch.func.hessian(f)(p.w)
     v = torch.ones(p.layout.size, dtype=torch.float64)
     assert torch.allclose(p.hvp(v), hessian @ v, rtol=1e-8, atol=1e-10)
-    trace = fldiag.diagnose(p, "trace").query("metric == 'trace'").iloc[0]
+    trace = fldiag.diagnose(p, "trace", rtol=0.5).query("metric == 'trace'").iloc[0]
     assert trace["estimator"] == "hutchinson-deflated"  # no sum over pieces of the slice
     assert p.remarks == ["the loss is that of all 40 examples in one batch"]
 
