@@ -85,7 +85,10 @@ CASES = {
     "fairness": (four_rounds, {"every_round": True}),
     "forgetting": (four_rounds, {}),
     "lora": (adapted, {"k": 1, "tol": 0.5}),
-    "matching": (four_rounds, {"every_round": True, "k": 1}),
+    "matching": (
+        four_rounds,
+        {"every_round": True, "k": 1, "tol": 0.5, "rtol": 0.5, "deflate": 2, "max_products": 20},
+    ),
     "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
     "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),
