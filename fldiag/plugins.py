@@ -26,12 +26,12 @@ def entry_points(group: str) -> list[EntryPoint]:
 
 
 @cache
-def _folders(current: str, searched: str, path: tuple[str, ...]) -> tuple[str, ...]:
+def _folders(directory: str, searched: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """Where packages may be installed. Cached, because each config's hash asks."""
-    here = Path(current).resolve()
-    if here in (Path(folder).resolve() for folder in searched.split(os.pathsep) if folder):
+    current = Path(directory).resolve()
+    if current in (Path(folder).resolve() for folder in searched.split(os.pathsep) if folder):
         return path
-    return tuple(folder for folder in path if Path(folder).resolve() != here)
+    return tuple(folder for folder in path if Path(folder).resolve() != current)
 
 
 @cache
