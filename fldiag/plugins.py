@@ -21,17 +21,22 @@ def entry_points(group: str) -> list[EntryPoint]:
     Packages that merely lie in the current folder have none (unless PYTHONPATH names it): whoever unpacks an archive there
     has installed nothing.
     """
-    current = Path.cwd().resolve()
-    searched = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    folders = list(sys.path)
-    if current not in (Path(folder).resolve() for folder in searched):
-        folders = [folder for folder in folders if Path(folder).resolve() != current]
-    return list(_entry_points(group, tuple(folders)))
+    searched = os.environ.get("PYTHONPATH", "")
+    return list(_entry_points(group, _folders(os.getcwd(), searched, tuple(sys.path))))
+
+
+@cache
+def _folders(directory: str, searched: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """Where packages may be installed. Cached, because each config's hash asks."""
+    current = Path(directory).resolve()
+    if current in (Path(folder).resolve() for folder in searched.split(os.pathsep) if folder):
+        return path
+    return tuple(folder for folder in path if Path(folder).resolve() != current)
 
 
 @cache
 def _entry_points(group: str, folders: tuple[str, ...]) -> list[EntryPoint]:
-    """Cached, because it reads every installed package, and each config's hash asks."""
+    """Cached, because it reads every installed package."""
     points: dict[str, list[EntryPoint]] = {}
     for distribution in distributions(path=list(folders)):
         if selected := distribution.entry_points.select(group=group):

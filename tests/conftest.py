@@ -1,5 +1,6 @@
 """For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, and which are numeric."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -21,6 +22,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if numeric(item.path):
             item.add_marker(pytest.mark.numeric)
+
+
+def pytest_collection_finish():
+    """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

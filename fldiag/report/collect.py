@@ -136,8 +136,6 @@ def _sources(collection: Collected, places: Sequence[Path]) -> Iterator[Source]:
                 f"{csv.name} is not shown: its options cannot be understood ({type(error).__name__})."
             )
             continue
-        if kind is None:
-            continue
         order = is_explicit, modified
         source = Source(
             kind, csv.name, about, _claims(about), csv, entry.on in ("run", "clients"), order

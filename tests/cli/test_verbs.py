@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -45,16 +44,10 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_help_answers_without_torch_and_quickly():
+def test_help_answers_without_torch():
     code = "import sys, fldiag.cli; fldiag.cli.app(['--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT
-        )
-        seconds.append(time.perf_counter() - began)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     assert all(
         verb in done.stdout
         for verb in (

@@ -7,7 +7,7 @@ import torch
 from accelerator import DEVICE, Accelerated, accelerator
 from helpers import config, needs, play, stacks, world
 from test_diagnostics import examples, network
-from test_run_diagnostics import federation
+from test_run_diagnostics import FEW, federation
 from torch.nn.functional import cross_entropy
 
 import fldiag
@@ -26,7 +26,7 @@ def diagnostics(on):
 TRAINED = [
     (n, s) for n in registry.method.names() for s in ("off", "on") if s == "off" or stacks(n)
 ]
-SMALL = {"points": 3, "k": 3, "draws": 2}
+SMALL = {"points": 3, "k": 3, "draws": 2, "curve": 3, "steps": 5}
 
 
 def test_host_and_device_tensors_do_not_meet(monkeypatch):
@@ -80,9 +80,10 @@ def test_diagnostics_of_weights(name, monkeypatch):
 @pytest.mark.parametrize("name", diagnostics("run"))
 @pytest.mark.slow
 def test_diagnostics_of_a_run(name, monkeypatch):
-    expected = fldiag.diagnose(federation(name), name)
+    expected = fldiag.diagnose(federation(name), name, **FEW.get(name, {}))
     with accelerator(monkeypatch):
-        close(fldiag.diagnose(federation(name, device="lazy"), name), expected)
+        found = fldiag.diagnose(federation(name, device="lazy"), name, **FEW.get(name, {}))
+        close(found, expected)
 
 
 @pytest.mark.parametrize(("name", "stack"), TRAINED)
@@ -107,7 +108,8 @@ def test_training(name, stack, monkeypatch):
 @pytest.mark.slow
 def test_what_was_kept_before_an_interruption_meets_what_is_new(name, tmp_path, monkeypatch):
     entry = registry.diagnostic.get(name)
-    options = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
+    small = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
+    options = {**small, **FEW.get(name, {})}
     keep, count = FinishedItems.keep, 0
 
     def stopping(finished, item, value):

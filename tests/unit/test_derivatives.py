@@ -329,8 +329,11 @@ def inputs_of(make):
     return made[0] if isinstance(made, tuple) else made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("memory", [2 * 2**30, 1], ids=["double", "own precision"])
+@pytest.mark.parametrize(
+    "dtype, memory",
+    [(torch.float32, 2 * 2**30), (torch.float32, 1), (torch.float64, 1)],
+    ids=["in double", "float32", "float64"],
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_sound_layers_are_never_refused(name, memory, dtype):
     make, given = LAYERS[name]
@@ -843,7 +846,8 @@ def test_autocast_and_no_grad_around_the_call_change_nothing(question, make):
     torch.manual_seed(0)
     net = make()
     x = torch.randn(12, 5, 4) if isinstance(net, Attention) else data(12)[0]
-    options = {"points": 3} if question == "landscape" else {}
+    few = {"landscape": {"points": 3}, "profile": {"points": 3}, "trace": {"rtol": 0.5}}
+    options = few.get(question, {"k": 1})
 
     def answer():
         return fldiag.diagnose(Problem(net, CE, (x, labels(x))), question, **options)
@@ -971,7 +975,7 @@ def test_weight_decay_enters_loss_gradient_and_curvature(make):
                 fldiag.diagnose(
                     p,
                     question,
-                    **({"k": 2, "tol": 1e-8} if question == "spectrum" else {"rtol": 1e-3}),
+                    **({"k": 2, "tol": 1e-8} if question == "spectrum" else {"rtol": 2e-3}),
                 )
                 for p in (bare, decayed)
             )

@@ -115,6 +115,7 @@ print(sum([work() for _ in range(14)][4:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what it relies on is glibc's")
 def test_memory_that_was_freed_is_kept():
     """New pages for eight blocks of 3 MB, ten times; without ``keep_memory`` 61,000 of 4 kB in two processes of three, and none

@@ -127,6 +127,7 @@ def test_only_a_long_pause_of_all_workers_of_a_cluster_is_an_error():
         cluster._count_paused(count)
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_cluster_of_this_machine_may_take_more_than_its_share_of_the_memory(
     monkeypatch,
 ):

@@ -359,7 +359,9 @@ def test_samples_keep_every_client_and_class_knowledge():
     )  # what it holds, not what was looked at
 
 
-@pytest.mark.parametrize("executor", ["serial", "processes:2"])
+@pytest.mark.parametrize(
+    "executor", ["serial", pytest.param("processes:2", marks=pytest.mark.slow)]
+)
 def test_without_own_data_the_rest_is_the_same_to_the_bit_for_less(executor, tmp_path):
     run = fldiag.train(
         Config.load(

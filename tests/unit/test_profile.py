@@ -166,8 +166,10 @@ def test_batch_norm_statistics_go_along_when_the_end_brings_them():
         )
 
 
-@pytest.mark.parametrize("directions", ["eigen", "random", "through"])
-@pytest.mark.parametrize("last", ["line 1, point 2", "line 2, point 1", "line 2, point 5"])
+@pytest.mark.parametrize(
+    "directions, last",
+    [("eigen", "line 1, point 2"), ("random", "line 2, point 1"), ("through", "line 2, point 5")],
+)
 def test_resumed_equals_uninterrupted(tmp_path, directions, last):
     through = [network(seed=s).w for s in (1, 2)] if directions == "through" else None
     options = {"directions": directions, "points": 5, "through": through}

@@ -108,7 +108,13 @@ GIVEN = {
 }
 
 
-ASKED = {"forgetting": {}, "drift": {}, "matching": {"k": 1}, "spectrum": {"k": 1}, "fairness": {}}
+ASKED = {
+    "forgetting": {},
+    "drift": {},
+    "matching": {"k": 1, "rtol": 0.5, "deflate": 2, "max_products": 20},
+    "spectrum": {"k": 1},
+    "fairness": {},
+}
 
 
 @pytest.fixture(scope="module")

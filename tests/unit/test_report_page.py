@@ -157,6 +157,23 @@ def test_no_name_becomes_markup(evil):
     assert all(v.startswith("#") for k, v in read.attributes if k in ("src", "href"))
 
 
+def test_every_built_in_section_is_drawn_and_summed_up(evil):
+    _, _, text = evil
+    sections = set(re.findall(r'<section id="([^"]*)"', text))
+    assert sections >= {
+        "landscape",
+        "spectrum",
+        "forgetting",
+        "drift",
+        "matching",
+        "account",
+        "personalise",
+        "steps",
+    }
+    for words in ("could not be made", "is not drawn", "is not summed"):
+        assert words not in text
+
+
 def test_charts_hold_names_that_plotly_cannot_read_as_markup(evil):
     data = unpack(Reader(evil[2]).scripts["packed-charts"]).decode()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in data and "<script" not in data
@@ -255,9 +272,11 @@ def test_a_folder_that_is_not_there_is_refused(evil, tmp_path):
         build.write(evil[0], tmp_path / "no" / "r.html")
 
 
-def test_progress_ends_at_its_total(evil, tmp_path):
-    seen = []
-    build.write(evil[0], tmp_path / "r.html", progress=lambda *a: seen.append(a))
+def test_progress_ends_at_its_total(tmp_path):
+    made, seen = reports.run(tmp_path / "a"), []
+    reports.of_checkpoints(made, "spectrum", lambda _: reports.eigenvalues())
+    found = collect([made.path])
+    build.write(found, tmp_path / "r.html", progress=lambda *a: seen.append(a))
     assert [d for d, _, _ in seen] == list(range(len(seen))) and seen[-1][0] == seen[-1][1]
 
 

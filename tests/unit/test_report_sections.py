@@ -225,27 +225,6 @@ def test_sections_of_one_mark_are_told_apart():
     assert "sources" not in marks
 
 
-def test_no_built_in_section_fails(tmp_path):
-    found = collect([reports.everything(reports.run(tmp_path / "a", steps=2)).path])
-    text = page(found, tmp_path)
-    marks = set(re.findall(r'<section id="([^"]*)"', text))
-    assert marks >= {
-        "landscape",
-        "spectrum",
-        "forgetting",
-        "drift",
-        "matching",
-        "account",
-        "personalise",
-        "steps",
-    }
-    assert (
-        "could not be made" not in text
-        and "is not drawn" not in text
-        and "is not summed" not in text
-    )
-
-
 # -- which tables are found
 
 
