@@ -163,6 +163,16 @@ KINDS = {
         "small updates are lost in the rounding",
         "average in single precision, and round only what is sent",
     ),
+    "compressed": (
+        "the aggregate is the mean of the clients' uploads, which were rounded",
+        "what clients learn below the rounding is lost",
+        "nothing to do if uploads are compressed on purpose",
+    ),
+    "noised": (
+        "the aggregate is the clients' mean with noise",
+        "the noise of all rounds adds up",
+        "nothing to do if it is added for privacy",
+    ),
     "unknown": (
         "the aggregate is neither a mean of the clients nor a known server step",
         BROKEN,
@@ -170,6 +180,8 @@ KINDS = {
     ),
 }
 STEPS = ("scaled", "momentum", "adaptive", "median", "trimmed", "geometric", "krum")
+#: Kinds that average what clients sent in another form.
+CODED = ("compressed", "noised")
 #: Kinds that are plain averages.
 AVERAGES = ("mean", "uniform", "n", "batches")
 
@@ -418,6 +430,8 @@ class Aggregate(Check):
         if (
             self.case.is_native and stepping
         ):  # what its method computes there, nobody but the method knows
+            return INFORMATION
+        if kind in CODED and not self.case.is_native:
             return INFORMATION
         if kind in AVERAGES and self.case.stated_shares:
             return FAULT

@@ -212,14 +212,14 @@ class Norms(Check):
     """Clients whose updates have outlying lengths.
 
     Rule: the logarithms of ||d_k|| less their round's median, and less a line in log n_k (Theil and Sen's slope) where sizes are
-    known. A client's median over its rounds, and every single value, is outlying where it lies further out than a factor 5
-    (a single value: 8) and than 6 (8) times the scale 1.48 MAD of all values. Short updates are information, unless the client
-    has something to learn: its own loss at the received weights is above the median of the clients'. It takes at least 4
-    clients a round.
+    known. A client's median over its rounds, and every single value, is outlying where it lies further out than a factor 2.5
+    (of two rounds: 5; a single value: 8) and than 8 times the scale 1.48 MAD of all values. Short updates are information,
+    unless the client has something to learn: its own loss at the received weights is above the median of the clients'. It
+    takes at least 4 clients a round.
     """
 
     name, title = "norms", "Updates have similar lengths"
-    FACTORS, SCALES = (5.0, 8.0), (6.0, 8.0)
+    FACTORS, SCALE = (2.5, 5.0, 8.0), 8.0
 
     def __init__(self, case: Case):
         super().__init__(case)
@@ -252,16 +252,14 @@ class Norms(Check):
             return
         left = self.left()
         spread = 1.4826 * float(np.median(np.abs(left - np.median(left))))
-        always, once = (
-            max(math.log(f), s * spread) for f, s in zip(self.FACTORS, self.SCALES, strict=True)
-        )
+        always, often, once = (max(math.log(f), self.SCALE * spread) for f in self.FACTORS)
         of = defaultdict[int, list[tuple[int, float]]](list)
         for (r, i, _), v in zip(self.rows, left, strict=True):
             of[i].append((r, float(v)))
         for i, deviations in of.items():
             middle = float(np.median([v for _, v in deviations]))
             single = [(r, v) for r, v in deviations if abs(v) > once]
-            if len(deviations) > 1 and abs(middle) > always:
+            if len(deviations) > 1 and abs(middle) > (always if len(deviations) > 2 else often):
                 yield self._finding(
                     i,
                     middle,

@@ -32,7 +32,7 @@ class Directions(Check):
 
     Rule, in rounds of at least 4 clients.
     Wrong sign: let s be the mean cosine of a client's update with the others', S the median of these means among the others.
-    In the rounds with S of at least 0.1, at least two, s is below -S / 2 in 80 %, and at most -0.1 in the median.
+    In the rounds with S of at least 0.1, at least three, s is below -0.7 S in 80 %, and at most -0.1 in the median.
     Noise: on the tenth of the coordinates that the others move least, its update is at least 1.5 times as long as theirs
     (relative to the whole), and its correlation with its own update before is at most 2 standard errors 1 / sqrt(n) (or it is
     twice as long, and the correlation a quarter of theirs), in the median of three or more pairs; the others' correlation is
@@ -107,8 +107,8 @@ class Directions(Check):
             return
         for i, rows in self.cosines.items():
             telling = [(r, s, others) for r, s, others in rows if others >= AGREEING]
-            wrong = [r for r, s, others in telling if s < -others / 2]
-            if len(telling) < 2 or len(wrong) < 0.8 * len(telling):
+            wrong = [r for r, s, others in telling if s < -0.7 * others]
+            if len(telling) < 3 or len(wrong) < 0.8 * len(telling):
                 continue
             s, others = (float(np.median([row[c] for row in telling])) for c in (1, 2))
             if s <= -AGREEING:
