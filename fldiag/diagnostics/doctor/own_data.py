@@ -76,7 +76,7 @@ class OwnData(Check):
     distribution), while z is above 2 in the median client.
     Information if a client took part in a single round, and for methods of fldiag that correct the local gradient (control
     variates, dual variables), which may raise a client's own loss on purpose. Information, too, where most clients' loss rises
-    and nothing explains it: steps are too long, or uploads noisy.
+    and nothing explains it: steps are too long, or uploads noisy; and where the mean z is below 1 and nothing else is found.
     """
 
     name, title = "own_data", "Clients fit their own data"
@@ -103,6 +103,16 @@ class OwnData(Check):
             findings += self._without_advantage({f.client for f in findings})
             yield from findings
             yield from self._out_of_step({f.client for f in findings})
+            if len(self.fits) > ROUNDS and self._mean_excess() < MISSES:
+                yield Finding(
+                    INFORMATION,
+                    "no client's training fits its recorded data better than the others' does",
+                    f"z of the recorded data is {self._mean_excess():.2g} a round, over {len(self.fits)} rounds; in sound runs it is 2 "
+                    "to 8",
+                    "whose data a client trains on cannot be confirmed",
+                    "look at the partition and its order; noise on the updates hides it, too",
+                    value=self._mean_excess(),
+                )
         yield Clear(
             f"the own loss of {counted(len(models.gains), 'client')} falls by {middle:.3g} nats in the median"
             + (
