@@ -1,12 +1,21 @@
-"""Kinds of broken and of sound federations: small loops on the digits, each with one thing changed, handed to the recorder.
+"""How many kinds of broken federations does the doctor find, and how many kinds of sound ones does it accuse?
 
-``BROKEN``: kind -> how it is made, and what a finding must say about it. ``SOUND``: kind -> how it is made. Used by
-doctor_planted.py (how many are found) and doctor_false_alarms.py (how many sound ones are accused); every kind takes a seed.
+    python analyses/doctor_kinds.py [--seeds 1] [--only REGEX] [--runs /tmp/kinds] [--out analyses]
+
+Small loops on the digits, each with one thing changed, handed to the recorder: what clients train on, how the server mixes, what
+is reported, where NaN comes from (``BROKEN``), and loops in which all is well, however odd (``SOUND``). A kind is *found* where
+a fault or a warning names it (``words``), *half* found where information does, else *missed*; a sound kind is *accused* by any
+fault or warning. The kinds that are held out were written down before the checks were; the first run of the doctor on them found
+15 of 17 (not the reversed partition and the two clients that swap their data, for which the comparison of both halves of the
+rounds was made) and accused none. Writes doctor_kinds.csv. About two minutes of CPU time a seed.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import re
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -684,3 +693,48 @@ def outcome(kind: Kind, table: pd.DataFrame) -> str:
     if right.empty:
         return "missed"
     return "half" if set(right["severity"]) == {"information"} else "found"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", default="1", help="comma-separated")
+    parser.add_argument("--only", default="", help="a regular expression of kinds")
+    parser.add_argument("--runs", type=Path, help="a folder that keeps the runs")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    args = parser.parse_args()
+    kinds = [(name, kind, False) for name, kind in BROKEN.items()]
+    kinds += [(f"sound-{name}", kind, True) for name, kind in SOUND.items()]
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, kind, is_sound in kinds:
+            for seed in [int(s) for s in args.seeds.split(",") if re.search(args.only, name)]:
+                table = doctor(kind, name, seed, args.runs or Path(scratch))
+                alarms = table[table["severity"].isin(["fault", "warning"])]
+                result = (
+                    outcome(kind, table) if not is_sound else ("ok", "accused")[len(alarms) > 0]
+                )
+                texts = (
+                    alarms["severity"] + ": " + alarms["what"] + " (" + alarms["evidence"] + ")"
+                ).tolist()
+                rows.append(
+                    {
+                        "kind": name,
+                        "held out": kind.held_out,
+                        "seed": seed,
+                        "outcome": result,
+                        "findings": "; ".join(texts),
+                    }
+                )
+                print(f"{result:8} {name} {seed}: {'; '.join(texts)[:160]}", flush=True)
+    frame = pd.DataFrame(rows)
+    frame.to_csv(args.out / "doctor_kinds.csv", index=False)
+    is_sound = frame["kind"].str.startswith("sound-")
+    for label, part in (("broken", frame[~is_sound]), ("sound", frame[is_sound])):
+        for held, some in part.groupby("held out"):
+            counts = ", ".join(f"{n} {o}" for o, n in some["outcome"].value_counts().items())
+            print(f"{label}{' (held out)' if held else ''}: {len(some)} runs, {counts}")
+    print(args.out / "doctor_kinds.csv")
+
+
+if __name__ == "__main__":
+    main()

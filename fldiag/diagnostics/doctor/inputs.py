@@ -23,7 +23,8 @@ class Inputs(Check):
     Rule: the gradient of the first layer's weight is the gradient of its bias times the input, so that the ratio of the lengths
     of their updates, ||dW|| / ||db||, measures how large inputs are. Where a client's, in the median of at least 2 rounds,
     differs from the round's median by more than a factor 3, and by 6 times the scale 1.48 MAD of the logarithms, its inputs are
-    on another scale. It takes a first layer with a bias and at least 4 clients a round.
+    on another scale. It takes a first layer with a bias and at least 4 clients a round. Long local training hides it: a bias
+    stands still once the shares of the classes are learnt, whatever the inputs.
     """
 
     name, title = "inputs", "Inputs are on one scale"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,39 +45,31 @@ def tie(change: np.ndarray, labels: np.ndarray) -> float:
     )
 
 
-def _changes(models: Models, client: int) -> list[np.ndarray]:
-    """Of the log-probabilities of a client's own examples by its training, in some of its rounds."""
-    stretch = models.history.pool.train_slice(client)
-    rounds = spread([r for r, s in models.scores.items() if client in s.ids], ROUNDS)
-    changes = []
-    for r in rounds:
-        cohort = models.history.stored(r)
-        after, before = cohort.client(cohort.ids.index(client)), cohort.start
-        changes.append(
-            models.log_probabilities(after, stretch) - models.log_probabilities(before, stretch)
-        )
-    return changes
+def ties_of(models: Models, clients: Iterable[int]) -> dict[int, tuple[float, float]]:
+    """Client -> z of how its training ties its labels to its inputs, and the probability of one so low by chance.
 
-
-def pairing(models: Models, client: int) -> tuple[float, float]:
-    """z of how a client's training ties its labels to its inputs, and the probability of one so low if it did not look at them.
-
-    One permutation of the labels holds for all rounds, whose changes are added.
+    One permutation of the labels holds for all rounds of a client, whose changes are added. Clients for which labels cannot be
+    permuted are left out.
     """
     from scipy.stats import norm
 
-    stretch = models.history.pool.train_slice(client)
-    if models.history.dataset.regression or stretch.stop - stretch.start < EXAMPLES:
-        return math.nan, 1.0
-    changes = _changes(models, client)
-    z = tie(np.sum(changes, axis=0), models.labels[stretch]) if changes else math.nan
-    return z, float(norm.cdf(z)) if math.isfinite(z) else 1.0
-
-
-def pairing_of_all(models: Models, most: int = 100) -> dict[int, tuple[float, float]]:
-    """Client -> z and p, for those that have one."""
-    values = {i: pairing(models, i) for i in list(models.gains)[:most]}
-    return {i: both for i, both in values.items() if math.isfinite(both[0])}
+    if models.history.dataset.regression:
+        return {}
+    stretches = {i: models.history.pool.train_slice(i) for i in clients}
+    rounds = {
+        i: set(spread([r for r, scored in models.scores.items() if i in scored.ids], ROUNDS))
+        for i, stretch in stretches.items()
+        if stretch.stop - stretch.start >= EXAMPLES
+    }
+    changes: dict[int, np.ndarray] = {}
+    for r in sorted(set().union(*rounds.values())):  # a round is read once
+        cohort = models.history.stored(r)
+        for i in (i for i in rounds if r in rounds[i]):
+            after = models.log_probabilities(cohort.client(cohort.ids.index(i)), stretches[i])
+            change = after - models.log_probabilities(cohort.start, stretches[i])
+            changes[i] = changes.get(i, 0.0) + change
+    ties = {i: tie(change, models.labels[stretches[i]]) for i, change in changes.items()}
+    return {i: (z, float(norm.cdf(z))) for i, z in ties.items() if math.isfinite(z)}
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ class TestData(Check):
     is above 4 alone, and the test loss is less than 0.75 of the training loss.
     One client: its advantage over the round's median client on test examples is above 0 in the mean, and larger than on its own
     examples of the same classes in every one of at least 3 rounds, while it is larger for at most a tenth of the other clients in
-    their median; p is the share of larger ones among the others' to the number of rounds.
+    their median, and the loss of its own model is lower on test examples (van Elteren's z above 1.64 in the mean); p is the
+    share of larger ones among the others' to the number of rounds.
     """
 
     name, title = "test_data", "No client trains on test examples"
@@ -160,7 +161,12 @@ class TestData(Check):
             p = ((sum(v > 0 for v in every) + 1) / (len(every) + 2)) ** len(by_round)
             like = sum(float(np.median(row)) > 0 for row in others)
             is_fitted = min(by_round.values()) > 0 and np.mean(tested[i]) > 0
-            if not is_fitted or len(others) < CLIENTS or like > FEW * len(others):
+            if (
+                not is_fitted
+                or self._lower(i) < BETTER
+                or len(others) < CLIENTS
+                or like > FEW * len(others)
+            ):
                 continue
             value = float(np.median(list(by_round.values())))
             yield Finding(
@@ -175,6 +181,18 @@ class TestData(Check):
                 value=value,
                 p=p if p > LEVEL / 1e6 else LEVEL / 1e6,
             )
+
+    def _lower(self, i: int) -> float:
+        """z of a client's model having a lower loss on test examples than on its own of the class, mean of the rounds."""
+        models = self.case.models
+        own, test = models.history.pool.train_slice(i), models.history.pool.test
+        strata = models.labels[test], models.labels[own]
+        rows = [
+            s.clients[s.ids.index(i)]
+            for s in self.rounds.values()
+            if s.clients is not None and i in s.ids
+        ]
+        return float(np.mean([strata_excess(-row[test], -row[own], *strata) for row in rows]))
 
     def _advantages(self, s: Scored, k: int) -> tuple[float, float]:
         """The advantage of client k on test examples and on its own ones, both by the shares of its classes."""
