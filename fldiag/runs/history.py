@@ -39,7 +39,7 @@ UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
 PERSONAL = "holds parts of its clients' weights alone: the rest they keep to themselves"
-PERSONAL_REMEDY = "drift and lora compare the parts; for the rest record the clients' whole weights (clients=, received= by client)"
+PERSONAL_REMEDY = "drift and lora compare the parts; for the rest record whole weights (clients=, received= by client)"
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
