@@ -206,8 +206,8 @@ class Run:
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number, those ``outside`` the partition, and ``personal``, the tensors that clients keep
-        to themselves; empty for runs of fldiag. Raises FldiagError when it was edited."""
+        ``examples`` of the clients by their number, those ``outside`` the partition, and ``personal``, the tensors that clients
+        keep to themselves; empty for runs of fldiag. Raises FldiagError when it was edited."""
         origin = self.index.get("origin")
         if origin is None:
             return {}
