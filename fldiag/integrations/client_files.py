@@ -62,7 +62,7 @@ def pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-class Source(NamedTuple):
+class Place(NamedTuple):
     """A file, and where in its array the weights are (None: they are all of it)."""
 
     path: Path
@@ -74,8 +74,8 @@ class FolderLayout:
     """Where the weights are: of clients by foreign round number and name, and of global models by round."""
 
     root: Path
-    clients: dict[int, dict[str, Source]] = field(default_factory=dict)
-    globals: dict[int, Source] = field(default_factory=dict)
+    clients: dict[int, dict[str, Place]] = field(default_factory=dict)
+    globals: dict[int, Place] = field(default_factory=dict)
 
     @property
     def rounds(self) -> list[int]:
@@ -122,16 +122,16 @@ def scan(root: Path, clients: str | None, globals_: str | None = None) -> Folder
         path = root / name
         if of_all is not None and (match := of_all.fullmatch(name)):
             r = int(match.groupdict().get("round") or 1)
-            _add(layout.globals, r, Source(path), root, "global model")
+            _add(layout.globals, r, Place(path), root, "global model")
         elif of_one is not None and (match := of_one.fullmatch(name)):
             r = int(match.groupdict().get("round") or 1)
             client = match.groupdict().get("client")
             round_files = layout.clients.setdefault(r, {})
             if client is not None:
-                _add(round_files, client, Source(path), root, f"client {client}")
+                _add(round_files, client, Place(path), root, f"client {client}")
             else:
                 for k in range(_shape(path, 2)[0]):
-                    _add(round_files, str(k), Source(path, (k,)), root, f"client {k}")
+                    _add(round_files, str(k), Place(path, (k,)), root, f"client {k}")
     if clients is not None and not layout.clients:
         raise FldiagError(f"no file in {root} matches {clients!r}", advice(names), usage=True)
     if of_all is not None and not layout.globals:
@@ -154,7 +154,7 @@ def scan_array(path: Path) -> FolderLayout:
         path.parent,
         {
             1 if r is None else r + 1: {
-                str(k): Source(path, (k,) if r is None else (r, k)) for k in range(shape[-2])
+                str(k): Place(path, (k,) if r is None else (r, k)) for k in range(shape[-2])
             }
             for r in (rounds if rounds is not None else [None])
         },
@@ -307,7 +307,7 @@ def advice(names: Sequence[str], global_pattern: str | None = None) -> str:
     )
 
 
-def _add(sources: dict[Any, Source], key: Any, source: Source, root: Path, label: str) -> None:
+def _add(sources: dict[Any, Place], key: Any, source: Place, root: Path, label: str) -> None:
     if key in sources:
         names = (other.path.relative_to(root) for other in (sources[key], source))
         raise FldiagError(

@@ -16,7 +16,7 @@ from fldiag.config_files import read_partition
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.integrations import client_files
-from fldiag.integrations.client_files import Source
+from fldiag.integrations.client_files import Place
 from fldiag.integrations.evaluation import Evaluation
 from fldiag.integrations.recorder_inputs import confirm_numbers
 from fldiag.models import state_dict
@@ -41,7 +41,7 @@ Score = Callable[[State], list[Row]]
 class _Globals:
     """The global model after every round (0: before the first), read when it is asked for."""
 
-    sources: Mapping[int, Source]
+    sources: Mapping[int, Place]
     read: Any
     current: tuple[int, State | None] = (-1, None)
 
@@ -112,7 +112,7 @@ def folder_to_run(
     shift = 1 if start == 0 and layout.clients else 0
     after = {r + shift - (moment == "received"): source for r, source in layout.globals.items()}
     if initial is not None:
-        after[start + shift - 1] = Source(initial)
+        after[start + shift - 1] = Place(initial)
     recipe = {
         "kind": "folder",
         "clients": clients,
@@ -296,7 +296,7 @@ class _Work:
             if without:
                 self.say(unassigned(without), keep=False)
 
-    def read(self, source: Source, label: str) -> State | None:
+    def read(self, source: Place, label: str) -> State | None:
         """The weights in a file, None when it is damaged, or of a client that has none yet. Raises FldiagError for another
         architecture."""
         path = source.path
@@ -334,7 +334,7 @@ class _Work:
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)
         return state
 
-    def run(self, after: dict[int, Source], has_globals: bool, score: Score | None) -> Run:
+    def run(self, after: dict[int, Place], has_globals: bool, score: Score | None) -> Run:
         recording, has_clients = self.recording, bool(self.layout.clients)
         rounds = self.layout.rounds if has_clients else [t for t in sorted(after) if t > 0]
         if not rounds:

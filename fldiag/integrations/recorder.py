@@ -79,8 +79,8 @@ class Recorder:
         origin: plain values that describe where the run comes from.
         trainable: store only the parameters with ``requires_grad`` in the rounds, such as adapters of peft; the others are stored
             once, and weights in which they differ are refused.
-        own: names of parameters and buffers, or of the modules that have them, which clients keep to themselves (``("head",)`` of
-            FedPer and FedRep): weights may lack them.
+        personal: names of parameters and buffers, or of the modules that have them, which clients keep to themselves, such as
+            ``("head",)`` of FedPer and FedRep: weights may lack them.
 
     Raises:
         FldiagError: the folder is taken, or what is given does not fit together, or not what the run was recorded with so far.
@@ -107,7 +107,7 @@ class Recorder:
         resume: bool = False,
         origin: Mapping[str, Any] | None = None,
         trainable: bool = False,
-        own: Sequence[str] = (),
+        personal: Sequence[str] = (),
     ):
         path, remarks = Path(out), list[str]()
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
@@ -140,7 +140,7 @@ class Recorder:
             {n: t.dtype for n, t in tensors.items()},
             {n: t.shape for n, t in tensors.items()},
         )
-        self._own = _names_within(own, tensors)
+        self._personal = _names_within(personal, tensors)
         self._last: State | None = None
         self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
@@ -450,11 +450,11 @@ class Recorder:
         received, starts, notes = self._received_by(clients, received, starts or {})
         state = self.state(aggregated, "the aggregated model")
         clients, lacking = self._completed(clients, received, starts)
-        state, more_notes = self._with_own(state, clients)
+        state, more_notes = self._with_personal(state, clients)
         if starts:
             rows = [*rows, *self._staleness(t, starts)]
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
-        is_whole = not lacking and not self.run.origin.get("own")
+        is_whole = not lacking and not self.run.origin.get("personal")
         scores = self._evaluation.rows(state) if self._evaluation is not None and is_whole else []
         with self._writing():
             for text in [*notes, *more_notes]:
@@ -465,12 +465,16 @@ class Recorder:
             else:
                 if received is not None and not self.recording.run.rounds:
                     self.recording.initial(received)
-                named = {k: name for name, k in self.clients.numbers.items()}
+                names = {k: name for name, k in self.clients.numbers.items()}
                 self.recording.know(
-                    examples=self._examples, shift=shift, outside=outside, own=lacking, names=named
+                    examples=self._examples,
+                    shift=shift,
+                    outside=outside,
+                    personal=lacking,
+                    names=names,
                 )
-                if named:
-                    self.recording.note(_numbering(named))
+                if names:
+                    self.recording.note(_numbering(names))
                 self.recording.add(
                     t,
                     state,
@@ -510,22 +514,24 @@ class Recorder:
         self, clients: Mapping[int, State], received: State | None, starts: Mapping[int, State]
     ) -> tuple[dict[int, State], list[str]]:
         """The clients' weights, with what they received in place of what they keep to themselves; and the names of that."""
-        whole = {n: t.detach().cpu() for n, t in self.module.state_dict().items() if n in self._own}
-        lacking = sorted({n for state in clients.values() for n in self._own - state.keys()})
+        defaults = {
+            n: t.detach().cpu() for n, t in self.module.state_dict().items() if n in self._personal
+        }
+        lacking = sorted({n for state in clients.values() for n in self._personal - state.keys()})
         rows = {}
         for k, state in clients.items():
-            start = {**whole, **(self._last or {}), **(received or {}), **starts.get(k, {})}
+            start = {**defaults, **(self._last or {}), **(received or {}), **starts.get(k, {})}
             rows[k] = {
                 n: state[n] if n in state else start[n]
                 for n in self._kinds
-                if n in state or n in self._own
+                if n in state or n in self._personal
             }
         return rows, lacking
 
-    def _with_own(self, state: State, clients: Mapping[int, State]) -> tuple[State, list[str]]:
+    def _with_personal(self, state: State, clients: Mapping[int, State]) -> tuple[State, list[str]]:
         """The global model with the mean of what clients keep to themselves, where it lacks that, and a note; without clients
         with what it had."""
-        lacking, notes = self._own - state.keys(), list[str]()
+        lacking, notes = self._personal - state.keys(), list[str]()
         if not lacking:
             return state, notes
         values = {**self.module.state_dict(), **(self._last or {})}
@@ -601,10 +607,10 @@ class Recorder:
                     usage=True,
                 )
             tensors = {n: t for n, t in tensors.items() if n not in base}
-        if self._own - tensors.keys() and isinstance(weights, Mapping):
-            whole = {n: t for n, t in self.module.state_dict().items() if n in self._own}
-            fitted, _ = state_dict.fit({**whole, **tensors}, self.module)
-            state = {n: t for n, t in fitted.items() if n in tensors or n not in self._own}
+        if self._personal - tensors.keys() and isinstance(weights, Mapping):
+            defaults = {n: t for n, t in self.module.state_dict().items() if n in self._personal}
+            fitted, _ = state_dict.fit({**defaults, **tensors}, self.module)
+            state = {n: t for n, t in fitted.items() if n in tensors or n not in self._personal}
         elif {
             n: v.shape for n, v in tensors.items()
         } == self._shapes:  # as a rule; walking the module takes as long as the disk
@@ -697,13 +703,13 @@ def _is_by_client(test: Any, clients: Any) -> bool:
     return bool(test) and {str(k) for k in test} <= {str(k) for k in names}
 
 
-def _names_within(own: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
+def _names_within(parts: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
     """The tensors of these names, or of modules of these names. Raises FldiagError for a name of none."""
-    own = [own] if isinstance(own, str) else list(own)
-    names = {name: [n for n in tensors if n == name or n.startswith(f"{name}.")] for name in own}
+    parts = [parts] if isinstance(parts, str) else list(parts)
+    names = {name: [n for n in tensors if n == name or n.startswith(f"{name}.")] for name in parts}
     if unknown := [name for name, members in names.items() if not members]:
         raise FldiagError(
-            f"own names {unknown[0]!r}, and the model has no such parameter or module",
+            f"personal names {unknown[0]!r}, and the model has no such parameter or module",
             f"it has {', '.join(list(tensors)[:6])}",
             usage=True,
         )

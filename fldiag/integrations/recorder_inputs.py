@@ -248,19 +248,19 @@ class Clients:
 
     Args:
         names: of the clients of the partition.
-        known: name -> number, of a run that goes on.
+        numbered: name -> number, of a run that goes on.
     """
 
-    def __init__(self, names: Iterable[str] = (), known: Mapping[str, int] | None = None):
+    def __init__(self, names: Iterable[str] = (), numbered: Mapping[str, int] | None = None):
         names = list(names)
         self.are_named = not all(name.isdecimal() and int(name) < MOST for name in names)
         listed = client_files.numbers(names) if self.are_named else {}
         #: Name -> number, of those that have a name.
-        self.numbers: dict[str, int] = {**listed, **(known or {})}
+        self.numbers: dict[str, int] = {**listed, **(numbered or {})}
         #: A partition that has numbers has no names.
         self.may_have_names = self.are_named or not names
-        taken = [*self.numbers.values(), *([] if self.are_named else map(int, names))]
-        self.next = max(taken, default=-1) + 1
+        numbers = [*self.numbers.values(), *([] if self.are_named else map(int, names))]
+        self.next = max(numbers, default=-1) + 1
 
     def number_of(self, client: Any) -> int:
         """Raises FldiagError for what is neither a name nor a number from 0."""

@@ -38,8 +38,8 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
-OWN = "holds parts of its clients' weights alone: the rest they keep to themselves"
-OWN_REMEDY = "drift and lora compare the parts; for the rest record the clients' whole weights (clients=, received= by client)"
+PERSONAL = "holds parts of its clients' weights alone: the rest they keep to themselves"
+PERSONAL_REMEDY = "drift and lora compare the parts; for the rest record whole weights (clients=, received= by client)"
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
@@ -197,7 +197,7 @@ class History:
         model_name = model if model is not None else first.config.get("model", {}).get("name")
         # a model that fldiag knows by its name is built for the data
         built_for_data = isinstance(model_name, str) and ":" not in model_name
-        own = bool(run.origin.get("own"))
+        has_personal = bool(run.origin.get("personal"))
         weights_alone = (
             bool(run.origin)
             and data is None
@@ -227,7 +227,7 @@ class History:
             notes.append(UNTESTED)
         history = History(
             module,
-            None if own else dataset,
+            None if has_personal else dataset,
             parts,
             {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
@@ -269,8 +269,8 @@ class History:
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )
-        if own:
-            history.why_alone = OWN, OWN_REMEDY
+        if has_personal:
+            history.why_alone = PERSONAL, PERSONAL_REMEDY
         if "test_partition.npz" in run.index["files"]:
             history.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         if run.origin:

@@ -98,8 +98,8 @@ class ExamplePool:
         """Where those of the test split's examples lie in the pool that it holds."""
         if self.test.stop == len(self.dataset.evaluation[2]):
             return examples
-        held = spread(self.dataset.evaluation[2], self.test.stop).cpu().numpy()
-        return np.flatnonzero(np.isin(held, examples))
+        positions = spread(self.dataset.evaluation[2], self.test.stop).cpu().numpy()
+        return np.flatnonzero(np.isin(positions, examples))
 
     def to(self, dtype: torch.dtype) -> ExamplePool:
         """The same examples, read in another precision."""

@@ -195,13 +195,13 @@ class Recording:
         examples: Mapping[int, int] | None = None,
         shift: int = 0,
         outside: Sequence[int] = (),
-        own: Sequence[str] = (),
+        personal: Sequence[str] = (),
     ) -> None:
         """What the clients are called elsewhere, how many examples they train on, how much higher than there rounds are numbered,
         which clients the partition lacks, and which tensors they keep to themselves."""
         origin = self.run.index["origin"]
-        if fresh_names := sorted({*own} - {*origin.get("own", [])}):
-            origin["own"] = sorted([*origin.get("own", []), *fresh_names])
+        if fresh_names := sorted({*personal} - {*origin.get("personal", [])}):
+            origin["personal"] = sorted([*origin.get("personal", []), *fresh_names])
             self.note(
                 f"the clients upload no {', '.join(fresh_names[:4])}{' ...' if len(fresh_names) > 4 else ''}, which they keep to "
                 "themselves: in their rows stands what they received there, and only the rest can be compared"

@@ -46,14 +46,14 @@ class Checkpoint:
         received: the weights that the round's clients started from, [P].
         clients: the trained weights of ``client_ids``, [K, P].
         buffers: the buffers of these clients, by name, each [K, ...].
-        starts: what each of these clients received, [K, P], where they received different weights.
-        start_buffers: the buffers that go with ``starts``, by name, each [K, ...].
-        variates: what was recorded of the server's state, [P] each, and of the clients', [K', P].
         model: a module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
         allow_code: user code that may be imported although only the manifest names it.
         key: which of the file's sets of weights ``state`` is, where it holds several or one was named.
         alternatives: the sets of weights that were passed over.
+        starts: what each of these clients received, [K, P], where they received different weights.
+        start_buffers: the buffers that go with ``starts``, by name, each [K, ...].
+        variates: what was recorded of the server's state, [P] each, and of the clients', [K', P].
 
     Raises:
         FldiagError: from what reads a file: it is damaged, foreign or unsafe.
@@ -65,14 +65,14 @@ class Checkpoint:
     received: Tensor | None = None
     clients: Tensor | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    starts: Tensor | None = None
-    start_buffers: dict[str, Tensor] = field(default_factory=dict)
-    variates: dict[str, Tensor] = field(default_factory=dict)
     model: Any = None  # what the user gave: a module, a name or pkg.mod:factory
     data: Any = None
     allow_code: frozenset[str] = frozenset()
     key: str = ""
     alternatives: tuple[str, ...] = ()
+    starts: Tensor | None = None
+    start_buffers: dict[str, Tensor] = field(default_factory=dict)
+    variates: dict[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
@@ -182,7 +182,7 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
                 f"checkpoint {path} has schema {version}, this fldiag reads up to {SCHEMA}",
                 "update fldiag",
             )
-        named = {
+        groups = {
             key: _tensors(path, content[key]) if content.get(key) not in (None, {}) else {}
             for key in ("buffers", "start_buffers", "variates")
         }
@@ -192,10 +192,10 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
             manifest,
             content.get("received"),
             content.get("clients"),
-            named["buffers"],
-            content.get("starts"),
-            named["start_buffers"],
-            named["variates"],
+            groups["buffers"],
+            starts=content.get("starts"),
+            start_buffers=groups["start_buffers"],
+            variates=groups["variates"],
         )
         _check(checkpoint)
         if (

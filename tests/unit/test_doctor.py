@@ -409,7 +409,7 @@ def test_the_clean_twin_is_healthy(healthy):
     assert set(healthy["metric"]) == {check.name for check in CHECKS}
     unchecked = healthy[healthy["severity"] == "not checked"]
     assert (
-        set(unchecked["metric"]) == {"adapters", "means", "seeds"}
+        set(unchecked["metric"]) == {"adapters", "means", "seeds", "variates"}
         and unchecked["evidence"].str.startswith("because").all()
     )
 

@@ -135,11 +135,11 @@ def body(seed):
 
 
 def test_uploads_of_the_body_alone(tmp_path):
-    rec = recorder(tmp_path / "run", own=["head"])
+    rec = recorder(tmp_path / "run", personal=["head"])
     for t in (1, 2):
         rec.round(clients={k: body(10 * t + i) for i, k in enumerate(SITES)}, aggregated=body(t))
     run = rec.close()
-    assert run.origin["own"] == ["head.bias", "head.weight"]
+    assert run.origin["personal"] == ["head.bias", "head.weight"]
     assert not run.has_metrics or "accuracy" not in set(run.metrics["metric"])
     run = fldiag.load(run.path, model=Net())
     table = fldiag.diagnose(run, "drift")
@@ -152,10 +152,10 @@ def test_uploads_of_the_body_alone(tmp_path):
 
 
 def test_whole_clients_and_a_global_model_without_their_heads(tmp_path):
-    rec = recorder(tmp_path / "run", own=["head"])
+    rec = recorder(tmp_path / "run", personal=["head"])
     rec.round(clients={k: state(i) for i, k in enumerate(SITES)}, aggregated=body(9))
     run = rec.close()
-    assert run.origin["own"] == [] and "accuracy" in set(run.metrics["metric"])
+    assert run.origin["personal"] == [] and "accuracy" in set(run.metrics["metric"])
     heads = torch.stack([state(i)["head.weight"] for i in range(3)]).double().mean(0)
     assert torch.allclose(run.checkpoint(1).state["head.weight"].double(), heads)
     assert any(
@@ -168,7 +168,7 @@ def test_without_a_word_partial_weights_are_refused(tmp_path):
     with pytest.raises(fldiag.FldiagError, match=r"lacks head\.bias"):
         rec.round(clients={"bonn": body(1)}, aggregated=state(1))
     with pytest.raises(fldiag.FldiagError, match="no such parameter or module"):
-        recorder(tmp_path / "other", own=["heda"])
+        recorder(tmp_path / "other", personal=["heda"])
 
 
 def test_clients_have_tests_of_their_own(tmp_path):

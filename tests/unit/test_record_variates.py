@@ -106,3 +106,23 @@ def test_runs_without_them_say_so(tmp_path):
     rec.round(aggregated=torch.zeros(SIZE), clients={0: torch.zeros(SIZE)})
     rows = variates(rec.close())
     assert set(rows["severity"]) == {"not checked"}
+
+
+def test_a_recording_that_begins_late_accuses_nobody(tmp_path):
+    """What clients carried before is not known, where only those of the round are given."""
+    whole = loop(tmp_path / "whole", every=False)
+    rec = fldiag.Recorder(
+        tmp_path / "run", nn.Linear(6, 5), clients=[range(k, k + 1) for k in range(N)]
+    )
+    for r in (3, 4, 5):
+        c = whole.checkpoint(r)
+        rows = dict(zip(c.client_ids, c.variates["c_k"], strict=True))
+        rec.round(
+            number=r,
+            received=c.received,
+            clients=dict(zip(c.client_ids, c.clients, strict=True)),
+            aggregated=c.state,
+            state={"c": c.variates["c"], "c_k": rows},
+        )
+    rows = variates(rec.close())
+    assert not set(rows["severity"]) & {"fault", "warning"}

@@ -156,7 +156,7 @@ class Variates(Check):
         if not cohort.usable or cohort.clients is None or cohort.received is None:
             return
         for j, k in enumerate(cohort.ids):
-            if k not in rows:
+            if k not in rows or (k not in old and name in self.unknown):
                 continue
             start = cohort.received if cohort.starts is None else cohort.starts[j]
             moved = (cohort.clients[j] - start)[::step].double()
