@@ -130,8 +130,8 @@ def _axes(ax: Axes, clients: dict[object, int], classes: dict[object, int], line
         strides = (s * 10**power for power in range(9) for s in (1, 2, 5))
         stride = next(s for s in strides if len(places) <= s * room)
         ticks = {at: style.plain(style.shorten(v, 14)) for v, at in places.items()}
-        shown = [at for at in ticks if at % stride == 0]
-        axis.set_ticks(shown, [ticks[at] for at in shown])
+        labelled_ticks = [at for at in ticks if at % stride == 0]
+        axis.set_ticks(labelled_ticks, [ticks[at] for at in labelled_ticks])
         axis.set_ticks(list(ticks), minor=True)
     if max(len(str(v)) for v in clients) > 4:
         ax.tick_params(axis="x", labelrotation=45)

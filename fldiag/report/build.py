@@ -78,13 +78,13 @@ def report_path(collection: Collected, out: Path | None) -> Path:
 
 def sections() -> dict[str, Part]:
     """What the report consists of, in order, by name: its own sections, and between them those of all diagnostics."""
-    own: dict[str, Part] = {
+    fixed_sections: dict[str, Part] = {
         "glance": glance.glance,
         "summary": summary.summary,
         "curves": performance.curves,
     }
     measurements = {e.name: partial(measured.section, e) for e in registry.diagnostics()}
-    return {**own, **measurements, "steps": steps.steps, "absent": absent}
+    return {**fixed_sections, **measurements, "steps": steps.steps, "absent": absent}
 
 
 def _guarded(name: str, part: Part, collection: Collected) -> list[Section]:

@@ -94,8 +94,10 @@ def _methods(members: Sequence[Member]) -> list[Table]:
             accuracies.append((group[0], numbers))
     if not accuracies:
         return []
-    (first, base), *others = accuracies
-    pairs = [(m, v, sorted(base.keys() & v.keys())) for m, v in others if m.data == first.data]
+    (first, base), *later_methods = accuracies
+    pairs = [
+        (m, v, sorted(base.keys() & v.keys())) for m, v in later_methods if m.data == first.data
+    ]
     pairs = [(m, v, seeds) for m, v, seeds in pairs if len(seeds) >= SEEDS]
     tests = [paired_t(np.array([v[s] - base[s] for s in seeds])) for _, v, seeds in pairs]
     name, adjusted = method(first), holm([t.p for t in tests]) if tests else []

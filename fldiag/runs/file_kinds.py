@@ -64,7 +64,7 @@ def is_safetensors(start: bytes) -> bool:
 def check_kind(path: Path, start: bytes) -> None:
     """Raises FldiagError for a kind of file that fldiag does not read. ``start``: its first bytes."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    kind = next(((what, remedy) for magic, what, remedy in KINDS if start.startswith(magic)), None)
+    kind = next(((name, remedy) for magic, name, remedy in KINDS if start.startswith(magic)), None)
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         kind = PAGE
     elif start[257:262] == b"ustar":
@@ -76,8 +76,8 @@ def check_kind(path: Path, start: bytes) -> None:
     elif start[:4] == b"PK\x03\x04":
         kind = _archive_kind(path)
     if kind is not None:
-        what, remedy = kind
-        raise FldiagError(f"{path} is {what}", remedy, usage=True)
+        name, remedy = kind
+        raise FldiagError(f"{path} is {name}", remedy, usage=True)
 
 
 def _is_onnx(start: bytes) -> bool:
