@@ -16,6 +16,7 @@ from fldiag.errors import FldiagError, first_line
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fldiag.diagnostics.doctor.directions import Directions
     from fldiag.diagnostics.doctor.models import Models
     from fldiag.runs.history import History
     from fldiag.runs.run import Run
@@ -142,6 +143,9 @@ class Case:
         self.total = int(self.section("clients").get("total", 0))
         self.rounds = [r for r in run.rounds if r] or run.rounds
         self.closed, self.lost = "", dict[int, str]()
+        #: Of checks that others ask: which clients go another way, and which start elsewhere.
+        self.directions: Directions | None = None
+        self.misplaced = set[int]()
         self.common = {"run": run.name, "method": self.method, "seed": self.config.get("seed")}
 
     def section(self, name: str) -> dict[str, Any]:

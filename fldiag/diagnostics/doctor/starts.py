@@ -192,7 +192,15 @@ class Starts(Check):
             findings = [one for one in all_clients if one is not None][:1]
         if all(one.client is not None for one in findings):
             accused = {one.client for one in findings}
-            findings += [one for one in self._older() if one.client not in accused]
+            directions = self.case.directions
+            findings += [
+                one
+                for one in self._older()
+                if one.client is not None
+                and one.client not in accused
+                and not (directions and directions.accuses(one.client))
+            ]
+            self.case.misplaced |= {one.client for one in findings if one.client is not None}
         yield from findings
         yield Clear(
             f"{counted(len(self.last), 'client')} in {counted(len(self.cohorts), 'round')}: no other stored model "
