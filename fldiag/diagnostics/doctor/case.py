@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from fldiag.errors import FldiagError, first_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fldiag.diagnostics.doctor.directions import Directions
     from fldiag.diagnostics.doctor.models import Models
     from fldiag.runs.history import History
     from fldiag.runs.run import Run
@@ -143,8 +142,8 @@ class Case:
         self.total = int(self.section("clients").get("total", 0))
         self.rounds = [r for r in run.rounds if r] or run.rounds
         self.closed, self.lost = "", dict[int, str]()
-        #: Of checks that others ask: which clients go another way, and which start elsewhere.
-        self.directions: Directions | None = None
+        #: What checks tell each other: whether a client goes another way, and which clients start elsewhere.
+        self.goes_another_way: Callable[[int], bool] = lambda client: False
         self.misplaced = set[int]()
         self.common = {"run": run.name, "method": self.method, "seed": self.config.get("seed")}
 

@@ -17,6 +17,7 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
+from fldiag.diagnostics.doctor.starts import ASYNCHRONOUS
 from fldiag.errors import counted
 
 #: Coordinates that are looked at one by one, and numbers of all clients' updates that are remembered.
@@ -48,7 +49,7 @@ class Directions(Check):
 
     def __init__(self, case: Case):
         super().__init__(case)
-        case.directions = self
+        case.goes_another_way = self.accuses
         self.cosines = defaultdict[int, list[tuple[int, float, float]]](list)
         self.lengths = defaultdict[int, list[float]](list)  # as multiples of the others' median
         self.noises = defaultdict[int, list[tuple[int, np.ndarray]]](list)
@@ -132,9 +133,10 @@ class Directions(Check):
         if len(telling) < 3 or len(wrong) < 0.8 * len(telling):
             return
         s, others = (float(np.median([row[c] for row in telling])) for c in (1, 2))
+        is_old = any(word in self.case.method.lower() for word in ASYNCHRONOUS)
         if s <= -AGREEING:
             yield Finding(
-                WARNING,
+                INFORMATION if is_old else WARNING,  # an update of an old model may look like that
                 f"the updates of client {i} have the wrong sign",
                 f"their mean cosine with the others' is {s:.2f}, and that of the others {others:.2f}, in {len(wrong)} of "
                 f"{counted(len(telling), 'round')} in which clients agree",
@@ -220,7 +222,9 @@ def codes(cohort: CohortWeights) -> Iterator[str]:
     values = grid(cohort)
     norms = np.sort(cohort.norms)
     same = int((norms >= norms[-1] * (1 - 1e-5)).sum())
-    if same >= max(3, len(norms) / 3) and not 0 < values <= 3:
+    longest = np.argsort(cohort.norms)[-2:]
+    is_copy = cohort.gram[tuple(longest)] > (1 - 1e-9) * norms[-1] * norms[-2]
+    if same >= max(3, len(norms) / 3) and not is_copy and not 0 < values <= 3:
         yield "clipped to one length"
     sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // MOST)))
     rows, w = cohort.clients[:, sample], cohort.received[sample]

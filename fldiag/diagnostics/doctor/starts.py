@@ -122,7 +122,9 @@ class Starts(Check):
         length = np.linalg.norm(d, axis=1)
         for i, size in zip(ids, length, strict=True):
             self.lengths[i].append(float(size))
-        older = [s for s in self.aggregates if s < r - 1]
+        # where what was sent is itself no last aggregate, continuity says so
+        last = self.aggregates.get(r - 1, w)
+        older = [s for s in self.aggregates if s < r - 1 and np.linalg.norm(w - last) <= tiny]
         v = w - np.stack([self.aggregates[s] for s in older]) if older else np.zeros((0, len(w)))
         way = (v**2).sum(1)
         apart = way > tiny**2
@@ -192,13 +194,12 @@ class Starts(Check):
             findings = [one for one in all_clients if one is not None][:1]
         if all(one.client is not None for one in findings):
             accused = {one.client for one in findings}
-            directions = self.case.directions
             findings += [
                 one
                 for one in self._older()
                 if one.client is not None
                 and one.client not in accused
-                and not (directions and directions.accuses(one.client))
+                and not self.case.goes_another_way(one.client)
             ]
             self.case.misplaced |= {one.client for one in findings if one.client is not None}
         yield from findings
