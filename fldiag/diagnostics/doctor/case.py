@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,9 @@ class Case:
         self.total = int(self.section("clients").get("total", 0))
         self.rounds = [r for r in run.rounds if r] or run.rounds
         self.closed, self.lost = "", dict[int, str]()
+        #: What checks tell each other: whether a client goes another way, and which clients start elsewhere.
+        self.goes_another_way: Callable[[int], bool] = lambda client: False
+        self.misplaced = set[int]()
         self.common = {"run": run.name, "method": self.method, "seed": self.config.get("seed")}
 
     def section(self, name: str) -> dict[str, Any]:

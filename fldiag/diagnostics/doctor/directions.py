@@ -17,12 +17,15 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
+from fldiag.diagnostics.doctor.starts import ASYNCHRONOUS
 from fldiag.errors import counted
 
 #: Coordinates that are looked at one by one, and numbers of all clients' updates that are remembered.
 MOST, LEAST, MEMORY = 20_000, 500, 10_000_000
 #: Share of the coordinates that others move least: there noise shows.
 QUIET = 0.1
+#: Up to how many times the others' median length an update is of usual length.
+USUAL = 1.6
 #: Mean cosine of the others from which on a round tells directions.
 AGREEING = 0.1
 
@@ -37,6 +40,8 @@ class Directions(Check):
     (relative to the whole), and its correlation with its own update before is at most 2 standard errors 1 / sqrt(n) (or it is
     twice as long, and the correlation a quarter of theirs), in the median of three or more pairs; the others' correlation is
     at least 0.3 and 6 standard errors. Random: the length there is 0.8 times what white noise has, too.
+    A client that starts elsewhere is no case of the first, and one that goes another way with updates of up to 1.6 times the
+    others' length starts where it should.
     To disagree alone is no fault: clients with other classes go other ways.
     """
 
@@ -44,7 +49,9 @@ class Directions(Check):
 
     def __init__(self, case: Case):
         super().__init__(case)
+        case.goes_another_way = self.accuses
         self.cosines = defaultdict[int, list[tuple[int, float, float]]](list)
+        self.lengths = defaultdict[int, list[float]](list)  # as multiples of the others' median
         self.noises = defaultdict[int, list[tuple[int, np.ndarray]]](list)
         self.before: dict[int, np.ndarray] = {}
         self.rounds = 0
@@ -67,6 +74,7 @@ class Directions(Check):
         sums = cosine.sum(1) - 1
         for j, i in enumerate(ids):
             others = np.delete((sums - cosine[:, j]) / (k - 2), j)
+            self.lengths[i].append(float(norms[j] / np.median(np.delete(norms, j))))
             self.cosines[i].append((cohort.round, sums[j] / (k - 1), float(np.median(others))))
         most = int(np.clip(MEMORY // max(self.case.total, 1), LEAST, MOST))
         sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // most)))
@@ -105,27 +113,39 @@ class Directions(Check):
         if not self.rounds:
             yield Skip("no round has the updates of at least 4 clients")
             return
-        for i, rows in self.cosines.items():
-            telling = [(r, s, others) for r, s, others in rows if others >= AGREEING]
-            wrong = [r for r, s, others in telling if s < -0.7 * others]
-            if len(telling) < 3 or len(wrong) < 0.8 * len(telling):
-                continue
-            s, others = (float(np.median([row[c] for row in telling])) for c in (1, 2))
-            if s <= -AGREEING:
-                yield Finding(
-                    WARNING,
-                    f"the updates of client {i} have the wrong sign",
-                    f"their mean cosine with the others' is {s:.2f}, and that of the others {others:.2f}, in {len(wrong)} of "
-                    f"{counted(len(telling), 'round')} in which clients agree",
-                    "it undoes what the others learn",
-                    "look for a sign in its loss, its optimiser or its upload, for other labels, or an attack",
-                    tuple(wrong),
-                    client=i,
-                    value=s,
-                )
+        for i in self.cosines:
+            if i not in self.case.misplaced:
+                yield from self._wrong_sign(i)
         for i, pairs in self.noises.items():
             yield from self._noise(i, pairs)
         yield Clear(f"{counted(len(self.cosines), 'client')} in {counted(self.rounds, 'round')}")
+
+    def accuses(self, client: int) -> bool:
+        """Whether a client's updates, of usual length, have the wrong sign, or carry noise: no other start explains that."""
+        if next(self._noise(client, self.noises[client]), None) is not None:
+            return True
+        is_usual = bool(np.median(self.lengths[client] or [0.0]) <= USUAL)
+        return is_usual and next(self._wrong_sign(client), None) is not None
+
+    def _wrong_sign(self, i: int) -> Iterator[Finding]:
+        telling = [row for row in self.cosines[i] if row[2] >= AGREEING]
+        wrong = [r for r, s, others in telling if s < -0.7 * others]
+        if len(telling) < 3 or len(wrong) < 0.8 * len(telling):
+            return
+        s, others = (float(np.median([row[c] for row in telling])) for c in (1, 2))
+        is_old = any(word in self.case.method.lower() for word in ASYNCHRONOUS)
+        if s <= -AGREEING:
+            yield Finding(
+                INFORMATION if is_old else WARNING,  # an update of an old model may look like that
+                f"the updates of client {i} have the wrong sign",
+                f"their mean cosine with the others' is {s:.2f}, and that of the others {others:.2f}, in {len(wrong)} of "
+                f"{counted(len(telling), 'round')} in which clients agree",
+                "it undoes what the others learn",
+                "look for a sign in its loss, its optimiser or its upload, for other labels, or an attack",
+                tuple(wrong),
+                client=i,
+                value=s,
+            )
 
     def _noise(self, i: int, pairs: list[tuple[int, np.ndarray]]) -> Iterator[Finding]:
         if len(pairs) < 3:
@@ -202,7 +222,9 @@ def codes(cohort: CohortWeights) -> Iterator[str]:
     values = grid(cohort)
     norms = np.sort(cohort.norms)
     same = int((norms >= norms[-1] * (1 - 1e-5)).sum())
-    if same >= max(3, len(norms) / 3) and not 0 < values <= 3:
+    longest = np.argsort(cohort.norms)[-2:]
+    is_copy = cohort.gram[tuple(longest)] > (1 - 1e-9) * norms[-1] * norms[-2]
+    if same >= max(3, len(norms) / 3) and not is_copy and not 0 < values <= 3:
         yield "clipped to one length"
     sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // MOST)))
     rows, w = cohort.clients[:, sample], cohort.received[sample]

@@ -54,9 +54,9 @@ class Starts(Check):
     (5) Own last weights, by layer. All clients: 80 % of the coordinates lie nearer to them than to w, and 60 % of all a are
     negative. One client: 78 %, a within 0.15 of 0, ||w_k - m|| / ||w_k - w|| at most 0.38 times the others', and ||w_k - w||
     at least 1.3 times theirs.
-    (6) One after the other: the differences of updates that follow each other by length, without their common direction, have
-    a median cosine above -0.375 (independent updates: -0.5; of 4 or 5 clients: above -0.3) and are shorter than the updates,
-    and the longest update is 1.5 times the shortest.
+    (6) One after the other: the differences of updates that follow each other, by length or in the order of the clients, without
+    their common direction, have a median cosine above -0.375 (independent updates: -0.5; of 4 or 5 clients: above -0.3) and
+    are shorter than the updates, and the longest update is 1.5 times the shortest.
     Movements near rounding are left out, and aggregates whose cohort shares more clients with a round's than the last one does.
     Where the method means it (personal layers, asynchronous rounds), all this is information.
     """
@@ -122,7 +122,9 @@ class Starts(Check):
         length = np.linalg.norm(d, axis=1)
         for i, size in zip(ids, length, strict=True):
             self.lengths[i].append(float(size))
-        older = [s for s in self.aggregates if s < r - 1]
+        # where what was sent is itself no last aggregate, continuity says so
+        last = self.aggregates.get(r - 1, w)
+        older = [s for s in self.aggregates if s < r - 1 and np.linalg.norm(w - last) <= tiny]
         v = w - np.stack([self.aggregates[s] for s in older]) if older else np.zeros((0, len(w)))
         way = (v**2).sum(1)
         apart = way > tiny**2
@@ -192,7 +194,14 @@ class Starts(Check):
             findings = [one for one in all_clients if one is not None][:1]
         if all(one.client is not None for one in findings):
             accused = {one.client for one in findings}
-            findings += [one for one in self._older() if one.client not in accused]
+            findings += [
+                one
+                for one in self._older()
+                if one.client is not None
+                and one.client not in accused
+                and not self.case.goes_another_way(one.client)
+            ]
+            self.case.misplaced |= {one.client for one in findings if one.client is not None}
         yield from findings
         yield Clear(
             f"{counted(len(self.last), 'client')} in {counted(len(self.cohorts), 'round')}: no other stored model "
@@ -274,8 +283,8 @@ class Starts(Check):
             return None
         return self._finding(
             "clients train one after the other: each starts from the weights of another client of its round",
-            f"sorted by length, successive updates continue each other (median cosine of their differences {cosine:.2f}; of "
-            f"independent updates -0.5), and the longest is {longest:.1f} times the shortest",
+            f"successive updates continue each other (median cosine of their differences {cosine:.2f}; of independent "
+            f"updates -0.5), and the longest is {longest:.1f} times the shortest",
             tuple(rounds),
             value=cosine,
         )
@@ -501,19 +510,19 @@ class Starts(Check):
 
 
 def chain(d: np.ndarray) -> tuple[float, float, float]:
-    """Of updates [K, P] sorted by length: the median cosine of successive differences, and their median length as a share of
-    the update's, and how many times as long as the shortest the longest is."""
+    """Of updates [K, P], by length or in the order of the clients, whichever continues better: the median cosine of successive
+    differences, their median length as a share of the update's, and how many times as long as the shortest the longest is."""
     length = np.linalg.norm(d, axis=1)
-    order = np.argsort(length)
-    d, length = d[order], length[order]
+    orders = (np.argsort(length), np.arange(len(d)))
+    cosine, near = max(_continue(d[order], length[order]) for order in orders)
+    return cosine, near, float(length.max() / length.min())
+
+
+def _continue(d: np.ndarray, length: np.ndarray) -> tuple[float, float]:
     e = np.diff(d, axis=0, prepend=0)
     size = np.linalg.norm(e, axis=1)
     line = d[-1] / length[-1]
     e = e - np.outer(e @ line, line)
     left = np.maximum(np.linalg.norm(e, axis=1), 1e-300)
     cosine = (e[1:] * e[:-1]).sum(1) / left[1:] / left[:-1]
-    return (
-        float(np.median(cosine)),
-        float(np.median(size[1:] / length[1:])),
-        float(length[-1] / length[0]),
-    )
+    return float(np.median(cosine)), float(np.median(size[1:] / length[1:]))
