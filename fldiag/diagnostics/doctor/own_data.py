@@ -203,8 +203,8 @@ class OwnData(Check):
             f"{abs(offset)}"
             if is_shift
             else f"clients fit the data of another client: {examples}{ending}",
-            f"training lowers the loss there by {there_gain:.3g} nats in the median, and by {own_gain:.3g} on their recorded data "
-            f"({examples}{ending}); both halves of {len(fits)} rounds say so",
+            f"training lowers the loss there by {there_gain:.3g} nats in the median, and by {own_gain:.3g} on their recorded "
+            f"data ({examples}{ending}); both halves of {len(fits)} rounds say so",
             "every number of such a client is one of another's data",
             "number clients and partition alike (one may count from 1, the other from 0)"
             if is_shift and abs(offset) == 1
@@ -259,7 +259,7 @@ class OwnData(Check):
             )
         elif is_untied:
             yield Finding(
-                WARNING,
+                INFORMATION if "correct" in self.case.slots else WARNING,
                 "the clients' labels are out of step with their inputs",
                 f"{how}, although it lowers the loss by {middle:.3g} nats",
                 "the model learns which classes are frequent, and nothing of the inputs",

@@ -14,6 +14,8 @@ from fldiag.errors import counted
 
 #: z above which, in the mean of the rounds, test examples are fitted better than training examples.
 BETTER = 1.64
+#: z of one client's loss being lower on test examples than on its own.
+LOWER = 1.0
 #: z of the recorded data (see own_data) below which clients may have trained on others.
 UNFIT = 2.0
 #: z of the losses alone, and share of the training loss, at which the test loss is too low whatever else is known.
@@ -106,7 +108,7 @@ class TestData(Check):
     is above 4 alone, and the test loss is less than 0.75 of the training loss.
     One client: its advantage over the round's median client on test examples is above 0 in the mean, and larger than on its own
     examples of the same classes in every one of at least 3 rounds, while it is larger for at most a tenth of the other clients in
-    their median, and the loss of its own model is lower on test examples (van Elteren's z above 1.64 in the mean); p is the
+    their median, and the loss of its own model is lower on test examples (van Elteren's z above 1 in the mean); p is the
     share of larger ones among the others' to the number of rounds.
     """
 
