@@ -165,7 +165,7 @@ class TestData(Check):
             is_fitted = min(by_round.values()) > 0 and np.mean(tested[i]) > 0
             if (
                 not is_fitted
-                or self._lower(i) < BETTER
+                or self._lower(i) < LOWER
                 or len(rest) < CLIENTS
                 or like > FEW * len(rest)
             ):
