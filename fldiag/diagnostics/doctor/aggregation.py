@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +22,10 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
     about,
 )
+from fldiag.diagnostics.doctor.mixture import RESIDUAL, Mixture
 from fldiag.diagnostics.doctor.named_rules import (
     ADAPTIVE,
     PERSONAL,
-    RESIDUAL,
     Verdict,
     coordinate_rules,
     find_rule,
@@ -225,11 +224,11 @@ class Aggregate(Check):
         self.choices: dict[int, tuple[int, set[int]]] = {}
         self.memory, self.past = Memory(), deque["Tensor"](maxlen=PAST)
         self.why = ""
-        named = "" if case.is_native else case.method
+        method = "" if case.is_native else case.method
         is_class = case.recipe.get("kind") == "flower"  # a strategy's class is no name of a rule
-        self.named = find_rule(named)
-        self.unknown = not (case.is_native or is_class or is_known(named))
-        self.is_buffered = plain_name(named) == "fedbuff"
+        self.named_rule = find_rule(method)
+        self.unknown = not (case.is_native or is_class or is_known(method))
+        self.is_buffered = plain_name(method) == "fedbuff"
 
     def see(self, cohort: CohortWeights) -> None:
         if cohort.clients is None or not cohort.sampled:
@@ -241,8 +240,8 @@ class Aggregate(Check):
         elif cohort.usable:
             fit = Fit(cohort, self._means(cohort), self.case, list(self.past))
             rule = self.rules[cohort.round] = self._rule(fit)
-            if self.named is not None:
-                self.verdicts[cohort.round] = self.named.check(fit)
+            if self.named_rule is not None:
+                self.verdicts[cohort.round] = self.named_rule.check(fit)
             elif rule.kind in ("single", "left out") and fit.k > 2:
                 rows = selection(fit)
                 counts = neighbours_of_krum(fit, rows) if rows else set[int]()
@@ -256,7 +255,7 @@ class Aggregate(Check):
         if not self.rules:
             yield Skip(self.why or "no client weights are stored")
             return
-        if self.named is not None and (outcome := self._judge_named()) is not None:
+        if self.named_rule is not None and (outcome := self._judge_named()) is not None:
             yield outcome
             return
         self._recognise_krum()
@@ -291,8 +290,8 @@ class Aggregate(Check):
 
     def _judge_named(self) -> Outcome | None:
         """What is said of a run that names its rule; None where its rounds say nothing of it."""
-        assert self.named is not None
-        verdicts, title = self.verdicts, self.named.title
+        assert self.named_rule is not None
+        verdicts, title = self.verdicts, self.named_rule.title
         misses = {r: v for r, v in verdicts.items() if v.holds is False}
         if misses:
             r, worst = max(misses.items(), key=lambda item: item[1].residual)
@@ -480,10 +479,10 @@ class Aggregate(Check):
         outside = set(self.case.run.origin.get("outside", ())) - set(
             self.case.run.origin.get("examples", ())
         )
-        known = {k: n for k, n in self.case.sizes.items() if k not in outside}
-        n = np.array([known.get(k, 0) for k in cohort.ids], dtype=float)
+        sizes = {k: n for k, n in self.case.sizes.items() if k not in outside}
+        n = np.array([sizes.get(k, 0) for k in cohort.ids], dtype=float)
         means = {"uniform": np.full(len(n), 1 / len(n))}
-        if n.sum() and (self.case.is_native or all(k in known for k in cohort.ids)):
+        if n.sum() and (self.case.is_native or all(k in sizes for k in cohort.ids)):
             means = {"n": n / n.sum(), **means}
             batches = n // int(self.case.section("train").get("batch_size", 1) or 1)
             if batches.sum():
@@ -493,27 +492,10 @@ class Aggregate(Check):
         return {first: means[first], **means}
 
 
-class Fit:
-    """Rules tried on one round; ``past``: global models of earlier rounds, where they are needed."""
+class Fit(Mixture):
+    """Rules tried on one round."""
 
-    def __init__(
-        self,
-        cohort: CohortWeights,
-        means: dict[str, np.ndarray],
-        case: Case,
-        past: Sequence[Tensor] = (),
-    ):
-        self.cohort, self.means, self.case, self.past = cohort, means, case, past
-        self.k, self.gram = len(cohort.ids), cohort.gram
-        self.u = float(np.sqrt(self.gram[self.k, self.k]))
-        self.main = next(iter(means.values()))
-        self.least = 1.0
-
-    @cached_property
-    def coefficients(self) -> np.ndarray:
-        """Of the clients' updates [K], by least squares."""
-        g, k = self.gram, self.k
-        return np.linalg.lstsq(g[:k, :k], g[:k, k], rcond=1e-10)[0]
+    least = 1.0
 
     def nearest(self) -> str:
         """Which rule misses the update least, and by how much."""
@@ -535,19 +517,6 @@ class Fit:
         rules = [r for r in coordinate_rules(self) if r[0] == "trimmed"] if self.k > 2 else []
         kind, text, left = min(rules, key=lambda r: r[2], default=("", "", 1.0))
         return Rule(kind, left, text) if left <= RESIDUAL else None
-
-    def residual(self, c: np.ndarray, total: float = 0.0, gram: np.ndarray | None = None) -> float:
-        """||u - sum c_k d_k - total w|| / ||u||, 0 where it is rounding."""
-        g = self.gram if gram is None else gram
-        x = np.concatenate([c, [-1.0, total]])
-        left = float(np.sqrt(max(x @ g @ x, 0.0)))
-        sizes = np.sqrt(np.diag(g))
-        largest = sizes[-1] + sizes[:-1].max()  # no weights are longer
-        return (
-            0.0
-            if left <= 4 * self.cohort.eps * largest
-            else left / max(float(sizes[self.k]), 1e-300)
-        )
 
     def match_mean(self) -> Rule | None:
         """One of the means."""

@@ -261,18 +261,18 @@ class Twins(Check):
             yield Skip("the training examples are generated on demand")
             return
         parts = {k: np.asarray(p) for k, p in enumerate(history.parts) if len(p)}
-        used = np.unique(np.concatenate(list(parts.values())))
+        indices = np.unique(np.concatenate(list(parts.values())))
         number: dict[bytes, int] = {}
-        content = np.zeros(int(used.max()) + 1, dtype=np.int64)
-        for i, row in zip(used.tolist(), _bytes(history.dataset.train_x[used]), strict=True):
+        content = np.zeros(int(indices.max()) + 1, dtype=np.int64)
+        for i, row in zip(indices.tolist(), _bytes(history.dataset.train_x[indices]), strict=True):
             content[i] = number.setdefault(row, len(number))
-        held = {k: content[p] for k, p in parts.items()}
+        contents = {k: content[p] for k, p in parts.items()}
         severity = INFORMATION if self.case.is_native else WARNING
 
-        repeats = {k: len(ids) - len(np.unique(ids)) for k, ids in held.items()}
-        rate = max(float(np.median([n / len(held[k]) for k, n in repeats.items()])), NATURAL)
+        repeats = {k: len(ids) - len(np.unique(ids)) for k, ids in contents.items()}
+        rate = max(float(np.median([n / len(contents[k]) for k, n in repeats.items()])), NATURAL)
         for k, n in repeats.items():
-            size = len(held[k])
+            size = len(contents[k])
             if n >= SHARED and n > 0.05 * size and binom.sf(n - 1, size, rate) < CHANCE:
                 yield Finding(
                     severity,
@@ -283,10 +283,10 @@ class Twins(Check):
                     client=k,
                     value=n / size,
                 )
-        shared = _shared(held)
-        sizes = {k: len(np.unique(ids)) for k, ids in held.items()}
+        shared = _shared(contents)
+        sizes = {k: len(np.unique(ids)) for k, ids in contents.items()}
         shares = {(a, b): n / min(sizes[a], sizes[b]) for (a, b), n in shared.items()}
-        pairs = len(held) * (len(held) - 1) // 2
+        pairs = len(contents) * (len(contents) - 1) // 2
         usual = float(np.median([*shares.values(), *[0.0] * (pairs - len(shares))] or [0.0]))
         for (a, b), n in shared.items():
             least = min(sizes[a], sizes[b])
@@ -304,15 +304,15 @@ class Twins(Check):
                     client_b=b,
                     value=shares[a, b],
                 )
-        yield Clear(f"{len(number)} different inputs among {counted(len(used), 'example')}")
+        yield Clear(f"{len(number)} different inputs among {counted(len(indices), 'example')}")
 
 
-def _shared(held: Mapping[int, np.ndarray]) -> dict[tuple[int, int], int]:
+def _shared(contents: Mapping[int, np.ndarray]) -> dict[tuple[int, int], int]:
     """Pair of clients -> how many contents both hold."""
     from scipy.sparse import csr_array
 
-    clients = list(held)
-    rows = [np.unique(ids) for ids in held.values()]
+    clients = list(contents)
+    rows = [np.unique(ids) for ids in contents.values()]
     ends = np.cumsum([0, *map(len, rows)])
     ones = np.ones(ends[-1], dtype=np.int64)
     matrix = csr_array((ones, np.concatenate(rows), ends))

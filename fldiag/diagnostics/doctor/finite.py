@@ -126,9 +126,9 @@ class Finite(Check):
                 later.append(
                     f"the global model is not finite in round{'s' * (len(self.server) > 1)} {ranges(self.server)}"
                 )
-            others = sorted(set(self.clients) - set(self.origins))
-            if others:
-                later.append(f"{about(others)} received or made such weights later")
+            followers = sorted(set(self.clients) - set(self.origins))
+            if followers:
+                later.append(f"{about(followers)} received or made such weights later")
             if self.case.run.status == "diverged":
                 later.append("the run ended as diverged")
         remedy = (

@@ -29,10 +29,10 @@ class RoundFit:
         return self.gain - np.median(self.gain, axis=0, keepdims=True)
 
     @cached_property
-    def own(self) -> dict[int, float]:
+    def on_own_data(self) -> dict[int, float]:
         """Client -> its advantage on its own data."""
-        own = {i: float(self.advantage[k, i]) for k, i in enumerate(self.ids)}
-        return {i: value for i, value in own.items() if np.isfinite(value)}
+        values = {i: float(self.advantage[k, i]) for k, i in enumerate(self.ids)}
+        return {i: value for i, value in values.items() if np.isfinite(value)}
 
 
 def fits_of(models: Models) -> dict[int, RoundFit]:

@@ -52,8 +52,8 @@ class Inputs(Check):
         if not self.ratios:
             yield Skip(f"no round has a first layer with a bias and {CLIENTS} clients that move it")
             return
-        every = [v for by_round in self.ratios.values() for v in by_round.values()]
-        limit = max(math.log(FACTOR), SCALES * 1.4826 * float(np.median(np.abs(every))))
+        ratios = [v for by_round in self.ratios.values() for v in by_round.values()]
+        limit = max(math.log(FACTOR), SCALES * 1.4826 * float(np.median(np.abs(ratios))))
         for i, by_round in self.ratios.items():
             middle = float(np.median(list(by_round.values())))
             if len(by_round) >= ROUNDS and abs(middle) > limit:

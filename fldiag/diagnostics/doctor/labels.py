@@ -83,10 +83,10 @@ class LabelMap:
 
     def describe(self, client: int) -> str:
         steps = {(b - a) for a, b in self.labels.items()}
-        some = ", ".join(f"{a} as {b}" for a, b in list(self.labels.items())[:4] if a != b)
+        examples = ", ".join(f"{a} as {b}" for a, b in list(self.labels.items())[:4] if a != b)
         same = f", each by {next(iter(steps)):+d}" if len(steps) == 1 else ""
         return (
-            f"client {client} takes the labels for others ({some}{same}), which is right for {self.right:.0%} of held-out "
+            f"client {client} takes the labels for others ({examples}{same}), which is right for {self.right:.0%} of held-out "
             f"examples, and the recorded labels for {self.recorded:.0%}"
         )
 
@@ -109,13 +109,13 @@ def find_label_map(models: Models, client: int) -> LabelMap | None:
     logs = models.log_probabilities(cohort.client(cohort.ids.index(client)), stretch)
     y, predicted = models.labels[stretch], logs.argmax(1)
     order = np.argsort(y, kind="stable")
-    made, held = order[::2], order[1::2]
-    label_map = {int(c): int(logs[made[y[made] == c]].mean(0).argmax()) for c in np.unique(y[made])}
-    taken = np.array([label_map.get(int(c), int(c)) for c in y[held]])
-    right, recorded = predicted[held] == taken, predicted[held] == y[held]
-    more, fewer = int((right & ~recorded).sum()), int((recorded & ~right).sum())
-    p = float(binom.sf(more - 1, more + fewer, 0.5)) if more else 1.0
-    usual = float(np.bincount(predicted[held]).max()) / len(held)
+    even, odd = order[::2], order[1::2]
+    label_map = {int(c): int(logs[even[y[even] == c]].mean(0).argmax()) for c in np.unique(y[even])}
+    learnt = np.array([label_map.get(int(c), int(c)) for c in y[odd]])
+    right, recorded = predicted[odd] == learnt, predicted[odd] == y[odd]
+    better, worse = int((right & ~recorded).sum()), int((recorded & ~right).sum())
+    p = float(binom.sf(better - 1, better + worse, 0.5)) if better else 1.0
+    usual = float(np.bincount(predicted[odd]).max()) / len(odd)
     is_various = 2 * len(set(label_map.values())) > len(label_map)
     if p > LEVEL or right.mean() < 0.5 or not is_various or right.mean() <= usual:
         return None
@@ -128,10 +128,10 @@ def agree(maps: Sequence[Mapping[int, int]], most: float = 0.8) -> bool:
     >>> agree([{0: 1, 1: 2}, {0: 1, 2: 3}, {1: 2, 2: 3}]), agree([{0: 1, 1: 0}, {0: 5, 1: 6}, {0: 2, 1: 1}])
     (True, False)
     """
-    taken: dict[int, list[int]] = {}
+    targets: dict[int, list[int]] = {}
     for label_map in maps:
         for label, other in label_map.items():
-            taken.setdefault(label, []).append(other)
-    several = [others for others in taken.values() if len(others) > 1]
-    same = sum(max(map(others.count, others)) for others in several)
+            targets.setdefault(label, []).append(other)
+    several = [labels for labels in targets.values() if len(labels) > 1]
+    same = sum(max(map(labels.count, labels)) for labels in several)
     return len(maps) >= 3 and bool(several) and same >= most * sum(map(len, several))

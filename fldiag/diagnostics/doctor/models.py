@@ -141,7 +141,7 @@ class Models:
         """Of all examples of the pool."""
         return np.asarray(self.history.pool.y.cpu())
 
-    def log_probabilities(self, weights: Weights, where: slice) -> np.ndarray:
+    def log_probabilities(self, weights: Weights, stretch: slice) -> np.ndarray:
         """Of every class, for the examples of a stretch of the pool [n, C]; one output is the logit of label 1."""
         import torch
         from torch.nn import functional as F
@@ -152,7 +152,7 @@ class Models:
         )
         rows = []
         with torch.no_grad():
-            for s in self.history.pool.batches(where, 500):
+            for s in self.history.pool.batches(stretch, 500):
                 outputs = bound(self.history.pool.read(s.start, s.stop)[0][None])[0].double()
                 if outputs.shape[-1] == 1:
                     outputs = torch.cat([torch.zeros_like(outputs), outputs], -1)

@@ -15,14 +15,12 @@ import numpy as np
 
 from fldiag import registry
 from fldiag.diagnostics.doctor.case import MEANS
+from fldiag.diagnostics.doctor.mixture import RESIDUAL, Mixture
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fldiag.diagnostics.doctor.aggregation import Fit
 
-#: The part of a server's update that a rule may leave unexplained.
-RESIDUAL = 1e-3
 #: By so much a sum over the clients may differ from the one that a rule demands.
 SUM = 1e-2
 #: Coordinates that are looked at one by one.
@@ -59,7 +57,7 @@ class NamedRule:
     """A rule and how one round is checked. ``title``: what people call it."""
 
     title: str
-    check: Callable[[Fit], Verdict]
+    check: Callable[[Mixture], Verdict]
 
 
 def find_rule(method: str) -> NamedRule | None:
@@ -72,9 +70,9 @@ def find_rule(method: str) -> NamedRule | None:
 def is_known(method: str) -> bool:
     """Whether the name says what the server does, or says nothing at all."""
     name = re.sub("uniform|unweighted|weighted", "", plain_name(method))
-    known = {plain_name(n) for n in (*MEANS, *registry.method.names())}
+    names = {plain_name(n) for n in (*MEANS, *registry.method.names())}
     return (
-        name in {*UNNAMED, *PERSONAL, *OTHERS, *ADAPTIVE, *known}
+        name in {*UNNAMED, *PERSONAL, *OTHERS, *ADAPTIVE, *names}
         or "fedavgm" in name
         or find_rule(method) is not None
     )
@@ -83,7 +81,7 @@ def is_known(method: str) -> bool:
 # -- selections
 
 
-def krum_choices(fit: Fit, size: int) -> dict[int, list[tuple[int, ...]]]:
+def krum_choices(fit: Mixture, size: int) -> dict[int, list[tuple[int, ...]]]:
     """Number of neighbours that are counted -> the ``size`` clients of least score: by distance or by its square, with the
     buffers and without."""
     import torch
@@ -110,7 +108,7 @@ def krum_choices(fit: Fit, size: int) -> dict[int, list[tuple[int, ...]]]:
     return choices
 
 
-def selection(fit: Fit) -> tuple[int, ...] | None:
+def selection(fit: Mixture) -> tuple[int, ...] | None:
     """The rows of which the aggregate is the mean, plain or by examples; None where it is no such mean."""
     c = fit.coefficients
     if fit.residual(c) > RESIDUAL:
@@ -124,13 +122,13 @@ def selection(fit: Fit) -> tuple[int, ...] | None:
     return None
 
 
-def neighbours_of_krum(fit: Fit, rows: Sequence[int]) -> set[int]:
+def neighbours_of_krum(fit: Mixture, rows: Sequence[int]) -> set[int]:
     """The numbers of neighbours for which Krum selects these rows."""
     choices = krum_choices(fit, len(rows))
     return {count for count, bests in choices.items() if tuple(sorted(rows)) in bests}
 
 
-def _krum(fit: Fit) -> Verdict:
+def _krum(fit: Mixture) -> Verdict:
     if fit.k < 3:
         return Verdict(None, 0.0, "Krum takes at least 3 clients")
     rows = selection(fit)
@@ -150,22 +148,22 @@ def _krum(fit: Fit) -> Verdict:
 # -- coordinate by coordinate
 
 
-def _sampled(fit: Fit) -> tuple[Tensor, Tensor, float]:
+def _sampled(fit: Mixture) -> tuple[Tensor, Tensor, float]:
     """The clients' weights [K, n] and the aggregate's [n] at some coordinates, and the length of the server's step there."""
     cohort = fit.cohort
     assert cohort.clients is not None and cohort.received is not None
-    some = slice(None, None, max(1, cohort.aggregated.numel() // COORDINATES))
-    rows, new = cohort.clients[:, some].double(), cohort.aggregated[some].double()
-    return rows, new, float((new - cohort.received[some].double()).norm())
+    coordinates = slice(None, None, max(1, cohort.aggregated.numel() // COORDINATES))
+    rows, new = cohort.clients[:, coordinates].double(), cohort.aggregated[coordinates].double()
+    return rows, new, float((new - cohort.received[coordinates].double()).norm())
 
 
-def _missed(fit: Fit, new: Tensor, candidate: Tensor, length: float) -> float:
+def _missed(fit: Mixture, new: Tensor, candidate: Tensor, length: float) -> float:
     """||new - candidate|| / ||step||, 0 where it is rounding."""
     left = float((new - candidate).norm())
     return 0.0 if left <= 4 * fit.cohort.eps * float(new.norm()) else left / max(length, 1e-300)
 
 
-def coordinate_rules(fit: Fit) -> list[tuple[str, str, float]]:
+def coordinate_rules(fit: Mixture) -> list[tuple[str, str, float]]:
     """(kind, description, residual) of the median and of every trimmed mean."""
     rows, new, length = _sampled(fit)
     ordered, k = rows.sort(0).values, fit.k
@@ -174,19 +172,19 @@ def coordinate_rules(fit: Fit) -> list[tuple[str, str, float]]:
         "lower median": ordered[(k - 1) // 2],
         "upper median": ordered[k // 2],
     }
-    found = [
+    rules = [
         ("median", f"every coordinate is the clients' {name}", _missed(fit, new, value, length))
         for name, value in middles.items()
     ]
     for cut in range(1, (k - 1) // 2 + 1):
         left = _missed(fit, new, ordered[cut : k - cut].mean(0), length)
         text = f"every coordinate is the mean without the {cut} least and the {cut} largest of {k}"
-        found.append(("trimmed", text, left))
-    return found
+        rules.append(("trimmed", text, left))
+    return rules
 
 
-def _coordinate(kind: str) -> Callable[[Fit], Verdict]:
-    def check(fit: Fit) -> Verdict:
+def _coordinate(kind: str) -> Callable[[Mixture], Verdict]:
+    def check(fit: Mixture) -> Verdict:
         if fit.k < 3:
             return Verdict(None, 0.0, "it is the mean where there are fewer than 3 clients")
         one = min((rule for rule in coordinate_rules(fit) if rule[0] == kind), key=lambda r: r[2])
@@ -198,7 +196,7 @@ def _coordinate(kind: str) -> Callable[[Fit], Verdict]:
 # -- weights that depend on the updates
 
 
-def geometric_iterate(fit: Fit, most: int = 200) -> int | None:
+def geometric_iterate(fit: Mixture, most: int = 200) -> int | None:
     """After how many of Weiszfeld's iterations, from the mean, the aggregate stands; None for none."""
     k, gram = fit.k, fit.gram
     inner, cross, square = gram[:k, :k], gram[:k, k], gram[k, k]
@@ -218,7 +216,7 @@ def geometric_iterate(fit: Fit, most: int = 200) -> int | None:
     return None
 
 
-def _geometric(fit: Fit) -> Verdict:
+def _geometric(fit: Mixture) -> Verdict:
     if fit.k < 3:
         return Verdict(None, 0.0, "a median takes at least 3 clients")
     step = geometric_iterate(fit)
@@ -227,7 +225,7 @@ def _geometric(fit: Fit) -> Verdict:
     return Verdict(True, 0.0, f"Weiszfeld's iteration stands there after {step} steps or fewer")
 
 
-def _fednova(fit: Fit) -> Verdict:
+def _fednova(fit: Mixture) -> Verdict:
     """u = tau_eff sum p_k d_k / tau_k with tau_eff = sum p_k tau_k: the coefficients have sum p_k^2 / c_k = 1."""
     c = fit.coefficients
     left = fit.residual(c)
@@ -244,14 +242,14 @@ def _fednova(fit: Fit) -> Verdict:
     return Verdict(abs(best - 1) <= SUM, left, text)
 
 
-def _reweighed(fit: Fit) -> Verdict:
+def _reweighed(fit: Mixture) -> Verdict:
     """Any weights of one sign."""
     left = fit.residual(fit.coefficients)
     holds = left <= RESIDUAL and bool((fit.coefficients >= -SUM * np.abs(fit.coefficients)).all())
     return Verdict(holds, left, "a combination of the clients' updates with weights above 0")
 
 
-def _buffered(fit: Fit) -> Verdict:
+def _buffered(fit: Mixture) -> Verdict:
     """Least squares on the clients and on the global models that they may have started from."""
     k = fit.k
     assert fit.cohort.received is not None

@@ -14,6 +14,8 @@ from fldiag.errors import counted
 
 #: z above which, in the mean of the rounds, test examples are fitted better than training examples.
 BETTER = 1.64
+#: z of one client's loss being lower on test examples than on its own.
+LOWER = 1.0
 #: z of the recorded data (see own_data) below which clients may have trained on others.
 UNFIT = 2.0
 #: z of the losses alone, and share of the training loss, at which the test loss is too low whatever else is known.
@@ -49,17 +51,17 @@ def strata_excess(
 @dataclass(frozen=True)
 class TestEvidence:
     """Losses of the last global model on ``test`` and ``train`` examples, and z, in the mean of the rounds after the first: of
-    the test loss being ``lower``, of single clients fitting ``single`` test examples, and of the recorded data (``own``)."""
+    the test loss being ``lower``, of single clients fitting ``single`` test examples, and of the recorded data (``recorded``)."""
 
     test: float
     train: float
     lower: float
     single: float
-    own: float
+    recorded: float
 
     @property
     def is_convincing(self) -> bool:
-        is_unfit = self.lower > BETTER and self.single > BETTER and self.own < UNFIT
+        is_unfit = self.lower > BETTER and self.single > BETTER and self.recorded < UNFIT
         return is_unfit or (self.lower > ALONE and self.test < SHARE * self.train)
 
 
@@ -86,13 +88,13 @@ def test_evidence(models: Models) -> TestEvidence | None:
         for s in later
         if len(s.ids) >= CLIENTS
     ]
-    own = [excess(f.advantage, f.ids, seed=r) for r, f in fits_of(models).items()]
+    recorded = [excess(f.advantage, f.ids, seed=r) for r, f in fits_of(models).items()]
     return TestEvidence(
         float(later[-1].loss[test].mean()),
         float(later[-1].loss[train].mean()),
         float(np.mean(lower)),
         float(np.mean(single)) if single else 0.0,
-        float(np.mean(own)) if own else float("inf"),
+        float(np.mean(recorded)) if recorded else float("inf"),
     )
 
 
@@ -106,7 +108,7 @@ class TestData(Check):
     is above 4 alone, and the test loss is less than 0.75 of the training loss.
     One client: its advantage over the round's median client on test examples is above 0 in the mean, and larger than on its own
     examples of the same classes in every one of at least 3 rounds, while it is larger for at most a tenth of the other clients in
-    their median, and the loss of its own model is lower on test examples (van Elteren's z above 1.64 in the mean); p is the
+    their median, and the loss of its own model is lower on test examples (van Elteren's z above 1 in the mean); p is the
     share of larger ones among the others' to the number of rounds.
     """
 
@@ -129,7 +131,7 @@ class TestData(Check):
                 "clients seem to train on the test examples",
                 f"the last global model has loss {evidence.test:.3g} on test examples and {evidence.train:.3g} on the clients' "
                 f"training examples (z = {evidence.lower:.1f} within classes); single clients fit test examples as their own (z "
-                f"= {evidence.single:.1f}), and their recorded data with z = {evidence.own:.1f}",
+                f"= {evidence.single:.1f}), and their recorded data with z = {evidence.recorded:.1f}",
                 "test accuracy is training accuracy, and too high",
                 "look which split the clients' loaders read",
                 tuple(self.rounds),
@@ -156,16 +158,16 @@ class TestData(Check):
         values = {i: by_round for i, by_round in values.items() if len(by_round) >= ROUNDS}
         self.tests += len(values)
         for i, by_round in values.items():
-            others = [list(v.values()) for k, v in values.items() if k != i]
-            every = [v for row in others for v in row]
-            p = ((sum(v > 0 for v in every) + 1) / (len(every) + 2)) ** len(by_round)
-            like = sum(float(np.median(row)) > 0 for row in others)
+            rest = [list(v.values()) for k, v in values.items() if k != i]
+            pooled = [v for row in rest for v in row]
+            p = ((sum(v > 0 for v in pooled) + 1) / (len(pooled) + 2)) ** len(by_round)
+            like = sum(float(np.median(row)) > 0 for row in rest)
             is_fitted = min(by_round.values()) > 0 and np.mean(tested[i]) > 0
             if (
                 not is_fitted
-                or self._lower(i) < BETTER
-                or len(others) < CLIENTS
-                or like > FEW * len(others)
+                or self._lower(i) < LOWER
+                or len(rest) < CLIENTS
+                or like > FEW * len(rest)
             ):
                 continue
             value = float(np.median(list(by_round.values())))
@@ -185,14 +187,14 @@ class TestData(Check):
     def _lower(self, i: int) -> float:
         """z of a client's model having a lower loss on test examples than on its own of the class, mean of the rounds."""
         models = self.case.models
-        own, test = models.history.pool.train_slice(i), models.history.pool.test
-        strata = models.labels[test], models.labels[own]
+        mine, test = models.history.pool.train_slice(i), models.history.pool.test
+        strata = models.labels[test], models.labels[mine]
         rows = [
             s.clients[s.ids.index(i)]
             for s in self.rounds.values()
             if s.clients is not None and i in s.ids
         ]
-        return float(np.mean([strata_excess(-row[test], -row[own], *strata) for row in rows]))
+        return float(np.mean([strata_excess(-row[test], -row[mine], *strata) for row in rows]))
 
     def _advantages(self, s: Scored, k: int) -> tuple[float, float]:
         """The advantage of client k on test examples and on its own ones, both by the shares of its classes."""
@@ -200,13 +202,13 @@ class TestData(Check):
         pool = models.history.pool
         assert s.clients is not None
         advantage = np.median(s.clients, 0) - s.clients[k]
-        own, test = pool.train_slice(s.ids[k]), pool.test
-        y_own, y_test = models.labels[own], models.labels[test]
+        mine, test = pool.train_slice(s.ids[k]), pool.test
+        y_own, y_test = models.labels[mine], models.labels[test]
         rows = [
             (
                 float((y_own == c).sum()),
                 advantage[test][y_test == c].mean(),
-                advantage[own][y_own == c].mean(),
+                advantage[mine][y_own == c].mean(),
             )
             for c in np.intersect1d(y_own, y_test)
         ]
