@@ -14,8 +14,9 @@ from curvature_turns import Timed, compare, turns
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics.landscape import axis, landscape
+from fldiag.diagnostics.landscape import landscape
 from fldiag.landscape.evaluator import Evaluator
+from fldiag.landscape.grid import axis
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import fldiag
 from fldiag import config, registry
-from fldiag.diagnostics.landscape import axis
 from fldiag.landscape import directions
 from fldiag.landscape.evaluator import Evaluator
+from fldiag.landscape.grid import axis
 from fldiag.models.mlp import mlp
 from fldiag.models.vit import SLViT
 from fldiag.problem.eigenpairs import eigenpairs

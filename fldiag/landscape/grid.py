@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fldiag.errors import FldiagError
 from fldiag.seeding import numpy_rng
 
 #: Reported error / largest error expected: set on the calibration surfaces of analyses/speed/landscape_error.py.
@@ -38,6 +39,21 @@ NEAR, SHARE = 6, 0.1
 
 #: (row, column) of points [m, 2] -> (loss, standard error) of each [m, 2].
 Evaluate = Callable[[np.ndarray], np.ndarray]
+
+
+def axis(points: int, span: float) -> np.ndarray:
+    """``points`` coefficients from -span to span, symmetric to the bit, with exactly 0 in the middle.
+
+    Raises FldiagError for an even number of points, which has no middle.
+    """
+    if points % 2 == 0 or points < 3:
+        raise FldiagError(
+            f"points = {points} puts no grid point at the weights themselves",
+            "use an odd number of at least 3",
+            usage=True,
+        )
+    half = span * (np.arange(1, points // 2 + 1) / (points // 2))
+    return np.concatenate([-half[::-1], [0.0], half])
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def table(result):
 
 @pytest.mark.parametrize("rtol, reached", [(0.3, True), (1e-4, False)])
 def test_the_trace_of_a_net_without_closed_form_is_estimated_to_rtol(own, rtol, reached):
-    result = own("spectrum", "net", "--k", 1, "--trace", "--rtol", rtol, "--max-products", 50)
+    result = own("spectrum", "net", "--k", 1, "--trace", "--rtol", rtol, "--max-products", 30)
     row = table(result).query("metric == 'trace' and layer.isna()").iloc[0]
     assert row.estimator == "hutchinson-deflated" and bool(row.converged) == reached
     assert (row.stderr <= rtol * abs(row.value)) == reached

@@ -528,7 +528,9 @@ def test_adapters_averaged_factor_by_factor(tmp_path, frozen):
         off = (
             product - c.state["lora_B.weight"].double() @ c.state["lora_A.weight"].double()
         ).norm() / product.norm()
-        assert float(found(table, "adapters", ["information"])["value"].iloc[0]) >= 0.999 * float(off)
+        assert float(found(table, "adapters", ["information"])["value"].iloc[0]) >= 0.999 * float(
+            off
+        )
 
 
 def test_seeds_that_are_not_used(tmp_path):

@@ -1,8 +1,5 @@
 """Folders and arrays of other programs: what is whose is read from the words in the names, or asked about."""
 
-import argparse
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,7 @@ import fldiag
 from fldiag.errors import FldiagError
 from fldiag.integrations import client_files
 from fldiag.models import state_dict
-from fldiag.runs import foreign, schema
+from fldiag.runs import foreign
 
 
 def net(seed=0):
@@ -209,78 +206,3 @@ def test_arrays_go_by_the_order_of_the_state_dict_or_of_the_parameters():
     swapped = [own["0.bias"], own["0.weight"], *list(own.values())[2:]]
     with pytest.raises(FldiagError, match=r"\[3\] where 0.weight is \[3, 4\]"):
         state_dict.in_order(named(swapped), module)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "git lfs pull"),
-        ("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "git lfs pull"),
-        ("a.pth", b"\n<!DOCTYPE html><html>", "a web page"),
-        ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(99), "HDF5 file"),
-        ("renamed.pt", b"\x89HDF\r\n\x1a\n" + bytes(99), "HDF5 file"),
-        ("a.gguf", b"GGUF\x03\0\0\0" + bytes(99), "GGUF"),
-        ("a.onnx", b"\x08\x07\x12\x07pytorch", "ONNX"),
-        ("a.msgpack", b"\x82\xa6params", "msgpack"),
-        ("a.npz", {"x": np.array([{}], dtype=object)}, "not numbers"),
-        ("a.npz", {"train_images": np.zeros(3), "train_labels": np.zeros(3)}, "may be data"),
-        ("a.pt", None, r"torch\.jit\.load"),
-    ],
-)  # fmt: skip
-def test_files_of_other_programs_are_named_with_what_to_do(name, content, words):
-    if content is None:
-        torch.jit.script(nn.Linear(2, 2)).save(name)
-    elif isinstance(content, dict):
-        np.savez(name, **content)
-    else:
-        with open(name, "wb") as file:
-            file.write(content)
-    with pytest.raises(FldiagError, match=words) as caught:
-        fldiag.load(name)
-    assert "damaged" not in str(caught.value)
-
-
-def test_plain_data_beside_the_weights_are_no_objects():
-    extra = {
-        "args": argparse.Namespace(lr=0.1, of=argparse.Namespace(name="x")),
-        "best": np.float64(0.9),
-        "count": np.int32(3),
-        "history": np.arange(3.0),
-        "names": np.array(["a", "b"]),
-    }
-    torch.save({"model": net(1).state_dict(), **extra}, "a.pth")
-    assert torch.equal(schema.read("a.pth").state["0.bias"], net(1).state_dict()["0.bias"])
-    torch.save({"model": net(1).state_dict(), "made": _Object()}, "b.pth")
-    with pytest.raises(FldiagError, match=r"refused.*of a dict the entry with the weights"):
-        schema.read("b.pth")
-
-
-class _Object:
-    pass
-
-
-def test_a_model_in_several_files_is_read_by_its_list():
-    from safetensors.torch import save_file
-
-    state = net(1).state_dict()
-    names = list(state)
-    for i in range(2):
-        save_file({n: state[n] for n in names[i::2]}, f"in/model-{i}.safetensors")
-    where = {n: f"model-{i % 2}.safetensors" for i, n in enumerate(names)}
-    with open("in/model.safetensors.index.json", "w", encoding="utf-8") as file:
-        json.dump({"weight_map": where}, file)
-    for path in ("in/model.safetensors.index.json", "in"):
-        read = fldiag.load(path).state
-        assert read.keys() == state.keys() and torch.equal(read["2.bias"], state["2.bias"])
-    with open("in/model.safetensors.index.json", "w", encoding="utf-8") as file:
-        json.dump({"weight_map": {"x": "../secret.pt"}}, file)
-    with pytest.raises(FldiagError, match="not a safetensors file in this folder"):
-        fldiag.load("in/model.safetensors.index.json")
-
-
-def test_the_list_of_a_model_that_is_none_is_an_error():
-    with open("in/model.safetensors.index.json", "w", encoding="utf-8") as file:
-        file.write("[3]")
-    with pytest.raises(FldiagError, match="lists no files"):
-        fldiag.load("in/model.safetensors.index.json")

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
 from fldiag.errors import FldiagError
+from fldiag.landscape.grid import axis
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
@@ -31,21 +31,6 @@ if TYPE_CHECKING:
 
 #: Grid points along an axis when nobody says how many.
 POINTS = 41
-
-
-def axis(points: int, span: float) -> np.ndarray:
-    """``points`` coefficients from -span to span, symmetric to the bit, with exactly 0 in the middle.
-
-    Raises FldiagError for an even number of points, which has no middle.
-    """
-    if points % 2 == 0 or points < 3:
-        raise FldiagError(
-            f"points = {points} puts no grid point at the weights themselves",
-            "use an odd number of at least 3",
-            usage=True,
-        )
-    half = span * (np.arange(1, points // 2 + 1) / (points // 2))
-    return np.concatenate([-half[::-1], [0.0], half])
 
 
 def axes(table: pd.DataFrame) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.diagnostics.profile.summary import summary as of_lines
 from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
@@ -25,7 +26,6 @@ SUMMARY = {
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    from fldiag.diagnostics.profile.summary import summary as of_lines  # which imports landscape
 
     if options["directions"] == "clients":
         yield from of_lines(frame, options)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fldiag.diagnostics.landscape import axis
 from fldiag.diagnostics.profile.summary import summary
+from fldiag.landscape.grid import axis
 from fldiag.registry import diagnostic
 from fldiag.results.standing import at_centre
 from fldiag.results.table import table
