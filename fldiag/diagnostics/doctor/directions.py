@@ -73,9 +73,11 @@ class Directions(Check):
         k = len(ids)
         sums = cosine.sum(1) - 1
         for j, i in enumerate(ids):
-            others = np.delete((sums - cosine[:, j]) / (k - 2), j)
+            other_cosines = np.delete((sums - cosine[:, j]) / (k - 2), j)
             self.lengths[i].append(float(norms[j] / np.median(np.delete(norms, j))))
-            self.cosines[i].append((cohort.round, sums[j] / (k - 1), float(np.median(others))))
+            self.cosines[i].append(
+                (cohort.round, sums[j] / (k - 1), float(np.median(other_cosines)))
+            )
         most = int(np.clip(MEMORY // max(self.case.total, 1), LEAST, MOST))
         sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // most)))
         d = (cohort.clients[moving][:, sample].double() - cohort.received[sample].double()).numpy()
@@ -129,16 +131,16 @@ class Directions(Check):
 
     def _wrong_sign(self, i: int) -> Iterator[Finding]:
         telling = [row for row in self.cosines[i] if row[2] >= AGREEING]
-        wrong = [r for r, s, others in telling if s < -0.7 * others]
+        wrong = [r for r, s, usual in telling if s < -0.7 * usual]
         if len(telling) < 3 or len(wrong) < 0.8 * len(telling):
             return
-        s, others = (float(np.median([row[c] for row in telling])) for c in (1, 2))
+        s, usual = (float(np.median([row[c] for row in telling])) for c in (1, 2))
         is_old = any(word in self.case.method.lower() for word in ASYNCHRONOUS)
         if s <= -AGREEING:
             yield Finding(
                 INFORMATION if is_old else WARNING,  # an update of an old model may look like that
                 f"the updates of client {i} have the wrong sign",
-                f"their mean cosine with the others' is {s:.2f}, and that of the others {others:.2f}, in {len(wrong)} of "
+                f"their mean cosine with the others' is {s:.2f}, and that of the others {usual:.2f}, in {len(wrong)} of "
                 f"{counted(len(telling), 'round')} in which clients agree",
                 "it undoes what the others learn",
                 "look for a sign in its loss, its optimiser or its upload, for other labels, or an attack",
@@ -150,9 +152,11 @@ class Directions(Check):
     def _noise(self, i: int, pairs: list[tuple[int, np.ndarray]]) -> Iterator[Finding]:
         if len(pairs) < 3:
             return
-        longer, own, length, n, usual = np.median(np.stack([row for _, row in pairs]), axis=0)
+        longer, correlation, length, n, usual = np.median(
+            np.stack([row for _, row in pairs]), axis=0
+        )
         error = 1 / np.sqrt(n)
-        is_noise = abs(own) <= 2 * error or (longer >= 2 and abs(own) <= usual / 4)
+        is_noise = abs(correlation) <= 2 * error or (longer >= 2 and abs(correlation) <= usual / 4)
         if longer < 1.5 or not is_noise or usual < max(0.3, 6 * error):
             return
         is_random = length >= 0.8
@@ -161,15 +165,15 @@ class Directions(Check):
             f"the updates of client {i} are random"
             if is_random
             else f"the updates of client {i} carry noise",
-            f"where the others hardly go, they are {longer:.1f} times as long as theirs, and have a correlation of {own:.2f} "
-            f"with its own of the round before (others: {usual:.2f}; chance: {error:.2f})",
+            f"where the others hardly go, they are {longer:.1f} times as long as theirs, and have a correlation of "
+            f"{correlation:.2f} with its own of the round before (others: {usual:.2f}; chance: {error:.2f})",
             "the mean gets its noise, and nothing else from it"
             if is_random
             else "the mean gets its noise",
             "look at what it sends; noise for privacy should be the same at all clients",
             tuple(r for r, _ in pairs),
             client=i,
-            value=float(own),
+            value=float(correlation),
         )
 
 

@@ -263,7 +263,7 @@ def _compressed(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
     import torch
 
     weights, codes = torch.from_numpy(p), _codes()
-    left = dict.fromkeys([(code, what) for code in codes for what in ("weights", "updates")], 0.0)
+    left = dict.fromkeys([(code, form) for code in codes for form in ("weights", "updates")], 0.0)
     size = largest = 0.0
     for w, rows, new in _tensors(cohort):
         u = new - w
@@ -273,14 +273,14 @@ def _compressed(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
             left[name, "weights"] += float(((new - mean) ** 2).sum())
             mean = torch.tensordot(weights, code(rows - w), 1)
             left[name, "updates"] += float(((u - mean) ** 2).sum())
-    (name, what), least = min(left.items(), key=lambda one: one[1])
+    (name, form), least = min(left.items(), key=lambda one: one[1])
     floor = 4 * cohort.eps * np.sqrt(largest)
     if np.sqrt(least) > max(RESIDUAL * np.sqrt(size), floor):
         return None
     return (
         "compressed",
         float(np.sqrt(least / max(size, 1e-300))),
-        f"the mean of the clients' {what} in {name}",
+        f"the mean of the clients' {form} in {name}",
     )
 
 

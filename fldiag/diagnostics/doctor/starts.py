@@ -71,7 +71,7 @@ class Starts(Check):
         self.last: dict[int, np.ndarray] = {}  # client -> its last trained weights
         self.cohorts: dict[int, list[int]] = {}
         self.older: dict[int, tuple[list[int], np.ndarray, np.ndarray, np.ndarray]] = {}
-        self.kept: dict[str, list[tuple[int, list[int], np.ndarray]]] = defaultdict(list)
+        self.distances: dict[str, list[tuple[int, list[int], np.ndarray]]] = defaultdict(list)
         self.chains: dict[int, tuple[float, float, float]] = {}
         self.lengths = defaultdict[int, list[float]](list)
 
@@ -139,14 +139,14 @@ class Starts(Check):
             ratio = np.sqrt(np.maximum(1 + (2 * inner + way) / (length**2)[:, None], 0))
             self.older[r] = older, share, ratio, np.sqrt(way) / np.median(length)
         if first < r - 1:
-            self.kept["initial"].append(
+            self.distances["initial"].append(
                 (r, ids, self._by_layer(rows, w, self.aggregates[first][None], tiny))
             )
         present = [j for j, i in enumerate(ids) if i in self.last]
         if present and r > first + 2:
             last = np.stack([self.last[ids[j]] for j in present])
             values = self._by_layer(rows[present], w, last, tiny)
-            self.kept["own"].append((r, [ids[j] for j in present], values))
+            self.distances["own"].append((r, [ids[j] for j in present], values))
         if len(ids) > 3:
             self.chains[r] = chain(d)
         for i, row in zip(ids, rows, strict=True):
@@ -157,12 +157,12 @@ class Starts(Check):
         """[K, layers + 1, 4]: a, ||w_k - m|| / ||w_k - w||, share of the coordinates nearer to m, ||w_k - w||; at last, of all
         layers together."""
         x, v, d = rows - m, np.broadcast_to(w - m, rows.shape), rows - w
-        told = (v != 0) & ((x != 0) | (d != 0))
+        changes = (v != 0) & ((x != 0) | (d != 0))
         starts = list(self.layers.values())
         sums = np.stack(
             [
                 np.add.reduceat(y, starts, axis=1)
-                for y in (x * v, v**2, x**2, d**2, (np.abs(x) < np.abs(d)) & told, told)
+                for y in (x * v, v**2, x**2, d**2, (np.abs(x) < np.abs(d)) & changes, changes)
             ],
             axis=-1,
         ).astype(float)
@@ -182,7 +182,7 @@ class Starts(Check):
         if not self.cohorts:
             yield Skip("no round holds what clients received and made of it, or they hardly move")
             return
-        findings = list(self._own())
+        findings = list(self._own_last_weights())
         if not findings:
             all_clients = (
                 self._late(1),
@@ -278,8 +278,8 @@ class Starts(Check):
         if len(rounds) < 2:
             return None
         cosine, near, longest = (float(np.median(v)) for v in zip(*rounds.values(), strict=True))
-        few = np.median([len(self.cohorts[r]) for r in rounds]) < 6
-        if cosine < (-0.3 if few else -0.375) or near > 0.95 or longest < 1.5:
+        is_small_cohort = np.median([len(self.cohorts[r]) for r in rounds]) < 6
+        if cosine < (-0.3 if is_small_cohort else -0.375) or near > 0.95 or longest < 1.5:
             return None
         return self._finding(
             "clients train one after the other: each starts from the weights of another client of its round",
@@ -328,10 +328,10 @@ class Starts(Check):
                     places[client, "lag", r - 1 - s].append(place)
         nearest: dict[int, tuple[float, str, int, list[int]]] = {}
         for (client, kind, n), rows in places.items():
-            enough = max(
+            least_rounds = max(
                 3.0, 0.4 * len(self.lengths[client]), 0.8 * self._looked_at(client, kind, n)
             )
-            if len(rows) < enough:
+            if len(rows) < least_rounds:
                 continue
             near = float(np.median([ratio for _, ratio in rows]))
             if client not in nearest or near < nearest[client][0]:
@@ -376,9 +376,9 @@ class Starts(Check):
             if client in self.cohorts[r]
         )
 
-    def _own(self) -> Iterator[Finding]:
+    def _own_last_weights(self) -> Iterator[Finding]:
         """Layers that start from the clients' own last weights."""
-        rows = self.kept["own"]
+        rows = self.distances["own"]
         if len(rows) < 2:
             return
         rounds = np.concatenate([[r] * len(ids) for r, ids, _ in rows])
@@ -390,11 +390,11 @@ class Starts(Check):
         if len(everyone):
             vote, ratio = np.nanmedian(values[:, everyone, 2]), np.nanmedian(values[:, everyone, 1])
             yield self._finding(
-                f"clients do not load {self._named(everyone)}: each starts from its own last weights",
+                f"clients do not load {self._describe_layers(everyone)}: each starts from its own last weights",
                 f"{vote:.0%} of the coordinates lie nearer to them than to what was received, ||w_k - own|| / ||w_k - w|| = "
                 f"{ratio:.2f}, in the median of {counted(len(set(clients)), 'client')} and their last rounds",
                 sorted(set(rounds.tolist())),
-                layer=self._named(everyone, bare=True),
+                layer=self._describe_layers(everyone, bare=True),
                 words=PERSONAL,
                 value=float(ratio),
             )
@@ -403,12 +403,12 @@ class Starts(Check):
             if self._stays(i):
                 continue
             yield self._finding(
-                f"client {i} does not load {self._named(layers)}: it starts from its own last weights",
+                f"client {i} does not load {self._describe_layers(layers)}: it starts from its own last weights",
                 f"{vote:.0%} of the coordinates lie nearer to them than to what it received; ||w_k - own|| / ||w_k - w|| is "
                 f"{ratio:.2f}, far less than the others'",
                 rounds[clients == i].tolist(),
                 client=i,
-                layer=self._named(layers, bare=True),
+                layer=self._describe_layers(layers, bare=True),
                 words=PERSONAL,
                 value=ratio,
             )
@@ -436,30 +436,35 @@ class Starts(Check):
         if len(ids) < 4:
             return
         for j, i in enumerate(ids):
-            others = np.delete(middle, j, 0)
-            enough = (~np.isnan(others[..., 1])).sum(0) >= 3
-            usual = np.nanmedian(np.where(enough[:, None], others, np.inf), axis=0)
-            own = middle[j]
+            other_clients = np.delete(middle, j, 0)
+            has_three = (~np.isnan(other_clients[..., 1])).sum(0) >= 3
+            usual = np.nanmedian(np.where(has_three[:, None], other_clients, np.inf), axis=0)
+            client = middle[j]
             layers = np.flatnonzero(
-                enough
-                & (own[:, 1] <= 0.38 * usual[:, 1])
-                & (own[:, 2] >= 0.78)
-                & (np.abs(own[:, 0]) <= 0.15)
-                & (own[:, 3] >= 1.3 * usual[:, 3])
+                has_three
+                & (client[:, 1] <= 0.38 * usual[:, 1])
+                & (client[:, 2] >= 0.78)
+                & (np.abs(client[:, 0]) <= 0.15)
+                & (client[:, 3] >= 1.3 * usual[:, 3])
             )
             if len(layers):
-                yield i, layers, float(np.median(own[layers, 1])), float(np.median(own[layers, 2]))
+                yield (
+                    i,
+                    layers,
+                    float(np.median(client[layers, 1])),
+                    float(np.median(client[layers, 2])),
+                )
 
     def _stays(self, client: int) -> bool:
         """Whether a client's results stay at one distance from the initial model: it starts from one place again and again."""
         far = [
             (v[ids.index(client), -1, 1] * v[ids.index(client), -1, 3])
-            for _, ids, v in self.kept["initial"]
+            for _, ids, v in self.distances["initial"]
             if client in ids
         ]
         steps = [
             (v[ids.index(client), -1, 1] * v[ids.index(client), -1, 3])
-            for _, ids, v in self.kept["own"]
+            for _, ids, v in self.distances["own"]
             if client in ids
         ]
         far = far[len(far) // 2 :]
@@ -467,7 +472,7 @@ class Starts(Check):
             np.median(steps[len(steps) // 2 :])
         )
 
-    def _named(self, layers: np.ndarray, *, bare: bool = False) -> str:
+    def _describe_layers(self, layers: np.ndarray, *, bare: bool = False) -> str:
         names = [list(self.layers)[g] for g in layers]
         text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         if bare:
@@ -480,7 +485,7 @@ class Starts(Check):
 
     def _finding(
         self,
-        what: str,
+        title: str,
         evidence: str,
         rounds: Sequence[int],
         *,
@@ -491,14 +496,14 @@ class Starts(Check):
         is_certain: bool = True,
     ) -> Finding:
         method = self.case.method.lower()
-        meant = (
+        is_intended = (
             self.case.slots & {"isolated", "send"}
             if self.case.is_native
             else any(word in method for word in words)
         )
         return Finding(
-            WARNING if is_certain and not meant else INFORMATION,
-            what,
+            WARNING if is_certain and not is_intended else INFORMATION,
+            title,
             evidence,
             "updates are applied to another model than the one they were made for",
             REMEDY,
