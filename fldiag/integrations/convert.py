@@ -131,6 +131,12 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
         else None
         for p in (source, out)
     ]
+    if not os.path.exists(source):
+        raise FldiagError(
+            f"{short_path(source)} is not there",
+            "give a file of weights, or a folder of clients' files with --pattern",
+            usage=True,
+        )
     if None in kinds or kinds[0] == kinds[1]:
         raise FldiagError(
             f"{short_path(source)} to {short_path(out)} is not a conversion that fldiag knows",

@@ -39,7 +39,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs import owner
 from fldiag.runs.in_memory import UNTESTED, classes_last
-from fldiag.runs.recording import Recording, confirm_same, mean
+from fldiag.runs.recording import Recording, confirm_same, mean, unassigned
 from fldiag.runs.run import Run
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
@@ -454,6 +454,14 @@ class Recorder:
         if starts:
             rows = [*rows, *self._staleness(t, starts)]
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
+        names = {k: name for name, k in self.clients.numbers.items()}
+        if unknown := sorted({*outside} - {*self.run.origin.get("outside", [])}):
+            in_partition = [names.get(k, str(k)) for k in sorted(self.parts or ())]
+            warnings.warn(
+                f"fldiag: {unassigned([names.get(k, str(k)) for k in unknown])}; it has {', '.join(in_partition[:6])}"
+                f"{' ...' if len(in_partition) > 6 else ''}",
+                stacklevel=3,
+            )
         is_whole = not lacking and not self.run.origin.get("personal")
         scores = self._evaluation.rows(state) if self._evaluation is not None and is_whole else []
         with self._writing():
@@ -465,7 +473,6 @@ class Recorder:
             else:
                 if received is not None and not self.recording.run.rounds:
                     self.recording.initial(received)
-                names = {k: name for name, k in self.clients.numbers.items()}
                 self.recording.know(
                     examples=self._examples,
                     shift=shift,

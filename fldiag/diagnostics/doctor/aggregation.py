@@ -26,6 +26,7 @@ from fldiag.diagnostics.doctor.mixture import RESIDUAL, Mixture
 from fldiag.diagnostics.doctor.named_rules import (
     ADAPTIVE,
     PERSONAL,
+    PLAIN_MEANS,
     Verdict,
     coordinate_rules,
     find_rule,
@@ -252,6 +253,9 @@ class Aggregate(Check):
             self.past.append(cohort.aggregated)
 
     def end(self) -> Iterator[Outcome]:
+        if self.case.aggregates_are_made:
+            yield Skip("no global models were given: the mean of the clients stands for them")
+            return
         if not self.rules:
             yield Skip(self.why or "no client weights are stored")
             return
@@ -434,6 +438,8 @@ class Aggregate(Check):
             return INFORMATION
         if kind in AVERAGES and self.case.stated_shares:
             return FAULT
+        if kind == "uniform" and not self.case.is_native and self._means_to_count_alike():
+            return INFORMATION
         if kind in STEPS or (
             server and kind in ("own weights", "unknown", "of all")
         ):  # a first step may look like that
@@ -450,6 +456,13 @@ class Aggregate(Check):
         ):
             return FAULT
         return FAULT if kind == "of all" and self._varied() else WARNING
+
+    def _means_to_count_alike(self) -> bool:
+        """Whether the method's server takes the plain mean, or clients' sizes differ by less than a factor of 2."""
+        sizes = [n for n in self.case.sizes.values() if n]
+        return plain_name(self.case.method) in PLAIN_MEANS or max(sizes, default=0) < 2 * min(
+            sizes, default=1
+        )
 
     def _varied(self) -> bool:
         """Whether the share of the sampled clients differs from round to round, so that no fixed server learning rate is it."""

@@ -213,6 +213,11 @@ class Case:
         """What the recorder or importer of a foreign run says of where it comes from."""
         return dict(self.run.origin.get("recipe", {}))
 
+    @property
+    def aggregates_are_made(self) -> bool:
+        """Whether the run was converted without global models, so that the mean of the clients stands for them."""
+        return self.recipe.get("kind") == "folder" and not self.recipe.get("globals")
+
     @cached_property
     def stated_shares(self) -> str:
         """n or uniform, where the origin of a foreign run states it ("weights": "by examples"), or its method's name."""

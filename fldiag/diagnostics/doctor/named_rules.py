@@ -29,6 +29,8 @@ COORDINATES = 20_000
 UNNAMED = ("", "own", "foreign", "none", "unknown")
 #: Names that say that layers stay with the clients.
 PERSONAL = ("fedbn", "fedper", "fedrep", "fedbabu", "lgfedavg", "fedrod", "fedpac", "silobn")
+#: Methods whose server takes the plain mean (SCAFFOLD: Karimireddy et al. 2020, algorithm 1).
+PLAIN_MEANS = ("scaffold",)
 #: Methods whose server takes the mean, or a step that depends on more than a round's weights.
 OTHERS = ("ditto", "pfedme", "apfl", "feddecorr", "fedavgft", "scaffold", "fedopt", "fedasync")
 
