@@ -125,11 +125,13 @@ def names_of(subject: Subject) -> list[str]:
 
 
 def renamed(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame | None:
-    """A stored table with the names that its subjects have now; None where it holds names made of several."""
-    before = table.attrs["names"]
+    """A stored table with the names that its subjects have now; None where it does not say which name is whose."""
+    before = table.attrs.get("names")
     columns = [c for c in ("run", "run_b") if c in table.columns]
     if before == list(names):
         return table
+    if before is None or len(before) != len(names) or len(set(before)) < len(before):
+        return None
     if not all(table[c].dropna().isin(before).all() for c in columns):
         return None
     new_names = dict(zip(before, names, strict=True))

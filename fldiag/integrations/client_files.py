@@ -23,6 +23,8 @@ CLIENTS = (
     *("device", "participant", "member", "k", "c"),
 )
 #: A file with such a word is of a global model, where several could be.
+#: Models that were sent out, not made of the clients'.
+SENT = re.compile(r"init|start|received|before|sent", re.IGNORECASE)
 SERVER = re.compile(r"global|server|aggregat", re.IGNORECASE)
 #: Programs -> how they name the files of clients and of global models, whose patterns need not be given.
 #:
@@ -165,10 +167,14 @@ def array_of(path: Path) -> np.ndarray:
     """The one array of a file; of an npy no more of it is read than is used. Raises FldiagError where there is not one."""
     try:
         content = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return content
-        (name,) = content.files
-        return np.asarray(content[name])
+        if not isinstance(content, np.ndarray):
+            (name,) = content.files
+            content = np.asarray(content[name])
+        if content.dtype.kind not in "fiu" or not content.size:
+            raise ValueError(f"its array is {content.dtype} {list(content.shape)}")
+        return (
+            content if content.dtype.isnative else content.astype(content.dtype.newbyteorder("="))
+        )
     except OSError as error:
         raise FldiagError(
             f"{path} cannot be read: {error.strerror or first_line(error)}", "copy it again"
@@ -211,6 +217,8 @@ def patterns_by_words(names: Sequence[str]) -> tuple[str | None, str | None] | N
     globals_ = [text for text in rest if "{round}" in text] or [
         text for text in rest if SERVER.search(text) and clients
     ]
+    if clients and any(SENT.search(text) for text in globals_):
+        return None
     if len(globals_) > 1:
         globals_ = [text for text in globals_ if SERVER.search(text)]
     if len(clients) > 1 or len(globals_) > 1 or not (clients or globals_):

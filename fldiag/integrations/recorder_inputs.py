@@ -274,7 +274,8 @@ class Clients:
             )
         if name in self.numbers:
             return self.numbers[name]
-        if is_number and not self.are_named and (int(name) < MOST or not self.may_have_names):
+        is_free = is_number and int(name) not in self.numbers.values()
+        if is_free and not self.are_named and (int(name) < MOST or not self.may_have_names):
             self.next = max(self.next, int(name) + 1)
             return int(name)
         self.numbers[name] = self.next
@@ -361,6 +362,12 @@ def vector_of(weights: Any, layout: Layout, label: str) -> Tensor:
                 f"{label} lacks {lacking[0]}", "give a number for every parameter", usage=True
             )
         weights = [weights[n] for n in layout.names]
+    if not isinstance(weights, (Tensor, np.ndarray, list, tuple)):
+        raise FldiagError(
+            f"{label} is a {type(weights).__name__}",
+            "give a number for every parameter",
+            usage=True,
+        )
     arrays = [weights] if isinstance(weights, (Tensor, np.ndarray)) else list(weights)
     vector = torch.cat([_tensor(a).cpu().reshape(-1) for a in arrays])
     if len(vector) != layout.size:

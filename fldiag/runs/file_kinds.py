@@ -83,7 +83,8 @@ def check_kind(path: Path, start: bytes) -> None:
 def _is_onnx(start: bytes) -> bool:
     """A small version of the format (field 1), then the producer's name (field 2) as printable text."""
     return (
-        start[:1] == b"\x08"
+        len(start) > 4
+        and start[:1] == b"\x08"
         and 0 < start[1] < 32
         and start[2:3] == b"\x12"
         and start[4 : 4 + start[3]].decode("ascii", "replace").isprintable()
@@ -94,7 +95,11 @@ def _is_msgpack(start: bytes) -> bool:
     """A map with entries, whose first key is text. (0x80, a map without entries, begins pickles.)"""
     sizes = {0xDE: 3, 0xDF: 5, **dict.fromkeys(range(0x81, 0x90), 1)}
     place = sizes.get(start[0]) if start else None
-    return place is not None and (0xA1 <= start[place] <= 0xBF or start[place] in (0xD9, 0xDA))
+    return (
+        place is not None
+        and place < len(start)
+        and (0xA1 <= start[place] <= 0xBF or start[place] in (0xD9, 0xDA))
+    )
 
 
 def _archive_kind(path: Path) -> tuple[str, str] | None:

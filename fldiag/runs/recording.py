@@ -241,6 +241,7 @@ class Recording:
         vector each) carry from round to round, by name."""
         extra: dict[str, Any] = {}
         owners: dict[str, list[int]] = {}
+        variates = {n: v for n, v in (variates or {}).items() if not isinstance(v, Mapping) or v}
         if variates:
             owners = {n: sorted(v) for n, v in variates.items() if isinstance(v, Mapping)}
             extra["variates"] = {

@@ -88,7 +88,12 @@ def read_tensors(path: Path) -> Any:
     """
     check_name(path)
     if path.name.endswith(INDEX):
-        return {k: v for part in files_of(path) for k, v in read_tensors(part).items()}
+        parts = [read_tensors(part) for part in files_of(path)]
+        if not all(isinstance(part, Mapping) for part in parts):
+            raise FldiagError(
+                f"{path} names files that hold no tensors by name", "use the original"
+            )
+        return {name: tensor for part in parts for name, tensor in part.items()}
     if not os.path.isfile(path):
         problem = "is not a file" if os.path.exists(path) else "is not there"
         raise FldiagError(

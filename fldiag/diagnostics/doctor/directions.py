@@ -18,7 +18,7 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
 )
 from fldiag.diagnostics.doctor.starts import ASYNCHRONOUS
-from fldiag.errors import counted
+from fldiag.errors import FldiagError, counted
 
 #: Coordinates that are looked at one by one, and numbers of all clients' updates that are remembered.
 MOST, LEAST, MEMORY = 20_000, 500, 10_000_000
@@ -58,6 +58,8 @@ class Directions(Check):
 
     def see(self, cohort: CohortWeights) -> None:
         if not cohort.usable or cohort.clients is None or cohort.received is None:
+            return
+        if cohort.starts is not None:  # these are no updates of one model
             return
         moving = [
             j
@@ -127,7 +129,8 @@ class Directions(Check):
         if next(self._noise(client, self.noises[client]), None) is not None:
             return True
         is_usual = bool(np.median(self.lengths[client] or [0.0]) <= USUAL)
-        return is_usual and next(self._wrong_sign(client), None) is not None
+        finding = next(self._wrong_sign(client), None)
+        return is_usual and finding is not None and finding.severity == WARNING
 
     def _wrong_sign(self, i: int) -> Iterator[Finding]:
         telling = [row for row in self.cosines[i] if row[2] >= AGREEING]
@@ -135,10 +138,11 @@ class Directions(Check):
         if len(telling) < 3 or len(wrong) < 0.8 * len(telling):
             return
         s, usual = (float(np.median([row[c] for row in telling])) for c in (1, 2))
-        is_old = any(word in self.case.method.lower() for word in ASYNCHRONOUS)
+        # an update of an old model may look like that, and one for classes that the others lack
+        is_sound = any(word in self.case.method.lower() for word in ASYNCHRONOUS) or self._learns(i)
         if s <= -AGREEING:
             yield Finding(
-                INFORMATION if is_old else WARNING,  # an update of an old model may look like that
+                INFORMATION if is_sound else WARNING,
                 f"the updates of client {i} have the wrong sign",
                 f"their mean cosine with the others' is {s:.2f}, and that of the others {usual:.2f}, in {len(wrong)} of "
                 f"{counted(len(telling), 'round')} in which clients agree",
@@ -148,6 +152,14 @@ class Directions(Check):
                 client=i,
                 value=s,
             )
+
+    def _learns(self, i: int) -> bool:
+        """Whether training lowers the client's own loss, which a wrong sign would raise."""
+        try:
+            gains = self.case.models.gains.get(i, {})
+        except FldiagError:  # model or data are not known
+            return False
+        return bool(gains) and float(np.median(list(gains.values()))) > 0
 
     def _noise(self, i: int, pairs: list[tuple[int, np.ndarray]]) -> Iterator[Finding]:
         if len(pairs) < 3:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import stats
 
 from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
@@ -18,7 +19,7 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
-from fldiag.errors import counted
+from fldiag.errors import FldiagError, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,10 @@ LAGS = 5
 LAYER = 16
 #: Names of methods whose clients keep weights of their own, or work on older models, on purpose.
 PERSONAL = ("per", "rep", "bn", "lg", "babu", "ditto", "local", "apfl", "amp", "rod", "ala", "silo")
+#: Entropy of a client's classes, in nats, below which it has one: one example of twenty is of another.
+ONE_CLASS = 0.2
+#: Of fewer coordinates no direction is unlikely.
+SMALLEST = 100
 ASYNCHRONOUS = ("async", "buff", "stale")
 REMEDY = "load the received model, all of it, before a client trains"
 
@@ -79,7 +84,8 @@ class Starts(Check):
         if not len(self.at):
             self._choose(cohort)
         new = self._take(cohort.aggregated)
-        if cohort.usable and cohort.sampled and cohort.clients is not None:
+        is_large = len(self.at) >= SMALLEST and cohort.starts is None
+        if cohort.usable and cohort.sampled and cohort.clients is not None and is_large:
             assert cohort.received is not None
             w, rows = self._take(cohort.received), self._take(cohort.clients)
             self.aggregates.setdefault(cohort.round - 1, w)
@@ -180,7 +186,9 @@ class Starts(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.cohorts:
-            yield Skip("no round holds what clients received and made of it, or they hardly move")
+            yield Skip(
+                "no round holds what clients received and made of it, they hardly move, or the model is too small"
+            )
             return
         findings = list(self._own_last_weights())
         if not findings:
@@ -219,7 +227,7 @@ class Starts(Check):
         medians = {
             r: float(np.median(share[:, older.index(r - 1 - lag)]))
             for r, (older, share, *_) in self.older.items()
-            if r - 1 - lag in older and not self._shared(r, r - 1 - lag)
+            if r - 1 - lag in older and len(share) > 3 and not self._shared(r, r - 1 - lag)
         }
         classes = [[a for r, a in medians.items() if r % (lag + 1) == c] for c in range(lag + 1)]
         if min(map(len, classes)) < 3 or not self._moves():
@@ -287,7 +295,20 @@ class Starts(Check):
             f"updates -0.5), and the longest is {longest:.1f} times the shortest",
             tuple(rounds),
             value=cosine,
+            is_certain=not self._lengths_follow_sizes(),
         )
+
+    def _lengths_follow_sizes(self) -> bool:
+        """Whether clients with more examples have longer updates: then no position in a row is needed to explain the lengths."""
+        pairs = [
+            (self.case.sizes[i], np.median(lengths))
+            for i, lengths in self.lengths.items()
+            if self.case.sizes.get(i)
+        ]
+        sizes, lengths = np.array(pairs).reshape(-1, 2).T
+        if len(sizes) < 4 or np.ptp(sizes) == 0:
+            return False
+        return bool(stats.spearmanr(sizes, lengths).statistic > 0.7)
 
     def _resumed(self) -> Finding | None:
         odd: dict[int, tuple[int, float]] = {}
@@ -296,7 +317,7 @@ class Starts(Check):
             low = [
                 (float(near[c]), older[c], float(a[c]))
                 for c in np.flatnonzero((a <= 0.3) & (ratio < 1).all(0))
-                if len(share) > 1 and not self._shared(r, older[c])
+                if len(share) > 3 and not self._shared(r, older[c])
             ]
             if low:
                 odd[r] = min(low)[1:]
@@ -411,7 +432,15 @@ class Starts(Check):
                 layer=self._describe_layers(layers, bare=True),
                 words=PERSONAL,
                 value=ratio,
+                is_certain=not self._has_one_class(i),
             )
+
+    def _has_one_class(self, client: int) -> bool:
+        """Whether nearly all of a client's examples are of one class: it then makes the same head in every round."""
+        try:
+            return self.case.models.entropy(client) < ONE_CLASS
+        except FldiagError:  # model or data are not known
+            return False
 
     def _kept_by_all(self, values: np.ndarray) -> np.ndarray:
         layers = []
