@@ -246,3 +246,27 @@ def test_any_aggregate_of_adapters_is_compared_with_the_mean_of_products(tmp_pat
     )
     worst = mixed["value"].iloc[0]
     assert best.empty or best["value"].iloc[0] < worst + 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_small_cohorts_of_clients_of_one_class_are_not_accused(tmp_path, count):
+    """One cohort undoes what the last one did, which looks as a start from the model before."""
+    data, _ = WORLD
+    labels = data.train_y.numpy()
+    parts = [part for c in range(4) for part in np.array_split(np.flatnonzero(labels == c)[:90], 3)]
+
+    def client(t, k, received, state):
+        net = wide()
+        net.load_state_dict(received)
+        return trained(net, data.train_x[parts[k]], data.train_y[parts[k]], 0.1).state_dict()
+
+    run = record(
+        tmp_path / "run",
+        world=(data, parts),
+        net=wide(),
+        client=client,
+        sampled=lambda t, rng: sorted(rng.choice(12, count, replace=False).tolist()),
+        rounds=12,
+    )
+    rows = said(run, Starts, Directions)
+    assert set(rows["severity"]) <= {"information"}, rows[["what", "evidence"]].to_dict("records")

@@ -176,3 +176,17 @@ def test_the_remedy_for_other_objects_works(tmp_path, monkeypatch):
     content = torch.load("a.pt", weights_only=False)
     torch.save(content["model"], "weights.pt")
     assert torch.equal(fldiag.load("weights.pt").state["weight"], net.weight)
+
+
+@pytest.mark.parametrize("content", [b"\x08", b"\x08\x05\x12", b"\x81", b"\xde", b"\xdf\0\0\0\0"])
+def test_the_first_bytes_of_a_kind_alone_are_a_damaged_file(content, tmp_path):
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(FldiagError, match="damaged"):
+        fldiag.load(tmp_path / "a.pt")
+
+
+def test_a_part_that_holds_no_names_is_an_error(tmp_path):
+    torch.save(torch.zeros(3), tmp_path / "part.bin")
+    (tmp_path / "m.index.json").write_text(json.dumps({"weight_map": {"w": "part.bin"}}), "utf-8")
+    with pytest.raises(FldiagError, match="hold no tensors by name"):
+        fldiag.load(tmp_path / "m.index.json")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fldiag
+from fldiag.integrations.recorder_inputs import Clients
 from fldiag.runs.run import Run
 
 
@@ -198,3 +199,14 @@ def test_a_recorder_in_a_notebook_finishes_also_on_an_exception(tmp_path):
         rec.round(clients={"bonn": copy.deepcopy(Net())}, aggregated=state(3))
     assert Run.open(tmp_path / "run").status == "finished" and "closed" in repr(rec)
     assert np.isfinite(rec.run.checkpoint(2).clients.numpy()).all()
+
+
+def test_a_small_number_beside_names_gets_a_number_of_its_own():
+    clients = Clients()
+    assert [clients.number_of(name) for name in ("server-a", 0, 7_000_000, 0, "server-a")] == [
+        0,
+        1,
+        2,
+        1,
+        0,
+    ]

@@ -34,8 +34,8 @@ LAGS = 5
 LAYER = 16
 #: Names of methods whose clients keep weights of their own, or work on older models, on purpose.
 PERSONAL = ("per", "rep", "bn", "lg", "babu", "ditto", "local", "apfl", "amp", "rod", "ala", "silo")
-#: Entropy of a client's classes, in nats, below which it has one: one example of twenty is of another.
-ONE_CLASS = 0.2
+#: Entropy of the classes of a client, in nats, below which it has one in the main: one example of five is of another.
+ONE_CLASS = 0.5
 #: Of fewer coordinates no direction is unlikely.
 SMALLEST = 100
 ASYNCHRONOUS = ("async", "buff", "stale")
