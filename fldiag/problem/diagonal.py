@@ -82,6 +82,25 @@ def _exact_sums(
     return sums
 
 
+def _exact_diagonal(
+    names: Sequence[str], sums: Mapping[str, Tensor], entries: bool, estimator: str, products: int
+) -> Diagonal:
+    """From the exact diagonal, or trace, of every tensor."""
+    traces = {n: float(sums[n].sum()) for n in names}
+    return Diagonal(
+        torch.cat([sums[n].reshape(-1) for n in names]) if entries else None,
+        None,
+        traces,
+        dict.fromkeys(names),
+        math.fsum(traces.values()),
+        None,
+        estimator,
+        True,
+        products,
+        exact=tuple(names),
+    )
+
+
 def _sums_by_products(
     problem: Problem,
     h: Operator | OperatorBlock,
@@ -138,27 +157,16 @@ def diagonal_of(
     names = problem.layout.names
     exact = () if estimate == "hutchinson" else exact_tensors(problem)
     sums = _exact_sums(problem, exact, not entries, progress) if exact else {}
-    hessian = problem.hessian()
     rest = [n for n in names if n not in exact]
-    h = OperatorBlock(hessian, block_index(problem, rest)) if exact and rest else hessian
-    if rest and estimate != "hutchinson" and h.size <= max_products:
-        sums |= _sums_by_products(problem, h, rest, progress)
-        exact, rest = names, []
-    traces = {n: float(sums[n].sum()) for n in exact}
     if not rest:
-        values = torch.cat([sums[n].reshape(-1) for n in names]) if entries else None
-        return Diagonal(
-            values,
-            None,
-            traces,
-            dict.fromkeys(names),
-            math.fsum(traces.values()),
-            None,
-            problem.estimator_name("exact") if hessian.products else "exact",
-            True,
-            hessian.products,
-            exact=tuple(names),
-        )
+        return _exact_diagonal(names, sums, entries, "exact", 0)
+    hessian = problem.hessian()
+    h = OperatorBlock(hessian, block_index(problem, rest)) if exact else hessian
+    if estimate != "hutchinson" and h.size <= max_products:
+        sums |= _sums_by_products(problem, h, rest, progress)
+        estimator = problem.estimator_name("exact")
+        return _exact_diagonal(names, sums, entries, estimator, hessian.products)
+    traces = {n: float(sums[n].sum()) for n in exact}
     s, how = _sampled(problem, h, rest, entries, rtol, max_products, deflate, seed, progress)
     errors = dict(zip(rest, s.stderrs.tolist()[:-1], strict=True))
     traces |= dict(zip(rest, s.traces.tolist()[:-1], strict=True))

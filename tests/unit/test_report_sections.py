@@ -324,7 +324,7 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
     )
     assert found.notes == []
     text = page(found, tmp_path)
-    for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("profile", 2)):
+    for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("profile", 1)):
         shown = part(text, name)
         assert len(pictures(text, shown)) == count, name
         assert ("<table>" in shown) == (name != "density") and "is not" not in shown

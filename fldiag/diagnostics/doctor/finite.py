@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
@@ -19,7 +18,9 @@ from fldiag.diagnostics.doctor.findings import (
     about,
 )
 from fldiag.errors import counted
-from fldiag.runs.round_weights import ranges
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -119,6 +120,8 @@ class Finite(Check):
         yield Clear(f"intact and finite: {counted(self.rounds, 'round')}")
 
     def _finding(self, origin: Origin, is_first: bool) -> Finding:
+        from fldiag.runs.round_weights import ranges  # imports PyTorch
+
         r = origin.rounds[0]
         later = []
         if is_first:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.models import Models
+if TYPE_CHECKING:
+    from fldiag.diagnostics.doctor.models import Models
+
 
 #: Clients in a round from which on they are compared with each other, and rounds in which one must be odd.
 CLIENTS, ROUNDS = 4, 3

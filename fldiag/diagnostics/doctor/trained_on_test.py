@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Outcome, Skip
 from fldiag.diagnostics.doctor.fits import CLIENTS, ROUNDS, excess, fits_of
-from fldiag.diagnostics.doctor.models import Models, Scored
 from fldiag.errors import counted
+
+if TYPE_CHECKING:
+    from fldiag.diagnostics.doctor.models import Models, Scored
 
 #: z above which, in the mean of the rounds, test examples are fitted better than training examples.
 BETTER = 1.64

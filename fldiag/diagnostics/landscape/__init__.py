@@ -8,6 +8,7 @@ NeurIPS 2018).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -227,6 +228,12 @@ def landscape(
         through = stored.plane(problems)
     elif through is None and directions == "pca":
         problem, through = stored.trajectory(problems)
+    if directions in ("plane", "pca") and problem.buffers:
+        which = "first" if directions == "plane" else "last"
+        warnings.warn(
+            f"the surface has the buffers of the {which} checkpoint everywhere; the losses of the points are with their own",
+            stacklevel=2,
+        )
     points = points or POINTS
     centre = loss_rows(problem)
     vectors = find_directions(
