@@ -71,9 +71,11 @@ def keep(run: Run, folder: Path) -> Path:
     if (run.path / CLOCK).is_file():
         write_bytes(record / CLOCK, (run.path / CLOCK).read_bytes())
     answers = run.path / ANSWERS
+    before = {file.stem for file in (record / ANSWERS).glob("*.json")}
     # A json vouches for the parquet before it.
     for file in sorted(answers.glob("*.parquet")) + sorted(answers.glob("*.json")):
-        write_bytes(record / ANSWERS / file.name, file.read_bytes())
+        if file.stem not in before:
+            write_bytes(record / ANSWERS / file.name, file.read_bytes())
     index = {
         **run.index,
         "record": True,

@@ -163,7 +163,8 @@ def _layer_of_client(cohort: CohortWeights, j: int) -> str:
     """The first layer of the client in row j whose weights or buffers are not finite."""
     if cohort.clients is None:
         return ""
-    row, at, views = cohort.clients[j], 0, dict[str, Tensor]()
+    row, at = cohort.clients[j], 0
+    views: dict[str, Tensor] = {}
     if cohort.clients.shape[1] == cohort.aggregated.numel():
         for name, tensor in cohort.weights.items():
             views[name] = row[at : at + tensor.numel()]
