@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 PAST = 10
 #: A rule that chance fulfils in all rounds with at most this probability is recognised without its name.
 CHANCE = 1e-3
+#: Up to how many times as many examples clients have whose plain mean is as good as that by examples.
+ALIKE = 1.1
 
 BROKEN = "the global model is not what its clients learnt"
 SHRINKS = "the model shrinks or grows by that factor in every round, whatever the clients learn"
@@ -458,9 +460,9 @@ class Aggregate(Check):
         return FAULT if kind == "of all" and self._varied() else WARNING
 
     def _means_to_count_alike(self) -> bool:
-        """Whether the method's server takes the plain mean, or clients' sizes differ by less than a factor of 2."""
+        """Whether the method's server takes the plain mean, or clients' sizes are alike."""
         sizes = [n for n in self.case.sizes.values() if n]
-        return plain_name(self.case.method) in PLAIN_MEANS or max(sizes, default=0) < 2 * min(
+        return plain_name(self.case.method) in PLAIN_MEANS or max(sizes, default=0) < ALIKE * min(
             sizes, default=1
         )
 
