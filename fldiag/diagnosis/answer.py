@@ -178,9 +178,8 @@ def _about_pictures(entry: Diagnostic, paths: Sequence[Path]) -> dict[str, Any]:
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """All pictures of a table, the main one's png last: that is what people look at first."""
-    from matplotlib.figure import (
-        Figure,
-    )  # half a second, which a table read from the cache does not need
+    # half a second, which a table read from the cache does not need
+    from matplotlib.figure import Figure
 
     from fldiag.plotting import pages, style
     from fldiag.plotting.pages import Interactive

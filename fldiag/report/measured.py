@@ -32,7 +32,7 @@ from fldiag.results.summary import Item, Small
 
 
 @dataclass
-class Part:
+class MemberRows:
     """The rows of a table that are a run's, and the table that they are of."""
 
     source: Source
@@ -52,7 +52,7 @@ def section(entry: Diagnostic, collection: Collected) -> Section | None:
     section = Section(entry.name, title(entry.name), entry.headline, sources=sorted(tables))
     names = worlds(collection.members)
     has_models = len({m.model for m in collection.members}) > 1
-    parts: dict[tuple[Any, ...], list[Part]] = {}
+    parts: dict[tuple[Any, ...], list[MemberRows]] = {}
     for source, members in tables.values():
         try:
             for key, part in _parts(entry, source, members):
@@ -91,7 +91,7 @@ def title(name: str) -> str:
 
 def _parts(
     entry: Diagnostic, source: Source, members: Sequence[Member]
-) -> list[tuple[tuple[Any, ...], Part]]:
+) -> list[tuple[tuple[Any, ...], MemberRows]]:
     """The rows of a table that can be drawn together with those of others of the same key, with the runs' names in them."""
     rows = rows_of(source, members)
     owner: dict[str, Member] = {}
@@ -112,12 +112,12 @@ def _parts(
     variant = source.kind.partition(":")[2]
     if entry.on == "checkpoints" or not set(labels) <= set(owner):
         key = (variant, members[0].data, members[0].model, "", source.place)
-        return [(key, Part(source, members[0], _renamed(rows, names)))]
+        return [(key, MemberRows(source, members[0], _renamed(rows, names)))]
     claims = {c.label: (c.slice, c.n) for c in source.claims if of_weights}
     return [
         (
             (variant, m.data, m.model, *claims.get(label, ("", None))),
-            Part(source, m, _renamed(only(rows, run=label), names)),
+            MemberRows(source, m, _renamed(only(rows, run=label), names)),
         )
         for label, m in owner.items()
         if label in labels
@@ -129,7 +129,7 @@ def _renamed(rows: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     return rows.assign(**{c: [names.get(str(v), v) for v in rows[c]] for c in columns})
 
 
-def _group(entry: Diagnostic, heading: str, parts: Sequence[Part]) -> Group:
+def _group(entry: Diagnostic, heading: str, parts: Sequence[MemberRows]) -> Group:
     """The summary of all rows, and their pictures: of several runs together where the drawing compares runs."""
     group = Group(heading)
     frames = []

@@ -9,7 +9,7 @@ from federations import mean, record, trained
 
 from fldiag.data import Dataset, load
 from fldiag.diagnostics.doctor.adapters import Factors, pairs
-from fldiag.diagnostics.doctor.directions import Directions, Uploads
+from fldiag.diagnostics.doctor.directions import UpdateDirections, Uploads
 from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.starts import Starts, chain
 
@@ -112,7 +112,7 @@ def test_clients_that_start_elsewhere(tmp_path, start, what):
 
 def test_a_loop_that_starts_where_it_says_is_not_accused(tmp_path):
     run = record(tmp_path / "run", world=WORLD, net=wide(), client=Elsewhere(received), **ALL)
-    assert said(run, Starts, Directions, Uploads).empty
+    assert said(run, Starts, UpdateDirections, Uploads).empty
 
 
 def test_layers_that_a_method_does_not_send_are_information(tmp_path):
@@ -159,7 +159,7 @@ def noise(d, g):
 )
 def test_one_client_goes_another_way(tmp_path, change, what):
     run = record(tmp_path / "run", world=WORLD, net=wide(), client=sent(change), **ALL)
-    rows = said(run, Directions)
+    rows = said(run, UpdateDirections)
     assert rows["what"].str.contains(what).any(), rows.to_dict("records")
     assert set(rows["client"]) == {3} and set(rows["severity"]) == {"warning"}
 
@@ -268,5 +268,5 @@ def test_small_cohorts_of_clients_of_one_class_are_not_accused(tmp_path, count):
         sampled=lambda t, rng: sorted(rng.choice(12, count, replace=False).tolist()),
         rounds=12,
     )
-    rows = said(run, Starts, Directions)
+    rows = said(run, Starts, UpdateDirections)
     assert set(rows["severity"]) <= {"information"}, rows[["what", "evidence"]].to_dict("records")

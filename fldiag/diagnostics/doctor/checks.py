@@ -10,7 +10,7 @@ from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.clients import Copies, Norms, Silent
 from fldiag.diagnostics.doctor.continuity import Continuity
 from fldiag.diagnostics.doctor.data import Leak, Parts, Twins
-from fldiag.diagnostics.doctor.directions import Directions, Uploads
+from fldiag.diagnostics.doctor.directions import UpdateDirections, Uploads
 from fldiag.diagnostics.doctor.findings import Check
 from fldiag.diagnostics.doctor.finite import Finite
 from fldiag.diagnostics.doctor.head import Dead, Head
@@ -36,7 +36,7 @@ CHECKS: tuple[type[Check], ...] = (
     Silent,
     Copies,
     Norms,
-    Directions,
+    UpdateDirections,
     Uploads,
     OwnData,
     Inputs,

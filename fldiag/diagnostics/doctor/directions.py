@@ -30,7 +30,7 @@ USUAL = 1.6
 AGREEING = 0.1
 
 
-class Directions(Check):
+class UpdateDirections(Check):
     """Clients whose updates have the wrong sign, are random, or carry noise.
 
     Rule, in rounds of at least 4 clients.

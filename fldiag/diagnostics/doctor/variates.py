@@ -155,15 +155,17 @@ class Variates(Check):
         """Along what the round's clients changed theirs; ``server``: its value before the round."""
         if not cohort.usable or cohort.clients is None or cohort.received is None:
             return
+        shared = self._uploaded(cohort)[::step]
+        c = server[shared]
         for j, k in enumerate(cohort.ids):
             if k not in rows or (k not in old and name in self.unknown):
                 continue
             start = cohort.received if cohort.starts is None else cohort.starts[j]
-            moved = (cohort.clients[j] - start)[::step].double()
-            change = rows[k] - old[k] if k in old else rows[k]
+            moved = (cohort.clients[j] - start)[::step][shared].double()
+            change = (rows[k] - old[k] if k in old else rows[k])[shared]
             ways = {"along": -moved} if name == "c" else {"along": moved}
             tried = (
-                {"": change + server, "without c": change, "c added": change - server}
+                {"": change + c, "without c": change, "c added": change - c}
                 if name == "c"
                 else {"": change}
             )
@@ -177,6 +179,15 @@ class Variates(Check):
                     way = " ".join(part for part in (sign, text) if part) or "right"
                     break
             self.ways.setdefault((name, way), {}).setdefault(cohort.round, []).append(k)
+
+    def _uploaded(self, cohort: CohortWeights) -> Tensor:
+        """Which coordinates clients upload, [P]: those that they keep to themselves may be trained without correction."""
+        import torch
+
+        personal = set(self.case.run.origin.get("personal", ()))
+        return torch.cat(
+            [torch.full((t.numel(),), name not in personal) for name, t in cohort.weights.items()]
+        )
 
     def end(self) -> Iterator[Outcome]:
         if not self.rounds:
