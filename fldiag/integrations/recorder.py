@@ -154,6 +154,8 @@ class Recorder:
                 usage=True,
             )
         about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
+        if self._personal:
+            about["personal"] = sorted(self._personal)
         if continued:  # also before an earlier recorder of the folder is closed for it
             confirm_same(Run.open(path), about, module, self.dataset, self.parts)
         earlier = _OPEN.get(self._folder)

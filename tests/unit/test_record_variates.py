@@ -19,7 +19,11 @@ def loop(path, bug="", method="scaffold", every=True):
     c, c_k = np.zeros(SIZE, np.float32), np.zeros((N, SIZE), np.float32)
     parts = [range(3 * k, 3 * k + 3) for k in range(N)]
     rec = fldiag.Recorder(
-        path, net, clients=None if bug == "nobody says N" else parts, method=method
+        path,
+        net,
+        clients=None if bug == "nobody says N" else parts,
+        method=method,
+        personal=["bias"] if bug == "its own bias" else (),
     )
     for _ in range(ROUNDS):
         ids = sorted(rng.choice(N, K, replace=False).tolist())
@@ -35,6 +39,8 @@ def loop(path, bug="", method="scaffold", every=True):
                 c_k[k] = old[k] - c - step
             else:
                 c_k[k] = old[k] - c + step
+            if bug == "its own bias":  # trained without correction
+                c_k[k, 30:] = 0
         change = (c_k - old)[ids].sum(0)
         n = {"N / K": K, "total": 1}.get(bug, N)
         c = before if bug == "never" else before + change / n
@@ -69,6 +75,7 @@ def variates(run):
         ({"bug": "without c"}, "fault", "c_k without c"),
         ({"bug": "sign"}, "fault", "c_k against"),
         ({"bug": "nobody says N"}, "healthy", "c is the mean"),
+        ({"bug": "its own bias"}, "healthy", "c is the mean"),
     ],
 )
 def test_the_rule_is_checked(tmp_path, options, severity, words):

@@ -184,7 +184,10 @@ class Variates(Check):
         """Which coordinates clients upload, [P]: those that they keep to themselves may be trained without correction."""
         import torch
 
-        personal = set(self.case.run.origin.get("personal", ()))
+        personal = {
+            *self.case.recipe.get("personal", ()),
+            *self.case.run.origin.get("personal", ()),
+        }
         return torch.cat(
             [torch.full((t.numel(),), name not in personal) for name, t in cohort.weights.items()]
         )
