@@ -19,7 +19,7 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
-from fldiag.errors import FldiagError, counted
+from fldiag.errors import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +34,6 @@ LAGS = 5
 LAYER = 16
 #: Names of methods whose clients keep weights of their own, or work on older models, on purpose.
 PERSONAL = ("per", "rep", "bn", "lg", "babu", "ditto", "local", "apfl", "amp", "rod", "ala", "silo")
-#: Entropy of the classes of a client, in nats, below which it has one in the main: one example of five is of another.
-ONE_CLASS = 0.5
 #: Of fewer coordinates no direction is unlikely.
 SMALLEST = 100
 ASYNCHRONOUS = ("async", "buff", "stale")
@@ -432,15 +430,9 @@ class Starts(Check):
                 layer=self._describe_layers(layers, bare=True),
                 words=PERSONAL,
                 value=ratio,
-                is_certain=not self._has_one_class(i),
+                # a client of few classes makes much the same last layer in every round
+                is_certain=layers.tolist() != [len(self.layers) - 1],
             )
-
-    def _has_one_class(self, client: int) -> bool:
-        """Whether nearly all of a client's examples are of one class: it then makes the same head in every round."""
-        try:
-            return self.case.models.entropy(client) < ONE_CLASS
-        except FldiagError:  # model or data are not known
-            return False
 
     def _kept_by_all(self, values: np.ndarray) -> np.ndarray:
         layers = []
