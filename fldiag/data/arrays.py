@@ -18,6 +18,8 @@ from fldiag.errors import FldiagError, first_line
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 #: In a file whose test split is empty because there are no test examples.
 NO_TEST = "untested"
+#: Under what a file says that its targets are no classes: ``numbers`` [n, outputs], or ``positions``, a label each [n, ...].
+TARGETS = "targets"
 #: Under what an npz file of rows says how they are laid out; an empty text where they are tokens.
 FORM = "form"
 #: What a tensor of examples may hold.
@@ -45,7 +47,7 @@ def read_npz(
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
     Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d], or whole numbers where the file has a ``FORM``;
-    labels int64 [n]. The test split may be empty where the file has ``NO_TEST``. With ``join_val`` the file's val_images and
+    labels int64 [n], or what the file's ``TARGETS`` says. The test split may be empty where the file has ``NO_TEST``. With ``join_val`` the file's val_images and
     val_labels, if it has them, follow the training examples.
 
     Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
@@ -67,6 +69,7 @@ def read_npz(
                 )
             arrays = {key: _member(file, key, path) for key in KEYS}
             rows, untested = FORM in file.files, NO_TEST in file.files
+            kind = str(file[TARGETS]) if TARGETS in file.files else "classes"
             if join_val and {"val_images", "val_labels"} & set(file.files):
                 _join_val(arrays, file, path)
     except FileNotFoundError:
@@ -89,7 +92,7 @@ def read_npz(
         source = f"{path}: {split}_images"
         out += [
             inputs(x, source) if rows else _channels_first(x, source),
-            labels(y, f"{path}: {split}_labels"),
+            _targets(y, kind, f"{path}: {split}_labels"),
         ]
     return out[0], out[1], out[2], out[3]
 
@@ -145,6 +148,20 @@ def labels(y: Any, source: str) -> Tensor:
             "number the classes from 0",
         )
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _targets(y: np.ndarray, kind: str, source: str) -> Tensor:
+    """Labels int64 [n]; of kind ``numbers`` float32 [n, outputs], of kind ``positions`` int64 [n, ...]. Raises FldiagError for
+    other arrays."""
+    if kind == "classes":
+        return labels(y, source)
+    dtypes = {"numbers": ("f", np.float32), "positions": ("iu", np.int64)}
+    if kind not in dtypes or y.dtype.kind not in dtypes[kind][0] or y.ndim < 2:
+        raise FldiagError(
+            f"{source} is {y.dtype} {list(y.shape)}, and the targets are said to be {kind}",
+            "numbers: floats [n, outputs]; positions: whole numbers [n, ...]; else leave targets out",
+        )
+    return torch.from_numpy(y.astype(dtypes[kind][1]))
 
 
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -184,10 +184,13 @@ def _npz(name: str, path: str) -> Dataset:
         raise FldiagError("npz: without a path", "write npz:PATH", usage=True)
     path = os.path.expanduser(path)
     arrays = read_npz(path)
+    train_y, test_y = arrays[1], arrays[3]
     return Dataset(
         name,
         *arrays,
-        classes=_classes(path, arrays[1], arrays[3]),
+        classes=train_y.shape[1]
+        if train_y.is_floating_point()
+        else _classes(path, train_y, test_y),
         packed=form_of(path, arrays[0][0].numel()),
     )
 

@@ -25,10 +25,10 @@ from fldiag.integrations.recorder_inputs import (
     confirm_numbers,
     examples_of,
     natural,
+    normalisation_of,
     partition_of,
     read_clients,
     rows_of,
-    seen_as,
     vector_of,
     weights_by_name,
 )
@@ -119,6 +119,7 @@ class Recorder:
         self.dataset, keep = examples_of(data, test, model)
         module = _module_of(model, self.dataset, trainable)
         self.dataset = _usable(self.dataset, module)
+        keep = keep if self.dataset is not None else None
         indices = None if clients is None else partition_of(clients, self.dataset, data)
         self.clients = Clients(() if indices is None else indices)
         self.parts = (
@@ -174,7 +175,7 @@ class Recorder:
                 parts=self.parts,
                 method=method,
                 seed=seed,
-                normalise=seen_as(keep),
+                normalise=normalisation_of(self.dataset) if keep and self.dataset else None,
                 resume=resume,
             )
             self._counts()

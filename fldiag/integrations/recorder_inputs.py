@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 from fldiag import data as datasets
 from fldiag.config_files import read_partition
 from fldiag.data import Dataset
-from fldiag.data.arrays import FORM, KEYS, NO_TEST
+from fldiag.data.arrays import FORM, KEYS, NO_TEST, TARGETS
 from fldiag.errors import FldiagError, first_line
 from fldiag.integrations import client_files
 from fldiag.params import Layout
@@ -38,9 +38,9 @@ def examples_of(
 ) -> tuple[Dataset | None, dict[str, np.ndarray] | None]:
     """The data set, and what to keep of it (None: it is known by its name, too large, or of a kind that an npz does not hold).
 
-    ``data``: a name, a ``Dataset`` of fldiag, or what ``dataset_of`` takes. None for none, and for targets of another kind (of
-    every token, say): such a run has weights, and its data are given with every question. ``model``: a module decides which of
-    several entries are inputs.
+    ``data``: a name, a ``Dataset`` of fldiag, or what ``dataset_of`` takes. None for none, and for targets of another kind: such
+    a run has weights, and its data are given with every question. ``model``: a module decides which of several entries are
+    inputs.
 
     Raises FldiagError for ``test`` without training examples, or beside data that have test examples of their own.
     """
@@ -56,10 +56,12 @@ def examples_of(
             "leave test out, or give the training examples alone as data: data=(x, y)",
             usage=True,
         )
-    if data is None or isinstance(data, Dataset):
-        return data, None
+    if data is None:
+        return None, None
     if isinstance(data, str):
         return datasets.load(data), None
+    if isinstance(data, Dataset):
+        return data, _arrays_to_keep(data)
     forward, remarks = forward_of(model), tuple[str, ...]()
     if not split:
         x, y, remarks = pair(data, "data", forward)  # drawn once: a loader may shuffle
@@ -68,20 +70,28 @@ def examples_of(
         data = x, y
     dataset = _two_classes(dataset_of(data, test, forward))
     dataset = replace(dataset, remarks=(*remarks, *dataset.remarks))
+    return dataset, _arrays_to_keep(dataset)
+
+
+def _arrays_to_keep(dataset: Dataset) -> dict[str, np.ndarray] | None:
+    """What an npz file holds of a data set, to be read as the same; None where it is too large, or more than such a file says."""
+    if dataset.is_lazy or dataset.words is not None or dataset.repeat > 1 or dataset.side:
+        return None
     parts = dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y
-    if dataset.regression or sum(t.nbytes for t in parts) > KEPT:
-        return dataset, None
-    form = (
-        {FORM: np.array([dataset.packed.text() if dataset.packed else ""])}
-        if dataset.tokens
-        else {}
-    )
-    untested = {} if dataset.tested else {NO_TEST: np.array(True)}
-    return dataset, {
-        **{key: _array(t) for key, t in zip(KEYS, parts, strict=True)},
-        **form,
-        **untested,
-    }
+    targets = parts[1], parts[3]
+    is_number = dataset.train_y.is_floating_point()
+    if sum(t.nbytes for t in parts) > KEPT:
+        return None
+    if not is_number and dataset.classes != 1 + max(int(y.max()) for y in targets if len(y)):
+        return None  # the classes without examples would be lost
+    arrays = {key: _array(t) for key, t in zip(KEYS, parts, strict=True)}
+    if dataset.tokens:
+        arrays[FORM] = np.array([dataset.packed.text() if dataset.packed else ""])
+    if not dataset.tested:
+        arrays[NO_TEST] = np.array(True)
+    if is_number or dataset.dense:
+        arrays[TARGETS] = np.array("numbers" if is_number else "positions")
+    return arrays
 
 
 def _two_classes(dataset: Dataset) -> Dataset:
@@ -94,9 +104,11 @@ def _two_classes(dataset: Dataset) -> Dataset:
     )
 
 
-def seen_as(keep: Mapping[str, np.ndarray] | None) -> str | None:
-    """How a model sees what is kept: pixels divided by 255, numbers as they are."""
-    return None if keep is None else "unit" if keep["train_images"].dtype == np.uint8 else "none"
+def normalisation_of(dataset: Dataset) -> str:
+    """How a model sees a data set, as ``data.normalise`` says it."""
+    if dataset.mean:
+        return "/".join(",".join(map(repr, values)) for values in (dataset.mean, dataset.std))
+    return "unit" if dataset.train_x.dtype == torch.uint8 else "none"
 
 
 def read_clients(
@@ -144,7 +156,7 @@ def _is_pair(v: Any) -> bool:
 
 def _array(x: Tensor) -> np.ndarray:
     """Pictures with their channels last, as an npz has them."""
-    return (x.movedim(1, -1) if x.ndim == 4 else x).contiguous().numpy()
+    return (x.movedim(1, -1) if x.ndim == 4 else x).contiguous().cpu().numpy()
 
 
 def rows_of(

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,7 +10,9 @@ from torch.nn import functional as F
 
 import fldiag
 from fldiag import losses
+from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.runs.history import History
 
 N = 40
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(1))
@@ -66,8 +69,7 @@ def recorded(request, tmp_path_factory):
     parts = [range(N // 2), range(N // 2, N)]
     with fldiag.Recorder(path, net, data=(x, y), clients=parts) as rec:
         rec.round(received=net, clients={0: moved(), 1: moved()}, aggregated=(last := moved()))
-    data = None if "data.npz" in rec.run.index["files"] else (x, y)
-    run = fldiag.load(path, model=net, data=data)
+    run = fldiag.load(path, model=net)
     with torch.no_grad():
         loss = float(LOSSES[request.param](last(x), y))
     return run, loss, has_accuracy, request.param
@@ -102,6 +104,33 @@ def test_every_diagnostic_of_runs_answers(recorded, name):
     judged = table.query("metric == 'loss' and moment == 'aggregated' and scope == 'global'")
     for value in judged.query("slice == 'train'")["value"]:
         assert value == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_data_set_of_fldiag_is_kept_with_what_is_done_to_its_pixels(tmp_path):
+    pixels = torch.randint(0, 256, (N, 1, 4, 4), dtype=torch.uint8)
+    y = torch.arange(N) % 3
+    data = Dataset("mine", pixels, y, pixels[:6], y[:6], classes=3, mean=(0.1307,), std=(1 / 3,))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    with fldiag.Recorder(
+        tmp_path / "run", net, data=data, clients=[range(20), range(20, N)]
+    ) as rec:
+        rec.round(received=net, clients={0: net, 1: net}, aggregated=net)
+    history = History.of(fldiag.load(tmp_path / "run"), model=net)
+    assert history.dataset.fingerprint() == data.fingerprint()
+
+
+def test_targets_that_are_no_classes_are_said_to_be_none_in_the_file(tmp_path):
+    arrays = {"train_images": X.numpy(), "test_images": X.numpy()[:5]}
+    y = X[:, :2].numpy()
+    path = tmp_path / "numbers.npz"
+    np.savez(path, **arrays, train_labels=y, test_labels=y[:5], targets="numbers")
+    assert fldiag.data.load(f"npz:{path}").train_y.equal(X[:, :2])
+    np.savez(path, **arrays, train_labels=y, test_labels=y[:5])
+    with pytest.raises(FldiagError, match="one whole number per input"):
+        fldiag.data.load(f"npz:{path}")
+    np.savez(path, **arrays, train_labels=y, test_labels=y[:5], targets="positions")
+    with pytest.raises(FldiagError, match="said to be positions"):
+        fldiag.data.load(f"npz:{path}")
 
 
 def test_several_labels_of_an_example_are_no_labels_of_positions(tmp_path):
