@@ -47,8 +47,8 @@ def read_npz(
     """Training inputs and labels, test inputs and labels of an npz file with the four ``KEYS``.
 
     Images are N,H,W or N,H,W,C and come back as [n, C, H, W]; features [n, d], or whole numbers where the file has a ``FORM``;
-    labels int64 [n], or what the file's ``TARGETS`` says. The test split may be empty where the file has ``NO_TEST``. With ``join_val`` the file's val_images and
-    val_labels, if it has them, follow the training examples.
+    labels int64 [n], or what the file's ``TARGETS`` says. The test split may be empty where the file has ``NO_TEST``. With
+    ``join_val`` the file's val_images and val_labels, if it has them, follow the training examples.
 
     Raises FldiagError for a missing or damaged file, missing keys, arrays of Python objects (they would have
     to be unpickled) and arrays that do not fit together.

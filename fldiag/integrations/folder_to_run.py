@@ -159,7 +159,11 @@ def folder_to_run(
             if scores and dataset is not None
             else None
         )
-        run = work.run(after, bool(globals_), score)
+        try:
+            run = work.run(after, bool(globals_), score)
+        except FldiagError:
+            recording.discard()
+            raise
     if refused is not None:
         raise FldiagError(
             f"{out} is made without the partition: {refused.what}",
@@ -322,7 +326,8 @@ class _Work:
         except FldiagError as error:
             raise FldiagError(
                 f"{label} ({name}) does not fit the model: {error.what}",
-                "a run has one architecture: give the --model of these files, or a --pattern that leaves others out",
+                "a run has one architecture: give the --model of these files, or a --pattern that leaves others out; then "
+                "the same command goes on",
             ) from None
         if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
             self.sets.add((checkpoint.key, *checkpoint.alternatives))

@@ -136,13 +136,19 @@ class Recording:
                 ) from None
             raise
 
+    def discard(self) -> None:
+        """Remove a run without rounds: it would be in the way of the next attempt."""
+        if not self.run.rounds:
+            (self.run.path / "run.json").unlink()
+            self._undo()
+
     def _undo(self) -> None:
         """Remove the files of a folder that did not become a run: they would be in the way of the next attempt."""
         path = self.run.path
         if (path / "run.json").exists():
             return
         with contextlib.suppress(OSError):
-            for name in self.run.index["files"]:
+            for name in (*self.run.index["files"], journal.NAME):
                 (path / name).unlink(missing_ok=True)
             (path / "rounds").rmdir()
 

@@ -214,6 +214,7 @@ def test_all_files_damaged(files):
     for file in files.rglob("client_*.pt"):
         file.write_bytes(b"PK")
     assert "none of the files" in convert(files, code=1)
+    assert not Path("theirs").exists()  # another attempt with other options is not refused
 
 
 def test_another_architecture_is_an_error_that_names_the_tensor(files):
