@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ from fldiag.diagnosis.measure import Bar, measure_all
 from fldiag.diagnosis.options import HistoryOptions, ProblemOptions
 from fldiag.diagnosis.question import parse_question
 from fldiag.diagnosis.subjects import open_subject, open_subjects
+from fldiag.diagnostics.fairness import measure
+from fldiag.diagnostics.fairness.measure import Answers, Groups
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results import select
@@ -25,9 +27,6 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, only
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
-
-if TYPE_CHECKING:
-    from fldiag.diagnostics.fairness.measure import Answers, Groups
 
 
 def no_numbers(name: str = "") -> FldiagError:
@@ -173,8 +172,6 @@ class Reader:
         """The examples of every client, and what the last global model answers, as the diagnostic ``fairness`` has them."""
 
         def find() -> tuple[Groups, Answers]:
-            from fldiag.diagnostics.fairness import measure
-
             if not isinstance(member, Run):
                 raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
             options = HistoryOptions(rounds=member.rounds[-1:], **self.subject_options)
