@@ -16,16 +16,14 @@ from fldiag.compare import compare, picture
 from fldiag.compare.compare import Checked
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Given, Pairing, sides
-from fldiag.diagnosis.question import open_question
-from fldiag.diagnosis.subjects import Target, load
-from fldiag.diagnosis.tables import joined, tables
+from fldiag.diagnosis.measure import joined, measure_all
+from fldiag.diagnosis.question import parse_question
+from fldiag.diagnosis.subjects import Target, load, open_subjects
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
 from fldiag.results.notebook import as_results
 from fldiag.results.standing import doubts
-from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,14 +74,11 @@ def diagnose(
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
-    targets = [
-        load(item, key=options.get("key")) if isinstance(item, (str, Path)) else item
-        for item in targets
-    ]
-    targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]
-    question = open_question(name, targets, options)
-    results = tables(
+    question = parse_question(name, options)
+    subjects = open_subjects(targets, question, allow_code)
+    results = measure_all(
         question,
+        subjects,
         bar=lambda title: _bar(progress),
         tell=tell or (lambda text: None),
         cache=None if cache is None else Path(cache),

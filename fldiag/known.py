@@ -27,18 +27,27 @@ FLAGS = {
     "density": "spectrum --density",
     "account": "forgetting --why",
 }
+#: What a diagnostic is on -> what is opened for it.
+SUBJECTS = {
+    "problem": "problem",
+    "checkpoints": "problem",
+    "run": "run",
+    "clients": "run",
+    "runs": "runs",
+}
 Item = dict[str, Any]
 
 
 @cache
 def built_in() -> dict[str, dict[str, Item]]:
-    """Kind -> name -> what the file says of it; also ``presets``."""
+    """Kind -> name -> what the file says of it; also ``presets``, and ``subjects``: the options that all diagnostics of one
+    kind of subject share."""
     return dict(json.loads(resources.files("fldiag").joinpath(FILE).read_text("utf-8")))
 
 
 def kinds() -> list[str]:
     """What ``fldiag list`` and ``fldiag.catalogue`` take: the kinds of the file, then the lists of other packages."""
-    return [*built_in(), *(name for name in _lists() if name not in built_in())]
+    return list(dict.fromkeys([*KINDS, "presets", *_lists()]))
 
 
 def _lists() -> dict[str, plugins.EntryPoint]:
@@ -55,7 +64,7 @@ def names(kind: str) -> dict[str, str]:
     """Name -> one line on it. Raises FldiagError for an unknown kind, and for a list that cannot be imported."""
     if kind not in kinds():
         raise unknown("kind", kind, kinds())
-    if kind not in built_in():
+    if kind not in (*KINDS, "presets"):
         return dict(sorted(plugins.load(_lists()[kind], "list")().items()))
     summaries = {n: f"(from {package})" for n, package in packages(kind).items()}
     summaries |= _registered(kind)

@@ -86,10 +86,18 @@ class Entry:
 
         Raises FldiagError for an unknown option (with the nearest known one) or a value out of range.
         """
-        try:
-            return dict(self.options(**options))
-        except pydantic.ValidationError as error:
-            raise explain(error, f"{self.kind} {self.name!r}", self.options) from None
+        return dict(parse(self.options, options, f"{self.kind} {self.name!r}"))
+
+
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+def parse(schema: type[Model], values: Mapping[str, Any], subject: str) -> Model:
+    """The values as the schema checks and completes them. ``subject``: whose they are, for the FldiagError of a wrong one."""
+    try:
+        return schema(**values)
+    except pydantic.ValidationError as error:
+        raise explain(error, subject, schema) from None
 
 
 def explain(

@@ -7,6 +7,7 @@ import sys
 from importlib import resources
 
 from fldiag import config, known, registry
+from fldiag.diagnosis.options import BY_SUBJECT, SubjectOptions
 
 
 def generate() -> dict[str, dict[str, known.Item]]:
@@ -20,7 +21,19 @@ def generate() -> dict[str, dict[str, known.Item]]:
             if entry.build.__module__.split(".")[0] == "fldiag"
         }
     catalogue["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
+    catalogue["subjects"] = {
+        on: {"options": subject_options(BY_SUBJECT[on])} for on in known.SUBJECTS.values()
+    }
     return catalogue
+
+
+def subject_options(schema: type[SubjectOptions]) -> list[known.Item]:
+    """Those of the subject at hand first, then those that it shares. What Python takes as any object is text when it is typed."""
+    names = dict.fromkeys(
+        name for one in schema.__mro__ for name in vars(one).get("__annotations__", ())
+    )
+    options = [known.option(n, schema.model_fields[n]) for n in names if n in schema.model_fields]
+    return [o | {"type": "str"} if o["type"] == "python" else o for o in options]
 
 
 def text() -> str:

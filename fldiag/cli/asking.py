@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fldiag.cli.console import Console
 from fldiag.diagnosis.answer import Answer, answer
-from fldiag.diagnosis.question import find_diagnostic
-from fldiag.diagnosis.subjects import load
 from fldiag.results.summary import Note, Say, Small
-from fldiag.runs.run import Run
-
-if TYPE_CHECKING:
-    from fldiag.runs.schema import Checkpoint
 
 
 def ask(
@@ -29,10 +22,15 @@ def ask(
     allow_code: Sequence[str] = (),
 ) -> None:
     """With ``strict`` exit code 3 where a check failed. Raises FldiagError for whatever cannot be asked or answered."""
-    load_options = {k: options[k] for k in ("model", "data", "key") if k in options}
-    of_runs = find_diagnostic(name).on in ("run", "clients", "runs")
-    targets = [_opened(p, load_options, of_runs).allow(allow_code) for p in paths]
-    answers = answer(name, targets, options, out=out, bar=console.progress, tell=console.note)
+    answers = answer(
+        name,
+        paths,
+        options,
+        out=out,
+        allow_code=allow_code,
+        bar=console.progress,
+        tell=console.note,
+    )
     for reply in answers:
         show(console, reply)
     first = answers[0]
@@ -46,12 +44,6 @@ def ask(
         for reply in answers
     ):
         sys.exit(3)
-
-
-def _opened(path: Path, load_options: Mapping[str, Any], of_runs: bool) -> Run | Checkpoint:
-    if os.path.isfile(path / "run.json") or (of_runs and not os.path.exists(path)):
-        return Run.open(path)
-    return load(path, **load_options)
 
 
 def show(console: Console, reply: Answer) -> None:

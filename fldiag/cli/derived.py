@@ -12,7 +12,6 @@ import typer
 from fldiag import known
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
-from fldiag.diagnosis.options import shared_by
 
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
@@ -28,6 +27,8 @@ TARGETS = {
     "clients": ("run", Path, "A run folder with client weights."),
     "runs": ("runs", list[Path], "Run folders."),
 }
+#: Options of subjects that only Python has, and the device, which all verbs have.
+UNTYPED = ("device", "round", "stack", "name")
 TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -44,10 +45,11 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     argument, kind, text = TARGETS[item["on"]]
     own_options = [*item["options"], *_borrowed(item)]
     typed = {o["name"]: o for o in own_options if o["type"] in TYPES and o["name"] != "device"}
+    own_names = [o["name"] for o in own_options]
     shared = {
-        s.name: {"name": s.name, "type": s.kind, "default": s.default, "help": s.help}
-        for s in shared_by(item["on"], [o["name"] for o in own_options])
-        if s.typed
+        o["name"]: o
+        for o in known.built_in()["subjects"][known.SUBJECTS[item["on"]]]["options"]
+        if o["name"] not in (*own_names, *UNTYPED)
     }
     flags = {
         name: {"name": name, "type": "bool", "default": False, "help": flag["help"]}

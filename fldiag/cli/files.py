@@ -12,7 +12,6 @@ import typer
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Data, Debug, Download, Json, Out, Root
-from fldiag.diagnosis.options import rounds as rounds_of
 from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
 
 if TYPE_CHECKING:
@@ -104,6 +103,7 @@ def prune(
     Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last --dry-run
     """
     with errors(debug):
+        from fldiag.diagnosis.options import rounds as read_rounds
         from fldiag.runs import owner
         from fldiag.runs.prune import thin, unneeded
         from fldiag.runs.run import Run
@@ -122,7 +122,7 @@ def prune(
             owner.refuse_links(path)
             rounds = None
             if keep is not None:
-                rounds = rounds_of(keep, finished.rounds) or finished.rounds
+                rounds = read_rounds(keep, finished.rounds) or finished.rounds
             selection.append((finished, rounds))
             names = unneeded(finished, rounds)
             files = [finished.path / name for name in names]

@@ -10,6 +10,7 @@ import numpy as np
 from fldiag.choices import BINS
 from fldiag.compare.reading import Reader, no_classes, no_numbers
 from fldiag.compare.sides import Member, Sides, seed
+from fldiag.diagnostics.fairness import measure
 from fldiag.errors import FldiagError, counted
 from fldiag.results import select, uncertainty
 from fldiag.results.numbers import Number
@@ -177,8 +178,6 @@ def _over_examples_of_clients(
     number: Number, a: Member, b: Member | None, reader: Reader, level: float
 ) -> Evidence:
     """Paired bootstrap over the test examples, the clients fixed: both models on the same draws."""
-    from fldiag.diagnostics.fairness import measure
-
     served = [reader.served(m) for m in (a, b) if m is not None]
     groups = served[0][0]
     if any(not np.array_equal(x.y, served[0][1].y) for _, x in served):

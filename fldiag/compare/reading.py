@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,17 +14,19 @@ import torch
 from fldiag.choices import FEWEST
 from fldiag.compare.sides import Member
 from fldiag.diagnosis import places
+from fldiag.diagnosis.measure import Bar, measure_all
+from fldiag.diagnosis.options import HistoryOptions, ProblemOptions
+from fldiag.diagnosis.question import parse_question
+from fldiag.diagnosis.subjects import open_subject, open_subjects
+from fldiag.diagnostics.fairness import measure
+from fldiag.diagnostics.fairness.measure import Answers, Groups
 from fldiag.errors import FldiagError
-from fldiag.registry import Progress
+from fldiag.problem.problem import Problem
 from fldiag.results import select
 from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, only
+from fldiag.runs.history import History
 from fldiag.runs.run import Run
-
-if TYPE_CHECKING:
-    from fldiag.diagnostics.fairness.measure import Answers, Groups
-
-Bar = Callable[[str], AbstractContextManager[Progress]]
 
 
 def no_numbers(name: str = "") -> FldiagError:
@@ -74,16 +76,13 @@ class Reader:
         """The table of the diagnostic that measures the number. Raises FldiagError where the member has none."""
 
         def find() -> pd.DataFrame:
-            from fldiag.diagnosis.question import open_question  # imports PyTorch
-            from fldiag.diagnosis.tables import tables
-
-            question = open_question(
-                number.source, [member], {**number.options, **self.subject_options}
+            question = parse_question(number.source, {**number.options, **self.subject_options})
+            subjects = open_subjects([member], question)
+            store = places.cache(places.folder([member.path])) if self.cache else None
+            tables = measure_all(
+                question, subjects, bar=self.bar, tell=lambda text: None, cache=store
             )
-            store = places.cache(places.folder([member])) if self.cache else None
-            return tables(question, bar=self.bar, tell=lambda text: None, cache=store)[
-                question.entry
-            ]
+            return tables[question.entry]
 
         return self._once((number.source, id(member)), find)
 
@@ -139,24 +138,14 @@ class Reader:
         """What the last global model does on the test examples; where the examples themselves were given, on these."""
 
         def find() -> Tested:
-            from fldiag.diagnosis import subjects
-            from fldiag.runs.open_problem import open_problem
-            from fldiag.user_code import importable
-
-            with importable():
-                subject = subjects.with_overrides(
-                    member, self.subject_options.get("model"), self.subject_options.get("data")
-                )
-                options = {
-                    k: v for k, v in self.subject_options.items() if k not in ("model", "data")
-                }
-                target = subject.checkpoint() if isinstance(subject, Run) else subject
-                try:
-                    problem = open_problem(target, slice="test", **options)
-                except FldiagError:
-                    if target.data is None:
-                        raise
-                    problem = open_problem(target, **options)
+            options = ProblemOptions(slice="test", **self.subject_options)
+            try:
+                problem = open_subject(member, options)
+            except FldiagError:
+                if options.data is None and member.data is None:
+                    raise
+                problem = open_subject(member, ProblemOptions(**self.subject_options))
+            assert isinstance(problem, Problem)
             scores, targets = problem.scores(), list(problem.targets())
             if scores.each is None:
                 raise FldiagError(
@@ -183,14 +172,11 @@ class Reader:
         """The examples of every client, and what the last global model answers, as the diagnostic ``fairness`` has them."""
 
         def find() -> tuple[Groups, Answers]:
-            from fldiag.diagnosis import subjects
-            from fldiag.diagnostics.fairness import measure
-
             if not isinstance(member, Run):
                 raise FldiagError("a checkpoint alone has no clients", "give the run's folder")
-            history = subjects.history(
-                member, {**self.subject_options, "rounds": member.rounds[-1:]}
-            )
+            options = HistoryOptions(rounds=member.rounds[-1:], **self.subject_options)
+            history = open_subject(member, options)
+            assert isinstance(history, History)
             if not history.dataset.tested:
                 raise FldiagError(
                     f"{history.name} has no test examples", "give them: --data with a test split"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fldiag.diagnosis.subjects import load
 from fldiag.errors import FldiagError
 from fldiag.identity import recipe
 from fldiag.results.uncertainty import SEEDS
@@ -122,8 +123,6 @@ def _read(path: Any) -> list[Member]:
             return [Run.open(run) for run in runs]
     if is_folder or path.name == "run.json" or not exists:
         return [Run.open(path)]
-    from fldiag.diagnosis.subjects import load  # imports PyTorch
-
     return [load(path)]
 
 

@@ -21,12 +21,10 @@ from fldiag.results.provenance import digest
 from fldiag.results.standing import Standing
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.runs.index import unverified
-from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 
 if TYPE_CHECKING:
+    from fldiag.diagnosis.measure import Bar
     from fldiag.diagnosis.subjects import Target
-    from fldiag.diagnosis.tables import Bar
 
 
 @dataclass
@@ -71,11 +69,12 @@ def plainly(table: pd.DataFrame, most: int = 40) -> Small:
 
 def answer(
     name: str,
-    targets: Sequence[Target],
+    targets: Sequence[Target | Path],
     options: Mapping[str, Any],
     *,
     out: Path | None = None,
     stem: str = "",
+    allow_code: Sequence[str] = (),
     bar: Bar,
     tell: Callable[[str], None],
 ) -> list[Answer]:
@@ -84,60 +83,60 @@ def answer(
     Args:
         name: the diagnostic's.
         targets: what is diagnosed.
-        options: as for ``open_question``.
+        options: of the diagnostic, its subject and its flags.
         out: the folder to write to; by default that of the run (``fldiag.diagnosis.places.folder``).
         stem: how the files' names begin; by default with a digest of the question.
+        allow_code: user code that may be imported although only a run or checkpoint names it.
         bar: shows progress.
         tell: is told remarks: what was damaged, what takes long, what counts.
 
     Raises:
         FldiagError: the question is wrong, something cannot be computed, or the folder cannot be written.
     """
-    for text in unverified(t.path for t in targets if isinstance(t, Run)):
-        tell(text)
-    folder = out or places.folder([t for t in targets if isinstance(t, (Run, Checkpoint))])
-    from fldiag.diagnosis.measure import origin
-    from fldiag.diagnosis.question import file_name, open_question
-    from fldiag.diagnosis.tables import tables
+    # a report reads tables without PyTorch
+    from fldiag.diagnosis.about import describe, file_name, paths_of, stem_of
+    from fldiag.diagnosis.measure import measure_all, origin
+    from fldiag.diagnosis.question import parse_question
+    from fldiag.diagnosis.subjects import open_subjects
 
-    question = open_question(name, targets, options)
-    question.stem = stem or question.stem
+    question = parse_question(name, options)
+    subjects = open_subjects(targets, question, allow_code)
+    files_read = [path for subject in subjects for path in paths_of(subject)]
+    for text in unverified(path for path in files_read if path.is_dir()):
+        tell(text)
+    about = describe(question, subjects)
+    stem = stem or stem_of(question, subjects, about)
+    folder = out or places.folder(set(files_read))
     has_folder = folder.exists()
     folder = places.prepare(folder)
-    flags = {
-        name: True
-        for name, flag in question.entry.flags.items()
-        if flag.diagnostic in {e.name for e in question.flag_diagnostics}
-    }
-    answers = []
-    _, first_subject, first_options = question.items[0]
     try:
-        results = tables(question, bar=bar, tell=tell, cache=folder / "cache")
+        tables = measure_all(question, subjects, bar=bar, tell=tell, cache=folder / "cache")
     except FldiagError:
         if not has_folder:
             places.remove_empty(folder)
         raise
-    for entry, table in results.items():
-        if entry is question.entry:
-            stem, entry_options = question.stem, {**first_options, **flags}
-        else:
-            stem = entry.name + question.stem.removeprefix(file_name(question.entry.name))
-            entry_options = question.flag_diagnostics[entry]
-        reply = Answer(entry, table, entry_options)
-        about = {
-            **origin(first_subject, entry_options),
+    first_subject = subjects[0]
+    where = about.pop("where", {})
+    values = {question.entry: {**dict(question.options), **dict.fromkeys(question.flags, True)}}
+    values |= {entry: dict(options) for entry, options in question.flag_options.items()}
+    answers = []
+    for entry, table in tables.items():
+        reply = Answer(entry, table, values[entry])
+        entry_about = {
+            **origin(first_subject, values[entry]),
             "diagnostic": entry.name,
-            **{k: v for k, v in question.about.items() if k != "where"},
-            "options": {**question.about.get("where", {}), **plain(entry_options)},
+            **about,
+            "options": {**where, **plain(values[entry])},
             **reply.standing.about(),
             "answer": table.attrs["key"],
         }
-        path = folder / stem
-        paths = written_before(entry, path, about)
+        rest = stem.removeprefix(file_name(question.entry.name))
+        path = folder / (stem if entry is question.entry else entry.name + rest)
+        paths = written_before(entry, path, entry_about)
         if paths is None:
             drawings = pictures(entry, table, path)
-            about["pictures"] = _about_pictures(entry, drawings)
-            paths = [*files.write_table(table, path, about), *drawings]
+            entry_about["pictures"] = _about_pictures(entry, drawings)
+            paths = [*files.write_table(table, path, entry_about), *drawings]
         reply.files = paths
         answers.append(reply)
     return answers

@@ -1,20 +1,25 @@
-"""A diagnostic's table: checked, and kept under a digest of all it depends on."""
+"""A diagnostic's tables: checked, and kept under a digest of all that decides them."""
 
 from __future__ import annotations
 
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pydantic
 import torch
 
 from fldiag import registry
 from fldiag.diagnosis.options import plain
+from fldiag.diagnosis.question import Question, find_diagnostic
+from fldiag.diagnosis.subjects import Subject, remarks
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import parse_executor
+from fldiag.execution.pools import open_pool
 from fldiag.execution.workspace import Workspace
 from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
@@ -28,20 +33,103 @@ from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
 from fldiag.user_code import importable
 
-Subject = Problem | History | Sequence[Run] | Sequence[Problem]
+#: What shows progress: a title -> a context that gives the callback.
+Bar = Callable[[str], AbstractContextManager[Progress]]
+
+
+def measure_all(
+    question: Question,
+    subjects: Sequence[Subject],
+    *,
+    bar: Bar,
+    tell: Callable[[str], None],
+    cache: Path | None = None,
+) -> dict[Diagnostic, pd.DataFrame]:
+    """The table of the diagnostic, and those of the diagnostics that flags add; those of several subjects one below the other.
+
+    With an executor each subject is measured elsewhere where there are several, else parts of the one.
+    """
+    for text in dict.fromkeys(text for subject in subjects for text in remarks(subject)):
+        tell(text)
+    executor = question.subject_options.executor
+    requests = {question.entry: question.options, **question.flag_options}
+    units = [(e.name, s, dict(options)) for s in subjects for e, options in requests.items()]
+    tables: dict[str, list[pd.DataFrame]] = {entry.name: [] for entry in requests}
+    if len(subjects) > 1 and executor.kind != "serial":
+        with (
+            bar(question.entry.name) as progress,
+            open_pool(executor, _measure_unit, cache, name=_unit_title, most=len(units)) as pool,
+        ):
+            progress(0, len(units), _title(subjects[0]))
+            for done, (unit, (table, texts)) in enumerate(
+                zip(units, pool.map(units), strict=True), start=1
+            ):
+                for text in texts:
+                    tell(text)
+                progress(done, len(units), _title(unit[1]))
+                tables[unit[0]].append(table)
+    else:
+        for subject in subjects:
+            for entry, options in requests.items():
+                with bar(f"{_title(subject)} {entry.name}") as progress:
+                    table = measure(
+                        entry,
+                        subject,
+                        options,
+                        cache=cache,
+                        executor=executor,
+                        progress=progress,
+                        tell=tell,
+                    )
+                tables[entry.name].append(table)
+    return {entry: joined(tables[entry.name]) for entry in requests}
+
+
+#: Name of a diagnostic, a subject, options.
+Unit = tuple[str, Any, dict[str, Any]]
+
+
+def _measure_unit(cache: Path | None, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
+    """A table, and the remarks on it."""
+    name, subject, values = unit
+    entry, texts = find_diagnostic(name), list[str]()
+    options = entry.options.model_construct(**values)
+    return measure(entry, subject, options, cache=cache, tell=texts.append), texts
+
+
+def _unit_title(unit: Unit) -> str:
+    return f"{unit[0]} of {_title(unit[1])}"
+
+
+def _title(subject: Subject) -> str:
+    """What progress calls a subject."""
+    return ", ".join(
+        s.name for s in ([subject] if isinstance(subject, (Problem, History)) else subject)
+    )
+
+
+def joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables one below the other; ``attrs`` are the first one's, with the key of all."""
+    if len(parts) == 1:
+        return parts[0]
+    table = pd.concat([t.assign() for t in parts], ignore_index=True)
+    table.attrs = dict(parts[0].attrs)
+    if "key" in table.attrs:
+        table.attrs["key"] = digest(*(t.attrs["key"] for t in parts))
+    return table
 
 
 def measure(
     entry: Diagnostic,
     subject: Subject,
-    options: Mapping[str, Any],
+    options: pydantic.BaseModel,
     *,
     cache: str | Path | None = None,
     executor: Any = "serial",
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> pd.DataFrame:
-    """The table of a diagnostic; ``options`` are checked and complete (``split_options``).
+    """The table of a diagnostic, with options that its schema parsed.
 
     With ``cache`` (a folder) the table is kept: asked again, it is read back and verified; a long one that was interrupted
     goes on. ``tell``: is told of a damaged entry.
@@ -49,12 +137,12 @@ def measure(
     The table says in ``attrs`` which diagnostic it is of and with which options, for ``fldiag.draw``, and with ``cache`` its
     key, the digest of all that decides it.
     """
-    options = dict(options)
+    values = dict(options)
     tell = tell or (lambda text: None)
     if cache is None:
-        return _marked(entry, options, _build(entry, subject, options, executor, progress, tell))
-    deciding = {k: v for k, v in options.items() if k not in entry.drawing_options}
-    key = digest(entry.name, identity(subject), deciding, origin(subject, options), *foreign(entry))
+        return _marked(entry, values, _build(entry, subject, values, executor, progress, tell))
+    deciding = {k: v for k, v in values.items() if k not in entry.drawing_options}
+    key = digest(entry.name, identity(subject), deciding, origin(subject, values), *foreign(entry))
     entries = Cache(cache)
     names = names_of(subject)
     table = entries.get(entry.name, key, on_damage=tell)
@@ -65,25 +153,25 @@ def measure(
             tell(f"the cached table of {entry.name} has another schema, so it is computed again")
             table = None
     if table is not None:
-        return _marked(entry, options, table, key)
+        return _marked(entry, values, table, key)
 
     finished = None
     try:
         finished = entries.finished_items(entry.name, key, tell, names)
     except FldiagError as error:
         tell(f"finished parts are not kept: {error.what}")
-    table = _build(entry, subject, options, executor, progress, tell, finished)
+    table = _build(entry, subject, values, executor, progress, tell, finished)
     about = {
         "diagnostic": entry.name,
         "subject": digest(identity(subject)),
-        "options": plain(options),
+        "options": plain(values),
     }
     table.attrs = {"names": names}
     try:
-        entries.put(entry.name, key, table, {**origin(subject, options), **about})
+        entries.put(entry.name, key, table, {**origin(subject, values), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
         tell(f"the table of {entry.name} is not kept for later: {error.what}")
-    return _marked(entry, options, table, key)
+    return _marked(entry, values, table, key)
 
 
 def _build(

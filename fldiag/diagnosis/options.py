@@ -1,193 +1,151 @@
-"""The options that diagnostics share, spelled once: for the command line, ``diagnose`` and the documentation."""
+"""The options of what is diagnosed, spelled once: for the command line, ``diagnose`` and the documentation."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import AfterValidator, Field
 
 from fldiag.errors import FldiagError
+from fldiag.execution.executor import ExecutorSpec, parse_executor
+from fldiag.sections import read_normalisation
 
 
-@dataclass(frozen=True)
-class Shared:
-    """An option of the subject, not of the diagnostic. ``on``: the kinds of subject that have it. ``least``: the smallest
-    value. ``any``: Python takes other things than text too, checked where they are used. ``typed``: the command line has it
-    (``--device`` it spells for all verbs)."""
+class SubjectOptions(pydantic.BaseModel):
+    """What every diagnostic takes, also one of runs, which opens these itself."""
 
-    name: str
-    kind: str  # str, int, bool
-    default: Any
-    help: str
-    on: tuple[str, ...] = ("problem", "checkpoints", "run", "clients")
-    least: int | None = None
-    any: bool = False
-    typed: bool = True
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    executor: Annotated[Any, AfterValidator(parse_executor)] = Field(
+        ExecutorSpec("serial"),
+        description="Where work runs: serial, processes[:N] or dask[:ADDRESS].",
+    )
+    names: Annotated[Any, AfterValidator(lambda value: split_names(value))] = Field(
+        None,
+        description="Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
+    )
+
+    def passed(self, *, without: Collection[str] = ()) -> dict[str, Any]:
+        """The options that were set, by name."""
+        return {k: v for k, v in self if k in self.model_fields_set and k not in without}
 
 
-WEIGHTS = ("problem", "checkpoints")
-SHARED = (
-    Shared(
-        "rounds",
-        "str",
+class OpenedOptions(SubjectOptions):
+    """Of weights and of the rounds of a run: what both are evaluated on, and how."""
+
+    samples: int | None = Field(
         None,
-        "Rounds to use, such as 5, 1,5,20-30, every:10 or last.",
-        ("run", "clients"),
-        any=True,
-    ),
-    Shared(
-        "slice",
-        "str",
-        "train",
-        "Examples to use: train, test, client:7, client:7/test (test examples in its class mixture) "
-        "or client:7/own (all of its classes).",
-        WEIGHTS,
-    ),
-    Shared(
-        "samples", "int", None, "Maximum number of examples; class proportions are kept.", least=1
-    ),
-    Shared(
-        "client",
-        "int",
+        ge=1,
+        description="Maximum number of examples; class proportions are kept.",
+    )
+    precision: Literal["fp32", "fp64"] = Field(
+        "fp32", description="Precision of the computation: fp32 or fp64."
+    )
+    memory: Annotated[Any, AfterValidator(lambda value: size(value))] = Field(
         None,
-        "Use the trained weights of this client instead of the global ones.",
-        WEIGHTS,
-        least=0,
-    ),
-    Shared("precision", "str", "fp32", "Precision of the computation: fp32 or fp64."),
-    Shared(
-        "memory",
-        "str",
+        description="Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); "
+        "model, data and single vectors are not counted.",
+    )
+    model: Any = Field(None, description="Model of a plain state_dict: NAME or pkg.mod:factory.")
+    data: Any = Field(
         None,
-        "Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); model, "
-        "data and single vectors are not counted.",
-        any=True,
-    ),
-    Shared("model", "str", None, "Model of a plain state_dict: NAME or pkg.mod:factory.", any=True),
-    Shared(
-        "data",
-        "str",
+        description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data "
+        "set's four arrays, or (x, y), a dict, a Dataset or a DataLoader).",
+    )
+    normalise: Annotated[Any, AfterValidator(read_normalisation)] = Field(
         None,
-        "Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader (a function that returns a data set's four "
-        "arrays, or (x, y), a dict, a Dataset or a DataLoader).",
-        any=True,
-    ),
-    Shared(
-        "key",
-        "str",
-        None,
-        "Set of weights to use of a file that holds several, such as model_ema (default: the plain one).",
-        WEIGHTS,
-    ),
-    Shared(
-        "normalise",
-        "str",
-        None,
-        "How data given with --data are normalised: none (as stored), unit (pixels / 255), "
+        description="How data given with --data are normalised: none (as stored), unit (pixels / 255), "
         "standard (subtract the mean, divide by the standard deviation of the training split), or "
         "with these given: MEAN/DEVIATION such as 0.1307/0.3081 or "
         "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255). Default: unit for uint8 pixels, "
         "else none.",
-        any=True,
-    ),
-    Shared(
-        "loss",
-        "str",
+    )
+    allow: str | None = Field(
         None,
-        "Loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's own loss) or "
-        "pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if batches "
-        "are dicts.",
-        WEIGHTS,
-        any=True,
-    ),
-    Shared(
-        "reduction",
-        "str",
+        description="stop_gradient: accept a gradient that is not the derivative of the loss "
+        "(detach(), straight-through estimators).",
+    )
+    root: Any = Field(None, description="Folder that holds the data (default $FLDIAG_DATA).")
+    download: bool = Field(False, description="Download a missing public data set.")
+    device: Any = Field("auto", description="Device: auto, cpu, cuda, cuda:N or mps.")
+    name: str | None = Field(None, description="Name of the subject in the table.")
+
+
+class ProblemOptions(OpenedOptions):
+    """Of the loss around stored weights (``fldiag.runs.open_problem``)."""
+
+    slice: str = Field(
+        "train",
+        description="Examples to use: train, test, client:7, client:7/test (test examples in its class "
+        "mixture) or client:7/own (all of its classes).",
+    )
+    client: int | None = Field(
         None,
-        "What the given loss returns for a batch: mean (the default), sum, or batch where it "
-        "couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
-        WEIGHTS,
-    ),
-    Shared(
-        "trainable",
-        "bool",
+        ge=0,
+        description="Use the trained weights of this client instead of the global ones.",
+    )
+    key: str | None = Field(
+        None,
+        description="Set of weights to use of a file that holds several, such as model_ema (default: "
+        "the plain one).",
+    )
+    loss: Any = Field(
+        None,
+        description="Loss: cross_entropy, half_squared_error, mse, multi_label, own (the model's own "
+        "loss) or pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if "
+        "batches are dicts.",
+    )
+    reduction: str | None = Field(
+        None,
+        description="What the given loss returns for a batch: mean (the default), sum, or batch where "
+        "it couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
+    )
+    trainable: bool = Field(
         False,
-        "Treat only parameters with requires_grad as weights; frozen parameters are constants.",
-        WEIGHTS,
-    ),
-    Shared(
-        "differences",
-        "bool",
+        description="Treat only parameters with requires_grad as weights; frozen parameters are "
+        "constants.",
+    )
+    differences: bool = Field(
         False,
-        "Compute Hessian-vector products by finite differences of the gradient, for models "
+        description="Compute Hessian-vector products by finite differences of the gradient, for models "
         "that cannot be differentiated twice.",
-        WEIGHTS,
-    ),
-    Shared(
-        "weight_decay",
-        "float",
+    )
+    weight_decay: float | None = Field(
         None,
-        "Add the term L/2 |w|^2 to the loss, with this L (default: 0).",
-        WEIGHTS,
-        least=0,
-    ),
-    Shared(
-        "allow",
-        "str",
+        ge=0,
+        description="Add the term L/2 |w|^2 to the loss, with this L (default: 0).",
+    )
+    round: int | None = Field(
         None,
-        "stop_gradient: accept a gradient that is not the derivative of the loss (detach(), "
-        "straight-through estimators).",
-    ),
-    Shared("root", "str", None, "Folder that holds the data (default $FLDIAG_DATA).", any=True),
-    Shared("download", "bool", False, "Download a missing public data set."),
-    Shared(
-        "executor",
-        "str",
-        "serial",
-        "Where work runs: serial, processes[:N] or dask[:ADDRESS].",
-        ("problem", "checkpoints", "run", "clients", "runs"),
-        any=True,
-    ),
-    Shared(
-        "device", "str", "auto", "Device: auto, cpu, cuda, cuda:N or mps.", any=True, typed=False
-    ),
-    Shared(
-        "round",
-        "int",
-        None,
-        "For a run: use the checkpoint of this round instead of the last one.",
-        WEIGHTS,
-        least=0,
-        typed=False,
-    ),
-    Shared(
-        "stack",
-        "str",
-        "auto",
-        "Evaluate clients' models side by side: auto, on or off.",
-        ("run", "clients"),
-        typed=False,
-    ),
-    Shared("name", "str", None, "Name of the subject in the table.", typed=False),
-    Shared(
-        "names",
-        "str",
-        None,
-        "Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
-        ("problem", "checkpoints", "run", "clients", "runs"),
-        any=True,
-    ),
-)
+        ge=0,
+        description="For a run: use the checkpoint of this round instead of the last one.",
+    )
+
+
+class HistoryOptions(OpenedOptions):
+    """Of the stored rounds of a run (``History.of``)."""
+
+    rounds: Any = Field(None, description="Rounds to use, such as 5, 1,5,20-30, every:10 or last.")
+    stack: str = Field(
+        "auto", description="Evaluate clients' models side by side: auto, on or off."
+    )
+
+
+#: The options of a diagnostic's subject, by what the diagnostic is on.
+BY_SUBJECT: dict[str, type[SubjectOptions]] = {
+    "problem": ProblemOptions,
+    "checkpoints": ProblemOptions,
+    "run": HistoryOptions,
+    "clients": HistoryOptions,
+    "runs": SubjectOptions,
+}
 #: Bytes of memory below which a suffix such as M was forgotten.
 LEAST = 2**10
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-
-
-def shared_by(on: str, names: Collection[str] = ()) -> list[Shared]:
-    """The shared options of a diagnostic of this kind, without the ``names`` of its own options."""
-    return [option for option in SHARED if on in option.on and option.name not in names]
 
 
 def size(memory: str | int) -> int:
@@ -256,6 +214,10 @@ def rounds(
     return sorted(set(numbers))
 
 
+def split_names(text: str | Sequence[str]) -> list[str]:
+    return [str(n).strip() for n in (text.split(",") if isinstance(text, str) else text)]
+
+
 def read_names(text: str | Sequence[str], count: int) -> list[str]:
     """The names of so many targets, of text with commas or of a list.
 
@@ -264,7 +226,7 @@ def read_names(text: str | Sequence[str], count: int) -> list[str]:
     >>> read_names("FedAvg, Ours", 2)
     ['FedAvg', 'Ours']
     """
-    names = [str(n).strip() for n in (text.split(",") if isinstance(text, str) else text)]
+    names = split_names(text)
     if len(names) != count:
         raise FldiagError(
             f"names = {','.join(names)!r} has {len(names)} names for {count} targets",

@@ -5,31 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fldiag.errors import FldiagError
 from fldiag.results.files import refuse_links_above
-from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 
 #: Where results go that belong to no single run, or to one that cannot be written to.
 FALLBACK = Path("fldiag-out")
 
 
-def folder(targets: Sequence[Run | Checkpoint]) -> Path:
-    """The ``diagnostics`` folder of the one run that is diagnosed, or ``fldiag-out`` in the working directory."""
-    runs = {
-        t.path if isinstance(t, Run) else t.path.parent.parent
-        for t in targets
-        if isinstance(t, Run)
-        or (t.path.parent.name == "rounds" and (t.path.parent.parent / "run.json").is_file())
-    }
-    inside = len(runs) == 1 and all(
-        isinstance(t, Run) or t.path.parent.name == "rounds" for t in targets
-    )
-    run = next(iter(runs), FALLBACK)
-    return run / "diagnostics" if inside and os.access(run, os.W_OK) else FALLBACK
+def folder(paths: Collection[Path]) -> Path:
+    """The ``diagnostics`` folder of the one run that these run folders and checkpoint files belong to, or ``fldiag-out`` in the
+    working directory."""
+    runs = {path.parent.parent if path.parent.name == "rounds" else path for path in paths}
+    run = runs.pop() if len(runs) == 1 else FALLBACK
+    is_run = (run / "run.json").is_file()
+    return run / "diagnostics" if is_run and os.access(run, os.W_OK) else FALLBACK
 
 
 def distinct(runs: Sequence[Path]) -> list[str]:

@@ -1,36 +1,42 @@
-"""What is diagnosed: from paths, runs, checkpoints and modules to Problems and Histories."""
+"""What is diagnosed: from paths, runs and checkpoints to Problems and Histories."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import pydantic
 import torch
 
+from fldiag import data as data_sets
 from fldiag import registry
-from fldiag.device import device_of
-from fldiag.diagnosis import options as shared
+from fldiag.diagnosis.options import (
+    HistoryOptions,
+    ProblemOptions,
+    SubjectOptions,
+    read_names,
+    rounds,
+)
+from fldiag.diagnosis.places import distinct
+from fldiag.diagnosis.question import Question
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
-from fldiag.registry import Diagnostic, Flag
+from fldiag.registry import Diagnostic
 from fldiag.runs import pretrained, schema
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, verify
 from fldiag.runs.schema import Checkpoint
-from fldiag.sections import read_normalisation
 from fldiag.user_code import importable
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
 Target = Run | Checkpoint | Problem | History
+#: What a diagnostic measures.
+Subject = Problem | History | Sequence[Run] | Sequence[Problem]
 
 
 def load(
@@ -91,12 +97,111 @@ def with_overrides(
     return replace(target, model=model, data=data)
 
 
-def check_targets(targets: Sequence[Any]) -> None:
-    """Raises FldiagError for what cannot be diagnosed."""
+def open_subjects(
+    targets: Sequence[Target | str | Path],
+    question: Question,
+    allow_code: str | Iterable[str] = (),
+) -> list[Subject]:
+    """What the diagnostic measures, one after the other.
+
+    Args:
+        targets: runs, checkpoints, Problems or a History, as the diagnostic takes them, or paths.
+        question: the diagnostic and its options.
+        allow_code: user code that may be imported although only a run or checkpoint names it.
+
+    Raises:
+        FldiagError: targets of the wrong kind, or what cannot be opened.
+    """
+    entry, options = question.entry, question.subject_options
+    opened = [_open_path(t, question) if isinstance(t, (str, Path)) else t for t in targets]
+    opened = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in opened]
+    _check_targets(entry, opened)
+    names = None if options.names is None else read_names(options.names, len(opened))
+    if entry.on == "runs":
+        subjects: list[Any] = [open_subject(run, options) for run in opened]
+        for run, name in zip(subjects, names or distinct([r.path for r in subjects]), strict=True):
+            run.name = name
+    else:
+        named = [options.model_copy(update={"name": name}) for name in names or ()]
+        subjects = [
+            open_subject(t, o)
+            for t, o in zip(opened, named or [options] * len(opened), strict=True)
+        ]
+    if isinstance(options, ProblemOptions) and options.name is None and names is None:
+        files = [s for s, t in zip(subjects, opened, strict=True) if s is not t]
+        for problem, name in zip(files, _distinct_names(files), strict=True):
+            problem.name = name
+    own_options = dict(question.options)
+    for flag in (entry.flags[name] for name in question.flags):
+        other = registry.diagnostic.get(flag.diagnostic)
+        for subject in subjects:
+            flag.check(subject, own_options, dict(question.flag_options[other]))
+    return [subjects] if entry.on == "runs" or entry.is_joint(own_options) else subjects
+
+
+def open_subject(target: Target, options: SubjectOptions) -> Problem | History | Run:
+    """The one door: the loss around weights, the stored rounds of a run, or the run itself. The class of the options says which.
+
+    Raises FldiagError for what cannot be opened, and for an option that would change nothing.
+    """
+    if isinstance(target, (Problem, History)):
+        _refuse_options(options, target)
+        return target
+    values = options.passed(
+        without=("executor", "names", "precision", "model", "data", "key", "round")
+    )
+    with importable():
+        if isinstance(options, ProblemOptions):
+            target = with_overrides(target, options.model, options.data, options.key)
+            if options.round is not None:
+                target = _checkpoint_of_round(target, options.round)
+            return open_problem(target, dtype=DTYPES[options.precision], **values)
+        if isinstance(target, Checkpoint):
+            raise FldiagError(
+                f"{target.path} is a single checkpoint, and this needs a run",
+                "give the run's folder",
+                usage=True,
+            )
+        if not isinstance(options, HistoryOptions):
+            return copy(target)
+        values |= {
+            "model": target.model if options.model is None else options.model,
+            "data": target.data if options.data is None else options.data,
+            "rounds": rounds(options.rounds, target.rounds),
+        }
+        return History.of(target, dtype=DTYPES[options.precision], **values)
+
+
+def _checkpoint_of_round(target: Run | Checkpoint, round: int) -> Checkpoint:
+    if isinstance(target, Checkpoint):
+        raise FldiagError(
+            f"round = {round} chooses a checkpoint of a run, but {target.path} is one checkpoint",
+            "leave it out, or give the run's folder",
+            usage=True,
+        )
+    return target.checkpoint(round)
+
+
+def _open_path(path: str | Path, question: Question) -> Run | Checkpoint:
+    path = Path(path)
+    if question.entry.on in ("run", "clients", "runs") and not os.path.exists(path):
+        return Run.open(path)
+    return load(path, key=getattr(question.subject_options, "key", None))
+
+
+def _check_targets(entry: Diagnostic, targets: Sequence[Any]) -> None:
+    """Raises FldiagError for what the diagnostic does not take."""
     if not targets:
         raise FldiagError(
             "there is nothing to diagnose",
             "give a run, a checkpoint, a Problem or a History",
+            usage=True,
+        )
+    of_weights, of_one_run = entry.on in ("problem", "checkpoints"), entry.on in ("run", "clients")
+    if of_one_run and len(targets) != 1:
+        raise FldiagError(
+            f"{entry.name} takes one run, and {len(targets)} are given",
+            "give one run's folder",
             usage=True,
         )
     for target in targets:
@@ -112,141 +217,19 @@ def check_targets(targets: Sequence[Any]) -> None:
                 "give a run, a checkpoint, their path, a Problem or a History",
                 usage=True,
             )
-
-
-def labels(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """A short label for each checkpoint, all different."""
-    names = [c.label for c in checkpoints]
-    if not names:
-        return []
-    if max(Counter(names).values()) > 1:
-        names = [
-            f"{n} ({c.path.parent.parent.name if c.path.parent.name == 'rounds' else c.path.stem})"
-            for n, c in zip(names, checkpoints, strict=True)
-        ]
-    if max(Counter(names).values()) > 1:
-        names = [f"{n} #{i}" for i, n in enumerate(names, start=1)]
-    return names
-
-
-def problems(
-    targets: Sequence[Run | Checkpoint | Problem],
-    subject_options: Mapping[str, Any],
-    names: Sequence[str] | None = None,
-) -> list[Problem]:
-    """The loss around each target; the options are those of ``fldiag.runs.open_problem``. ``names``: of the targets."""
-    if any(isinstance(t, Problem) for t in targets) and names is not None:
-        raise FldiagError(
-            "names are for files and runs, and a Problem has its own", "leave out names", usage=True
-        )
-    with importable():
-        opened = [
-            t if isinstance(t, Problem) else open_problem(t, **subject_options) for t in targets
-        ]
-    if "name" in subject_options:
-        return opened
-    files = [p for p, t in zip(opened, targets, strict=True) if p is not t]
-    for problem, label in zip(files, names or labels([p.checkpoint for p in files]), strict=True):
-        client = problem.labels.get("client")
-        problem.name = label if names or client is None else f"{label} client {client}"
-    return opened
-
-
-def history(run: Run, subject_options: Mapping[str, Any]) -> History:
-    """The stored rounds of a run; the options are those of ``History.of``."""
-    with importable():
-        return History.of(run, **{"model": run.model, "data": run.data, **subject_options})
-
-
-@dataclass
-class SplitOptions:
-    """Options that were passed together, by whose they are; all are checked.
-
-    ``subject_options``: those passed, of the subject; ``options``: of the diagnostic, with its defaults; ``flag_options``: of
-    every diagnostic that a flag adds, by its name. ``flags``: those that are set.
-    """
-
-    subject_options: dict[str, Any]
-    options: dict[str, Any]
-    flag_options: dict[str, dict[str, Any]]
-    flags: list[str]
-
-
-def split_options(entry: Diagnostic, values: Mapping[str, Any]) -> SplitOptions:
-    """Whose each option is. Raises FldiagError for unknown options and values out of range."""
-    names = entry.options.model_fields
-    added = [flag for name, flag in entry.flags.items() if values.get(name)]
-    only_added = {name for flag in entry.flags.values() for name in flag.options}.difference(names)
-    passed = {k: v for flag in added for k, v in flag.sets.items()}
-    passed |= {
-        k: v for k, v in values.items() if k in names or not (k in entry.flags or k in only_added)
-    }
-    schema = _schema(entry)
-    for name in passed:
-        if name not in schema.model_fields and any(option.name == name for option in shared.SHARED):
+        if (isinstance(target, Problem) and not of_weights) or (
+            isinstance(target, History) and not of_one_run
+        ):
             raise FldiagError(
-                f"option {name!r} has no effect on {entry.name}, which takes another kind of target",
-                f"leave it out; fldiag explain {entry.name} lists its options",
+                f"diagnostic {entry.name!r} cannot be run on a {type(target).__name__}",
+                "give a checkpoint or a Problem" if of_weights else "give a run",
                 usage=True,
             )
-    try:
-        checked = dict(schema(**passed))
-    except pydantic.ValidationError as error:
-        raise registry.explain(error, f"{entry.kind} {entry.name!r}", schema) from None
-    if "device" in checked:
-        checked["device"] = device_of(checked["device"], DTYPES.get(str(checked.get("precision"))))
-    return SplitOptions(
-        {k: checked[k] for k, v in passed.items() if k not in names and v is not None},
-        {k: checked[k] for k in names},
-        {flag.diagnostic: _options_for(flag, set(names), values) for flag in added},
-        [name for name in entry.flags if values.get(name)],
-    )
 
 
-def _options_for(flag: Flag, owner_names: set[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a diagnostic that a flag adds: those that it alone has, and those that it shares with the flag's owner."""
-    names = set(registry.diagnostic.get(flag.diagnostic).options.model_fields)
-    return {
-        k: v for k, v in values.items() if k in names and (k in owner_names or k in flag.options)
-    }
-
-
-@cache
-def _schema(entry: Diagnostic) -> type[pydantic.BaseModel]:
-    """The diagnostic's options and those of its subject, as one."""
-    kinds = {"str": str, "int": int, "float": float, "bool": bool}
-    fields: dict[str, Any] = {}
-    for option in shared.shared_by(entry.on, entry.options.model_fields):
-        kind: Any = (
-            Annotated[kinds[option.kind], pydantic.Field(ge=option.least)]
-            if option.least is not None
-            else kinds[option.kind]
-        )
-        fields[option.name] = (Any if option.any else kind | None, option.default)
-    if "precision" in fields:
-        fields["precision"] = (Literal["fp32", "fp64"], "fp32")
-    if "memory" in fields:
-        fields["memory"] = (
-            Annotated[Any, pydantic.AfterValidator(lambda v: v if v is None else shared.size(v))],
-            None,
-        )
-    if "normalise" in fields:
-        read = pydantic.AfterValidator(lambda v: v if v is None else read_normalisation(v))
-        fields["normalise"] = (Annotated[Any, read], None)
-    return pydantic.create_model(f"{entry.name}_options", __base__=entry.options, **fields)
-
-
-def with_dtype(subject_options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as ``open_problem`` and ``History.of`` take them: ``dtype`` instead of ``precision``."""
-    options = dict(subject_options)
-    if "precision" in options:
-        options["dtype"] = DTYPES[options.pop("precision")]
-    return options
-
-
-def refuse_options(subject_options: Mapping[str, Any], subject: Problem | History) -> None:
+def _refuse_options(options: SubjectOptions, subject: Problem | History) -> None:
     """Raises FldiagError for an option that would change nothing, because the subject exists already."""
-    for name, value in subject_options.items():
+    for name, value in options.passed(without=("executor",)).items():
         is_so = (
             (name == "precision" and DTYPES[value] == subject.dtype)
             or (name == "device" and torch.device(value).type == subject.device.type)
@@ -259,3 +242,42 @@ def refuse_options(subject_options: Mapping[str, Any], subject: Problem | Histor
                 f"leave it out, or set it when the {kind} is created",
                 usage=True,
             )
+
+
+def _distinct_names(problems: Sequence[Problem]) -> list[str]:
+    """Short names of checkpoints, all different."""
+    names = [p.name for p in problems]
+    if len(set(names)) < len(names):
+        paths = [p.checkpoint.path for p in problems if p.checkpoint is not None]
+        names = [
+            f"{n} ({path.parent.parent.name if path.parent.name == 'rounds' else path.stem})"
+            for n, path in zip(names, paths, strict=True)
+        ]
+    if len(set(names)) < len(names):
+        names = [f"{n} #{i}" for i, n in enumerate(names, start=1)]
+    return names
+
+
+def remarks(subject: Subject) -> list[str]:
+    """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
+    if isinstance(subject, History):
+        return [] if subject.alone else data_sets.remarks(subject.dataset)
+    texts: list[str] = []
+    problems = [subject] if isinstance(subject, Problem) else subject
+    for problem in (p for p in problems if isinstance(p, Problem)):
+        # the probe sees what targets look like, and whether what was allowed occurs
+        if (problem.in_memory or problem.allow) and bool(problem.w.isfinite().all()):
+            problem.probe()
+        texts += problem.remarks
+        count = sum(p.numel() for p in problem.module.parameters())
+        frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
+        if frozen:
+            texts.append(
+                f"{problem.name}: {frozen:,} of {count:,} parameters are frozen (requires_grad = False); they "
+                + (
+                    "are treated as constants here"
+                    if problem.frozen
+                    else "count as weights like the others (--trainable leaves them out)"
+                )
+            )
+    return texts

@@ -34,7 +34,7 @@ from fldiag.runs.index import unverified
 from fldiag.runs.run import Run
 
 if TYPE_CHECKING:
-    from fldiag.diagnosis.tables import Bar
+    from fldiag.diagnosis.measure import Bar
 
 _TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
 _NUMBERS = [c for c, dtype in COLUMNS.items() if dtype in ("Int64", "Float64")]
@@ -93,7 +93,7 @@ def compute_tables(
         )
         for name in lacking:
             try:
-                answer(name, [member.run.allow(allow_code)], options, bar=bar, tell=tell)
+                answer(name, [member.run], options, allow_code=allow_code, bar=bar, tell=tell)
             except FldiagError as error:
                 if "--model" in error.remedy:  # which a report does not take
                     remedy = f"run fldiag {name} {member.run.path} with --model, then this again"

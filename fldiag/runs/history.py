@@ -85,6 +85,8 @@ class History:
     #: How to make it again: the run's folder, the options of ``of``, and the code that may be imported for it; None where it was
     #: made otherwise.
     recipe: tuple[Path, dict[str, Any], frozenset[str]] | None = None
+    #: The run that ``of`` read.
+    run: Run | None = None
 
     def __init__(
         self,
@@ -266,6 +268,7 @@ class History:
             "allow": allow,
         }
         history.recipe = run.path.absolute(), options, run.allow_code
+        history.run = run
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )

@@ -32,7 +32,7 @@ def run(name, problem, progress=None, **options):
     diagnostic = entry(name)
     names = diagnostic.options.model_fields
     options = {k: v for k, v in {**SMALL, **options}.items() if k in names}
-    return measure(diagnostic, problem, diagnostic.validate(options), progress=progress)
+    return measure(diagnostic, problem, diagnostic.options(**options), progress=progress)
 
 
 def network():

@@ -45,7 +45,7 @@ def federation(name="", net=None, **options):
 
 def run(name, made, progress=None, **options):
     entry = registry.diagnostic.get(name)
-    return measure(entry, made, entry.validate({**FEW.get(name, {}), **options}), progress=progress)
+    return measure(entry, made, entry.options(**FEW.get(name, {}) | options), progress=progress)
 
 
 def diagnose(made, name, **options):

@@ -106,7 +106,7 @@ MAY = {
     "compare": MIDDLE | {"diagnostics"},
     "presets": set(),
     "known": {"errors", "plugins", "registry", "config"},
-    "write_catalogue": {"known", "registry", "config"},
+    "write_catalogue": {"known", "registry", "config", "diagnosis"},
     "api": MIDDLE | {"known", "training", "compare"},
     "report": MIDDLE | {"api", "known"},
     "integrations": MIDDLE | {"api", "training"},

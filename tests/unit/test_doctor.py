@@ -15,7 +15,9 @@ from torch import nn
 import fldiag
 from fldiag import registry
 from fldiag.data import Dataset
-from fldiag.diagnosis.question import open_question
+from fldiag.diagnosis.about import describe
+from fldiag.diagnosis.question import parse_question
+from fldiag.diagnosis.subjects import open_subjects
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.buffers import Statistics
 from fldiag.diagnostics.doctor.checks import CHECKS
@@ -641,16 +643,14 @@ def test_a_run_that_does_not_say_how_many_clients_there_are(clean):
 def test_runs_of_equal_folder_name_are_told_apart(clean, tmp_path):
     shutil.copytree(clean.path, tmp_path / "other" / "run")
     pair = [clean, Run.open(tmp_path / "other" / "run")]
-    question = open_question("leave-one-out", pair, {})
+    question = parse_question("leave-one-out", {})
+    (runs,) = open_subjects(pair, question)
     names = [f"{clean.path.parent.name}/run", "other/run"]
-    assert (
-        [run.common["run"] for run in question.items[0][1]]
-        == list(question.about["checkpoints"])
-        == names
-    )
+    assert [run.common["run"] for run in runs] == names
+    assert list(describe(question, [runs])["checkpoints"]) == names
     assert clean.common["run"] == "run"
     with pytest.raises(FldiagError, match="given twice"):
-        open_question("doctor", [clean, clean], {})
+        open_subjects([clean, clean], parse_question("doctor", {}))
 
 
 def test_one_client_one_round(tmp_path):

@@ -207,7 +207,7 @@ def test_a_diagnostic_without_parts_says_so(executor):
     data = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
     problem = fldiag.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, data)
     remarks = []
-    frame = measure(entry, problem, {}, executor=executor, tell=remarks.append)
+    frame = measure(entry, problem, entry.options(), executor=executor, tell=remarks.append)
     assert frame["value"].tolist() == [2]
     assert remarks == [f"one cannot be split for {executor}: it was computed in this process"] * (
         executor != "serial"

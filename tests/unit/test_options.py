@@ -5,9 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import fldiag
-from fldiag import registry
 from fldiag.diagnosis.options import rounds, size
-from fldiag.diagnosis.subjects import split_options
+from fldiag.diagnosis.question import parse_question
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +103,12 @@ def test_a_round_is_chosen_among_those_of_a_run(run):
 
 
 def test_what_is_given_is_taken_apart():
-    split = split_options(
-        registry.diagnostic.get("spectrum"),
-        {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"},
+    question = parse_question(
+        "spectrum", {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"}
     )
-    assert (
-        split.subject_options == {"samples": 20, "memory": 2**20, "precision": "fp64"}
-        and split.options["k"] == 3
-    )
-    assert list(split.flag_options) == ["density"] and split.flags == ["density"]
+    expected = {"samples": 20, "memory": 2**20, "precision": "fp64"}
+    assert question.subject_options.passed() == expected and question.options.k == 3
+    assert [e.name for e in question.flag_options] == ["density"] and question.flags == ("density",)
 
 
 def test_what_nobody_waits_for_is_refused_before_memory_is_filled(problem):

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 import fldiag
 from fldiag import api, known, registry
-from fldiag.diagnosis.options import SHARED
-from fldiag.diagnosis.subjects import _schema
+from fldiag.diagnosis.options import BY_SUBJECT
 
 PUBLIC = [
     "Checkpoint",
@@ -169,8 +168,11 @@ def test_examples_run():
 def test_every_option_of_the_command_line_is_one_of_python():
     for name, item in known.built_in()["diagnostics"].items():
         entry = registry.diagnostic.get(name)
-        shared = {s.name for s in SHARED if entry.on in s.on}
-        assert shared <= set(_schema(entry).model_fields) >= {o["name"] for o in item["options"]}
+        typed = {
+            o["name"] for o in known.built_in()["subjects"][known.SUBJECTS[entry.on]]["options"]
+        }
+        assert typed == set(BY_SUBJECT[entry.on].model_fields)
+        assert {o["name"] for o in item["options"]} == set(entry.options.model_fields)
 
 
 def test_an_object_is_one_informative_line(tmp_path):
