@@ -42,6 +42,7 @@ def diagnose(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
     allow_code: str | Iterable[str] = (),
+    trust_file: bool = False,
     **options: Any,
 ) -> pd.DataFrame:
     """Run a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
@@ -55,6 +56,7 @@ def diagnose(
         tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
+        trust_file: as for ``load``, of the paths.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
@@ -77,7 +79,9 @@ def diagnose(
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     targets = [
-        load(item, key=options.get("key")) if isinstance(item, (str, Path)) else item
+        load(item, key=options.get("key"), trust_file=trust_file)
+        if isinstance(item, (str, Path))
+        else item
         for item in targets
     ]
     targets = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in targets]

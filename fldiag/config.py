@@ -483,8 +483,8 @@ def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
         "model": dict(recording.get("model", {})),
         "train": {},
     }
-    if "rounds/0000.pt" in files:
-        tree["train"]["initial"] = str(run.path / "rounds" / "0000.pt")
+    for start in {"rounds/0000.pt", "rounds/0000.safetensors"}.intersection(files):
+        tree["train"]["initial"] = str(run.path / start)
     if "partition.kind" not in overrides:
         if "partition.npz" not in files:
             raise FldiagError(

@@ -274,7 +274,7 @@ def _of_runs(
             # as the run lists it: a damaged one is a finding
             r.name: {"file": Path(file).name, "sha256": r.index["files"][file]}
             for r in runs
-            for file in [f"rounds/{r.some_rounds()[-1]:04d}.pt"]
+            for file in [r.round_file(r.some_rounds()[-1])]
         },
     }
     return Question(

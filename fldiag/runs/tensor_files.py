@@ -2,7 +2,7 @@
 
 - ``.pt`` as torch.save writes it is a zip archive, which holds a CRC-32 of every member. All of them are verified. A file that
   was written without them (``torch.serialization.set_crc32_options(False)``) is read as it is, and so is the format that
-  torch.save wrote before version 1.6: neither can be verified.
+  torch.save wrote before version 1.6: neither can be verified. Below torch 2.10 it is read with consent only (trust.py).
 - numpy numbers and arrays and ``argparse.Namespace`` beside the weights are passed over: nothing of them is rebuilt.
 - ``.safetensors`` has no checksum. What its header says of sizes and places is checked against the file, so a file that was cut
   off is refused; a flipped bit in a weight is not noticed.
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, short_path
 from fldiag.runs.file_kinds import START, check_kind, is_safetensors
+from fldiag.runs.trust import check_trust
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -183,6 +184,7 @@ def files_of(path: Path) -> list[Path]:
 def _pt(path: Path, size: int, start: bytes) -> Any:
     if start.startswith(b"\x93NUMPY") or (start[:4] == b"PK\x03\x04" and _verify(path, size)):
         return _arrays(path)
+    check_trust(path)
     try:
         with open(path, "rb") as file, torch.serialization.safe_globals(PLAIN_OBJECTS):
             return torch.load(file, map_location="cpu", weights_only=True)
