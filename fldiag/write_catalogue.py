@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from importlib import resources
+from typing import Any
 
 from fldiag import config, known, registry
+from fldiag.plotting import words
+from fldiag.sections import ConfigSection
+
+#: Papers, as the names of their presets begin, and values that are listed.
+PAPERS, MOST = ("fedalign", "fedproj", "fedsol", "fedtoga"), 4
 
 
 def generate() -> dict[str, dict[str, known.Item]]:
@@ -20,7 +27,48 @@ def generate() -> dict[str, dict[str, known.Item]]:
             if entry.build.__module__.split(".")[0] == "fldiag"
         }
     catalogue["presets"] = {name: {"summary": text} for name, text in config.presets().items()}
+    catalogue["settings"] = settings()
     return catalogue
+
+
+def settings() -> dict[str, known.Item]:
+    """Every key of a config: what it is, and what the papers' presets set."""
+    fields: dict[str, Any] = {}
+    for name, field in config.Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
+            fields |= {f"{name}.{k}": inner for k, inner in field.annotation.model_fields.items()}
+        else:
+            fields[name] = field
+    trees = {name: tomllib.loads(text) for name, text in config.preset_texts().items()}
+    items = {}
+    for key, field in fields.items():
+        section, _, inner = key.rpartition(".")
+        values: dict[str, list[Any]] = {}
+        for name, tree in trees.items():
+            value = (tree.get(section, {}) if section else tree).get(inner)
+            paper = words.method(name.partition("-")[0])
+            if name.partition("-")[0] in PAPERS and value is not None and key != "name":
+                values.setdefault(paper, []).append(value)
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        option = known.option(key, field)
+        items[key] = {
+            "summary": option["help"],
+            "values": option["values"],
+            "default": option["default"],
+            "unit": extra.get("unit", ""),
+            "papers": {paper: _values(of_paper) for paper, of_paper in values.items()},
+        }
+    return items
+
+
+def _values(values: list[Any]) -> str:
+    """The different values of a paper's presets; of many numbers the least and the largest."""
+    unique = sorted(set(values))
+    if len(unique) > MOST and not isinstance(unique[0], str):
+        return f"{unique[0]} to {unique[-1]}"
+    return ", ".join(
+        str(value).lower() if isinstance(value, bool) else str(value) for value in unique
+    )
 
 
 def text() -> str:

@@ -200,7 +200,7 @@ def _pt(path: Path, size: int, start: bytes) -> Any:
             f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
             "where you trust it: content = torch.load(path, weights_only=False), then "
             "torch.save(content['model'], 'weights.pt') with the entry that is the state_dict, or "
-            "torch.save(content.state_dict(), 'weights.pt') where it is a whole module (docs/other_frameworks.md)",
+            "torch.save(content.state_dict(), 'weights.pt') where it is a whole module (docs/how_to/frameworks.md)",
         ) from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):

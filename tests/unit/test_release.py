@@ -1,10 +1,12 @@
 """What a release says of itself is the same everywhere."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import yaml
+from inventory import INTERNAL
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -33,3 +35,11 @@ def test_the_workflow_uses_what_the_makefile_has():
     assert targets == {"lint", "test", "test-oldest", "docs", "wheel"}
     assert all(f"\n{target}:" in makefile for target in targets)
     assert json.dumps(workflow["jobs"]["tests"]["strategy"]["matrix"]).count('"') == 12
+
+
+def test_the_page_of_the_python_names_shows_what_is_public():
+    page = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
+    for name in ("Problem", "Recorder", "Run", "History"):
+        options = re.search(rf"autoclass:: {name}\n((?:   :.*\n)+)", page)[1]
+        excluded = re.search(r":exclude-members: (.*)", options)[1]
+        assert set(excluded.split(", ")) == INTERNAL[name]
