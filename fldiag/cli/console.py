@@ -82,12 +82,13 @@ class Console:
         Rich(width=width, highlight=False).print(table)
 
     def done(self, *paths: Path) -> None:
-        """The last line: the path of what was written (the main file last)."""
+        """The paths of what was written, a line each; the main file last."""
         self.result["paths"] = [str(p) for p in paths]
         if self.machine:
             print(json.dumps(self.result, default=_plain))
-        elif paths:
-            print(printable(str(paths[-1])))
+        else:
+            for path in paths:
+                print(printable(str(path)))
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:

@@ -131,6 +131,7 @@ def answer(
             "options": {**question.about.get("where", {}), **plain(entry_options)},
             **reply.standing.about(),
             "answer": table.attrs["key"],
+            "caption": [item.text for item in reply.summary() if isinstance(item, Say)],
         }
         path = folder / stem
         paths = written_before(entry, path, about)
