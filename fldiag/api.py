@@ -22,7 +22,8 @@ from fldiag.diagnosis.tables import joined, tables
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
-from fldiag.results.notebook import as_results
+from fldiag.results.notebook import as_results, shell, show_figures
+from fldiag.results.progress import progress_bar
 from fldiag.results.standing import doubts
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
@@ -52,7 +53,7 @@ def diagnose(
         name: the diagnostic's.
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it; a long computation that was interrupted continues.
-        progress: is called with done, total and what is being done.
+        progress: is called with done, total and what is being done; in a notebook, a bar by default.
         tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
@@ -88,7 +89,7 @@ def diagnose(
     question = open_question(name, targets, options)
     results = tables(
         question,
-        bar=lambda title: _bar(progress),
+        bar=lambda title: _bar(progress, title),
         tell=tell or (lambda text: None),
         cache=None if cache is None else Path(cache),
     )
@@ -105,8 +106,12 @@ def diagnose(
 
 
 @contextlib.contextmanager
-def _bar(progress: Progress | None) -> Iterator[Progress]:
-    yield progress or (lambda done, total, text: None)
+def _bar(progress: Progress | None, title: str) -> Iterator[Progress]:
+    if progress is None and shell() is not None:
+        with progress_bar(title) as bar:
+            yield bar
+    else:
+        yield progress or (lambda done, total, text: None)
 
 
 def check(
@@ -205,7 +210,9 @@ def diff(
 
 
 def _reader(cache: bool, progress: Progress | None, **options: Any) -> Reader:
-    return Reader({k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress))
+    return Reader(
+        {k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress, title)
+    )
 
 
 def draw(
@@ -231,6 +238,7 @@ def draw(
         )
     of = name or str(table.attrs.get("diagnostic", ""))
     if of == "diff" and ax is None:
+        show_figures()
         with sheet.use_sheet(width):
             return picture.draw(table)
     if not of:
@@ -244,6 +252,7 @@ def draw(
     if main_picture is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
+        show_figures()
         with sheet.use_sheet(width):
             figure = main_picture(table)
         if figure is None:
