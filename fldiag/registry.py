@@ -102,7 +102,7 @@ def explain(
         model: Any = schema
         for part in first["loc"][:-1]:
             model = model.model_fields[part].annotation
-        known_keys, last = [*model.model_fields], str(first["loc"][-1])
+        valid_keys, last = [*model.model_fields], str(first["loc"][-1])
         dotted = {
             f"{section}.{name}": name
             for section, f in schema.model_fields.items()
@@ -110,8 +110,8 @@ def explain(
         }
         in_sections = [name for name, inner in dotted.items() if inner == last]
         if model is schema:
-            known_keys += dotted
-        remedy = nearest(last, known_keys) if known_keys else "it has no options"
+            valid_keys += dotted
+        remedy = nearest(last, valid_keys) if valid_keys else "it has no options"
         remedy = f"did you mean {in_sections[0]!r}?" if in_sections else remedy
         return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"

@@ -9,11 +9,10 @@ from importlib import resources
 from typing import Any
 
 from fldiag import config, known, registry
-from fldiag.plotting import words
-from fldiag.sections import ConfigSection
 
-#: Papers, as the names of their presets begin, and values that are listed.
-PAPERS, MOST = ("fedalign", "fedproj", "fedsol", "fedtoga"), 4
+#: How the names of a paper's presets begin -> the paper; and values that are listed.
+PAPERS = {"fedalign": "FedAlign", "fedproj": "FedProj", "fedsol": "FedSOL", "fedtoga": "FedTOGA"}
+MOST = 4
 
 
 def generate() -> dict[str, dict[str, known.Item]]:
@@ -35,10 +34,8 @@ def settings() -> dict[str, known.Item]:
     """Every key of a config: what it is, and what the papers' presets set."""
     fields: dict[str, Any] = {}
     for name, field in config.Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigSection):
-            fields |= {f"{name}.{k}": inner for k, inner in field.annotation.model_fields.items()}
-        else:
-            fields[name] = field
+        keys = getattr(field.annotation, "model_fields", None)
+        fields |= {name: field} if keys is None else {f"{name}.{k}": f for k, f in keys.items()}
     trees = {name: tomllib.loads(text) for name, text in config.preset_texts().items()}
     items = {}
     for key, field in fields.items():
@@ -46,8 +43,8 @@ def settings() -> dict[str, known.Item]:
         values: dict[str, list[Any]] = {}
         for name, tree in trees.items():
             value = (tree.get(section, {}) if section else tree).get(inner)
-            paper = words.method(name.partition("-")[0])
-            if name.partition("-")[0] in PAPERS and value is not None and key != "name":
+            paper = PAPERS.get(name.partition("-")[0])
+            if paper and value is not None and key != "name":
                 values.setdefault(paper, []).append(value)
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         option = known.option(key, field)

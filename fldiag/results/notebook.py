@@ -107,11 +107,13 @@ class Results(pd.DataFrame):
                 "xarray is not installed", "pip install 'fldiag[xarray]'", usage=True
             ) from None
         frame = pd.DataFrame(self)
-        own = frame["slice"].str.replace(r"^client:\d+/", "client/", regex=True)
-        frame = frame.assign(slice=own.where(frame["client"].notna(), frame["slice"]))
-        words = frame.columns.difference([*COLUMNS, *REMARKS])
-        further = [name for name in words if isinstance(frame[name].dropna().head(1).max(), str)]
-        places = [name for name in (*DIMENSIONS, *further) if name in frame.columns]
+        slices = frame["slice"].str.replace(r"^client:\d+/", "client/", regex=True)
+        frame = frame.assign(slice=slices.where(frame["client"].notna(), frame["slice"]))
+        extra = frame.columns.difference([*COLUMNS, *REMARKS])
+        text_columns = [
+            name for name in extra if isinstance(frame[name].dropna().head(1).max(), str)
+        ]
+        places = [name for name in (*DIMENSIONS, *text_columns) if name in frame.columns]
         scopes = frame.groupby("metric")["scope"].nunique()
         parts = frame.assign(
             by=[_parts_of(row) for row in zip(frame["index"], frame["layer"], strict=True)]
@@ -146,12 +148,12 @@ class Results(pd.DataFrame):
                     if keys
                     else xarray.DataArray(numbers.iloc[0])
                 )
-        same = {
+        attributes = {
             key: str(frame[key].iloc[0])
             for key in places
             if len(frame) and frame[key].notna().all() and frame[key].nunique() == 1
         }
-        return xarray.Dataset(variables, attrs=same)
+        return xarray.Dataset(variables, attrs=attributes)
 
     def _is_ours(self) -> bool:
         """Whether there are numbers in it, and nothing stands in the names of rows."""
