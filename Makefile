@@ -2,6 +2,9 @@
 # make test-convergence: every method trained to the end with three seeds, half an hour by itself; not part of CI.
 # make test-integrations: against transformers, lightning, peft and MiniLM's weights, which it installs first.
 # make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
+# make test-oldest: the quick tests with the oldest torch, in an environment of its own; TORCH=2.9 takes another.
+# make coverage: which lines the quick tests run, in htmlcov/index.html.
+# make wheel: wheel and source archive in dist/, and the tests of the wheel in an environment without a clone.
 # make docs: the documentation in site/, built strictly; it runs the gallery and the notebooks, and needs no network.
 # All reuse .venv; nothing is installed twice.
 PYTHON ?= python3
@@ -10,7 +13,7 @@ STAMP  := $(VENV)/.installed
 # Where Chromium is, for the tests that open pages. Without one they are left out, which is said; BROWSER=on demands them.
 BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do command -v "$$b" && break; done)
 
-.PHONY: demo test test-slow test-all test-convergence test-integrations test-processors docs lint bench clean
+.PHONY: demo test test-slow test-all test-convergence test-integrations test-processors test-oldest coverage wheel docs lint bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/fldiag demo
@@ -39,6 +42,22 @@ test-integrations: $(STAMP)
 test-processors: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/processors.py -n 2 --dist loadfile $(PYTEST_ARGS)
 
+# torchvision of that torch follows by itself. The files that the tests read are this repository's own.
+TORCH ?= 2.6
+test-oldest:
+	$(PYTHON) -m venv --clear .venv-torch-$(TORCH)
+	.venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==$(TORCH).*' --editable '.[test]'
+	FLDIAG_TRUST_FILES=all $(MAKE) test VENV=.venv-torch-$(TORCH) STAMP=
+
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m coverage run -m pytest -p no:xdist -m 'not slow and $(OTHERS)' $(PYTEST_ARGS)
+	$(VENV)/bin/python -m coverage html
+	$(VENV)/bin/python -m coverage report | tail -1
+
+wheel: $(STAMP)
+	$(VENV)/bin/python -m build
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m slow tests/cli/test_wheel.py
+
 docs: $(STAMP)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs site
@@ -59,4 +78,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) site docs/gallery_made docs/reference/made fldiag-out .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* htmlcov .coverage dist site docs/gallery_made docs/reference/made fldiag-out .pytest_cache .hypothesis

@@ -18,7 +18,7 @@ import pandas as pd
 
 from fldiag.results.select import only
 
-FIGURE = Path("figures/paper-bf16/fedsol/fig7.csv")
+FIGURE = Path("figures/paper-bf16/fedsol/fig7.csv.gz")
 ASKED = (
     ("accuracy", "received"),
     ("accuracy", "trained"),

@@ -44,6 +44,7 @@ exclude_patterns = [
     "**/.ipynb_checkpoints",
 ]
 nitpicky = False
+smartquotes_action = "qe"  # options stay as they are typed: --keep
 myst_enable_extensions = ["deflist", "dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False

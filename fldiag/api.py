@@ -22,8 +22,10 @@ from fldiag.diagnosis.subjects import Target, load, open_subjects
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
-from fldiag.results.notebook import as_results
+from fldiag.results.notebook import as_results, shell, show_figures
+from fldiag.results.progress import progress_bar
 from fldiag.results.standing import doubts
+from fldiag.runs.trust import trust
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +42,7 @@ def diagnose(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
     allow_code: str | Iterable[str] = (),
+    trust_file: bool = False,
     **options: Any,
 ) -> pd.DataFrame:
     """Run a diagnostic (``fldiag.catalogue("diagnostics")``) and return its tidy table.
@@ -49,10 +52,11 @@ def diagnose(
         name: the diagnostic's.
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it; a long computation that was interrupted continues.
-        progress: is called with done, total and what is being done.
+        progress: is called with done, total and what is being done; in a notebook, a bar by default.
         tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
+        trust_file: as for ``load``, of the paths.
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
@@ -74,12 +78,16 @@ def diagnose(
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
+    if trust_file:
+        for path in targets:
+            if isinstance(path, (str, Path)):
+                trust(path)
     question = parse_question(name, options)
     subjects = open_subjects(targets, question, allow_code)
     results = measure_all(
         question,
         subjects,
-        bar=lambda title: _bar(progress),
+        bar=lambda title: _bar(progress, title),
         tell=tell or (lambda text: None),
         cache=None if cache is None else Path(cache),
     )
@@ -96,8 +104,12 @@ def diagnose(
 
 
 @contextlib.contextmanager
-def _bar(progress: Progress | None) -> Iterator[Progress]:
-    yield progress or (lambda done, total, text: None)
+def _bar(progress: Progress | None, title: str) -> Iterator[Progress]:
+    if progress is None and shell() is not None:
+        with progress_bar(title) as bar:
+            yield bar
+    else:
+        yield progress or (lambda done, total, text: None)
 
 
 def check(
@@ -196,7 +208,9 @@ def diff(
 
 
 def _reader(cache: bool, progress: Progress | None, **options: Any) -> Reader:
-    return Reader({k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress))
+    return Reader(
+        {k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress, title)
+    )
 
 
 def draw(
@@ -222,6 +236,7 @@ def draw(
         )
     of = name or str(table.attrs.get("diagnostic", ""))
     if of == "diff" and ax is None:
+        show_figures()
         with sheet.use_sheet(width):
             return picture.draw(table)
     if not of:
@@ -235,6 +250,7 @@ def draw(
     if main_picture is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
+        show_figures()
         with sheet.use_sheet(width):
             figure = main_picture(table)
         if figure is None:

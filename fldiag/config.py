@@ -58,9 +58,17 @@ class Config(ConfigSection):
     0.1
     """
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = 0
-    rounds: Count = 30
+    name: str = Field(
+        "run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="what the run's folder begins with; decides no number",
+    )
+    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
+        0, description="of initial weights, sampled clients and minibatches; not of the partition"
+    )
+    rounds: Count = Field(
+        30, description="rounds of training", json_schema_extra={"unit": "rounds"}
+    )
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
     clients: ClientsSection = ClientsSection()
@@ -360,7 +368,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 @cache
-def _presets() -> Mapping[str, str]:
+def preset_texts() -> Mapping[str, str]:
     """Name -> text of every preset; figures ask hundreds of times."""
     files = sorted(resources.files("fldiag.presets").iterdir(), key=lambda f: f.name)
     return MappingProxyType(
@@ -370,7 +378,7 @@ def _presets() -> Mapping[str, str]:
 
 def presets() -> dict[str, str]:
     """Name -> first comment line of every preset."""
-    return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in _presets().items()}
+    return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in preset_texts().items()}
 
 
 def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
@@ -483,8 +491,8 @@ def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
         "model": dict(recording.get("model", {})),
         "train": {},
     }
-    if "rounds/0000.pt" in files:
-        tree["train"]["initial"] = str(run.path / "rounds" / "0000.pt")
+    for start in {"rounds/0000.pt", "rounds/0000.safetensors"}.intersection(files):
+        tree["train"]["initial"] = str(run.path / start)
     if "partition.kind" not in overrides:
         if "partition.npz" not in files:
             raise FldiagError(
@@ -548,8 +556,8 @@ def _read(source: str | Path) -> dict[str, Any]:
                 "give a TOML file",
                 usage=True,
             ) from None
-    elif name in _presets():
-        content = _presets()[name]
+    elif name in preset_texts():
+        content = preset_texts()[name]
     elif text.endswith(".toml"):
         raise FldiagError(
             f"config file {text!r} is not there",

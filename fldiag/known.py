@@ -93,6 +93,18 @@ def item(kind: str, name: str) -> Item | None:
     return item
 
 
+def settings(name: str = "settings") -> dict[str, Item]:
+    """The keys of a config that a name means: all, those of a section, or a key, with or without its section.
+
+    >>> list(settings("clients")), list(settings("sampling")), list(settings("no-key"))
+    (['clients.total', 'clients.per_round', 'clients.sampling'], ['clients.sampling'], [])
+    """
+    keys = built_in()["settings"]
+    if name == "settings":
+        return keys
+    return {k: v for k, v in keys.items() if name in (k, *k.partition(".")[::2])}
+
+
 def command(name: str) -> str:
     """What is typed after ``fldiag`` to ask a diagnostic.
 

@@ -110,13 +110,16 @@ def explain(
         model: Any = schema
         for part in first["loc"][:-1]:
             model = model.model_fields[part].annotation
-        keys = dict(model.model_fields)
-        in_sections = [
-            f"{section}.{key}"
-            for section, f in keys.items()
-            if key in getattr(f.annotation, "model_fields", {})
-        ]
-        remedy = nearest(str(first["loc"][-1]), keys) if keys else "it has no options"
+        valid_keys, last = [*model.model_fields], str(first["loc"][-1])
+        dotted = {
+            f"{section}.{name}": name
+            for section, f in schema.model_fields.items()
+            for name in getattr(f.annotation, "model_fields", {})
+        }
+        in_sections = [name for name, inner in dotted.items() if inner == last]
+        if model is schema:
+            valid_keys += dotted
+        remedy = nearest(last, valid_keys) if valid_keys else "it has no options"
         remedy = f"did you mean {in_sections[0]!r}?" if in_sections else remedy
         return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"

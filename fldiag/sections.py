@@ -126,7 +126,10 @@ class OpenSection(ConfigSection):
 
 
 class DataSection(ConfigSection):
-    name: str = "digits"
+    name: str = Field(
+        "digits",
+        description="a data set (fldiag list datasets), npz:PATH, csv:PATH (texts) or pkg.mod:loader",
+    )
     root: str | None = Field(None, description="folder that holds the data; default $FLDIAG_DATA")
     augment: bool = Field(
         True, description="training augmentation of the data set, if it declares any"
@@ -142,11 +145,14 @@ class DataSection(ConfigSection):
         "pixels and none for floats",
     )
     vocabulary: Count | None = Field(
-        None, description="texts: size of the tokenizer's vocabulary (default {VOCABULARY})"
+        None,
+        description=f"texts: size of the tokenizer's vocabulary (default {VOCABULARY})",
+        json_schema_extra={"unit": "tokens"},
     )
     length: Annotated[int, Field(ge=4)] | None = Field(
         None,
-        description="texts: number of tokens per text; longer texts are cut (default {LENGTH})",
+        description=f"texts: number of tokens per text; longer texts are cut (default {LENGTH})",
+        json_schema_extra={"unit": "tokens"},
     )
     tokenizer: Literal["minilm"] | None = Field(
         None,
@@ -157,6 +163,7 @@ class DataSection(ConfigSection):
         None,
         description="texts: train on this many of the training texts, with unchanged class "
         "proportions, and likewise for public texts (default: all)",
+        json_schema_extra={"unit": "examples"},
     )
     public: str | None = Field(
         None,
@@ -164,21 +171,33 @@ class DataSection(ConfigSection):
         "(N training examples that no client gets)",
     )
     public_size: Count | None = Field(
-        None, description="use this many public examples (default: all)"
+        None,
+        description="use this many public examples (default: all)",
+        json_schema_extra={"unit": "examples"},
     )
 
 
 class PartitionSection(ConfigSection):
     kind: Literal["lda", "lda_fedsol", "sharding", "dirichlet", "pathological", "iid", "file"] = (
-        "lda"
+        Field(
+            "lda",
+            description="how training examples are dealt to clients: lda (every class split by Dirichlet shares), lda_fedsol "
+            "(the same, draw by draw as FedSOL's released code), sharding (shards of one class each), dirichlet (every "
+            "client's own Dirichlet mixture of classes), pathological (a few classes a client), iid, file (path)",
+        )
     )
     alpha: Positive | None = Field(
-        None, description="Dirichlet concentration (lda, lda_fedsol, dirichlet)"
+        None,
+        description="Dirichlet concentration: small is heterogeneous (lda, lda_fedsol, dirichlet; default 0.1 there)",
     )
-    shards: Count | None = Field(None, description="shards per client (sharding)")
-    classes: Count | None = Field(None, description="classes per client (pathological)")
+    shards: Count | None = Field(None, description="shards per client (sharding; default 2 there)")
+    classes: Count | None = Field(
+        None, description="classes per client (pathological; default 3 there)"
+    )
     min_size: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="smallest client allowed (lda, lda_fedsol)"
+        None,
+        description="smallest client allowed (lda, lda_fedsol; default 10 there)",
+        json_schema_extra={"unit": "examples"},
     )
     seed: int = Field(0, description="seed of the partition, separate from the training seed")
     path: str | None = Field(
@@ -235,8 +254,12 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class ClientsSection(ConfigSection):
-    total: Count = 20
-    per_round: Count = 10
+    total: Count = Field(
+        20, description="clients of the federation", json_schema_extra={"unit": "clients"}
+    )
+    per_round: Count = Field(
+        10, description="clients that train in a round", json_schema_extra={"unit": "clients"}
+    )
     sampling: Literal["fixed", "by_round", "independent"] = Field(
         "fixed",
         description="fixed: per_round clients in every round; by_round: the same, drawn from numpy's legacy "
@@ -254,19 +277,35 @@ class ClientsSection(ConfigSection):
 
 
 class ModelSection(OpenSection):
-    name: str = "small_cnn"
+    name: str = Field(
+        "small_cnn",
+        description="a model (fldiag list models) or pkg.mod:factory; further keys of the section are its options "
+        "(fldiag explain NAME)",
+    )
 
 
 class MethodSection(OpenSection):
-    name: str = "fedavg"
+    name: str = Field(
+        "fedavg",
+        description="a method (fldiag list methods) or pkg.mod:function; further keys of the section are its options "
+        "(fldiag explain NAME)",
+    )
 
 
 class TrainSection(ConfigSection):
-    epochs: Annotated[int, Field(ge=0)] = 5
-    batch_size: Count = 50
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: Positive = 0.01
-    lr_decay: Positive = Field(0.99, description="lr in round t is lr * lr_decay ** t")
+    epochs: Annotated[int, Field(ge=0)] = Field(
+        5,
+        description="passes of a client over its examples in a round",
+        json_schema_extra={"unit": "epochs"},
+    )
+    batch_size: Count = Field(
+        50, description="examples of a local minibatch", json_schema_extra={"unit": "examples"}
+    )
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="of the clients")
+    lr: Positive = Field(0.01, description="learning rate of the clients in the first round")
+    lr_decay: Positive = Field(
+        0.99, description="lr in round t, counted from 0, is lr * lr_decay ** t"
+    )
     local_decay: Positive = Field(
         1.0,
         description="factor on the learning rate in a client's later local epochs, starting "
@@ -276,9 +315,13 @@ class TrainSection(ConfigSection):
         0.5,
         description="fraction of the local epochs, in whole epochs, after which local_decay applies",
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
-    weight_decay: NonNegative = 1e-5
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="of local SGD; begins at 0 every round (but see keep_momentum)"
+    )
+    nesterov: bool = Field(False, description="Nesterov's form of momentum")
+    weight_decay: NonNegative = Field(
+        1e-5, description="factor of the weights that is added to their gradient"
+    )
     clip: Positive | None = Field(None, description="clip the (corrected) gradient at this norm")
     clip_before_quadratic: bool = Field(
         False,
@@ -296,7 +339,7 @@ class TrainSection(ConfigSection):
         "n",
         description="weights of clients in the average: by examples, equal, or by the number of full minibatches",
     )
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp64"] = Field("fp32", description="of local training")
     stack: Literal["auto", "on", "off"] = Field(
         "auto", description="train several clients as one stack"
     )

@@ -66,6 +66,7 @@ INTERNAL = {
         "put_steps",
         "put_tensors",
         "recorded",
+        "round_file",
         "some_rounds",
         "stored_rows",
         "verified",

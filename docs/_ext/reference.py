@@ -76,9 +76,36 @@ def write(_: Any = None) -> None:
         ),
         "utf-8",
     )
+    (OUT / "settings.md").write_text(_settings(), "utf-8")
     (OUT / "statements.md").write_text(
         _statements(pd.read_csv(ROOT / "figures" / "ledger.csv")), "utf-8"
     )
+
+
+def _settings() -> str:
+    """Every key of a config, a table for each section."""
+    text = (
+        "(settings)=\n# Settings of a run\n\nEvery key of a config, as `fldiag explain settings` prints them. Set one with "
+        "`--set KEY=VALUE`, in a TOML file, or in Python: `fldiag.Config.load(PRESET, section__key=VALUE)`. `fldiag train PRESET "
+        "--dry-run` shows what a run would have.\n"
+    )
+    keys = known.settings()
+    for section in dict.fromkeys(key.rpartition(".")[0] for key in keys):
+        rows = [
+            (
+                f"`{key}`",
+                f"`{item['values']}`".replace("|", "\\|"),
+                f"`{json.dumps(item['default'])}`",
+                item["unit"],
+                escaped(item["summary"]),
+                escaped("; ".join(f"{paper} {values}" for paper, values in item["papers"].items())),
+            )
+            for key, item in keys.items()
+            if key.rpartition(".")[0] == section
+        ]
+        head = ("key", "type", "default", "unit", "what it is", "papers' presets")
+        text += f"\n## {section or 'The run'}\n\n" + _table(head, rows)
+    return text
 
 
 def _statements(found: pd.DataFrame) -> str:

@@ -21,6 +21,7 @@ from fldiag.cli.options import (
     Json,
     Out,
     Root,
+    TrustFile,
     Width,
 )
 from fldiag.device import device_of
@@ -93,6 +94,7 @@ def check(
     model: Model = None,
     data: Data = None,
     allow_code: AllowCode = None,
+    trust_file: TrustFile = False,
     root: Root = None,
     download: Download = False,
     out: Out = None,
@@ -163,6 +165,7 @@ def diff(
     model: Model = None,
     data: Data = None,
     allow_code: AllowCode = None,
+    trust_file: TrustFile = False,
     root: Root = None,
     download: Download = False,
     out: Out = None,
@@ -230,6 +233,7 @@ def report(
         ),
     ] = False,
     allow_code: AllowCode = None,
+    trust_file: TrustFile = False,
     root: Root = None,
     download: Download = False,
     out: Out = None,

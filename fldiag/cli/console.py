@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import select
@@ -18,6 +17,7 @@ from typing import Any
 from fldiag import plugins
 from fldiag.cli.interrupt import work_begins
 from fldiag.errors import FldiagError, error_place, error_text, out_of_memory, printable
+from fldiag.results.progress import progress_bar
 from fldiag.version import version
 
 #: What is said after Ctrl-C where whoever was stopped says nothing else.
@@ -82,12 +82,13 @@ class Console:
         Rich(width=width, highlight=False).print(table)
 
     def done(self, *paths: Path) -> None:
-        """The last line: the path of what was written (the main file last)."""
+        """The paths of what was written, a line each; the main file last."""
         self.result["paths"] = [str(p) for p in paths]
         if self.machine:
             print(json.dumps(self.result, default=_plain))
-        elif paths:
-            print(printable(str(paths[-1])))
+        else:
+            for path in paths:
+                print(printable(str(path)))
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -98,33 +99,8 @@ class Console:
         if not sys.stderr.isatty():
             yield lambda done, total, text: None
             return
-        from rich.console import Console as Rich
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        with Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            transient=True,
-            console=Rich(stderr=True),
-            speed_estimate_period=math.inf,  # parts may take minutes each
-        ) as bar:
-            task = bar.add_task(printable(title), total=None)
-
-            def show(done: int, total: int, text: str) -> None:
-                line = printable(f"{title}: {text}")
-                bar.update(task, completed=done, total=total, description=line)
-                if done == 0:  # else rich times from the end of the first part on
-                    bar.advance(task, 0)
-
-            yield show
+        with progress_bar(title) as bar:
+            yield bar
 
 
 def _format(value: Any) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from fldiag import known
 from fldiag.cli.console import Console, errors
-from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
+from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
 
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
@@ -68,6 +68,7 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
         _parameter("out", Out, None),
         *(_parameter(n, kind, None) for n, kind in pictured.items()),
         _parameter("allow_code", AllowCode, None),
+        _parameter("trust_file", TrustFile, False),
         _parameter("json", Json, False),
         _parameter("device", Device, "auto"),
         _parameter("debug", Debug, False),

@@ -11,7 +11,7 @@ from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.derived import group, takes_device, verb
-from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, Width
+from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
 
 
 def add(name: str) -> None:
@@ -38,6 +38,7 @@ def diagnose(
     ] = None,
     out: Out = None,
     allow_code: AllowCode = None,
+    trust_file: TrustFile = False,
     width: Width = None,
     format: Format = None,
     json: Json = False,

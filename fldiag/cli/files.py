@@ -11,7 +11,7 @@ import typer
 
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
-from fldiag.cli.options import Data, Debug, Download, Json, Out, Root
+from fldiag.cli.options import Data, Debug, Download, Json, Out, Root, TrustFile
 from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def convert(
     ] = None,
     root: Root = None,
     download: Download = False,
+    trust_file: TrustFile = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -23,13 +23,13 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods, models, datasets, diagnostics, presets or figures. Default: all of them."
+            help="methods, models, datasets, diagnostics, presets, settings or figures. Default: all of them."
         ),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List methods, models, data sets, diagnostics, presets or figures, or all of them.
+    """List methods, models, data sets, diagnostics, presets, settings or figures, or all of them.
 
     Example: fldiag list methods
     """
@@ -57,8 +57,17 @@ def list_(
 
 
 @app.command(rich_help_panel="Start")
-def explain(name: str, json: Json = False, debug: Debug = False) -> None:
-    """Describe a method, model, data set or diagnostic: equations, options with defaults, source.
+def explain(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, model, data set or diagnostic, settings, or a section (partition) or key (clients.sampling) of these."
+        ),
+    ],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Describe a method, model, data set or diagnostic: equations, options with defaults, source; or the settings of a run.
 
     Example: fldiag explain fedsol
     """
@@ -70,9 +79,15 @@ def explain(name: str, json: Json = False, debug: Debug = False) -> None:
             entry: known.Item | None = known.describe(own_entry(name, {name}))
         else:
             entry = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
-        if entry is None:
-            raise unknown("name", name, [n for kind in known.KINDS for n in known.names(kind)])
-        _explain(console, name, entry)
+        keys = known.settings(name)
+        if entry is not None:
+            _explain(console, name, entry)
+        elif keys:
+            _explain_settings(console, keys)
+        else:
+            sections = {key.partition(".")[0] for key in known.settings()}
+            names = [n for kind in known.KINDS for n in known.names(kind)]
+            raise unknown("name", name, [*names, "settings", *sections, *known.settings()])
         if json:
             console.done()
 
@@ -104,6 +119,27 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
     help_column = {"help": "what it is"} if any(row["help"] for row in rows) else {}
     console.table(
         rows, {"option": "option", "default": "default", "values": "values", **help_column}
+    )
+
+
+def _explain_settings(console: Console, keys: dict[str, known.Item]) -> None:
+    for key, item in keys.items() if len(keys) == 1 else ():
+        console.say(f"setting {key}\n\n{item['summary']}\n")
+    rows = [
+        {
+            "key": key,
+            "default": _show(item["default"]),
+            "values": item["values"] + (f" ({item['unit']})" if item["unit"] else ""),
+            "papers": "; ".join(f"{paper} {values}" for paper, values in item["papers"].items()),
+            "help": item["summary"],
+        }
+        for key, item in keys.items()
+    ]
+    columns = {"key": "key", "default": "default", "values": "values", "papers": "papers' presets"}
+    console.table(rows, columns if len(keys) == 1 else {**columns, "help": "what it is"})
+    console.say(
+        "Set one with --set KEY=VALUE, in a TOML file, or in Python: "
+        "fldiag.Config.load(PRESET, section__key=VALUE)."
     )
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fldiag.runs.trust import trust
+
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or mps.")]
@@ -45,6 +47,16 @@ AllowCode = Annotated[
         metavar="PKG.MOD:NAME",
         help="Import this code although only the run or "
         "checkpoint names it; may be given several times.",
+    ),
+]
+TrustFile = Annotated[
+    bool,
+    typer.Option(
+        "--trust-file",
+        help="The .pt files are your own. Torch before 2.10 cannot read those of strangers safely, so that fldiag refuses them "
+        "there without this.",
+        callback=lambda value: trust() if value else None,
+        expose_value=False,
     ),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]

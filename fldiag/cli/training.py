@@ -26,6 +26,7 @@ from fldiag.cli.options import (
     Out,
     Seed,
     Shard,
+    TrustFile,
     Width,
 )
 from fldiag.device import device_of
@@ -182,6 +183,7 @@ def train(
     executor: Executor = "serial",
     shard: Shard = None,
     allow_code: AllowCode = None,
+    trust_file: TrustFile = False,
     download: Download = False,
     json: Json = False,
     device: Device = "auto",
@@ -645,6 +647,7 @@ def partition(
     config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
     set_: Set = None,
     allow_code: AllowCode = None,
+    trust_file: TrustFile = False,
     download: Download = False,
     out: Out = None,
     width: Width = None,

@@ -46,7 +46,7 @@ def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
                 # as the run lists it: a damaged one is a finding
                 run.name: {"file": Path(file).name, "sha256": run.index["files"][file]}
                 for run in runs
-                for file in [f"rounds/{run.some_rounds()[-1]:04d}.pt"]
+                for file in [run.round_file(run.some_rounds()[-1])]
             },
         }
     if problems:

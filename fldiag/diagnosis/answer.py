@@ -129,6 +129,7 @@ def answer(
             "options": {**where, **plain(values[entry])},
             **reply.standing.about(),
             "answer": table.attrs["key"],
+            "caption": [item.text for item in reply.summary() if isinstance(item, Say)],
         }
         rest = stem.removeprefix(file_name(question.entry.name))
         path = folder / (stem if entry is question.entry else entry.name + rest)

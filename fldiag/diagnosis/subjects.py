@@ -30,6 +30,7 @@ from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, verify
 from fldiag.runs.schema import Checkpoint
+from fldiag.runs.trust import trust
 from fldiag.user_code import importable
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -46,6 +47,7 @@ def load(
     data: Any = None,
     key: str | None = None,
     allow_code: str | Iterable[str] = (),
+    trust_file: bool = False,
 ) -> Run | Checkpoint:
     """A run folder as Run; a ``.pt`` or ``.safetensors`` file, or a model's folder of transformers, as Checkpoint.
 
@@ -55,6 +57,8 @@ def load(
         data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
         key: which set of weights to read of a file that holds several (``model``, ``model_ema``); by default the plain one.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it.
+        trust_file: a ``.pt`` file, or those of the run, are your own. Torch before 2.10 cannot read those of strangers safely,
+            so that they are refused there without this; the consent holds until the process ends.
 
     Returns:
         What the path is, with this model and these data.
@@ -69,6 +73,8 @@ def load(
             usage=True,
         )
     path = Path(path)
+    if trust_file:
+        trust(path)
     if pretrained.is_pretrained(path):
         return with_overrides(pretrained.read_pretrained(path), model, data, key).allow(allow_code)
     if os.path.isdir(path) or path.name == "run.json":

@@ -16,6 +16,7 @@ from fldiag.results import files
 from fldiag.runs import foreign, schema
 from fldiag.runs.run import Run, verify
 from fldiag.runs.tensor_files import flatten, read_tensors
+from fldiag.runs.trust import trust
 
 Moment = Literal["aggregated", "received"]
 
@@ -37,6 +38,7 @@ def convert(
     key: str | None = None,
     root: str | None = None,
     download: bool = False,
+    trust_file: bool = False,
     on_event: Event | None = None,
 ) -> Run | Path:
     """A checkpoint file in the other format, or another program's folder of clients' files as a run.
@@ -60,6 +62,7 @@ def convert(
         key: which set of weights to read of files that hold several; by default the plain one.
         root: folder that holds the data.
         download: fetch a missing public data set.
+        trust_file: the files are your own: as for ``load``.
         on_event: gets a dict for every remark (``note``) and every round.
 
     Returns:
@@ -75,6 +78,9 @@ def convert(
     'net.safetensors'
     """
     source, out, tell = Path(source), Path(out), on_event or (lambda event: None)
+    for path in (source, initial) if trust_file else ():
+        if path is not None:
+            trust(path)
     if os.path.isdir(source) or (os.path.isfile(source) and source.suffix in client_files.ARRAYS):
         return folder_to_run(
             source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -286,7 +287,7 @@ def write_table(
 
 
 def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
-    """The content of a csv that ``write_table`` wrote.
+    """The content of a csv that ``write_table`` wrote, also where only CSV.gz is left of it (``analyses/pack_tables.py``).
 
     Args:
         csv: The file.
@@ -299,7 +300,9 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
         FldiagError: The csv is not the one its json was written with.
         OSError: It cannot be read.
     """
-    content, table = csv.read_bytes(), about.get("table")
+    packed, table = csv.with_name(f"{csv.name}.gz"), about.get("table")
+    is_packed = packed.is_file() and not csv.is_file()
+    content = gzip.decompress(packed.read_bytes()) if is_packed else csv.read_bytes()
     digest = table.get("sha256") if isinstance(table, Mapping) else None
     if digest is not None and digest != sha256_of(content):
         raise FldiagError(

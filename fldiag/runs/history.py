@@ -245,7 +245,7 @@ class History:
             shares=train.get("aggregate", "n"),
             batch_size=int(train.get("batch_size", 1)),
             files={
-                **{f"{r}": sha256(run.path / f"rounds/{r:04d}.pt") for r in numbers},
+                **{f"{r}": sha256(run.path / run.round_file(r)) for r in numbers},
                 "metrics": run.metrics_digest,
                 **{f: sha256(run.path / f) for f in run.index["files"] if f.startswith("steps/")},
             },

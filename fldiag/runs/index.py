@@ -34,7 +34,7 @@ SECTIONS = ("data", "partition", "clients", "model", "method", "train", "checkpo
 #: Key of a segment of clients' states in ``state``.
 STATES = r"clients-(\d{8,})"
 #: Names of files that say of which round they are.
-NUMBERED = {"rounds": r"rounds/\d{1,9}\.pt", "steps": r"steps/\d{1,9}\.parquet"}
+NUMBERED = {"rounds": r"rounds/\d{1,9}\.(pt|safetensors)", "steps": r"steps/\d{1,9}\.parquet"}
 EDITED = "the file was edited; restore it or train again"
 
 

@@ -15,7 +15,7 @@ def unneeded(run: Run, rounds: Collection[int] | None = None, *, state: bool = T
     """Names of the files that can go: with ``state`` what the clients carry from round to round (without it the run cannot be
     given more rounds), and the checkpoints of all rounds but ``rounds`` (None: none) and the last."""
     names = (
-        [] if rounds is None else [f"rounds/{r:04d}.pt" for r in run.rounds[:-1] if r not in rounds]
+        [] if rounds is None else [run.round_file(r) for r in run.rounds[:-1] if r not in rounds]
     )
     return names + (
         [name for key, name in run.index["state"].items() if key != "server"] if state else []

@@ -170,8 +170,9 @@ class Recording:
         path = self.run.path
         later = sorted(
             f
-            for f in (path / "rounds").glob("*.pt")
-            if f.stem.isdecimal()
+            for f in (path / "rounds").glob("*")
+            if f.suffix in (".pt", ".safetensors")
+            and f.stem.isdecimal()
             and int(f.stem) > self.run.done
             and f"rounds/{f.name}" not in self.run.index["files"]
         )

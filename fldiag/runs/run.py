@@ -5,7 +5,7 @@
     RUN/run.json          config, status, rounds done, every file with its sha256, and a digest of all that
     RUN/journal.jsonl     while it is trained: what changed in run.json since it was written, and the metrics (journal.py)
     RUN/owner.json        while it is trained: by which process; owner.lock is locked by it (owner.py)
-    RUN/rounds/0030.pt    checkpoint of a round
+    RUN/rounds/0030.pt    checkpoint of a round (.safetensors where this torch reads .pt files with consent only: trust.py)
     RUN/state/…           what training needs to go on: server and client state, only the newest
     RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest (0030-1: the second of that round)
     RUN/steps/0030.parquet  numbers of the local steps of that round, when they are recorded (metrics.steps)
@@ -44,6 +44,7 @@ from fldiag.runs import schema
 from fldiag.runs.index import CONTINUED, WHOLE, read_index, write_index
 from fldiag.runs.journal import NAME, Journal, snapshot
 from fldiag.runs.schema import Checkpoint
+from fldiag.runs.trust import reads_pt
 from fldiag.user_code import consent
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ RECORD = "is the record of a run: its metrics and answers, without weights"
 #: ever removed from them.
 _TABLE = r"\.?\d+(-\d+)?\.parquet.*"
 OWN = {
-    "state": r"\.?(server-\d+\.pt|clients-\d+\.safetensors).*",
+    "state": r"\.?(server-\d+\.(pt|safetensors)|clients-\d+\.safetensors).*",
     "metrics": _TABLE,
     "steps": _TABLE,
-    "rounds": r"\.?\d+\.pt(\.\d+\.tmp)?",
+    "rounds": r"\.?\d+\.(pt|safetensors)(\.\d+\.tmp)?",
     "": r"\.(run\.json|journal\.jsonl|partition\.npz|owner\.json)\.\w+\.tmp",
 }
 #: Bytes of the journal after which run.json is written whole, unless the run's index and table are larger still: so the cost of
@@ -240,6 +241,13 @@ class Run:
         """Rounds that have a checkpoint; round r is the state after r rounds of training."""
         return sorted(int(Path(f).stem) for f in self.index["files"] if f.startswith("rounds/"))
 
+    def round_file(self, round: int) -> str:
+        """The name of the checkpoint of a round, as the index lists it."""
+        name = f"rounds/{round:04d}"
+        return (
+            f"{name}.safetensors" if f"{name}.safetensors" in self.index["files"] else f"{name}.pt"
+        )
+
     def some_rounds(self) -> list[int]:
         """``rounds``. Raises FldiagError, with the reason, when there are none."""
         if not self.rounds and self.is_record:
@@ -264,7 +272,7 @@ class Run:
                 usage=True,
             )
         return replace(
-            schema.read(self.verified(f"rounds/{r:04d}.pt")),
+            schema.read(self.verified(self.round_file(r))),
             model=self.model,
             data=self.data,
             allow_code=self.allow_code,
@@ -400,22 +408,37 @@ class Run:
         self._unsettled |= {folder} if folder.is_dir() else {folder, self.path}
         self.index["files"][name] = files.write_atomic(self.path / name, writer, settle=False)
 
-    def put_tensors(self, name: str, content: dict[str, Any]) -> None:
-        """Write a file of tensors and list it."""
+    def put_tensors(self, stem: str, content: dict[str, Any]) -> str:
+        """Write a file of tensors and list it: ``.pt``, or ``.safetensors`` where this process could not read that again.
+        Returns its name."""
         import torch  # only here: who reads tables has no need of it
+        from safetensors.torch import save
 
-        self.put(name, lambda f: torch.save(content, f))
+        from fldiag.runs.tensor_files import flatten
+
+        if reads_pt():
+            name = f"{stem}.pt"
+            self.put(name, lambda f: torch.save(content, f))
+        else:
+            name, data = f"{stem}.safetensors", save(*flatten({"manifest": "", **content}))
+            self.put(name, lambda f: f.write(data))
+        return name
 
     def put_checkpoint(
         self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any
     ) -> None:
         """Write the checkpoint of a round and list it."""
-        self.put_tensors(f"rounds/{round:04d}.pt", schema.content(manifest, state, **tensors))
+        before = self.round_file(
+            round
+        )  # of a round that is written again, the ending may be another
+        name = self.put_tensors(f"rounds/{round:04d}", schema.content(manifest, state, **tensors))
+        if name != before:
+            self.index["files"].pop(before, None)
 
     def forget(self, rounds: Iterable[int]) -> None:
         """The checkpoints of these rounds go, once the next ``append`` or ``commit`` has said so."""
         for r in rounds:
-            self.index["files"].pop(f"rounds/{r:04d}.pt", None)
+            self.index["files"].pop(self.round_file(r), None)
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """More metrics, written by the next ``append`` or ``commit``. They say nothing of run, method and seed."""
@@ -504,8 +527,7 @@ class Run:
     def put_state(self, round: int, server: dict[str, Any]) -> None:
         """Store the training state after ``round`` rounds: the server's, and the clients' as they are in ``states``."""
         self.put_clients()
-        name = f"state/server-{round:04d}.pt"
-        self.put_tensors(name, server)
+        name = self.put_tensors(f"state/server-{round:04d}", server)
         before, self.index["state"] = self.index["state"], {"server": name, **self.states.listed}
         for f in {*before.values()} - {*self.index["state"].values()}:
             self.index["files"].pop(f, None)

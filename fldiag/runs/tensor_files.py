@@ -2,7 +2,7 @@
 
 - ``.pt`` as torch.save writes it is a zip archive, which holds a CRC-32 of every member. All of them are verified. A file that
   was written without them (``torch.serialization.set_crc32_options(False)``) is read as it is, and so is the format that
-  torch.save wrote before version 1.6: neither can be verified.
+  torch.save wrote before version 1.6: neither can be verified. Below torch 2.10 it is read with consent only (trust.py).
 - numpy numbers and arrays and ``argparse.Namespace`` beside the weights are passed over: nothing of them is rebuilt.
 - ``.safetensors`` has no checksum. What its header says of sizes and places is checked against the file, so a file that was cut
   off is refused; a flipped bit in a weight is not noticed.
@@ -13,6 +13,7 @@ Inside a run every file is verified by the sha256 in run.json as well.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, short_path
 from fldiag.runs.file_kinds import START, check_kind, is_safetensors
+from fldiag.runs.trust import check_trust
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
 #: tensor larger than its bytes in the file, though never by much in a checkpoint.
@@ -183,8 +185,11 @@ def files_of(path: Path) -> list[Path]:
 def _pt(path: Path, size: int, start: bytes) -> Any:
     if start.startswith(b"\x93NUMPY") or (start[:4] == b"PK\x03\x04" and _verify(path, size)):
         return _arrays(path)
+    check_trust(path)
     try:
-        with open(path, "rb") as file, torch.serialization.safe_globals(PLAIN_OBJECTS):
+        # torch 2.4 has no such context: there plain objects beside the weights are refused
+        passed_over = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)
+        with open(path, "rb") as file, passed_over(PLAIN_OBJECTS):
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if start[:2] != b"PK" and start[:1] != b"\x80":
@@ -195,7 +200,7 @@ def _pt(path: Path, size: int, start: bytes) -> Any:
             f"checkpoint {path} holds {kind} and was refused; nothing in it was executed",
             "where you trust it: content = torch.load(path, weights_only=False), then "
             "torch.save(content['model'], 'weights.pt') with the entry that is the state_dict, or "
-            "torch.save(content.state_dict(), 'weights.pt') where it is a whole module (docs/other_frameworks.md)",
+            "torch.save(content.state_dict(), 'weights.pt') where it is a whole module (docs/how_to/frameworks.md)",
         ) from None
     except Exception as error:  # a damaged file can make the reader raise anything
         if out_of_memory(error):

@@ -102,7 +102,7 @@ def extend(run: Run, config: Config) -> None:
     if run.done < former.rounds:
         return
     last, stays = former.rounds, list[str]()
-    checkpoint = f"rounds/{last:04d}.pt"
+    checkpoint = run.round_file(last)
     if last % config.checkpoint.every and checkpoint in index["files"]:
         stays.append(checkpoint)
     if former.metrics.of_round(last, last) and not config.metrics.of_round(last, config.rounds):

@@ -123,7 +123,7 @@ class Federation:
             self.w = server["w"].to(self.w.device)
             self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
             self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
-        elif self.stateless and (run.path / f"rounds/{run.done:04d}.pt").is_file():
+        elif self.stateless and (run.path / run.round_file(run.done)).is_file():
             self.w, self.buffers = load_weights(run, self.setup, run.done)
         else:
             return False

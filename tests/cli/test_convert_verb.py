@@ -341,7 +341,9 @@ def test_a_checkpoint_there_and_back_is_the_same_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call("convert", EXAMPLE, "a.safetensors")
     call("convert", "a.safetensors", "b.pt")
-    assert Path("b.pt").read_bytes() == EXAMPLE.read_bytes()
+    with open("c.pt", "wb") as file:  # as this torch writes it: the archive says its version
+        torch.save(torch.load(EXAMPLE, weights_only=True), file)
+    assert Path("b.pt").read_bytes() == Path("c.pt").read_bytes()
     a, b = fldiag.load("a.safetensors"), fldiag.load(EXAMPLE)
     assert a.manifest == b.manifest and all(torch.equal(a.state[n], b.state[n]) for n in b.state)
     rows = [

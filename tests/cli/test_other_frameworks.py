@@ -1,4 +1,4 @@
-"""The commands of docs/other_frameworks.md, on files laid out as those programs write them."""
+"""The commands of docs/how_to/frameworks.md, on files laid out as those programs write them."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import torch
 
 from fldiag.runs.run import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "other_frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "frameworks.md"
 
 
 def net(seed=0):
@@ -107,7 +107,7 @@ def test_whole_modules_are_refused_and_the_lines_of_the_page_mend_them(place):
     assert (
         "none of the files" in said
         and "nothing in it was executed" in said
-        and "docs/other_frameworks.md" in said
+        and "docs/how_to/frameworks.md" in said
     )
     lines = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
     for file in Path("items").glob("*.pt"):

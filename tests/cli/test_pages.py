@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 #: Pages whose commands need what a test of their own lays out.
 ELSEWHERE = {
     "clusters.md": "test_clusters_page.py",
-    "other_frameworks.md": "test_other_frameworks.py",
+    "frameworks.md": "test_other_frameworks.py",
     "many-clients.md": "unit/test_synthetic.py",
 }
 PAGES = sorted(

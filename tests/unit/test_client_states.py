@@ -86,11 +86,10 @@ def test_one_file_a_client_becomes_a_segment(run):
     chance = torch.Generator().manual_seed(0)
     old = {i: state(chance) for i in (3, 7)}
     for i, s in old.items():
-        name = f"state/client-{i:05d}-0001.pt"
-        run.put_tensors(name, s)
+        name = run.put_tensors(f"state/client-{i:05d}-0001", s)
         run.index["state"][str(i)] = name
-    run.put_tensors("state/server-0001.pt", {"w": torch.zeros(1)})
-    run.index["state"]["server"], run.index["done"] = "state/server-0001.pt", 1
+    run.index["state"]["server"] = run.put_tensors("state/server-0001", {"w": torch.zeros(1)})
+    run.index["done"] = 1
     run.commit()
     with pytest.raises(FldiagError, match="no segment of clients' states"):
         Run.open(run.path)

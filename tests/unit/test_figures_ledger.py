@@ -1,5 +1,6 @@
 """The ledger: every id of the papers is in it, and a number stands beside the right one."""
 
+import io
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import pytest
 
 from fldiag import config as configs
 from fldiag.errors import FldiagError
+from fldiag.results import files as result_files
 from fldiag_papers import agreement, arithmetic, claims, ledger, ledger_picture, make, reported
 from fldiag_papers.claims import Claim, Verdict, everywhere, lowest, ordered, per_seed
 from fldiag_papers.pictures import markdown
@@ -699,8 +701,10 @@ def test_every_committed_figure_is_whole_and_of_this_inventory():
     made = [entry.file for entry in ledger.read_figures(FIGURES)]
     assert made and {f"{f.parent.name}/{f.stem}" for f in made} <= set(reported.studies())
     for file in made:
-        assert all(
-            file.with_suffix(end).stat().st_size > 200 for end in (".png", ".pdf", ".csv", ".json")
+        assert all(file.with_suffix(end).stat().st_size > 200 for end in (".png", ".pdf", ".json"))
+        assert (
+            len(result_files.read_csv_bytes(file.with_suffix(".csv"), result_files.read_json(file)))
+            > 200
         )
         assert not re.search(
             r"(?<![\w.:/])/(work|tmp|home|root|mnt|usr|var|data)/", file.read_text()
@@ -715,7 +719,8 @@ def test_committed_figures_are_of_the_studies_as_they_are():
         again = f"fldiag figures {study.name} --scale {about['scale']} --as-is"
         assert about["caption"].startswith(study.caption), again
         if study.layout is not None:
-            table = make.read(entry.file.with_suffix(".csv").read_text())
+            content = result_files.read_csv_bytes(entry.file.with_suffix(".csv"), about)
+            table = make.read(content.decode())
             assert (
                 entry.file.with_suffix(".md").read_text()
                 == f"{about['caption']}\n\n{markdown(study.layout(table))}"
@@ -1075,7 +1080,8 @@ def test_every_claim_compares_what_its_study_has():
     for claim in claims.claims():
         paper, id = claim.study.split("/")
         try:
-            verdict = claim.check(pd.read_csv(FIGURES / paper / f"{id}.csv", low_memory=False))
+            content = result_files.read_csv_bytes(FIGURES / paper / f"{id}.csv", {})
+            verdict = claim.check(pd.read_csv(io.BytesIO(content), low_memory=False))
             assert verdict.votes and verdict.numbers and verdict.labels, claim.id
         except (FldiagError, FileNotFoundError) as error:
             assert claim.id in NOT_MEASURED, f"{claim.id}: {error}"

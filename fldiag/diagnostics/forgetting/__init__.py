@@ -7,7 +7,7 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -82,6 +82,14 @@ def forgetting(
             "others, which takes most of the time."
         ),
     ] = True,
+    by: Annotated[
+        Literal["round", "client"],
+        Field(
+            description="What the printed table has a row for: every round, or every client of the last one. The numbers are "
+            "the same.",
+            json_schema_extra={"drawing": True},
+        ),
+    ] = "round",
 ) -> pd.DataFrame:
     """Measure what local training forgets and averaging restores: accuracy before and after, by class, client and round.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from fldiag.results.select import WHOLE, only, split_of, spread_rounds
-from fldiag.results.summary import Item, Small, missing_notes
+from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread_rounds
+from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -21,6 +22,20 @@ COLUMNS = {
     "forgetting": "max over classes",
     "restored": "restored",
 }
+CLIENTS = {
+    "client": "client",
+    "trained": "trained",
+    "drop": "drop",
+    "error": "±",
+    "forgetting": "max over classes",
+    "forgotten": "forgotten",
+    "learned": "learned",
+    "restored": "restored",
+    "seen": "on its classes",
+    "unseen": "on others",
+}
+#: Clients that the table of clients shows.
+MOST = 50
 LOSSES = {
     "round": "round",
     "loss_received": "loss received",
@@ -31,6 +46,10 @@ LOSSES = {
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     classes = bool((frame["metric"] == "accuracy").any())
+    if options.get("by") == "client" and classes:
+        yield from _by_client(frame)
+        yield from missing_notes(frame)
+        return
     rows = only(frame, slice=split_of(frame), **WHOLE).dropna(subset="value")
     keys = zip(rows["round"], rows["metric"], rows["moment"], strict=True)
     values = dict(zip(keys, rows["value"], strict=True))
@@ -38,6 +57,33 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         [_row(values, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
     )
     yield from missing_notes(frame)
+
+
+def _by_client(frame: pd.DataFrame) -> Iterator[Item]:
+    """The clients of the last round, who lost most first."""
+    split = split_of(frame)
+    of_clients = only(frame, scope="client", slice=split, index=None, layer=None)
+    r = last_round(of_clients, "drop")
+    rows = []
+    for client, part in only(of_clients, round=r).groupby("client"):
+        trained = only(part, moment="trained")
+        rows.append(
+            {
+                "client": int(client),
+                "trained": number(trained, "accuracy"),
+                "error": number(trained, "drop", column="stderr"),
+                "seen": number(trained, "accuracy_seen"),
+                "unseen": number(trained, "accuracy_unseen"),
+                **{
+                    metric: number(trained, metric)
+                    for metric in ("drop", "forgetting", "forgotten", "learned", "restored")
+                },
+            }
+        )
+    rows.sort(key=lambda row: -math.inf if row["drop"] is None else row["drop"], reverse=True)
+    yield Small(rows[:MOST], CLIENTS)
+    rest = f", the {MOST} that lost most" if len(rows) > MOST else ""
+    yield Say(f"round {r}, {len(rows)} clients{rest}; accuracies on {SPLITS[split]} examples")
 
 
 def _row(values: Mapping[tuple[int, str, str], float], r: int) -> Row:

@@ -1,0 +1,25 @@
+"""In a notebook's kernel: tables and figures show themselves, and what takes long has a bar."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+CELLS = (
+    "import fldiag, torch\n"
+    "torch.manual_seed(0)\n"
+    "net, x = torch.nn.Linear(4, 3), torch.randn(30, 4)\n"
+    "problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (x, torch.arange(30) % 3))\n"
+    "problem",
+    "table = fldiag.diagnose(problem, 'profile', directions='random', points=5)\ntable",
+    "fldiag.draw(table)",
+)
+
+
+def test_what_cells_show():
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
+    problem, table, figure = (cell.outputs for cell in book.cells)
+    assert "<table>" in problem[-1].data["text/html"]
+    assert any("loss" in output.data.get("text/html", "") for output in table if "data" in output)
+    assert figure[-1].data["image/png"] and not [o for o in figure if o.output_type == "error"]
