@@ -163,6 +163,7 @@ ELSEWHERE = {
     "landscape": "test_plotting_landscape.py",
     "leave-one-out": "test_leave_one_out.py",
     "lora": "test_lora.py",
+    "sharpness": "test_sharpness.py",
     "trace": "test_matching.py",
 }
 
