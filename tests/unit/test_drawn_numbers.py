@@ -160,6 +160,7 @@ ELSEWHERE = {
     "diagonal": "test_matching.py",
     "doctor": "test_doctor.py",
     "flatness": "test_flatness.py",
+    "geometry": "test_geometry.py",
     "landscape": "test_plotting_landscape.py",
     "leave-one-out": "test_leave_one_out.py",
     "lora": "test_lora.py",
