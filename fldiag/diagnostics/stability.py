@@ -114,7 +114,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def client_rows(
     history: History,
-    stored: Stored,
+    record: Stored,
     client: int,
     rounds: Sequence[int],
     training: Mapping[str, Any],
@@ -123,26 +123,26 @@ def client_rows(
     seed: int,
 ) -> list[Row]:
     """The numbers of one client before and after its local training; none in other rounds."""
-    if stored.round not in rounds:
+    if record.round not in rounds:
         return []
-    j, examples = stored.ids.index(client), history.pool.train_slice(client)
-    name, update = f"client:{client}/train", stored.moved[j].double()
+    j, examples = record.ids.index(client), history.pool.train_slice(client)
+    name, update = f"client:{client}/train", record.moved[j].double()
     if examples.stop <= examples.start:
-        history.note(stored.round, f"client {client} has no training examples: left out", client)
+        history.note(record.round, f"client {client} has no training examples: left out", client)
         return []
     if not bool(update.isfinite().all()):
         history.note(
-            stored.round, f"the trained weights of client {client} are not finite: left out", client
+            record.round, f"the trained weights of client {client} are not finite: left out", client
         )
         return []
-    models: dict[str, Weights] = {"received": stored.start_of(j), "trained": stored.client(j)}
+    models: dict[str, Weights] = {"received": record.start_of(j), "trained": record.client(j)}
     rows: list[Row] = []
     for moment, weights in models.items():
         problem = history.problem(weights, examples, name)
         about = {"moment": moment, "slice": name, "n_examples": problem.n}
         rows += [
             {**about, **row}
-            for row in numbers_at(problem, update, training, stored.round, tol, max_products, seed)
+            for row in numbers_at(problem, update, training, record.round, tol, max_products, seed)
         ]
     return rows
 

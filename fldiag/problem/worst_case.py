@@ -82,13 +82,11 @@ def worst_case_row(problem: Problem, metric: str, scale: Tensor, rho: float, how
     if not math.isfinite(ascent.rise):
         text = f"the loss is not finite within rho = {rho:g}: choose a smaller one"
         return {**row, "value": None, "note": text}
-    centre, moved = (
-        finite_scores(problem),
-        problem.losses(problem.w.double() + scale * ascent.point),
-    )
+    centre = finite_scores(problem)
+    displaced = problem.losses(problem.w.double() + scale * ascent.point)
     stderr = None
-    if centre.each is not None and moved is not None:
-        stderr = problem.stderr(moved - centre.each)
+    if centre.each is not None and displaced is not None:
+        stderr = problem.stderr(displaced - centre.each)
     return {
         **row,
         "value": ascent.rise,

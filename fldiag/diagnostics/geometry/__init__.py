@@ -45,23 +45,23 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             {
                 "round": r,
                 "model": name,
-                **{m: number(overall, m, round=r, **where) for m in list(NUMBERS)[2:]},
+                **{m: number(overall, m, round=r, **place) for m in list(NUMBERS)[2:]},
             }
             for r in spread_rounds(overall, "effective_rank", MOST)
-            for name, where in models.items()
-            if len(only(overall, metric="effective_rank", round=r, **where))
+            for name, place in models.items()
+            if len(only(overall, metric="effective_rank", round=r, **place))
         ],
         NUMBERS,
     )
     last = last_round(overall, "cka")
-    alike = only(overall, metric="cka", round=last).dropna(subset=["layer"])
+    similarity = only(overall, metric="cka", round=last).dropna(subset=["layer"])
     yield Small(
         [
             {
                 "layer": layer,
-                **{c: number(alike, column=c, layer=layer) for c in ("value", "stderr")},
+                **{c: number(similarity, column=c, layer=layer) for c in ("value", "stderr")},
             }
-            for layer in alike["layer"]
+            for layer in similarity["layer"]
         ],
         LAYERS,
     )
@@ -151,6 +151,6 @@ def geometry(
     from fldiag.diagnostics.geometry.measure import round_rows
 
     history.stretch(slice)
-    rows = history.map_rounds(round_rows, split=slice, centre=centre, alike=similar)
+    rows = history.map_rounds(round_rows, split=slice, centre=centre, similar=similar)
     rows = [{"masked": row["value"] is None, **row} for row in rows]
     return table([*rows, *history.final_rows(), *history.notes], **history.common)

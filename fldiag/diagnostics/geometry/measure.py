@@ -25,7 +25,9 @@ NO_HEAD = "the model has no head apart from its body, so there are no features b
 Measured = float | str
 
 
-def round_rows(history: History, cohort: Stored, split: str, centre: str, alike: int) -> list[Row]:
+def round_rows(
+    history: History, cohort: Stored, split: str, centre: str, similar: int
+) -> list[Row]:
     """The rows of the received, the trained and the aggregated models of a round."""
     cohort = history.finite(cohort)
     stretch = history.stretch(split)
@@ -46,7 +48,7 @@ def round_rows(history: History, cohort: Stored, split: str, centre: str, alike:
         rows += model_rows(history, weights, stretch, {**about, "slice": split}, centre)
     if cohort.ids:
         rows += means(rows, split)
-        rows += similarity_rows(history, cohort, stretch, split, alike)
+        rows += similarity_rows(history, cohort, stretch, split, similar)
     return rows
 
 
@@ -62,9 +64,9 @@ def model_rows(
     y, head = history.pool.y[stretch].to(h.device), head_weight(history, weights[0], h.shape[1])
     parts = [(columns, slice(None))]
     if columns["slice"] == "train" and columns.get("client") is not None:
-        own = history.pool.train_slice(columns["client"])
-        if own.stop > own.start:
-            part = slice(own.start - stretch.start, own.stop - stretch.start)
+        examples = history.pool.train_slice(columns["client"])
+        if examples.stop > examples.start:
+            part = slice(examples.start - stretch.start, examples.stop - stretch.start)
             parts.append(({**columns, "slice": f"client:{columns['client']}/train"}, part))
     rows = []
     for about, part in parts:
@@ -156,9 +158,9 @@ def geometry_of(
     norms = torch.linalg.vector_norm(between, dim=1)
     label = members.argmax(1)
     _, scales, directions = torch.linalg.svd(shares.sqrt()[:, None] * between, full_matrices=False)
-    kept = scales > noise * max(between.shape) * float(scales.max())
-    kept[number - 1 :] = False  # the means minus their mean span one dimension less
-    spread = (h - means[label]) @ directions[kept].T
+    is_direction = scales > noise * max(between.shape) * float(scales.max())
+    is_direction[number - 1 :] = False  # the means minus their mean span one dimension less
+    spread = (h - means[label]) @ directions[is_direction].T
     within = (shares / counts)[label] @ spread.square()
     numbers: dict[str, Measured] = {}
     if float(scales.max()) <= noise * float(h.abs().max()):
@@ -168,7 +170,7 @@ def geometry_of(
         pairs = torch.triu_indices(number, number, 1, device=h.device)
         angles = (cosines[pairs[0], pairs[1]] + 1 / (number - 1)).abs()
         numbers = {
-            "nc1": float((within / scales[kept].square()).sum()) / number,
+            "nc1": float((within / scales[is_direction].square()).sum()) / number,
             "nc2_norms": float(norms.std() / norms.mean()),
             "nc2_cosines": float(angles.mean())
             if bool((norms > 0).all())
@@ -245,7 +247,7 @@ def similarity_rows(
     rows: list[Row] = []
     for layer, of_clients in grams.items():
         stack = torch.stack([gram.flatten() for gram in of_clients])
-        alike = (stack @ stack.T).clamp(0, 1)
+        similarity = (stack @ stack.T).clamp(0, 1)
         about = {**common, "layer": layer}
         is_same = {"note": "the outputs of a client are the same for all examples"}
         is_flat = [not bool(gram.any()) for gram in of_clients]
@@ -255,7 +257,7 @@ def similarity_rows(
             if is_flat[i] or is_flat[j]:
                 rows.append({**about, **pair, "value": None, **is_same})
             else:
-                values[i, j] = float(alike[i, j])
+                values[i, j] = float(similarity[i, j])
                 rows.append({**about, **pair, "value": values[i, j]})
         rows.append(
             {**about, "scope": "global", **mean_of_pairs(values), **({} if values else is_same)}

@@ -42,11 +42,11 @@ def draw(table: pd.DataFrame) -> Figure:
     need(table, ("metric", "round", "moment", "scope", "slice", "value", "stderr"), PICTURE)
     select(table, "effective_rank", PICTURE)
     with style.paper():
-        fig, (*panels, alike) = style.panels(7, 2.0, across=4, least=1.6)
+        fig, (*panels, similarity) = style.panels(7, 2.0, across=4, least=1.6)
         for ax, (metric, title) in zip(panels, TITLES.items(), strict=True):
             rows = only(table, metric=metric)
-            own = rows["slice"].str.startswith("client:").fillna(False).astype(bool)
-            clients = rows[~own & (rows["scope"] == "client")].dropna(subset=["value"])
+            is_own = rows["slice"].str.startswith("client:").fillna(False).astype(bool)
+            clients = rows[~is_own & (rows["scope"] == "client")].dropna(subset=["value"])
             ax.plot(
                 floats(clients["round"]),
                 floats(clients["value"]),
@@ -58,8 +58,8 @@ def draw(table: pd.DataFrame) -> Figure:
             )
             for name, look in LOOKS.items():
                 moment = "trained" if name == "own" else name
-                of_name = rows[own] if name == "own" else rows[~own]
-                curve(ax, only(of_name, scope="global", moment=moment), look)
+                of_name = rows[is_own] if name == "own" else rows[~is_own]
+                draw_curve(ax, only(of_name, scope="global", moment=moment), look)
             values = floats(rows["value"])
             values = values[np.isfinite(values) & (values > 0)]
             if metric == "nc1" and len(values) and values.max() > 30 * values.min():
@@ -67,19 +67,19 @@ def draw(table: pd.DataFrame) -> Figure:
             ax.set_title(title)
             rounds_axis(ax)
             ax.grid(True, axis="y")
-        similar(alike, only(table, metric="cka", scope="global"))
+        draw_similarity(similarity, only(table, metric="cka", scope="global"))
         handles = [Line2D([], [], **look.line) for look in LOOKS.values()]
         style.legend(fig, handles, list(TEXTS.values()), ncols=4, handlelength=2.4)
     return fig
 
 
-def curve(ax: Axes, rows: pd.DataFrame, look: style.Look) -> None:
+def draw_curve(ax: Axes, rows: pd.DataFrame, look: style.Look) -> None:
     rows = rows.dropna(subset=["round", "value"]).set_index("round").sort_index()
     value, error = floats(rows["value"]), floats(rows["stderr"])
     line(ax, rows, look, (value - error, value + error) if np.isfinite(error).any() else None)
 
 
-def similar(ax: Axes, rows: pd.DataFrame) -> None:
+def draw_similarity(ax: Axes, rows: pd.DataFrame) -> None:
     """The mean CKA of two clients in the first and the last round, layer by layer."""
     ax.set_title("CKA of two clients")
     rows = rows.dropna(subset=["value", "layer"])
