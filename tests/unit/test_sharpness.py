@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fldiag import registry
 from fldiag.curvature.ascent import climb
 from fldiag.diagnostics.sharpness import draw, sharpness, summary
 from fldiag.errors import FldiagError
@@ -206,11 +207,17 @@ def test_not_below_the_released_procedure(rho):
     assert theirs > 0 and ours >= theirs * (1 - 1e-3)
 
 
-def test_by_default_it_takes_at_most_twenty_gradients(monkeypatch):
+@pytest.mark.parametrize("name", ["digits", pytest.param("cifar", marks=pytest.mark.slow)])
+def test_by_default_it_takes_at_most_twenty_gradients(name, monkeypatch):
     calls = []
     gradient = Problem.gradient
     monkeypatch.setattr(Problem, "gradient", lambda *a: calls.append(1) or gradient(*a))
-    frame = sharpness(Problem(network(True), cross_entropy, examples()))
+    net, data = network(True), examples()
+    if name == "cifar":
+        torch.manual_seed(0)
+        net = registry.model.get("fedavg_cifar").build((3, 32, 32), 10)
+        data = torch.randn(1000, 3, 32, 32), torch.arange(1000) % 10
+    frame = sharpness(Problem(net, cross_entropy, data), draws=1)
     assert 2 <= len(calls) <= 20
     assert len(calls) == frame["gradients"].sum()
 
