@@ -147,6 +147,8 @@ class History:
         self.test_parts: Sequence[np.ndarray] | None = None
         # why only weights are known, and what to do
         self.why_alone = ALONE, BARE
+        # the section ``train`` of the run's config, as far as it is known
+        self.training: dict[str, Any] = {}
         # numbers of training examples, where the partition is not known
         self.examples: dict[int, int] = {}
         self.notes: list[dict[str, Any]] = []
@@ -269,6 +271,7 @@ class History:
         }
         history.recipe = run.path.absolute(), options, run.allow_code
         history.run = run
+        history.training = dict(train)
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )

@@ -160,9 +160,12 @@ ELSEWHERE = {
     "diagonal": "test_matching.py",
     "doctor": "test_doctor.py",
     "flatness": "test_flatness.py",
+    "geometry": "test_geometry.py",
     "landscape": "test_plotting_landscape.py",
     "leave-one-out": "test_leave_one_out.py",
     "lora": "test_lora.py",
+    "sharpness": "test_sharpness.py",
+    "stability": "test_stability.py",
     "trace": "test_matching.py",
 }
 

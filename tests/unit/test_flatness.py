@@ -84,6 +84,21 @@ def test_closed_forms_on_quadratics(quadratic):
         )
 
 
+def test_adaptive_sharpness_of_the_whole_and_of_each_client(quadratic):
+    """At small radii the linear term decides: rho ||w g||."""
+    q, item, made = quadratic
+    rho = 1e-6
+    frame = flatness(made, adaptive_rho=rho)
+    whole = sum(P[k] * q.gradient(k, item.aggregated) for k in range(3))
+    expected = float(rho * (item.aggregated * whole).norm())
+    row = one(frame, "adaptive_sharpness", scope="global")
+    assert row.value == pytest.approx(expected, rel=1e-4)
+    for k, w in zip((0, 2), item.clients, strict=True):
+        row = one(frame, "adaptive_sharpness", client=k, moment="trained")
+        assert row.value == pytest.approx(float(rho * (w * q.gradient(k, w)).norm()), rel=1e-4)
+    assert not one(frame, "adaptive_sharpness_gap", moment="trained").masked
+
+
 def test_directions_in_closed_form(quadratic):
     q, item, made = quadratic
     frame = flatness(made)
@@ -260,7 +275,7 @@ def test_only_every_so_manieth_round_and_the_last():
     )
     frame = flatness(made, every=2)
     assert sorted(frame[frame.metric == "trace_gap"]["round"].unique()) == [2, 4, 5]
-    assert len(draw(frame).axes) == 6
+    assert len(draw(frame).axes) == 7
 
 
 def test_broken_and_single_clients():

@@ -35,6 +35,12 @@ def flatness(
     rho: Annotated[
         float, Field(gt=0, description="Length of the ascent step that defines the sharpness.")
     ] = 0.05,
+    adaptive_rho: Annotated[
+        float, Field(gt=0, description="Radius of the adaptive sharpness: ‖δ/|w|‖₂ ≤ ρ.")
+    ] = 0.5,
+    steps: Annotated[
+        int, Field(ge=1, description="Maximum number of gradients of an adaptive sharpness.")
+    ] = 10,
     every: Annotated[
         int,
         Field(
@@ -64,14 +70,17 @@ def flatness(
 
     - ``loss`` and ``accuracy`` of every model on these data.
     - ``sharpness`` F(w + rho G / ||G||) - F(w) with G = grad F(w) (paired ``stderr`` over the examples; ``residual``: a bound
-      for rounding), the largest ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment
-      aggregated, scope global), of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).
-    - ``sharpness_parts``, ``eigenvalue_parts``, ``trace_parts``: the p-weighted means over the clients (p_k adding up to 1
-      over those there are), at the w_k (moment trained) and at the one point w (moment aggregated); and the flatness gaps
-      ``sharpness_gap``, ``eigenvalue_gap``, ``trace_gap``: F at w minus these. Below zero the whole is flatter than its
-      parts. At one point the gap of the trace is 0, and that of the eigenvalue at most 0. ``stderr``: over the clients as
-      a sample, the whole as it is (none of a gap at one point, where other clients would move the whole with its parts);
-      ``residual``: what the errors of all eigenvalues, or of estimated traces, can add up to.
+      for rounding), ``adaptive_sharpness`` max over ||delta / |w|||_2 <= ``adaptive_rho`` of F(w + delta) - F(w), which a
+      rescaling of the layers leaves alone (see the diagnostic of that name; at most ``steps`` gradients), the largest
+      ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment aggregated, scope global),
+      of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).
+    - ``sharpness_parts``, ``adaptive_sharpness_parts``, ``eigenvalue_parts``, ``trace_parts``: the p-weighted means over the
+      clients (p_k adding up to 1 over those there are), at the w_k (moment trained) and at the one point w (moment aggregated);
+      and the flatness gaps ``sharpness_gap``, ``adaptive_sharpness_gap``, ``eigenvalue_gap``, ``trace_gap``: F at w minus these.
+      Below zero the whole is flatter than its parts. At one point the gap of the trace is 0, and that of the eigenvalue at
+      most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
+      would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
+      up to.
     - ``flatness_distance`` 2 - 2 cos(grad F_k(w_g), grad F(w_g)) of every client with examples, and its mean: between 0 and 4.
     - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean. Not
       along the local steps: what a run records of them are numbers, not the weights, which it would need.
@@ -82,7 +91,7 @@ def flatness(
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
     ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a
-    measured round: a spectrum, a trace and a few gradients on all data for the whole, as much for the parts at w, and again
+    measured round: a spectrum, a trace and some gradients on all data for the whole, as much for the parts at w, and again
     the trained clients' share of it.
 
     Raises FldiagError when no round has client weights, or in no round the curvature can be computed.
@@ -90,7 +99,7 @@ def flatness(
     from fldiag.diagnostics.flatness.echo import Updates
     from fldiag.diagnostics.flatness.one_round import Settings, check_measured, round_rows
 
-    settings = Settings(rho, tol, estimate, rtol, max_products, seed)
+    settings = Settings(rho, adaptive_rho, steps, tol, estimate, rtol, max_products, seed)
     rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
     rows: list[Row] = []
     updates = Updates()

@@ -10,7 +10,7 @@ import numpy as np
 from fldiag.errors import counted
 from fldiag.results.table import Row
 
-MEASURES = ("sharpness", "eigenvalue", "trace")
+MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
 #: Measured of each client, and summed up by a plain mean.
 AVERAGED = ("flatness_distance", "perturbation_misalignment", "gradient_score")
 

@@ -19,6 +19,7 @@ from fldiag.params import cosine
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
+from fldiag.problem.worst_case import Climb, adaptive_scale, resting, worst_case_row
 from fldiag.results.table import Row
 from fldiag.runs import proximal
 from fldiag.runs.history import History
@@ -32,6 +33,8 @@ class Settings:
     """How flatness is measured; the options of ``flatness``."""
 
     rho: float
+    adaptive_rho: float
+    steps: int
     tol: float
     estimate: Estimate
     rtol: float
@@ -138,6 +141,7 @@ def point_flatness(
         rows = [
             *loss_rows(problem),
             sharpness(problem, settings.rho),
+            adaptive_sharpness(problem, settings),
             lambda_1(problem, settings),
             trace(problem, settings),
         ]
@@ -238,6 +242,16 @@ def sharpness(problem: Problem, rho: float) -> Row:
         "value": change,
         "stderr": stderr,
         "residual": torch.finfo(problem.dtype).eps * (abs(before) + abs(after)),
+    }
+
+
+def adaptive_sharpness(problem: Problem, settings: Settings) -> Row:
+    """The worst case with each weight in its own scale, as ``sharpness`` of the weights alone has it."""
+    how = Climb(steps=settings.steps, seed=settings.seed)
+    scale, rho = adaptive_scale(problem), settings.adaptive_rho
+    return {
+        "note": resting(problem),
+        **worst_case_row(problem, "adaptive_sharpness", scale, rho, how),
     }
 
 

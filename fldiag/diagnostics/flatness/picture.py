@@ -23,15 +23,16 @@ _TEXTS = {
 }
 _TITLES = {
     "sharpness": "sharpness (one ascent step)",
+    "adaptive_sharpness": "adaptive sharpness",
     "eigenvalue": "largest eigenvalue λ₁",
     "trace": "trace",
 }
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Above: sharpness, lambda_1 and trace of the whole, of its parts at their trained weights (band: standard error over the
-    clients; a dot a client) and of its parts at the whole's weights. Below: flatness distance, perturbation misalignment and
-    momentum echo. ``table``: what the diagnostic ``flatness`` returns. Raises FldiagError for another table."""
+    """First sharpness, plain and adaptive, lambda_1 and trace of the whole, of its parts at their trained weights (band: standard
+    error over the clients; a dot a client) and of its parts at the whole's weights. Then flatness distance, perturbation
+    misalignment and momentum echo. ``table``: what the diagnostic ``flatness`` returns. Raises FldiagError for another table."""
     need(
         table,
         ("metric", "round", "moment", "scope", "client", "index", "layer", "value", "stderr"),
@@ -40,7 +41,7 @@ def draw(table: pd.DataFrame) -> Figure:
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
     with style.paper():
-        fig, (*above, distance, misalignment, echo) = style.panels(6, 2.1, least=1.6)
+        fig, (*above, distance, misalignment, echo) = style.panels(7, 2.1, across=4, least=1.6)
         for ax, (metric, title) in zip(above, _TITLES.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)

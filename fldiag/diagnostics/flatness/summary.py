@@ -21,7 +21,12 @@ FLATNESS = {
     "point": "F_k at w",
     "point_gap": "gap at w",
 }
-NAMES = {"sharpness": "sharpness", "eigenvalue": "λ1", "trace": "trace"}
+NAMES = {
+    "sharpness": "sharpness",
+    "adaptive_sharpness": "adaptive sharpness",
+    "eigenvalue": "λ1",
+    "trace": "trace",
+}
 GRADIENTS = {
     "round": "round",
     "flatness_distance": "flatness distance",
@@ -38,7 +43,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     rounds = spread_rounds(global_rows, "trace_gap", MOST)
     yield Say(
         f"F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights; sharpness with rho = "
-        f"{options['rho']:g}"
+        f"{options['rho']:g}, adaptive with {options.get('adaptive_rho', 0.5):g}"
     )
     yield Small(
         [_gap(only(global_rows, round=r), r, metric) for r in rounds for metric in NAMES], FLATNESS

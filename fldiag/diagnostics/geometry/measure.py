@@ -1,0 +1,322 @@
+"""The geometry of one round's features: how classes lie before the head, and how alike clients see the same examples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from fldiag import losses
+from fldiag.diagnostics.lora.measure import effective_rank
+from fldiag.execution.workspace import workspace
+from fldiag.results.table import Row
+from fldiag.runs.history import History
+from fldiag.runs.pool import BATCH, Weights
+from fldiag.runs.round_weights import Stored
+
+COLLAPSE = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4")
+METRICS = (*COLLAPSE, "effective_rank")
+NO_HEAD = "the model has no head apart from its body, so there are no features before it"
+#: A number, or why there is none.
+Measured = float | str
+
+
+def round_rows(
+    history: History, cohort: Stored, split: str, centre: str, similar: int
+) -> list[Row]:
+    """The rows of the received, the trained and the aggregated models of a round."""
+    cohort = history.finite(cohort)
+    stretch = history.stretch(split)
+    models: list[tuple[Row, Weights]] = [
+        ({"moment": "received", "scope": "global"}, cohort.start),
+        (
+            {"moment": "aggregated", "scope": "global"},
+            (cohort.aggregated, cohort.buffers),
+        ),
+        *(
+            ({"moment": "trained", "scope": "client", "client": k}, cohort.client(j))
+            for j, k in enumerate(cohort.ids)
+        ),
+    ]
+    rows: list[Row] = []
+    for i, (about, weights) in enumerate(models):
+        workspace().show(i, len(models), f"client {about['client']}" if i > 1 else about["moment"])
+        rows += model_rows(history, weights, stretch, {**about, "slice": split}, centre)
+    if cohort.ids:
+        rows += means(rows, split)
+        rows += similarity_rows(history, cohort, stretch, split, similar)
+    return rows
+
+
+def model_rows(
+    history: History, weights: Weights, stretch: slice, columns: Row, centre: str
+) -> list[Row]:
+    """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
+    columns = {**columns, "estimator": "exact", "centre": centre}
+    if not history.network.has_split:
+        note = {"value": None, "note": NO_HEAD}
+        return [{**columns, "metric": metric, **note} for metric in METRICS]
+    h, answers = features_and_answers(history, weights, stretch)
+    y, head = history.pool.y[stretch].to(h.device), head_weight(history, weights[0], h.shape[1])
+    parts = [(columns, slice(None))]
+    if columns["slice"] == "train" and columns.get("client") is not None:
+        examples = history.pool.train_slice(columns["client"])
+        if examples.stop > examples.start:
+            part = slice(examples.start - stretch.start, examples.stop - stretch.start)
+            parts.append(({**columns, "slice": f"client:{columns['client']}/train"}, part))
+    rows = []
+    for about, part in parts:
+        counts = class_counts(y[part])
+        about = {**about, "n_examples": len(h[part])}
+        if counts is not None:
+            about |= {"classes": len(counts), "imbalance": float(counts.max() / counts.min())}
+        numbers = geometry_of(h[part], y[part], answers[part], head, centre)
+        rows += [{**about, "metric": metric, **entry(v)} for metric, v in numbers.items()]
+    return rows
+
+
+def entry(value: Measured) -> Row:
+    return {"value": None, "note": value} if isinstance(value, str) else {"value": value}
+
+
+def features_and_answers(
+    history: History, weights: Weights, stretch: slice
+) -> tuple[Tensor, Tensor]:
+    """What the head sees [n, d] in float64, and the classes that it answers [n]."""
+    w, buffers = weights
+    copies = {name: b.unsqueeze(0).clone() for name, b in buffers.items()}
+    bound = history.network.bind(w.unsqueeze(0), copies)
+    features, answers = [], []
+    with torch.no_grad():
+        for piece in history.pool.batches(stretch, BATCH):
+            z = bound.features(history.pool.read(piece.start, piece.stop)[0].unsqueeze(0))
+            features.append(z[0].flatten(1).double())
+            answers.append(losses.predicted(bound.head(z)[0]))
+    return torch.cat(features), torch.cat(answers)
+
+
+def head_weight(history: History, w: Tensor, width: int) -> Tensor | None:
+    """The matrix [classes, d] of a head that is one linear layer; None for another head."""
+    prefix = history.layout.head_name + "."
+    tensors = {n: v for n, v in history.layout.views(w).items() if n.startswith(prefix)}
+    matrices = [v for v in tensors.values() if v.ndim == 2]
+    is_linear = len(matrices) == 1 and set(tensors) <= {f"{prefix}weight", f"{prefix}bias"}
+    return matrices[0].double() if is_linear and matrices[0].shape[1] == width else None
+
+
+def class_counts(y: Tensor) -> Tensor | None:
+    """Examples of each class that there is; None where the targets are no classes."""
+    return None if y.is_floating_point() or y.ndim != 1 else y.unique(return_counts=True)[1]
+
+
+def geometry_of(
+    h: Tensor, y: Tensor, answers: Tensor, head: Tensor | None, centre: str
+) -> dict[str, Measured]:
+    """NC1 to NC4 (Papyan, Han and Donoho, PNAS 2020) and the effective rank (Roy and Vetterli, 2007), or why there are none.
+
+    Args:
+        h: features [n, d].
+        y: labels [n].
+        answers: classes that the head answers [n].
+        head: its matrix [classes, d], if it is one linear layer.
+        centre: the means' centre: ``classes``, the mean of the class means, with each class counting alike in all covariances;
+            or ``examples``, the mean of all examples, with each example counting alike.
+
+    A simplex frame, with the head along it:
+
+    >>> corners = torch.eye(3, dtype=torch.float64) - 1 / 3
+    >>> y = torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> numbers = geometry_of(5 * corners[y], y, y, corners, "classes")
+    >>> {name: round(abs(value), 6) for name, value in numbers.items()}
+    {'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0, 'nc4': 0.0, 'effective_rank': 2.0}
+    """
+    singular = torch.linalg.svdvals(h - h.mean(0))
+    size = float(h.abs().max()) * math.sqrt(h.numel())
+    noise = torch.finfo(torch.float32).eps
+    is_point = float(singular.max()) <= noise * size
+    rank: Measured = (
+        "the features are the same for all examples" if is_point else effective_rank(singular)
+    )
+    reason = ""
+    if y.is_floating_point() or y.ndim != 1:
+        reason = "the targets are not one class an example"
+    elif len(classes := y.unique()) < 2:
+        reason = "there is one class only"
+    elif is_point:
+        reason = "the features are the same for all examples"
+    if reason:
+        return {**dict.fromkeys(COLLAPSE, reason), "effective_rank": rank}
+    members = (y[:, None] == classes).to(h)
+    counts, number = members.sum(0), len(classes)
+    means = members.T @ h / counts[:, None]
+    shares = torch.full_like(counts, 1 / number) if centre == "classes" else counts / counts.sum()
+    between = means - shares @ means
+    norms = torch.linalg.vector_norm(between, dim=1)
+    label = members.argmax(1)
+    _, scales, directions = torch.linalg.svd(shares.sqrt()[:, None] * between, full_matrices=False)
+    is_direction = scales > noise * max(between.shape) * float(scales.max())
+    is_direction[number - 1 :] = False  # the means minus their mean span one dimension less
+    spread = (h - means[label]) @ directions[is_direction].T
+    within = (shares / counts)[label] @ spread.square()
+    numbers: dict[str, Measured] = {}
+    if float(scales.max()) <= noise * float(h.abs().max()):
+        numbers = dict.fromkeys(COLLAPSE, "the class means are the same")
+    else:
+        cosines = (between @ between.T) / (norms[:, None] * norms)
+        pairs = torch.triu_indices(number, number, 1, device=h.device)
+        angles = (cosines[pairs[0], pairs[1]] + 1 / (number - 1)).abs()
+        numbers = {
+            "nc1": float((within / scales[is_direction].square()).sum()) / number,
+            "nc2_norms": float(norms.std() / norms.mean()),
+            "nc2_cosines": float(angles.mean())
+            if bool((norms > 0).all())
+            else "a class mean is the centre",
+            "nc3": duality(head, classes, between),
+        }
+    nearest = classes[torch.cdist(h, means).argmin(1)]
+    numbers["nc4"] = float((nearest != answers).double().mean())
+    return {**numbers, "effective_rank": rank}
+
+
+def duality(head: Tensor | None, classes: Tensor, between: Tensor) -> Measured:
+    """|| W / ||W||_F - M / ||M||_F ||_F of the rows of W centred over the classes and the centred class means M [C, d]."""
+    if head is None:
+        return "the head is not one linear layer"
+    if len(head) <= int(classes.max()):
+        return f"the head has {len(head)} outputs for {int(classes.max()) + 1} classes"
+    rows = head[classes] - head[classes].mean(0)
+    size = torch.linalg.matrix_norm(rows)
+    if float(size) == 0:
+        return "the head is the same for all classes"
+    return float(
+        torch.linalg.matrix_norm(rows / size - between / torch.linalg.matrix_norm(between))
+    )
+
+
+def means(rows: Sequence[Row], split: str) -> list[Row]:
+    """Over the clients: of their models on all the examples, and on their own."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["scope"] == "client":
+            examples = split if row["slice"] == split else "client:*/train"
+            groups.setdefault((row["metric"], examples), []).append(row)
+    mean_rows: list[Row] = []
+    for (metric, examples), members in groups.items():
+        values = torch.tensor([row["value"] for row in members if row["value"] is not None])
+        n = len(values)
+        mean_rows.append(
+            {
+                "metric": metric,
+                "moment": "trained",
+                "scope": "global",
+                "slice": examples,
+                "estimator": "exact",
+                "centre": members[0]["centre"],
+                "n_clients": n,
+                "value": float(values.double().mean()) if n else None,
+                "stderr": float(values.double().std()) / math.sqrt(n) if n > 1 else None,
+                "note": None if n else members[0]["note"],
+            }
+        )
+    return mean_rows
+
+
+# -- how alike clients see the same examples
+
+
+def similarity_rows(
+    history: History, cohort: Stored, stretch: slice, split: str, count: int
+) -> list[Row]:
+    """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
+    if not count:
+        return []
+    x = spread_inputs(history, stretch, count)
+    common: Row = {"metric": "cka", "moment": "trained", "estimator": "exact", "slice": split}
+    common["n_examples"] = len(x)
+    if len(cohort.ids) < 2:
+        note = "one client has nobody to be compared with"
+        return [{**common, "scope": "global", "value": None, "note": note}]
+    grams: dict[str, list[Tensor]] = {}
+    for j in range(len(cohort.ids)):
+        for layer, output in layer_outputs(history, cohort.client(j), x).items():
+            grams.setdefault(layer, []).append(centred_gram(output))
+    rows: list[Row] = []
+    for layer, of_clients in grams.items():
+        stack = torch.stack([gram.flatten() for gram in of_clients])
+        similarity = (stack @ stack.T).clamp(0, 1)
+        about = {**common, "layer": layer}
+        is_same = {"note": "the outputs of a client are the same for all examples"}
+        is_flat = [not bool(gram.any()) for gram in of_clients]
+        values = {}
+        for i, j in combinations(range(len(of_clients)), 2):
+            pair = {"scope": "pair", "client": cohort.ids[i], "client_b": cohort.ids[j]}
+            if is_flat[i] or is_flat[j]:
+                rows.append({**about, **pair, "value": None, **is_same})
+            else:
+                values[i, j] = float(similarity[i, j])
+                rows.append({**about, **pair, "value": values[i, j]})
+        rows.append(
+            {**about, "scope": "global", **mean_of_pairs(values), **({} if values else is_same)}
+        )
+    return rows
+
+
+def mean_of_pairs(values: dict[tuple[int, int], float]) -> Row:
+    """The mean over pairs of clients, with a standard error over clients as a sample (of a U-statistic, to first order)."""
+    if not values:
+        return {"value": None, "n_clients": 0}
+    members = sorted({i for pair in values for i in pair})
+    each = torch.tensor(
+        [[v for pair, v in values.items() if i in pair] for i in members], dtype=torch.float64
+    ).mean(1)
+    n = len(members)
+    stderr = 2 * float(each.std()) / math.sqrt(n) if n > 2 else None
+    return {"value": float(each.mean()), "stderr": stderr, "n_clients": n}
+
+
+def spread_inputs(history: History, stretch: slice, count: int) -> Tensor:
+    """At most ``count`` inputs, evenly spread over the stretch."""
+    n = stretch.stop - stretch.start
+    stride = -(-n // count)
+    pieces = []
+    for piece in history.pool.batches(stretch, BATCH):
+        first = -(piece.start - stretch.start) % stride
+        pieces.append(history.pool.read(piece.start, piece.stop)[0][first::stride])
+    return torch.cat(pieces)
+
+
+def layer_outputs(history: History, weights: Weights, x: Tensor) -> dict[str, Tensor]:
+    """Outputs [n, ...] of every layer with weights, by its name; of layers that return one tensor an example."""
+    w, buffers = weights
+    module, outputs = copy.deepcopy(history.network.module), dict[str, Tensor]()
+    layers = {name: m for name, m in module.named_modules() if name in history.layout.layers}
+
+    def keep(name: str) -> object:
+        def hook(layer: object, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.ndim > 1 and len(output) == len(x):
+                outputs[name] = output.detach()
+
+        return hook
+
+    for name, layer in layers.items():
+        if name:
+            layer.register_forward_hook(keep(name))  # type: ignore[arg-type]
+    tensors = {**history.layout.views(w), **{n: b.clone() for n, b in buffers.items()}}
+    with torch.no_grad():
+        torch.func.functional_call(module, tensors, (x,))
+    return outputs
+
+
+def centred_gram(output: Tensor) -> Tensor:
+    """The inner products [n, n] of the centred outputs of the examples, of unit norm; 0 where all are the same."""
+    x = output.flatten(1).double()
+    size = float(x.abs().max()) ** 2 * x.shape[1]
+    x = x - x.mean(0)
+    gram = x @ x.T
+    norm = torch.linalg.matrix_norm(gram)
+    is_flat = float(norm) <= torch.finfo(output.dtype).eps * size
+    return torch.zeros_like(gram) if is_flat else gram / norm

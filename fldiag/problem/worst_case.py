@@ -1,0 +1,161 @@
+"""How much the loss rises around weights, in the worst case and on average, with each weight moved in its own scale.
+
+With scale T (a diagonal) and delta = T u: the worst case is max over ||u||_2 <= rho of F(w + T u) - F(w), the average case the
+mean over u ~ N(0, rho^2 I). T = diag(|w|) is adaptive sharpness (Kwon et al., "ASAM", ICML 2021; Andriushchenko et al., "A modern
+look at the relationship between sharpness and generalization", ICML 2023, arXiv 2302.07011), T = I the plain one. Of both
+papers the authors' released code was read whole, of the text abstract and introduction.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fldiag.curvature.ascent import Ascent, climb, project
+from fldiag.problem.eigenpairs import finite_scores
+from fldiag.problem.inputs import TensorData
+from fldiag.problem.problem import Problem
+from fldiag.problem.trees import cut
+from fldiag.results.table import Row
+from fldiag.seeding import torch_rng
+
+
+@dataclass(frozen=True)
+class Climb:
+    """How a worst case is sought: at most ``steps`` gradients from each of ``restarts`` random starts, to the share ``tol``."""
+
+    steps: int = 10
+    restarts: int = 1
+    tol: float = 1e-3
+    seed: int = 0
+
+
+def adaptive_scale(problem: Problem) -> Tensor:
+    """|w| [P] in float64: a weight of exactly 0 stays where it is, biases and norm parameters are weights like the others."""
+    return problem.w.double().abs()
+
+
+def resting(problem: Problem) -> str | None:
+    """What is said of weights that are exactly 0, which adaptive perturbations leave alone; None where there are none."""
+    count = int((problem.w == 0).sum())
+    return f"{count:,} of {len(problem.w):,} weights are exactly 0 and stay" if count else None
+
+
+def random_point(problem: Problem, purpose: str, seed: int, number: int = 0) -> Tensor:
+    """A standard normal vector [P] in float64."""
+    rng = torch_rng(seed, purpose, number)
+    return torch.randn(problem.layout.size, dtype=torch.float64, generator=rng).to(problem.device)
+
+
+def worst_case(problem: Problem, scale: Tensor, rho: float, how: Climb) -> Ascent:
+    """max over ||u||_2 <= rho of F(w + scale u) - F(w), as far as ``how`` climbs: a lower bound.
+
+    Raises FldiagError where the loss at the weights is not finite.
+    """
+    w, centre = problem.w.double(), finite_scores(problem).loss
+
+    def rise(u: Tensor) -> float:
+        return problem.loss(w + scale * u)[0] - centre
+
+    def gradient(u: Tensor) -> Tensor:
+        return scale * problem.gradient(w + scale * u)
+
+    starts = (random_point(problem, "start of an ascent", how.seed, i) for i in range(how.restarts))
+    ascents = [
+        climb(rise, gradient, rho, project(start, rho), steps=how.steps, tol=how.tol)
+        for start in starts
+    ]
+    best = max(ascents, key=lambda ascent: ascent.rise)
+    return replace(best, gradients=sum(ascent.gradients for ascent in ascents))
+
+
+def worst_case_row(problem: Problem, metric: str, scale: Tensor, rho: float, how: Climb) -> Row:
+    """``worst_case`` as a row; ``stderr`` over the examples with delta as it is, ``residual``: a bound for rounding."""
+    row: Row = {"metric": metric, "estimator": "ascent", "rho": rho}
+    if not bool(scale.any()):
+        return {**row, "value": None, "note": "all weights are 0: no share of them moves the model"}
+    ascent = worst_case(problem, scale, rho, how)
+    if not math.isfinite(ascent.rise):
+        text = f"the loss is not finite within rho = {rho:g}: choose a smaller one"
+        return {**row, "value": None, "note": text}
+    centre = finite_scores(problem)
+    displaced = problem.losses(problem.w.double() + scale * ascent.point)
+    stderr = None
+    if centre.each is not None and displaced is not None:
+        stderr = problem.stderr(displaced - centre.each)
+    return {
+        **row,
+        "value": ascent.rise,
+        "stderr": stderr,
+        "residual": rounding(problem, ascent.rise),
+        "gradients": ascent.gradients,
+        "converged": ascent.converged,
+    }
+
+
+def rounding(problem: Problem, rise: float) -> float:
+    """What rounding can add to a difference of two losses."""
+    centre = finite_scores(problem).loss
+    return torch.finfo(problem.dtype).eps * (2 * abs(centre) + abs(rise))
+
+
+def average_row(
+    problem: Problem, metric: str, scale: Tensor, rho: float, draws: int, seed: int
+) -> Row:
+    """The mean of F(w + scale u) - F(w) over u ~ N(0, rho^2 I) as a row, with its standard error over the draws."""
+    row: Row = {"metric": metric, "estimator": "gaussian", "rho": rho, "draws": draws}
+    centre, w = finite_scores(problem).loss, problem.w.double()
+    rises = torch.tensor(
+        [
+            problem.loss(w + rho * scale * random_point(problem, "perturbation", seed, i))[0]
+            for i in range(draws)
+        ],
+        dtype=torch.float64,
+    )
+    rises -= centre
+    if not bool(rises.isfinite().all()):
+        text = f"the loss is not finite at weights moved by a deviation of {rho:g}"
+        return {**row, "value": None, "note": text}
+    value = float(rises.mean())
+    stderr = float(rises.std()) / math.sqrt(draws) if draws > 1 else None
+    return {**row, "value": value, "stderr": stderr, "residual": rounding(problem, value)}
+
+
+def minibatch_row(
+    problem: Problem, metric: str, scale: Tensor, rho: float, how: Climb, size: int
+) -> Row:
+    """The mean of the worst cases of minibatches of ``size`` examples, each moved by itself (m-sharpness), as a row.
+
+    Minibatch i has the examples i, i + B, i + 2 B, ... of B minibatches. ``stderr``: over them as a sample."""
+    row: Row = {"metric": metric, "estimator": "ascent", "rho": rho, "m": size}
+    if problem.batch_dependent:
+        text = "the loss couples the examples of a batch: minibatches would have another loss"
+        return {**row, "value": None, "note": text}
+    count = max(1, problem.n // size)
+    x, y = problem.read(0, problem.n)
+    parts = []
+    for i in range(count):
+        index = torch.arange(i, problem.n, count, device=problem.device)
+        batch = copy.copy(problem)
+        batch._data, batch.n = TensorData(cut(x, index), cut(y, index)), len(index)
+        parts.append(worst_case_row(batch, metric, scale, rho, how))
+    values = [part["value"] for part in parts]
+    if any(value is None for value in values):
+        return {
+            **row,
+            "value": None,
+            "note": next(part["note"] for part in parts if "note" in part),
+        }
+    rises = torch.tensor(values, dtype=torch.float64)
+    return {
+        **row,
+        "value": float(rises.mean()),
+        "stderr": float(rises.std()) / math.sqrt(count) if count > 1 else None,
+        "residual": max(part["residual"] for part in parts),
+        "gradients": sum(part["gradients"] for part in parts),
+        "converged": all(part["converged"] for part in parts),
+    }

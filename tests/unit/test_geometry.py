@@ -1,0 +1,247 @@
+"""The geometry of features: simplex frames, closed forms, scikit-learn, and what has no number."""
+
+import helpers
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from histories import history, identity, linear, moved, one, separable, stored
+from sklearn.neighbors import NearestCentroid
+from torch import nn
+
+from fldiag.diagnostics.drift.representation import cka
+from fldiag.diagnostics.geometry import geometry, summary
+from fldiag.diagnostics.geometry.measure import (
+    COLLAPSE,
+    centred_gram,
+    geometry_of,
+    layer_outputs,
+    spread_inputs,
+)
+from fldiag.diagnostics.geometry.picture import draw
+
+CENTRES = ("classes", "examples")
+
+
+def frame_of(classes, width, counts, noise=0.0, seed=0):
+    """Features near a rotated simplex frame off the origin, their labels, and the frame [classes, width]."""
+    g = torch.Generator().manual_seed(seed)
+    corners = torch.eye(classes, dtype=torch.float64) - 1 / classes
+    rotation = torch.linalg.qr(torch.randn(width, width, generator=g, dtype=torch.float64))[0]
+    corners = 3 * corners @ rotation[:classes]
+    y = torch.repeat_interleave(torch.arange(classes), torch.tensor(counts))
+    shift = torch.randn(width, generator=g, dtype=torch.float64)
+    spread = noise * torch.randn(len(y), width, generator=g, dtype=torch.float64)
+    return corners[y] + shift + spread, y, corners
+
+
+def numbers(h, y, head, centre="classes", answers=None):
+    return geometry_of(h, y, y if answers is None else answers, head, centre)
+
+
+@pytest.mark.parametrize("counts", [(7, 7, 7, 7), (1, 9, 2, 5)])
+def test_a_simplex_frame_is_collapsed(counts):
+    h, y, corners = frame_of(4, 6, counts)
+    result = numbers(h, y, 2.5 * corners + 1.0)  # the rows' mean does not count
+    for metric in COLLAPSE:
+        assert abs(result[metric]) < 1e-6
+    assert numbers(h, y, -corners)["nc3"] == pytest.approx(2.0)
+    orthogonal = torch.linalg.qr(corners.T, mode="complete")[0].T[-2:]
+    head = torch.stack([orthogonal[0], -orthogonal[0], orthogonal[1], -orthogonal[1]])
+    assert numbers(h, y, head)["nc3"] == pytest.approx(2**0.5)
+
+
+def test_classes_count_alike_or_by_their_examples():
+    h, y, corners = frame_of(4, 6, (1, 9, 2, 5))
+    assert numbers(h, y, corners, "classes")["nc2_norms"] == pytest.approx(0, abs=1e-9)
+    assert numbers(h, y, corners, "examples")["nc2_norms"] > 0.1
+    h, y, corners = frame_of(4, 6, (6, 6, 6, 6), noise=0.3)
+    a, b = (numbers(h, y, corners, centre) for centre in CENTRES)
+    assert {k: a[k] == pytest.approx(b[k]) for k in a} == dict.fromkeys(a, True)
+
+
+@pytest.mark.parametrize("centre", CENTRES)
+def test_nc1_by_the_definition(centre):
+    h, y, corners = frame_of(3, 5, (4, 7, 9), noise=0.5)
+    means = torch.stack([h[y == c].mean(0) for c in range(3)])
+    shares = torch.full((3,), 1 / 3) if centre == "classes" else torch.tensor([4, 7, 9]) / 20
+    shares = shares.double()
+    centred = means - shares @ means
+    between = sum(p * torch.outer(m, m) for p, m in zip(shares, centred, strict=True))
+    within = sum(
+        p * torch.cov(h[y == c].T, correction=0) for c, p in zip(range(3), shares, strict=True)
+    )
+    expected = torch.trace(within @ torch.linalg.pinv(between, rtol=1e-9)) / 3
+    assert numbers(h, y, corners, centre)["nc1"] == pytest.approx(float(expected))
+
+
+def test_nc1_in_one_dimension():
+    h = torch.tensor([[0.0], [2.0], [10.0], [14.0]], dtype=torch.float64)
+    y = torch.tensor([0, 0, 1, 1])
+    result = numbers(h, y, torch.tensor([[-1.0], [1.0]], dtype=torch.float64))
+    # variances 1 and 4, means 1 and 12, so (1 + 4)/2 over 5.5^2, over two classes
+    assert result["nc1"] == pytest.approx(2.5 / 5.5**2 / 2)
+
+
+def test_nc2_of_a_cross():
+    """Means +-a e1 and +-b e2: cosines 0 (4 pairs) and -1 (2), against -1/3."""
+    a, b = 1.0, 3.0
+    h = torch.tensor([[a, 0], [-a, 0], [0, b], [0, -b]], dtype=torch.float64)
+    result = numbers(h, torch.arange(4), None)
+    assert result["nc2_cosines"] == pytest.approx((4 * (1 / 3) + 2 * (2 / 3)) / 6)
+    assert result["nc2_norms"] == pytest.approx(np.std([a, a, b, b], ddof=1) / 2)
+    assert result["nc3"] == "the head is not one linear layer"
+
+
+def test_nc4_is_what_a_nearest_centroid_classifier_answers_otherwise():
+    h, y, corners = frame_of(4, 6, (9, 4, 12, 6), noise=1.5)
+    answers = (h @ corners.T).argmax(1)
+    nearest = NearestCentroid().fit(h.numpy(), y.numpy()).predict(h.numpy())
+    result = numbers(h, y, corners, answers=answers)["nc4"]
+    assert result == pytest.approx((nearest != answers.numpy()).mean()) and result > 0
+
+
+@pytest.mark.parametrize("d", [2, 5])
+def test_effective_rank(d):
+    axes = torch.cat([torch.eye(d), -torch.eye(d)]).double()
+    y = torch.arange(2 * d) % 2
+    assert numbers(axes, y, None)["effective_rank"] == pytest.approx(d)
+    line = torch.arange(4.0).double()[:, None] * torch.ones(d).double()
+    assert numbers(line, torch.arange(4) % 2, None)["effective_rank"] == pytest.approx(1)
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(50, d, generator=g, dtype=torch.float64)
+    shares = np.linalg.svd((h - h.mean(0)).numpy(), compute_uv=False)
+    shares /= shares.sum()
+    expected = np.exp(-(shares * np.log(shares)).sum())
+    assert numbers(h, torch.arange(50) % 2, None)["effective_rank"] == pytest.approx(expected)
+
+
+def test_what_has_no_number_says_why():
+    h, y, corners = frame_of(3, 4, (2, 2, 2))
+    same = torch.ones(6, 4).double()
+    for features, labels, reason in (
+        (h, torch.zeros(6, dtype=torch.long), "there is one class only"),
+        (h, torch.zeros(6, 1), "the targets are not one class an example"),
+        (same, y, "the features are the same for all examples"),
+        (torch.cat([h[:1], h[2:3]]).repeat(3, 1), torch.arange(6) // 2, "class means are the same"),
+    ):
+        result = numbers(features, labels, corners)
+        assert reason in result["nc1"] and reason in result["nc2_norms"]
+    assert "outputs for 3 classes" in numbers(h, y, corners[:1])["nc3"]
+    assert "same for all classes" in numbers(h, y, torch.ones(3, 4).double())["nc3"]
+
+
+# -- of a federation
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def federation(net=None, clients=3, **options):
+    data, parts = helpers.classification((20, 13, 17))
+    net = net or network()
+    w, models = moved(net)
+    ids = range(clients)
+    rounds = [stored(w, models[:clients], round=r, ids=ids) for r in (1, 2)]
+    return history(net, data, parts, *rounds, **{"dtype": torch.float64, **options})
+
+
+def test_rows_of_every_model():
+    frame = geometry(federation())
+    assert sorted(frame["round"].unique()) == [1, 2]
+    for moment in ("received", "aggregated"):
+        row = one(frame, "nc1", round=1, moment=moment, scope="global")
+        assert row.n_examples == 50 and row.classes == 3 and row["slice"] == "train"
+        assert row.imbalance >= 1
+    for k, n in enumerate((20, 13, 17)):
+        rows = frame[(frame["metric"] == "nc4") & (frame["round"] == 1) & (frame["client"] == k)]
+        assert dict(zip(rows["slice"], rows["n_examples"], strict=True)) == {
+            "train": 50,
+            f"client:{k}/train": n,
+        }
+    each = frame[(frame["metric"] == "nc3") & (frame["slice"] == "train")]
+    each = each[(each["round"] == 1) & (each["scope"] == "client")]["value"].astype(float)
+    row = one(frame, "nc3", round=1, moment="trained", scope="global", slice="train")
+    assert row.value == pytest.approx(each.mean())
+    assert row.stderr == pytest.approx(each.std() / 3**0.5)
+    test = geometry(federation(), slice="test")
+    assert set(test[test["metric"] == "nc1"]["slice"]) == {"test"}
+
+
+def test_features_are_those_before_the_head():
+    """With the identity as body, features are the inputs, which are near the corners of a frame."""
+    data, deal = separable(), [np.arange(i, 120, 2) for i in range(2)]
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
+    w = torch.cat([torch.eye(4).flatten(), identity()]).double()
+    made = history(net, data, deal, stored(w, [w, w], w), dtype=torch.float64)
+    frame = geometry(made)
+    x, y = data.train_x[np.concatenate(deal)].double(), data.train_y[np.concatenate(deal)]
+    expected = geometry_of(x, y, y, 5 * torch.eye(4).double(), "classes")
+    for metric, number in expected.items():
+        row = one(frame, metric, moment="aggregated", scope="global")
+        assert row.value == pytest.approx(number, rel=1e-5, abs=1e-9)
+    assert expected["nc1"] < 0.02 and expected["nc3"] < 0.05 and expected["nc4"] == 0
+
+
+def test_cka_of_clients_by_layer_is_that_of_two_representations():
+    made = federation()
+    frame = geometry(made, similar=20)
+    stretch = made.stretch("train")
+    x = spread_inputs(made, stretch, 20)
+    assert len(x) <= 20 and one(frame, "cka", round=1, layer="0", scope="global").n_examples == len(
+        x
+    )
+    record = made.stored(1)
+    a, b = (layer_outputs(made, record.client(j), x) for j in (0, 2))
+    assert list(a) == ["0", "2"]
+    for layer in a:
+        row = one(frame, "cka", round=1, layer=layer, client=0, client_b=2)
+        assert row.value == pytest.approx(cka(a[layer], b[layer]))
+    pairs = frame[(frame["metric"] == "cka") & (frame["scope"] == "pair") & (frame["round"] == 1)]
+    mean = pairs[pairs["layer"] == "2"]["value"].astype(float).mean()
+    assert one(frame, "cka", round=1, layer="2", scope="global").value == pytest.approx(mean)
+
+
+def test_cka_is_1_under_rotation_shift_and_scale_and_0_for_no_relation():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 4, generator=g, dtype=torch.float64)
+    rotation = torch.linalg.qr(torch.randn(4, 4, generator=g, dtype=torch.float64))[0]
+    gram = centred_gram(x)
+    assert float((gram * centred_gram(-2 * x @ rotation + 3)).sum()) == pytest.approx(1)
+    a, b = torch.tensor([1.0, -1, 1, -1]).double(), torch.tensor([1.0, 1, -1, -1]).double()
+    assert float((centred_gram(a[:, None]) * centred_gram(b[:, None])).sum()) == pytest.approx(0)
+    assert not centred_gram(torch.full((5, 3), 0.1)).any()
+
+
+def test_one_client_no_head_and_no_comparison():
+    frame = geometry(federation(clients=1))
+    row = one(frame, "cka", round=1)
+    assert row.masked and "nobody to be compared with" in row.note
+    assert pd.isna(
+        one(frame, "nc1", round=1, moment="trained", scope="global", slice="train").stderr
+    )
+    w = identity().double()
+    deal = [np.arange(0, 60), np.arange(60, 120)]
+    made = history(linear(), separable(), deal, stored(w, [w, 2 * w], w), dtype=torch.float64)
+    frame = geometry(made)
+    rows = frame[frame["metric"].isin([*COLLAPSE, "effective_rank"])]
+    assert rows["masked"].all() and rows["note"].str.contains("no head").all()
+    assert one(frame, "cka", scope="pair").value == pytest.approx(1)  # scaled alike
+    assert not (geometry(federation(), similar=0)["metric"] == "cka").any()
+
+
+def test_the_picture_and_the_summary_show_the_numbers():
+    frame = geometry(federation())
+    fig = draw(frame)
+    drawn = np.concatenate(
+        [np.asarray(line.get_ydata(), float) for ax in fig.axes for line in ax.lines]
+    )
+    metrics = frame["metric"].isin([*COLLAPSE, "effective_rank"])
+    shown = frame[metrics | ((frame["metric"] == "cka") & (frame["scope"] == "global"))]
+    own = shown["slice"].str.startswith("client:") & (shown["scope"] == "client")
+    for number in shown[~own]["value"].dropna().astype(float):
+        assert np.nanmin(np.abs(drawn - number)) < 1e-9
+    items = list(summary(frame, {"slice": "train"}))
+    assert [len(item.rows) for item in items[:2]] == [8, 2]
