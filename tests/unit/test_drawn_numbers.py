@@ -66,6 +66,39 @@ def profile(run, size):
     return rows + [{**base, "metric": "curvature", "index": i, "value": size * i} for i in (1, 2)]
 
 
+def drift(run, size):
+    base = {"moment": "trained", "scope": "global", "estimator": "exact"}
+    rows = reports.drift(size=size)
+    rows += [
+        {
+            **base,
+            "round": r,
+            "metric": m,
+            "layer": layer,
+            "value": v,
+            "low": v - 0.1,
+            "high": v + 0.1,
+        }
+        for r in (1, 2, 3)
+        for layer, share in ((None, 1.0), ("fc1", 0.7), ("fc2", 0.4))
+        for m, v in (("update_snr", share * size / r), ("update_consensus", share / (r + size)))
+    ]
+    rows += [
+        {
+            **base,
+            "round": 3,
+            "metric": m,
+            "layer": layer,
+            "value": v * size,
+            "stderr": 0.01,
+            "upload": u,
+        }
+        for u, v in (("clip", 0.3), ("top-k", 0.5))
+        for m, layer in (("upload_error", None), ("upload_error", "fc1"), ("upload_loss", None))
+    ]
+    return [{**row, "run": run} for row in rows]
+
+
 def named(make):
     return lambda run, size: [{**row, "run": run} for row in make(size)]
 
@@ -77,7 +110,7 @@ TABLES = {
     "density": density,
     "profile": profile,
     "forgetting": named(lambda size: reports.forgetting(drop=0.2 * size)),
-    "drift": named(lambda size: reports.drift(size=size)),
+    "drift": drift,
     "matching": named(lambda size: reports.matching(size=size)),
     "account": named(lambda size: reports.account(harm=size)),
     "personalise": named(lambda size: reports.personal()),
@@ -96,6 +129,9 @@ SHOWN = {
     ): "layer.isna() and metric in ('global_local_divergence', 'local_local_divergence', "
     "'update_cosine', 'server_cosine', 'gradient_cosine', 'cka')",
     ("drift", "-conflict"): "layer.isna() and metric in ('proximal_loss', 'cos_gu_gp')",
+    ("drift", "-agreement"): "(metric in ('update_snr', 'update_consensus') and layer.isna()) or "
+    "(metric == 'update_snr' and round == 3 and layer.notna())",
+    ("drift", "-upload"): "metric in ('upload_error', 'upload_loss')",
     ("matching", ""): "scope == 'pair' and metric in ('H_N', 'H_D')",
     ("matching", "-curvature"): "scope == 'client' and metric in ('eigenvalue', 'trace')",
     (
