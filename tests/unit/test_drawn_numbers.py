@@ -89,12 +89,16 @@ def drift(run, size):
             "round": 3,
             "metric": m,
             "layer": layer,
-            "value": v * size,
+            "value": v * size * share,
             "stderr": 0.01,
             "upload": u,
         }
         for u, v in (("clip", 0.3), ("top-k", 0.5))
-        for m, layer in (("upload_error", None), ("upload_error", "fc1"), ("upload_loss", None))
+        for m, layer, share in (
+            ("upload_error", None, 1.0),
+            ("upload_error", "fc1", 0.7),
+            ("upload_loss", None, -0.1),
+        )
     ]
     return [{**row, "run": run} for row in rows]
 
