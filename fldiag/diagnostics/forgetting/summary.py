@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results.select import WHOLE, only, split_of, spread_rounds
-from fldiag.results.summary import Item, Small, missing_notes
+from fldiag.results.select import WHOLE, last_round, number, only, split_of, spread_rounds
+from fldiag.results.summary import Item, Say, Small, missing_notes, plus_minus
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -20,6 +20,12 @@ COLUMNS = {
     "drop": "drop",
     "forgetting": "max over classes",
     "restored": "restored",
+}
+#: Measures of continual learning and what they are called.
+CONTINUAL = {
+    "average_forgetting": "average forgetting (Chaudhry)",
+    "gem_backward_transfer": "backward transfer (GEM)",
+    "gem_forward_transfer": "forward transfer (GEM)",
 }
 LOSSES = {
     "round": "round",
@@ -37,7 +43,23 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(
         [_row(values, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
     )
+    yield from _continual(frame)
     yield from missing_notes(frame)
+
+
+def _continual(frame: pd.DataFrame) -> Iterator[Item]:
+    """The measures of continual learning, means over classes, each by its own name."""
+    texts = []
+    for metric, text in CONTINUAL.items():
+        row = only(frame, metric=metric, **WHOLE)
+        if len(row):
+            value, error = number(row), number(row, column="stderr")
+            classes = number(row, column="n_classes")
+            reason = row["note"].iloc[0] if "note" in row and value is None else None
+            words = f"{classes:.0f} classes" if classes else f"none: {reason}"
+            texts.append(f"{text} {plus_minus(value, error, share=True)} ({words})")
+    if texts:
+        yield Say(f"after round {last_round(frame, 'average_forgetting')}: {'; '.join(texts)}")
 
 
 def _row(values: Mapping[tuple[int, str, str], float], r: int) -> Row:
