@@ -61,6 +61,7 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             "--which": options["which"] not in ("largest", "magnitude"),
             "--matrix": options["matrix"] != "hessian",
             "--params": options["params"] is not None,
+            "--not-params": options["not_params"] is not None,
             "--per-layer": options["per_layer"],
             "--diagonal": options["diagonal"],
         }
@@ -76,7 +77,7 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
     flags = [flag for flag in ("trace", "diagonal") if options[flag]]
     if flags and options["matrix"] != "hessian":
         raise FldiagError(f"--{flags[0]} is that of the Hessian", "leave out --matrix", usage=True)
-    if flags and options["params"] is not None:
+    if flags and is_block(options):
         raise _beyond_a_block(flags[0])
 
 
@@ -86,9 +87,13 @@ def check_density(
     """Refuse a density beside what has none, and one beyond the memory."""
     if options["engine"] == "pyhessian":
         raise _beyond_pyhessian("--density")
-    if options["params"] is not None:
+    if is_block(options):
         raise _beyond_a_block("density")
     check_memory(problem, density_options["steps"])
+
+
+def is_block(options: Mapping[str, Any]) -> bool:
+    return options["params"] is not None or options["not_params"] is not None
 
 
 def _beyond_pyhessian(flag: str) -> FldiagError:
@@ -102,7 +107,7 @@ def _beyond_pyhessian(flag: str) -> FldiagError:
 def _beyond_a_block(flag: str) -> FldiagError:
     return FldiagError(
         f"--{flag} is that of the whole model",
-        "leave out --params (--trace and --diagonal list all layers)",
+        "leave out --params and --not-params (--trace and --diagonal list all layers)",
         usage=True,
     )
 
@@ -198,6 +203,10 @@ def spectrum(
             description="Restrict the Hessian to the block of these tensors, such as 'features.*'."
         ),
     ] = None,
+    not_params: Annotated[
+        str | None,
+        Field(description="Leave these tensors out of the Hessian, such as '*.bias'."),
+    ] = None,
     per_layer: Annotated[
         bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
     ] = False,
@@ -273,10 +282,11 @@ def spectrum(
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
     (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
-    pattern (``features.*``), named in ``layer``. Of a block's eigenvector x, ``cross_block`` is the length of H x outside the
-    block: an eigenvalue of the whole matrix lies within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the
-    residuals are within ``tol``, not only the errors that follow from them (a few products more; ``density`` on the same problem
-    then reuses the pairs). ``per_layer``: also the first eigenvalue of every layer's own block (weight and bias). Where
+    pattern (``features.*``), named in ``layer``; ``not_params``: without those that match this one.
+    Of a block's eigenvector x, ``cross_block`` is the length of H x outside the block: an eigenvalue of the whole matrix lies
+    within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the residuals are within ``tol``, not only the
+    errors that follow from them (a few products more; ``density`` on the same problem then reuses the pairs).
+    ``per_layer``: also the first eigenvalue of every layer's own block (weight and bias). Where
     the network is piecewise linear in each layer's weights, the block of a single layer is the same in both matrices and taken
     from the Gauss-Newton matrix (estimator ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the
     initialisation), each worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer, and one more an eigenvalue
@@ -298,6 +308,7 @@ def spectrum(
             "trace": trace,
             "diagonal": diagonal,
             "params": params,
+            "not_params": not_params,
             "per_layer": per_layer,
             "matrix": matrix,
             "engine": engine,
@@ -316,9 +327,14 @@ def spectrum(
         if engine == "pyhessian":
             return pyhessian_engine.eigenvalues(problem, k, **pyhessian_options)
         rows, blocks = loss_rows(problem), [Block(params, k, params)]
+        if not_params is not None:
+            blocks = [Block.without(problem, params, not_params, k)]
         if per_layer:
             layers = problem.layout.layers.items()
-            blocks += [Block(tuple(names), 1, layer or "(model)") for layer, names in layers]
+            blocks += [
+                Block(tuple(names), 1, layer or "(model)", is_single_layer=True)
+                for layer, names in layers
+            ]
         results = workspace().map(
             block_rows,
             problem,

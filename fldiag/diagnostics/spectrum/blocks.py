@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.operator import Operator
+from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import (
     choose_matrix,
@@ -16,7 +18,7 @@ from fldiag.problem.eigenpairs import (
     noise_of,
     strict_pairs,
 )
-from fldiag.problem.operators import block_index
+from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
 
@@ -28,10 +30,22 @@ class Block:
     tensors: str | tuple[str, ...] | None
     k: int
     layer: str | None
+    is_single_layer: bool = False
 
-    @property
-    def is_single_layer(self) -> bool:
-        return isinstance(self.tensors, tuple)
+    @staticmethod
+    def without(problem: Problem, params: str | None, not_params: str, k: int) -> Block:
+        """The block of the tensors that match ``params`` (None: all) and do not match ``not_params``."""
+        names = block_names(problem, "*" if params is None else params)
+        rest = tuple(n for n in names if not fnmatch.fnmatchcase(n, not_params))
+        if len(rest) == len(names):
+            block_names(problem, not_params)  # raises with the nearest name
+        if rest in ((), tuple(names)):
+            raise FldiagError(
+                f"not_params = {not_params!r} {'leaves no' if not rest else 'leaves out no'} parameter of the block",
+                f"its parameters: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}",
+                usage=True,
+            )
+        return Block(rest, k, f"{'' if params is None else f'{params} '}without {not_params}")
 
     def __str__(self) -> str:
         if self.tensors is None:
