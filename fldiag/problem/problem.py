@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import Criterion, Ingredients
+from fldiag.problem.inputs import Subset
 from fldiag.problem.memory import (
     DEPENDENT,
     batch_size,
@@ -114,6 +116,13 @@ class Problem(Ingredients):
                 "device": self.w.device,
             },
         )
+
+    def on(self, examples: Sequence[int], name: str) -> Problem:
+        """The same loss at the same weights on some examples (their numbers in the slice), which are called ``name``."""
+        problem = copy.copy(self)
+        problem._data = Subset(self._data, examples, name)
+        problem.n, problem.slice_name = len(examples), name
+        return problem
 
     # -- what is known about the problem
 

@@ -19,6 +19,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
+from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 
@@ -63,6 +64,7 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             "--params": options["params"] is not None,
             "--not-params": options["not_params"] is not None,
             "--per-layer": options["per_layer"],
+            "--minibatch": options["minibatch"] is not None,
             "--diagonal": options["diagonal"],
         }
         unsupported = [flag for flag, value in is_set.items() if value]
@@ -74,6 +76,17 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             raise FldiagError(
                 f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True
             )
+    size = options["minibatch"]
+    if size is not None and (size > problem.n or is_block(options)):
+        raise FldiagError(
+            f"minibatch = {size}, and the slice has {problem.n} examples"
+            if size > problem.n
+            else "--minibatch is that of the whole model",
+            f"use at most {problem.n}"
+            if size > problem.n
+            else "leave out --params and --not-params",
+            usage=True,
+        )
     flags = [flag for flag in ("trace", "diagonal") if options[flag]]
     if flags and options["matrix"] != "hessian":
         raise FldiagError(f"--{flags[0]} is that of the Hessian", "leave out --matrix", usage=True)
@@ -120,7 +133,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         if column in ("run", "metric", "index", "value")
         or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
     }
-    values = frame[list(columns)]
+    values = only(
+        frame, metric=[m for m in frame["metric"].unique() if m != "minibatch_eigenvalue"]
+    )
+    values = values[list(columns)]
     yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
 
     def is_rough(metric: str) -> bool:
@@ -164,6 +180,7 @@ LAMBDA_1 = Number(
     draw={
         "": "fldiag.diagnostics.spectrum.picture:draw",
         "-layers": "fldiag.plotting.layers:draw",
+        "-minibatches": "fldiag.diagnostics.spectrum.picture:minibatches_if_any",
     },
     summary=summary,
     numbers=(LAMBDA_1,),
@@ -213,6 +230,13 @@ def spectrum(
     matrix: Annotated[
         Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
     ] = "hessian",
+    minibatch: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Also compute the largest eigenvalue of up to 20 random minibatches of so many examples each.",
+        ),
+    ] = None,
     tol: Annotated[
         float,
         Field(
@@ -290,13 +314,21 @@ def spectrum(
     the network is piecewise linear in each layer's weights, the block of a single layer is the same in both matrices and taken
     from the Gauss-Newton matrix (estimator ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the
     initialisation), each worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer, and one more an eigenvalue
-    of a block. ``trace``, ``diagonal``: the rows of those diagnostics too
+    of a block. ``minibatch``: rows ``minibatch_eigenvalue``, the largest eigenvalue of the loss of each of up to 20 disjoint
+    random minibatches of so many examples, and ``minibatch_eigenvalue_mean`` with its standard error over ``n_minibatches``,
+    and their ``deviation``. ``trace``, ``diagonal``: the rows of those diagnostics too
     (``rtol``). ``engine`` pyhessian: that package's own estimates (``pyhessian_engine``), with ``batches`` and ``resample``.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
     from fldiag.diagnostics.spectrum import pyhessian_engine
-    from fldiag.diagnostics.spectrum.blocks import Block, block_rows
+    from fldiag.diagnostics.spectrum.blocks import (
+        Block,
+        block_rows,
+        distribution_rows,
+        minibatch_indices,
+        minibatch_rows,
+    )
     from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import default_products, loss_rows
 
@@ -310,6 +342,7 @@ def spectrum(
             "params": params,
             "not_params": not_params,
             "per_layer": per_layer,
+            "minibatch": minibatch,
             "matrix": matrix,
             "engine": engine,
             "batches": batches,
@@ -362,10 +395,27 @@ def spectrum(
         rows = diagonal_rows(problem, result, "layer") if diagonal else []
         return rows + trace_rows(problem, result, "layer")
 
+    def compute_minibatches(size: int) -> list[Row]:
+        results = workspace().map(
+            minibatch_rows,
+            problem,
+            minibatch_indices(problem.n, size, seed),
+            name=lambda examples: f"minibatch from example {examples[0]}",
+            tol=tol,
+            matrix=matrix,
+            max_products=max_products or default_products(1),
+            seed=seed,
+        )
+        return distribution_rows([row for result in results for row in result], size)
+
     has_trace = trace or diagonal
-    with workspace().part(0, 2 if has_trace else 1, "eigenvalues"):
+    parts = 1 + has_trace + (minibatch is not None)
+    with workspace().part(0, parts, "eigenvalues"):
         rows = workspace().result("eigenvalues", compute_eigenvalues)
+    if minibatch is not None:
+        with workspace().part(1, parts, "minibatches"):
+            rows = rows + compute_minibatches(minibatch)
     if has_trace:
-        with workspace().part(1, 2, "trace"):
+        with workspace().part(parts - 1, parts, "trace"):
             rows = rows + workspace().result("trace", compute_trace)
     return table(rows, **problem.common)
