@@ -644,8 +644,25 @@ def _forecast_sweep(
 
 @app.command(rich_help_panel="Clients")
 def partition(
-    config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
+    config: Annotated[
+        str,
+        typer.Argument(help="A preset, a TOML file or a run folder; with --data a partition file."),
+    ],
     set_: Set = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Check a partition file (npz or JSON) against these data: NAME, npz:PATH, csv:PATH or "
+            "pkg.mod:loader. Exit code 3 if training would refuse it."
+        ),
+    ] = None,
+    ordered: Annotated[
+        bool,
+        typer.Option(
+            "--ordered",
+            help="Classes are ordered, as grades are: also compute earth mover's distances.",
+        ),
+    ] = False,
     allow_code: AllowCode = None,
     trust_file: TrustFile = False,
     download: Download = False,
@@ -655,20 +672,41 @@ def partition(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Draw the label distribution per client as a bubble chart of classes and clients.
+    """Draw the label distribution per client, and measure how far clients are from alike.
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """
     with errors(debug), use_sheet(width, format):
         from fldiag.data.partition import sizes as sizes_of
-        from fldiag.diagnosis.dealt_partition import partition_of
+        from fldiag.diagnosis import heterogeneity
+        from fldiag.diagnosis.dealt_partition import check_file, partition_of
         from fldiag.diagnosis.places import prepare
         from fldiag.plotting import bubbles, style
+        from fldiag.plotting import heterogeneity as picture
+        from fldiag.results.provenance import provenance
 
         console = Console(json)
-        division = partition_of(config, set_ or [], download=download, allow_code=allow_code or [])
+        if data is None:
+            division = partition_of(
+                config, set_ or [], download=download, allow_code=allow_code or []
+            )
+        elif set_:
+            raise FldiagError(
+                "--set changes a preset or TOML file, and --data is for a partition file",
+                "give one of them: --data with the file alone, or --set partition.kind=file "
+                "--set partition.path=FILE",
+                usage=True,
+            )
+        else:
+            division = check_file(config, data, download=download)
         counts = division.counts
         path = prepare(out or division.folder) / division.name
+        measures = heterogeneity.measure(counts, division.parts, is_ordered=ordered)
+        about = {**provenance(), "partition": division.title, "ordered": ordered}
+        of_measures = path.with_name(f"{path.name}-heterogeneity")
+        files = write_table(measures, of_measures, about)
+        fig = picture.draw(measures, title=division.title)
+        files += style.write(fig, of_measures) if fig else []
         table = write_text(beside(path, ".csv"), csv_text(counts))
         pictures = style.write(bubbles.draw(counts, title=division.title), path)
         sizes = sizes_of(division.parts)
@@ -679,7 +717,14 @@ def partition(
             "classes": float(counts[counts["count"] > 0].groupby("client").size().mean()),
         }
         headings = {name: name for name in row} | {"classes": "classes a client (mean)"}
-        console.table([row], headings)
-        for text in division.remarks:
+        console.table([row | heterogeneity.in_short(measures)], headings | heterogeneity.HEADINGS)
+        for text in (*division.remarks, *heterogeneity.remarks(measures)):
             console.note(text)
-        console.done(table, *pictures)
+        for text in division.faults[:8]:
+            console.alarm(f"fault: {text}")
+        if len(division.faults) > 8:
+            console.alarm(f"and {len(division.faults) - 8} more faults")
+        console.result["faults"] = list(division.faults)
+        console.done(table, *files, *pictures)
+        if division.faults:
+            sys.exit(3)

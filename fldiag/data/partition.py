@@ -9,7 +9,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -367,28 +367,34 @@ def from_file(path: str, digest: str | None, clients: int, examples: int) -> Par
             f"{numbering}set clients.total = {total}",
             usage=True,
         )
-    is_of_run = os.path.isdir(path)
+    for what, remedy in file_faults(parts, examples, may_repeat=os.path.isdir(path)):
+        raise FldiagError(f"partition {path}: {what}", remedy, usage=True)
+    return [parts[k] for k in range(clients)]
+
+
+def file_faults(
+    parts: Mapping[Any, np.ndarray], examples: int, *, may_repeat: bool
+) -> Iterator[tuple[str, str]]:
+    """Why training refuses these clients' sorted indices, each fault with its remedy. ``may_repeat``: a client may have an
+    example twice, as some kinds of partition deal."""
     for k, index in sorted(parts.items()):
         if not len(index):
-            raise FldiagError(
-                f"partition {path}: client {k} has no examples",
+            yield (
+                f"client {k} has no examples",
                 "give it some, or leave it out and number the others anew",
-                usage=True,
             )
+            continue
         if index[-1] >= examples:
-            raise FldiagError(
-                f"partition {path}: client {k} has example {index[-1]}, and the data have {examples} training examples",
+            yield (
+                f"client {k} has example {index[-1]}, and the data have {examples} training examples",
                 f"give the data of this partition with data.name, or indices from 0 to {examples - 1}",
-                usage=True,
             )
         twice = index[1:][index[1:] == index[:-1]]
-        if len(twice) and not is_of_run:
-            raise FldiagError(
-                f"partition {path}: client {k} has example {twice[0]} twice",
+        if len(twice) and not may_repeat:
+            yield (
+                f"client {k} has example {twice[0]} twice",
                 "give every example of a client once (the partition of a run as the run's folder)",
-                usage=True,
             )
-    return [parts[k] for k in range(clients)]
 
 
 def file_remarks(parts: Sequence[np.ndarray], examples: int) -> list[str]:

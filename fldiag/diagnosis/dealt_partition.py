@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fldiag import config as configs
 from fldiag import data, user_code
+from fldiag.config_files import read_partition
 from fldiag.data import partition
 from fldiag.data.public import deal
 from fldiag.diagnosis import places
@@ -25,7 +27,7 @@ from fldiag.runs.run import Run
 class DealtPartition:
     """``counts``: one row a client and class with its number of examples. ``parts``: the training indices of every client.
     ``folder`` and ``name``: where a picture of it belongs. ``title``: its data, how they were dealt, and to how many.
-    ``remarks``: what to know of it."""
+    ``remarks``: what to know of it. ``faults``: why training would refuse it."""
 
     counts: pd.DataFrame
     parts: Sequence[np.ndarray]
@@ -33,6 +35,7 @@ class DealtPartition:
     name: str
     title: str = ""
     remarks: Sequence[str] = ()
+    faults: Sequence[str] = ()
 
 
 def partition_of(
@@ -55,7 +58,61 @@ def partition_of(
     """
     if os.path.isfile(Path(source) / "run.json"):
         return _of_run(Run.open(source).allow(allow_code), download)
+    if Path(source).suffix in (".json", ".npz"):
+        raise FldiagError(
+            f"{source} is no preset and no run; a partition file does not say of which data it is",
+            f"fldiag partition {source} --data NAME",
+            usage=True,
+        )
     return dealt(configs.load(source, overrides), download=download)
+
+
+def check_file(path: str | Path, name: str, *, download: bool = False) -> DealtPartition:
+    """The partition in a file, or of a run's folder, against the training examples of a data set, before any training.
+
+    Its counts are of the indices that the data have; ``faults`` tells what is wrong with it.
+
+    Args:
+        path: an npz or JSON file, client -> indices of its training examples.
+        name: of the data, as ``fldiag.data.load`` takes it.
+        download: fetch a missing public data set.
+
+    Raises:
+        FldiagError: no partition can be read from the file, data that are not there, or that are made client by client.
+    """
+    dataset = data.load(name, download=download, allow_code=[name])
+    if dataset.is_lazy:
+        raise FldiagError(
+            f"data set {name!r} is made client by client",
+            "leave --data out, and give a preset with its partition: fldiag partition digits --set data.name=synthetic",
+            usage=True,
+        )
+    parts: dict[Any, np.ndarray] = {**read_partition(path)}
+    examples, faults = len(dataset.train_y), []
+    lacking = [str(k) for k in range(len(parts)) if str(k) not in parts]
+    if lacking:
+        faults.append(
+            f"{len(parts)} clients, and none is called {lacking[0]}: number them from 0 to "
+            f"{len(parts) - 1} (until then they are counted in the order of the file)"
+        )
+    else:
+        parts = {int(name): index for name, index in parts.items()}
+    faults += [
+        f"{what}: {remedy}"
+        for what, remedy in partition.file_faults(parts, examples, may_repeat=os.path.isdir(path))
+    ]
+    in_order = parts.values() if lacking else (parts[k] for k in range(len(parts)))
+    usable = [index[index < examples] for index in in_order]
+    source = Path(path).stem
+    return DealtPartition(
+        partition.summary(usable, dataset.train_y),
+        usable,
+        places.FALLBACK,
+        f"partition-{dataset.name.replace(':', '-').replace('/', '-')}-file-{source}",
+        f"{words.data(dataset.name)}, {source}, {len(usable):,} clients",
+        partition.file_remarks(usable, examples),
+        faults,
+    )
 
 
 def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:

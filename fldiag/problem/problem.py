@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +16,10 @@ from torch import Tensor
 from fldiag.choices import Matrix
 from fldiag.curvature.finite_differences import Differences, DifferenceStep, best_step
 from fldiag.curvature.hvp import derivative
-from fldiag.curvature.operator import Operator, finite, not_finite
+from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import Criterion, Ingredients
+from fldiag.problem.inputs import Subset
 from fldiag.problem.memory import (
     DEPENDENT,
     batch_size,
@@ -24,7 +27,7 @@ from fldiag.problem.memory import (
     recomputing_gradient,
     room_for_graphs,
 )
-from fldiag.problem.operators import Batches, agrees, by_hand, double_backward
+from fldiag.problem.operators import Batches, agrees, block_index, by_hand, double_backward
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
@@ -113,6 +116,13 @@ class Problem(Ingredients):
                 "device": self.w.device,
             },
         )
+
+    def on(self, examples: Sequence[int], name: str) -> Problem:
+        """The same loss at the same weights on some examples (their numbers in the slice), which are called ``name``."""
+        problem = copy.copy(self)
+        problem._data = Subset(self._data, examples, name)
+        problem.n, problem.slice_name = len(examples), name
+        return problem
 
     # -- what is known about the problem
 
@@ -418,6 +428,45 @@ class Problem(Ingredients):
             product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
         product.shift = self.weight_decay
         return product
+
+    def dense(
+        self, layers: str | Sequence[str] | None = None, *, matrix: Matrix = "hessian"
+    ) -> Tensor:
+        """The Hessian (or Gauss-Newton matrix, ``ggn``) at ``.w`` as a dense matrix, or its block of some layers.
+
+        Args:
+            layers: names or patterns (``features.*``) of layers or of their tensors; None: the whole matrix.
+            matrix: hessian or ggn.
+
+        Returns:
+            [p, p] in float64, symmetric; rows and columns in the order of the weights. It takes p products.
+
+        Raises:
+            FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
+        """
+        index = torch.arange(self.layout.size, device=self.device)
+        if layers is not None:
+            patterns = [layers] if isinstance(layers, str) else list(layers)
+            names = [
+                name
+                for layer, tensors in self.layout.layers.items()
+                for name in tensors
+                if any(fnmatchcase(text, p) for text in (layer, name) for p in patterns)
+            ]
+            index = block_index(self, names or patterns)
+        size = len(index)
+        if 16 * size * size > self.memory:
+            raise FldiagError(
+                f"a dense matrix of {size:,} weights takes {16 * size * size / 1e9:,.1f} GB while it is made, and "
+                f"memory = {self.memory / 1e9:,.1f} GB",
+                "choose fewer layers, or a larger memory",
+            )
+        operator = self.hessian(matrix=matrix)
+        block, rows = OperatorBlock(operator, index), torch.eye(size, dtype=torch.float64)
+        for i in range(size):
+            rows[i] = block(rows[i].to(self.device)).cpu()
+        operator.release()
+        return ((rows + rows.T) / 2).to(self.device)
 
     @cached_property
     def step(self) -> DifferenceStep:

@@ -56,6 +56,20 @@ def independent_t(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> Interva
     return Interval(value, float(ends.low), float(ends.high), float(test.pvalue))
 
 
+def jackknife(value: float, values: Sequence[float], level: float = LEVEL) -> Interval:
+    """The jackknife's t interval of a statistic of independent samples (Efron and Stein 1981); none for fewer than three.
+
+    ``values``: the statistic without each of the samples in turn.
+    """
+    v = np.asarray(values, dtype=float)
+    n = len(v)
+    if n < 3:
+        return Interval(value)
+    error = math.sqrt((n - 1) * float(v.var()))
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
+    return Interval(value, value - half, value + half)
+
+
 def wilcoxon(differences: np.ndarray) -> float | None:
     """The p of Wilcoxon's signed-rank test; None below RANKS pairs that differ."""
     d = np.asarray(differences, dtype=float)

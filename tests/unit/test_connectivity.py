@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import fldiag
 from fldiag import models
+from fldiag.diagnostics.connectivity.picture import layers_if_any
 from fldiag.diagnostics.connectivity.summary import summary
 from fldiag.errors import FldiagError
 from fldiag.landscape.alignment import match
@@ -403,3 +404,95 @@ def test_clients_of_a_round(run):
         checkpoint, "spectrum", samples=60, client=checkpoint.client_ids[1], device="cpu"
     )
     assert only(frame, metric="model_loss")["value"].iloc[1] == number(one, "loss")
+
+
+# -- one layer at a time
+
+
+class TwoPoints(nn.Module):
+    """Two layers of one weight each, which are the outputs."""
+
+    def __init__(self, a, b):
+        super().__init__()
+        self.a, self.b = Point(a), Point(b)
+
+    def forward(self, x):
+        return torch.cat([self.a(x), self.b(x)], dim=1)
+
+
+def test_a_barrier_in_one_layer_is_found_in_it_alone_and_depends_on_the_rest():
+    def wells(
+        z, y
+    ):  # (a^2 - 1)^2 (1 + b): of layer a the barrier is 1 + b, layer b has none at a = 1 or -1
+        return ((z[:, 0].square() - 1).square() * (1 + z[:, 1]) + 0 * y).mean()
+
+    y = torch.zeros(5, dtype=torch.float64)
+    problems = [
+        Problem(TwoPoints(*w), wells, (torch.zeros(5, 1), y), name=f"m{i}", dtype=torch.float64)
+        for i, w in enumerate(((-1.0, 0.0), (1.0, 2.0)))
+    ]
+    frame = fldiag.diagnose(problems, "connectivity", layers=True, curve=0, points=5)
+    for layer, rest, value in (("a", "first", 1), ("a", "second", 3), ("b", "first", 0)):
+        row = only(frame, metric="layer_barrier", layer=layer, rest=rest).iloc[0]
+        assert row.value == pytest.approx(value) and (value == 0 or row.x == 0.5)
+        middle = only(frame, metric="layer_midpoint", layer=layer, rest=rest).iloc[0]
+        assert middle.value == pytest.approx(value)
+    assert number(frame, "barrier") == pytest.approx(2, rel=0.1)  # (1 + 2 t) in the middle
+    assert "single layers: the largest 3 ± 0 (a, the rest of the second model); of all" in said(
+        frame
+    )
+    assert layers_if_any(frame) is not None
+
+
+def said(frame):
+    return " ".join(item.text for item in summary(frame, {}) if hasattr(item, "text"))
+
+
+def test_a_linear_network_has_no_barrier_in_a_layer_although_it_has_one_as_a_whole():
+    """Its loss is convex in each layer (Adilova et al. 2024); the sign of a hidden unit makes two models of one function."""
+    x = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
+    problems = []
+    for i, sign in enumerate((1.0, -1.0)):
+        net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+        for p in net.parameters():
+            nn.init.constant_(p, sign)
+        loss = nn.functional.mse_loss
+        problems.append(Problem(net, loss, (x, x.clone()), name=f"m{i}", dtype=torch.float64))
+    frame = fldiag.diagnose(problems, "connectivity", layers=True, curve=0, points=5)
+    rows = only(frame, metric="layer_barrier")
+    assert rows["value"].tolist() == [0.0] * 4 and "barriers of single layers: none" in said(frame)
+    assert number(frame, "barrier") == pytest.approx(float(x.square().mean()))  # the output is 0
+    middles = only(frame, metric="layer_midpoint")["value"]
+    assert middles.to_numpy(float) == pytest.approx(-float(x.square().mean()))
+
+
+def test_layers_of_two_trained_networks_have_far_lower_barriers_than_the_whole():
+    """The observation of Adilova et al. (2024) on a small network, each point against the definition spelled by hand."""
+    problems = [asked(trained(seed), name=f"m{seed}") for seed in (0, 1)]
+    frame = fldiag.diagnose(problems, "connectivity", layers=True, curve=0, points=11, refine=0)
+    rows = only(frame, metric="layer_barrier")
+    assert len(rows) == 2 * len(problems[0].layout.layers)
+    assert rows["value"].max() < 0.6 * number(frame, "barrier")
+    layout = problems[0].layout
+    for row in rows.itertuples():
+        ends = []
+        for source in (0, 1):
+            views = {
+                n: v.clone() for n, v in layout.views(problems[row.rest == "second"].w).items()
+            }
+            for n in layout.layers[row.layer]:
+                views[n] = layout.views(problems[source].w)[n]
+            ends.append(torch.cat([v.flatten() for v in views.values()]))
+        losses = np.array(
+            [
+                problems[0].at((1 - t) * ends[0] + t * ends[1], {}).scores().loss
+                for t in np.linspace(0, 1, 11)
+            ]
+        )
+        line = np.linspace(losses[0], losses[-1], 11)
+        assert row.value == pytest.approx(max(0.0, (losses - line).max()), abs=1e-5)
+
+
+def test_without_layers_nothing_of_them_is_measured():
+    frame = fldiag.diagnose(points(ring, (-1.0, 0.0), (1.0, 0.0)), "connectivity", curve=0)
+    assert not frame["metric"].str.startswith("layer_").any() and layers_if_any(frame) is None

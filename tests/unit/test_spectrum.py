@@ -11,6 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.lanczos import lanczos
 from fldiag.diagnostics.spectrum import spectrum
+from fldiag.diagnostics.spectrum.blocks import minibatch_indices
+from fldiag.diagnostics.spectrum.picture import minibatches_if_any
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import Workspace
 from fldiag.problem import eigenpairs as module
@@ -285,3 +287,89 @@ def test_progress_over_the_layers_ends_at_its_total():
         all(b[0] >= a[0] for a, b in pairwise(seen)) and len({total for _, total, _ in seen}) == 1
     )
     assert seen[-1][2].startswith("eigenvalues, layer 4")
+
+
+def test_dense_matrices_are_those_of_autograd():
+    q, expected, gauss_newton = matrices(*net())
+    slices = q.layout.slices()
+    assert torch.allclose(q.dense(), expected, atol=1e-10 * float(expected.abs().max()))
+    assert torch.allclose(q.dense(matrix="ggn"), gauss_newton, atol=1e-10)
+    block = slice(slices["4.weight"].start, slices["4.bias"].stop)
+    for layers in ("4", "4.*", ["4"], ["4.weight", "4.bias"]):
+        assert torch.allclose(q.dense(layers), expected[block, block], atol=1e-10)
+    with pytest.raises(FldiagError, match="matches no parameter"):
+        q.dense("5")
+    q.memory = 100
+    with pytest.raises(FldiagError, match="choose fewer layers"):
+        q.dense()
+
+
+def test_tensors_are_left_out():
+    model, given = net()
+    q = Problem(model, cross_entropy, given, dtype=torch.float64)
+    names = [n for n in q.layout.names if not n.endswith("bias")]
+    frame = spectrum(q, k=2, tol=1e-9, not_params="*.bias")
+    largest = torch.linalg.eigvalsh(q.dense(names)).flip(0)[:2]
+    assert rows(frame, "eigenvalue").value.tolist() == pytest.approx(largest.tolist(), rel=1e-7)
+    assert set(rows(frame, "eigenvalue").layer) == {"without *.bias"}
+    both = spectrum(q, k=1, tol=1e-9, params="4.*", not_params="*.bias")
+    top = torch.linalg.eigvalsh(q.dense("4.weight")).max()
+    assert rows(both, "eigenvalue").value.tolist() == pytest.approx([float(top)], rel=1e-7)
+    assert rows(both, "eigenvalue").layer.tolist() == ["4.* without *.bias"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"not_params": "*"}, "leaves no parameter"),
+        ({"not_params": "4.wieght"}, "did you mean '4.weight'"),
+        ({"params": "0.*", "not_params": "4.*"}, "leaves out no parameter of the block"),
+        ({"not_params": "*.bias", "trace": True}, "leave out --params and --not-params"),
+    ],
+)
+def test_what_cannot_be_left_out_is_said(options, words):
+    model, given = net()
+    with pytest.raises(FldiagError) as caught:
+        spectrum(Problem(model, cross_entropy, given), **options)
+    assert words in str(caught.value)
+
+
+def test_minibatches_have_eigenvalues_of_their_own():
+    model, given = net()
+    q = Problem(model, cross_entropy, given, dtype=torch.float64)
+    size = q.n // 3
+    frame = check(spectrum(q, k=1, tol=1e-9, minibatch=size, seed=4))
+    values = rows(frame, "minibatch_eigenvalue")
+    batches = minibatch_indices(q.n, size, 4)
+    assert len(batches) == 3 and len({i for batch in batches for i in batch}) == 3 * size
+    x, y = q.read(0, q.n)
+    expected = []
+    for batch in batches:
+        part = Problem(model, cross_entropy, (x[batch], y[batch]), q.w, dtype=torch.float64)
+        expected.append(float(torch.linalg.eigvalsh(part.dense()).max()))
+    assert values.value.tolist() == pytest.approx(expected, rel=1e-7)
+    assert (values.n_examples == size).all() and values["index"].tolist() == [1, 2, 3]
+    mean = rows(frame, "minibatch_eigenvalue_mean").iloc[0]
+    assert mean.value == pytest.approx(np.mean(expected))
+    assert mean.deviation == pytest.approx(np.std(expected, ddof=1))
+    assert mean.stderr == pytest.approx(mean.deviation / 3**0.5)
+    # lambda_1 is convex: the mean over minibatches that make up the slice is not below that of the slice
+    if 3 * size == q.n:
+        assert mean.value >= rows(frame, "eigenvalue").value[0] - 1e-9
+    assert minibatches_if_any(frame.assign(run="r")) is not None
+    assert minibatches_if_any(spectrum(q, k=1).assign(run="r")) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"minibatch": 10**6}, "use at most"),
+        ({"minibatch": 2, "params": "4.*"}, "leave out --params"),
+        ({"minibatch": 2, "engine": "pyhessian"}, "leave out --minibatch"),
+    ],
+)
+def test_minibatches_that_cannot_be(options, words):
+    model, given = net()
+    with pytest.raises(FldiagError) as caught:
+        spectrum(Problem(model, cross_entropy, given), **options)
+    assert words in str(caught.value)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @diagnostic(
     "connectivity",
     on="checkpoints",
-    draw="fldiag.diagnostics.connectivity.picture:draw",
+    draw={
+        "": "fldiag.diagnostics.connectivity.picture:draw",
+        "-layers": "fldiag.diagnostics.connectivity.picture:layers_if_any",
+    },
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-1a2b3c4d",
 )
@@ -78,6 +81,12 @@ def connectivity(
         ),
     ] = None,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
+    layers: Annotated[
+        bool,
+        Field(
+            description="Also measure barriers of single layers, the other layers being those of either model."
+        ),
+    ] = False,
 ) -> pd.DataFrame:
     """Measure loss barriers between models: on straight and curved paths, and in the simplex spanned by the clients of a round.
 
@@ -92,6 +101,10 @@ def connectivity(
       small); ``residual`` is by how much the path may be higher between its points, which are refined where that is likely:
       ``estimator`` ``grid``. ``midpoint``: the same difference at t = 1/2, negative where the mixture is better than the models.
       ``accuracy_barrier``: the largest loss of accuracy, likewise. ``mean_loss``: E_t F (trapezoids). ``distance`` of the ends.
+    - with ``layers`` ``layer_barrier`` of every path and ``layer``, and ``layer_midpoint``: as ``barrier`` and ``midpoint``, of
+      the path on which this layer (a module's weights and bias) alone goes from w_1 to w_2; column ``rest``: the others are
+      those of the first or the second model, so that w(0) and w(1) differ in the layer alone (Adilova et al., "Layer-wise Linear
+      Mode Connectivity", ICLR 2024, arXiv 2307.06966; definition after the paper, read in abstract and opening).
     - with three models or more ``mixture``: F(sum a_k w_k) - sum a_k F(w_k), shares a in column ``shares``: the corners, the
       centre, of three models points on the edges, and ``mixtures`` draws uniform on the simplex (group connectivity, FedGuCci,
       arXiv 2402.18949: an operational definition in its spirit). ``mixture_mean`` of the draws (``stderr`` over examples,
@@ -119,5 +132,5 @@ def connectivity(
     check_alike(problems)
     if curve is None:
         curve = 100 if len(problems) <= 3 else 0
-    settings = Settings(pairs, points, refine, curve, mixtures, align, buffers, seed)
+    settings = Settings(pairs, points, refine, curve, mixtures, align, buffers, seed, layers)
     return table(connectivity_rows(problems, settings), **common_columns(problems))

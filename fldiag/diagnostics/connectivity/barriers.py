@@ -50,6 +50,7 @@ class Settings:
     align: bool
     buffers: Buffers | None
     seed: int
+    layers: bool = False
 
 
 @dataclass
@@ -126,10 +127,14 @@ def connectivity_rows(problems: Sequence[Problem], settings: Settings) -> list[R
     if settings.pairs == "first":
         pairs = [pair for pair in pairs if pair[0] == 0]
     shares = mixture_shares(count, settings) if count > 2 and settings.mixtures else []
-    with workspace().part(0, 2 if shares else 1, "paths"):
+    parts = 1 + settings.layers + bool(shares)
+    with workspace().part(0, parts, "paths"):
         rows += all_path_rows(models, sound, pairs)
+    if settings.layers:
+        with workspace().part(1, parts, "layers"):
+            rows += all_layer_rows(models, sound, pairs)
     if shares:
-        with workspace().part(1, 2, "mixtures"):
+        with workspace().part(parts - 1, parts, "mixtures"):
             results = workspace().map(
                 mixture_excess, models, shares, name=lambda shares: f"mixture {shares}"
             )
@@ -201,6 +206,61 @@ def path_rows(models: Models, path: tuple[str, int, int]) -> list[Row]:
         "estimator": "exact",
     }
     return [*Path(models, lambda t: bent(bezier_shares(t))).rows(), gradients]
+
+
+def all_layer_rows(
+    models: Models, sound: Sequence[Problem], pairs: Sequence[tuple[int, int]]
+) -> list[Row]:
+    """The barriers of single layers between these pairs, with the rest from either end."""
+    layers = models.problem.layout.layers
+    paths = [(i, j, layer, rest) for i, j in pairs for layer in layers for rest in (i, j)]
+    results = workspace().map(
+        layer_rows,
+        models,
+        paths,
+        name=lambda path: (
+            f"layer {path[2]} of path {path[0] + 1}-{path[1] + 1}, rest of {path[3] + 1}"
+        ),
+    )
+    buffers: Row = (
+        {"buffers": models.on_paths.buffers} if has_running_statistics(models.problem) else {}
+    )
+    rows: list[Row] = []
+    for (i, j, layer, rest), result in zip(paths, results, strict=True):
+        columns = {
+            **columns_of_pair(sound[i], sound[j]),
+            "index": pairs.index((i, j)) + 1,
+            "layer": layer or layers[layer][0],
+            "rest": "first" if rest == i else "second",
+            **buffers,
+        }
+        rows += [{"masked": False, **row, **columns} for row in result]
+    return rows
+
+
+def layer_rows(models: Models, path: tuple[int, int, str, int]) -> list[Row]:
+    """``layer_barrier`` and ``layer_midpoint`` on the path from model i's weights of a layer to model j's, all other weights
+    (and buffers) being those of model ``rest``."""
+    i, j, layer, rest = path
+    ends = [_with_layer(models, rest, layer, source) for source in (i, j)]
+    mixtures = Mixtures(models.problem.at(*ends[0]), ends, models.on_paths.buffers)
+    results = Path(models, lambda t: mixtures((1 - t, t))).rows()
+    return [
+        {**row, "metric": f"layer_{row['metric']}"}
+        for row in results
+        if row["metric"] in ("barrier", "midpoint")
+    ]
+
+
+def _with_layer(models: Models, rest: int, layer: str, source: int) -> Model:
+    """Model ``rest`` with a layer, and its buffers, of model ``source``."""
+    layout = models.problem.layout
+    (w, buffers), (other, other_buffers) = models.models[rest], models.models[source]
+    w, slices = w.clone(), layout.slices()
+    for name in layout.layers[layer]:
+        w[slices[name]] = other[slices[name]].to(w)
+    mine = {n: b for n, b in other_buffers.items() if n.rpartition(".")[0] == layer}
+    return w, {**buffers, **mine}
 
 
 def mixture_excess(models: Models, shares: Shares) -> dict[str, Any]:

@@ -174,6 +174,41 @@ def _pairs(fig: Figure, ax: Axes, table: pd.DataFrame) -> None:
     )
 
 
+def layers_if_any(table: pd.DataFrame) -> Figure | None:
+    """The barrier of each layer alone, the others being those of the first or the second model of a pair, and the barrier of all
+    layers together (dashed: the mean over pairs). None where single layers were not interpolated."""
+    need(table, ("metric", "run", "value"), PICTURE)
+    rows = only(table, metric="layer_barrier").dropna(subset=["value"])
+    if rows.empty:
+        return None
+    layers = list(dict.fromkeys(map(str, rows["layer"])))
+    looks = {"first": style.look(1), "second": style.look(2)}
+    with style.paper():
+        fig, (ax,) = style.panels(1, 0.9 + 0.2 * len(layers), width=style.ONE_COLUMN * 1.2)
+        for rest, look in looks.items():
+            part = only(rows, rest=rest)
+            places = [layers.index(str(layer)) for layer in part["layer"]]
+            shift = -0.12 if rest == "first" else 0.12
+            ax.errorbar(
+                floats(part["value"]),
+                np.array(places) + shift,
+                xerr=np.nan_to_num(floats(part["stderr"])),
+                elinewidth=0.7,
+                **look.point,
+            )
+        whole = only(table, metric="barrier", path="straight")["value"].astype(float).mean()
+        ax.axvline(whole, color="black", linewidth=0.7, linestyle=(0, (4, 1.5)))
+        ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
+        ax.set_ylim(len(layers) - 0.5, -0.5)
+        ax.set_xlabel(f"barrier of the layer alone\n{style.plain(_slice_label(table))}")
+        ax.grid(True)
+        handles = [Line2D([], [], **look.point) for look in looks.values()]
+        handles.append(Line2D([], [], color="black", linewidth=0.7, linestyle=(0, (4, 1.5))))
+        texts = [f"rest of the {rest} model" for rest in looks]
+        style.legend(fig, handles, [*texts, "all layers"], ncols=3)
+    return fig
+
+
 def _shares(table: pd.DataFrame) -> np.ndarray:
     """The mixtures' shares [M, K]."""
     return np.array(

@@ -37,6 +37,19 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Say(
             f"the {MOST} largest barriers of {len(rows)}; mean of the straight ones {mean:.3g}"
         )
+    layers = only(frame, metric="layer_barrier").dropna(subset=["value"])
+    if len(layers):
+        top = layers.loc[layers["value"].astype(float).idxmax()]
+        error = number(layers.loc[[top.name]], column="stderr")
+        whole = number(frame, "barrier", path="straight", index=top["index"])
+        highest = (
+            f"the largest {plus_minus(top['value'], error)} ({top['layer']}, the rest of the {top['rest']} model)"
+            if top["value"] > 0
+            else "none"
+        )
+        yield Say(
+            f"barriers of single layers: {highest}; of all layers together {plus_minus(whole, None)}"
+        )
     if (centre := number(frame, "mixture_centre")) is not None:
 
         def value(metric: str) -> str:

@@ -47,6 +47,8 @@ DISTANCE = Number(
         "": "fldiag.diagnostics.drift.picture:draw",
         "-conflict": "fldiag.diagnostics.drift.picture:conflict_if_any",
         "-layers": "fldiag.diagnostics.drift.picture:layers_if_any",
+        "-agreement": "fldiag.diagnostics.drift.picture:agreement_if_any",
+        "-upload": "fldiag.diagnostics.drift.picture:upload_if_any",
     },
     summary=summary,
     numbers=(DISTANCE,),
@@ -91,6 +93,25 @@ def drift(
         bool,
         Field(description="Also check Propositions 1 and 2 of the FedSOL paper in the last round."),
     ] = True,
+    upload: Annotated[
+        bool,
+        Field(
+            description="Also measure what clipping, noise, top-k and 8 bits would change in the uploads."
+        ),
+    ] = False,
+    clip: Annotated[
+        float | None,
+        Field(
+            gt=0, description="Norm to which uploads are clipped (default: the median of a round)."
+        ),
+    ] = None,
+    noise: Annotated[
+        float,
+        Field(ge=0, description="Noise of clipped uploads: deviation as a multiple of that norm."),
+    ] = 0.01,
+    keep: Annotated[
+        float, Field(gt=0, le=1, description="Share of an upload's entries that top-k keeps.")
+    ] = 0.1,
 ) -> pd.DataFrame:
     """Measure how clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
 
@@ -101,6 +122,13 @@ def drift(
       ``part:body``, ``part:head``); ``squared_divergence`` ||w_k - w_new||^2 to the aggregated model; ``update_norm`` of
       every client and (moment aggregated) of the server; ``update_cosine`` between two updates, ``server_cosine`` between
       a client's and the server's.
+    - ``update_snr``, whole and by ``layer``: signal-to-noise ratio of the updates with the clients as samples (``low``, ``high``:
+      jackknife interval), and ``update_consensus`` ||sum p_k d_k|| / sum p_k ||d_k||: 1 where all point the same way. p_k are the
+      aggregation weights.
+    - with ``upload``: ``upload_error`` ||Q(d_k) - d_k|| / ||d_k||, whole and by ``layer``, and ``upload_loss`` F(w') - F(w) on
+      all clients' training data, w' being the received weights plus the mean of Q(d_k), and w plus that of d_k. Column
+      ``upload`` says what Q is: clip (to norm ``clip``), clip+noise (N(0, (``noise`` x ``clip``)^2) an entry), top-k (share
+      ``keep``), 8 bits (stochastic).
     - with ``gradients``: ``gradient_cosine`` between the gradient of a client's own training loss and that of all clients'
       data, at the received weights; ``gradient_norm`` of both.
     - at the trained weights, on the client's training data (full batch, or the mean over fixed minibatches of ``batch``):
@@ -130,7 +158,15 @@ def drift(
         _ = history.layout.head_size
     kind = loss if not history.alone and not history.dataset.regression else "l2"
     settings = measure.DriftSettings(
-        gradients, representation, rho, strength, per, part, batch, {"kind": kind, "tau": tau}
+        gradients,
+        representation,
+        rho,
+        strength,
+        per,
+        part,
+        batch,
+        {"kind": kind, "tau": tau},
+        measure.upload.Upload(clip, noise, keep) if upload else None,
     )
     rows = history.map_rounds(measure.round_rows, settings=settings)
     if history.alone:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fldiag.diagnostics.drift import agreement
 from fldiag.params import Layout
 from fldiag.results.table import Row
 from fldiag.runs.round_weights import Stored
@@ -61,12 +63,13 @@ def cosines(rows: Tensor) -> Tensor:
     return (inner / torch.outer(size, size)).clamp(-1, 1)
 
 
-def rows_of(cohort: Stored, layout: Layout) -> list[Row]:
-    """The rows of one round: see ``drift``."""
+def rows_of(cohort: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
+    """The rows of one round: see ``drift``. ``p``: aggregation weights of the clients."""
     assert cohort.clients is not None and cohort.received is not None
     ids, moved = cohort.ids, cohort.moved
     rows: list[Row] = []
-    for layer, (norms, distances) in squares(moved, layout).items():
+    sums = squares(moved, layout)
+    for layer, (norms, distances) in sums.items():
         sizes, apart = norms.sqrt(), distances.sqrt()
         rows += [
             {
@@ -123,6 +126,7 @@ def rows_of(cohort: Stored, layout: Layout) -> list[Row]:
     size = float(torch.linalg.vector_norm((cohort.aggregated - cohort.received).double()))
     return [
         *rows,
+        *agreement.rows_of(sums, p),
         {"moment": "aggregated", "scope": "global", "metric": "update_norm", "value": size},
     ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag.choices import Rule, Strength
-from fldiag.diagnostics.drift import divergence
+from fldiag.diagnostics.drift import divergence, upload
 from fldiag.diagnostics.drift.propositions import check
 from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.execution.workspace import workspace
@@ -42,6 +42,7 @@ class DriftSettings:
     part: str
     batch: int | None
     loss: dict[str, Any]
+    upload: upload.Upload | None = None
 
 
 def round_rows(history: History, cohort: Stored, settings: DriftSettings) -> list[Row]:
@@ -49,7 +50,9 @@ def round_rows(history: History, cohort: Stored, settings: DriftSettings) -> lis
     cohort = history.finite(cohort)
     if not cohort.ids:
         return []
-    rows = divergence.rows_of(cohort, history.layout)
+    rows = divergence.rows_of(cohort, history.layout, history.weights(cohort.ids))
+    if settings.upload is not None:
+        rows += upload.rows_of(history, cohort, settings.upload)
     if history.alone:
         return rows
     rows += _gradients(history, cohort) if settings.gradients else []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.results.select import WHOLE, number, only, spread_rounds
+from fldiag.results.select import WHOLE, last_round, number, only, spread_rounds
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row
 
@@ -16,6 +16,8 @@ COLUMNS = {
     "global_local": "global–local",
     "local_local": "local–local",
     "updates": "cos updates",
+    "snr": "SNR updates",
+    "consensus": "consensus",
     "gradients": "cos gradients",
     "angle": "cos g_u g_p",
     "proximal": "proximal loss",
@@ -33,6 +35,8 @@ _SOURCES = {
     "global_local": ("global_local_divergence", "trained"),
     "local_local": ("local_local_divergence", "trained"),
     "updates": ("update_cosine", "trained"),
+    "snr": ("update_snr", "trained"),
+    "consensus": ("update_consensus", "trained"),
     "gradients": ("gradient_cosine", "received"),
     "proximal": ("proximal_loss", "trained"),
     "cka": ("cka", "trained"),
@@ -58,6 +62,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Say(
             f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}"
         )
+    yield from _uploads(frame)
     recorded = [row for r in rounds if (row := _recorded(frame, r))]
     if recorded:
         yield Say("means over the local steps that training recorded:")
@@ -69,6 +74,28 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
     yield from map(Say, orders(frame))
     yield from missing_notes(frame)
+
+
+def _uploads(frame: pd.DataFrame) -> Iterator[Item]:
+    """What uploads would lose in the last round in which that was measured."""
+    last = last_round(frame, "upload_error")
+    if last is None:
+        return
+    rows = only(frame, metric="upload_error", round=last, **WHOLE)
+    kinds = list(dict.fromkeys(rows["upload"]))
+    yield Say(f"what uploads of round {last} would lose:")
+    yield Small(
+        [
+            {
+                "upload": kind,
+                "error": number(rows, upload=kind),
+                "loss": number(frame, "upload_loss", round=last, upload=kind),
+                "stderr": number(frame, "upload_loss", column="stderr", round=last, upload=kind),
+            }
+            for kind in kinds
+        ],
+        {"upload": "upload", "error": "relative error", "loss": "added loss", "stderr": "±"},
+    )
 
 
 def _recorded(frame: pd.DataFrame, r: int) -> Row:

@@ -52,6 +52,7 @@ NUMBERS = (
     draw={
         "": "fldiag.diagnostics.forgetting.picture:curves_if_any",
         "-classes": "fldiag.diagnostics.forgetting.picture:heatmap_if_any",
+        "-continual": "fldiag.diagnostics.forgetting.picture:continual_if_any",
     },
     summary=summary,
     numbers=NUMBERS,
@@ -112,6 +113,12 @@ def forgetting(
     - Over the rounds, of the aggregated model: ``backward_transfer``: accuracy of a class now minus its best so far,
       and the mean over classes (below 0: forgotten); ``class_fluctuation``: absolute change of a class's accuracy
       since the round before, and the mean.
+    - After the last round T, with a[t, c] the aggregated model's accuracy on class c after round t, of every class and in the
+      mean: ``average_forgetting``, max over t < T of a[t, c] - a[T, c] (Chaudhry et al., ECCV 2018);
+      ``gem_backward_transfer``, a[T, c] - a[t, c] for the last round t in which a stored client trained c (masked where t = T);
+      ``gem_forward_transfer``, a[f - 1, c] - a[0, c] for the first such round f (masked where f = 1; both Lopez-Paz and Ranzato,
+      NeurIPS 2017). Column ``since``: that t, or f - 1; these two need every round with its clients. ``backward_transfer``
+      above, of every round, is that of Lee et al.
     - ``class_examples``: how many training examples of a class (index) a client has. ``missing``: what could not be
       read, in column ``note``.
 
@@ -131,5 +138,6 @@ def forgetting(
     )
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += measure.rows_over_rounds(history.rounds, rows)
-    rows += measure.class_examples(history, clients)
+    examples = measure.class_examples(history, clients)
+    rows += [*measure.continual_rows(rows, examples), *examples]
     return table([*rows, *history.notes], **history.common, estimator="exact")

@@ -359,6 +359,113 @@ def _class_rows(metric: str, values: np.ndarray, cells: list[Row]) -> list[Row]:
     return [{**row, "masked": row["value"] is None} for row in rows]
 
 
+#: Measures of continual learning on the accuracies of classes over the rounds.
+CONTINUAL = ("average_forgetting", "gem_backward_transfer", "gem_forward_transfer")
+
+
+def continual_rows(rows: list[Row], examples: list[Row]) -> list[Row]:
+    """The measures of continual learning after the last round T, from a[t, c], the aggregated model's accuracy on class c after
+    round t; each of every class (index), and the mean over the classes that have one.
+
+    - ``average_forgetting``: max over t < T of a[t, c], minus a[T, c] (Chaudhry et al., ECCV 2018).
+    - ``gem_backward_transfer``: a[T, c] - a[t, c], t the last round in which a client trained class c.
+    - ``gem_forward_transfer``: a[f - 1, c] - a[0, c], f the first such round (both Lopez-Paz and Ranzato, NeurIPS 2017).
+
+    Column ``since`` has the round that is compared with T, or for the last one f - 1; ``stderr`` takes the two accuracies as
+    independent. Definitions after the papers, whose tasks are trained one after the other; read in abstract and opening.
+    """
+    accuracy: dict[int, dict[int, Row]] = {}
+    trained_in: dict[int, set[int]] = {}
+    classes_of: dict[int, set[int]] = {}
+    for row in examples:
+        if row["value"] > 0:
+            classes_of.setdefault(row["client"], set()).add(row["index"])
+    for row in rows:
+        if row["metric"] == "class_accuracy" and row["scope"] == "global":
+            is_start = row["moment"] == "received" and row["round"] == 1
+            if is_start or row["moment"] == "aggregated":
+                t = 0 if is_start else row["round"]
+                accuracy.setdefault(t, {}).setdefault(row["index"], row)
+        elif row["metric"] == "unseen_classes" and row["scope"] == "client":
+            classes = classes_of.get(row["client"], set())
+            trained_in.setdefault(row["round"], set()).update(classes)
+    if not accuracy or not max(accuracy):
+        return []
+    last = max(accuracy)
+    lacking = next((t for t in range(1, last + 1) if t not in trained_in), None)
+    changes: list[Row] = []
+    for metric in CONTINUAL:
+        cells = [
+            _continual_cell(metric, c, accuracy, trained_in, last, lacking)
+            for c in sorted(accuracy[last])
+        ]
+        values = [cell for cell in cells if cell["value"] is not None]
+        mean: Row = {"value": None, "note": cells[0].get("note"), "n_examples": 0}
+        if values:
+            errors = [cell["stderr"] for cell in values]
+            mean = {
+                "value": float(np.mean([cell["value"] for cell in values])),
+                "stderr": float(np.sqrt(np.square(errors).sum()) / len(values)),
+                "n_examples": sum(cell["n_examples"] for cell in values),
+                "n_classes": len(values),
+            }
+        base = {name: accuracy[last][cells[0]["index"]][name] for name in ("scope", "slice")}
+        base |= {"metric": metric, "round": last, "moment": "aggregated"}
+        changes += [{**base, "masked": row["value"] is None, **row} for row in (*cells, mean)]
+    return changes
+
+
+def _continual_cell(
+    metric: str,
+    c: int,
+    accuracy: dict[int, dict[int, Row]],
+    trained_in: dict[int, set[int]],
+    last: int,
+    lacking: int | None,
+) -> Row:
+    """One measure of one class, or why it has none."""
+    row: Row = {"index": c, "value": None, "n_examples": accuracy[last][c]["n_examples"]}
+
+    def at(t: int) -> float | None:
+        cell = accuracy.get(t, {}).get(c)
+        return None if cell is None else cell["value"]
+
+    if at(last) is None:
+        return {**row, "note": f"too few examples of the class, or round {last} gives no numbers"}
+    if metric == "average_forgetting":
+        past = [t for t in accuracy if 0 < t < last and at(t) is not None]
+        if not past:
+            return {**row, "note": "no round before the last is stored"}
+        return _change(row, accuracy, max(past, key=lambda t: (at(t), t)), last, -1)
+    if lacking is not None:
+        return {**row, "note": f"who trained in round {lacking} is not stored"}
+    rounds = [t for t in range(1, last + 1) if c in trained_in[t]]
+    if not rounds:
+        return {**row, "note": "no stored client has the class"}
+    if metric == "gem_backward_transfer":
+        if rounds[-1] == last:
+            return {**row, "note": "the class was trained in the last round"}
+        if at(rounds[-1]) is None:
+            return {**row, "note": f"round {rounds[-1]} gives no numbers"}
+        return _change(row, accuracy, rounds[-1], last, 1)
+    if rounds[0] == 1:
+        return {**row, "note": "the class was trained in the first round"}
+    if at(0) is None or at(rounds[0] - 1) is None:
+        return {**row, "note": "a model before the class was trained is not stored"}
+    return {**_change(row, accuracy, 0, rounds[0] - 1, 1), "since": rounds[0] - 1}
+
+
+def _change(row: Row, accuracy: dict[int, dict[int, Row]], early: int, late: int, sign: int) -> Row:
+    """``sign`` times the change of a class's accuracy between two rounds, with the error of independent ones."""
+    before, after = accuracy[early][row["index"]], accuracy[late][row["index"]]
+    return {
+        **row,
+        "value": sign * (after["value"] - before["value"]),
+        "stderr": math.hypot(before["stderr"], after["stderr"]),
+        "since": early,
+    }
+
+
 def class_examples(history: History, clients: set[int]) -> list[Row]:
     """How many training examples of every class these clients have."""
     if history.dataset.regression:

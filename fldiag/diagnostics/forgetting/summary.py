@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread_rounds
-from fldiag.results.summary import Item, Say, Small, missing_notes
+from fldiag.results.summary import Item, Say, Small, missing_notes, plus_minus
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -36,6 +36,12 @@ CLIENTS = {
 }
 #: Clients that the table of clients shows.
 MOST = 50
+#: Measures of continual learning and what they are called.
+CONTINUAL = {
+    "average_forgetting": "average forgetting (Chaudhry)",
+    "gem_backward_transfer": "backward transfer (GEM)",
+    "gem_forward_transfer": "forward transfer (GEM)",
+}
 LOSSES = {
     "round": "round",
     "loss_received": "loss received",
@@ -56,6 +62,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(
         [_row(values, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
     )
+    yield from _continual(frame)
     yield from missing_notes(frame)
 
 
@@ -84,6 +91,21 @@ def _by_client(frame: pd.DataFrame) -> Iterator[Item]:
     yield Small(rows[:MOST], CLIENTS)
     rest = f", the {MOST} that lost most" if len(rows) > MOST else ""
     yield Say(f"round {r}, {len(rows)} clients{rest}; accuracies on {SPLITS[split]} examples")
+
+
+def _continual(frame: pd.DataFrame) -> Iterator[Item]:
+    """The measures of continual learning, means over classes, each by its own name."""
+    texts = []
+    for metric, text in CONTINUAL.items():
+        row = only(frame, metric=metric, **WHOLE)
+        if len(row):
+            value, error = number(row), number(row, column="stderr")
+            classes = number(row, column="n_classes")
+            reason = row["note"].iloc[0] if "note" in row and value is None else None
+            words = f"{classes:.0f} classes" if classes else f"none: {reason}"
+            texts.append(f"{text} {plus_minus(value, error, share=True)} ({words})")
+    if texts:
+        yield Say(f"after round {last_round(frame, 'average_forgetting')}: {'; '.join(texts)}")
 
 
 def _row(values: Mapping[tuple[int, str, str], float], r: int) -> Row:

@@ -19,6 +19,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
+from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 
@@ -61,7 +62,9 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             "--which": options["which"] not in ("largest", "magnitude"),
             "--matrix": options["matrix"] != "hessian",
             "--params": options["params"] is not None,
+            "--not-params": options["not_params"] is not None,
             "--per-layer": options["per_layer"],
+            "--minibatch": options["minibatch"] is not None,
             "--diagonal": options["diagonal"],
         }
         unsupported = [flag for flag, value in is_set.items() if value]
@@ -73,10 +76,21 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             raise FldiagError(
                 f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True
             )
+    size = options["minibatch"]
+    if size is not None and (size > problem.n or is_block(options)):
+        raise FldiagError(
+            f"minibatch = {size}, and the slice has {problem.n} examples"
+            if size > problem.n
+            else "--minibatch is that of the whole model",
+            f"use at most {problem.n}"
+            if size > problem.n
+            else "leave out --params and --not-params",
+            usage=True,
+        )
     flags = [flag for flag in ("trace", "diagonal") if options[flag]]
     if flags and options["matrix"] != "hessian":
         raise FldiagError(f"--{flags[0]} is that of the Hessian", "leave out --matrix", usage=True)
-    if flags and options["params"] is not None:
+    if flags and is_block(options):
         raise _beyond_a_block(flags[0])
 
 
@@ -86,9 +100,13 @@ def check_density(
     """Refuse a density beside what has none, and one beyond the memory."""
     if options["engine"] == "pyhessian":
         raise _beyond_pyhessian("--density")
-    if options["params"] is not None:
+    if is_block(options):
         raise _beyond_a_block("density")
     check_memory(problem, density_options["steps"])
+
+
+def is_block(options: Mapping[str, Any]) -> bool:
+    return options["params"] is not None or options["not_params"] is not None
 
 
 def _beyond_pyhessian(flag: str) -> FldiagError:
@@ -102,7 +120,7 @@ def _beyond_pyhessian(flag: str) -> FldiagError:
 def _beyond_a_block(flag: str) -> FldiagError:
     return FldiagError(
         f"--{flag} is that of the whole model",
-        "leave out --params (--trace and --diagonal list all layers)",
+        "leave out --params and --not-params (--trace and --diagonal list all layers)",
         usage=True,
     )
 
@@ -115,7 +133,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         if column in ("run", "metric", "index", "value")
         or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
     }
-    values = frame[list(columns)]
+    values = only(
+        frame, metric=[m for m in frame["metric"].unique() if m != "minibatch_eigenvalue"]
+    )
+    values = values[list(columns)]
     yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
 
     def is_rough(metric: str) -> bool:
@@ -159,6 +180,7 @@ LAMBDA_1 = Number(
     draw={
         "": "fldiag.diagnostics.spectrum.picture:draw",
         "-layers": "fldiag.plotting.layers:draw",
+        "-minibatches": "fldiag.diagnostics.spectrum.picture:minibatches_if_any",
     },
     summary=summary,
     numbers=(LAMBDA_1,),
@@ -198,12 +220,23 @@ def spectrum(
             description="Restrict the Hessian to the block of these tensors, such as 'features.*'."
         ),
     ] = None,
+    not_params: Annotated[
+        str | None,
+        Field(description="Leave these tensors out of the Hessian, such as '*.bias'."),
+    ] = None,
     per_layer: Annotated[
         bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
     ] = False,
     matrix: Annotated[
         Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
     ] = "hessian",
+    minibatch: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Also compute the largest eigenvalue of up to 20 random minibatches of so many examples each.",
+        ),
+    ] = None,
     tol: Annotated[
         float,
         Field(
@@ -273,20 +306,29 @@ def spectrum(
     relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
     (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
-    pattern (``features.*``), named in ``layer``. Of a block's eigenvector x, ``cross_block`` is the length of H x outside the
-    block: an eigenvalue of the whole matrix lies within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the
-    residuals are within ``tol``, not only the errors that follow from them (a few products more; ``density`` on the same problem
-    then reuses the pairs). ``per_layer``: also the first eigenvalue of every layer's own block (weight and bias). Where
+    pattern (``features.*``), named in ``layer``; ``not_params``: without those that match this one.
+    Of a block's eigenvector x, ``cross_block`` is the length of H x outside the block: an eigenvalue of the whole matrix lies
+    within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the residuals are within ``tol``, not only the
+    errors that follow from them (a few products more; ``density`` on the same problem then reuses the pairs).
+    ``per_layer``: also the first eigenvalue of every layer's own block (weight and bias). Where
     the network is piecewise linear in each layer's weights, the block of a single layer is the same in both matrices and taken
     from the Gauss-Newton matrix (estimator ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the
     initialisation), each worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer, and one more an eigenvalue
-    of a block. ``trace``, ``diagonal``: the rows of those diagnostics too
+    of a block. ``minibatch``: rows ``minibatch_eigenvalue``, the largest eigenvalue of the loss of each of up to 20 disjoint
+    random minibatches of so many examples, and ``minibatch_eigenvalue_mean`` with its standard error over ``n_minibatches``,
+    and their ``deviation``. ``trace``, ``diagonal``: the rows of those diagnostics too
     (``rtol``). ``engine`` pyhessian: that package's own estimates (``pyhessian_engine``), with ``batches`` and ``resample``.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
     from fldiag.diagnostics.spectrum import pyhessian_engine
-    from fldiag.diagnostics.spectrum.blocks import Block, block_rows
+    from fldiag.diagnostics.spectrum.blocks import (
+        Block,
+        block_rows,
+        distribution_rows,
+        minibatch_indices,
+        minibatch_rows,
+    )
     from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import default_products, loss_rows
 
@@ -298,7 +340,9 @@ def spectrum(
             "trace": trace,
             "diagonal": diagonal,
             "params": params,
+            "not_params": not_params,
             "per_layer": per_layer,
+            "minibatch": minibatch,
             "matrix": matrix,
             "engine": engine,
             "batches": batches,
@@ -316,9 +360,14 @@ def spectrum(
         if engine == "pyhessian":
             return pyhessian_engine.eigenvalues(problem, k, **pyhessian_options)
         rows, blocks = loss_rows(problem), [Block(params, k, params)]
+        if not_params is not None:
+            blocks = [Block.without(problem, params, not_params, k)]
         if per_layer:
             layers = problem.layout.layers.items()
-            blocks += [Block(tuple(names), 1, layer or "(model)") for layer, names in layers]
+            blocks += [
+                Block(tuple(names), 1, layer or "(model)", is_single_layer=True)
+                for layer, names in layers
+            ]
         results = workspace().map(
             block_rows,
             problem,
@@ -346,10 +395,27 @@ def spectrum(
         rows = diagonal_rows(problem, result, "layer") if diagonal else []
         return rows + trace_rows(problem, result, "layer")
 
+    def compute_minibatches(size: int) -> list[Row]:
+        results = workspace().map(
+            minibatch_rows,
+            problem,
+            minibatch_indices(problem.n, size, seed),
+            name=lambda examples: f"minibatch from example {examples[0]}",
+            tol=tol,
+            matrix=matrix,
+            max_products=max_products or default_products(1),
+            seed=seed,
+        )
+        return distribution_rows([row for result in results for row in result], size)
+
     has_trace = trace or diagonal
-    with workspace().part(0, 2 if has_trace else 1, "eigenvalues"):
+    parts = 1 + has_trace + (minibatch is not None)
+    with workspace().part(0, parts, "eigenvalues"):
         rows = workspace().result("eigenvalues", compute_eigenvalues)
+    if minibatch is not None:
+        with workspace().part(1, parts, "minibatches"):
+            rows = rows + compute_minibatches(minibatch)
     if has_trace:
-        with workspace().part(1, 2, "trace"):
+        with workspace().part(parts - 1, parts, "trace"):
             rows = rows + workspace().result("trace", compute_trace)
     return table(rows, **problem.common)

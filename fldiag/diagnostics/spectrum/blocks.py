@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.operator import Operator
+from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import (
     choose_matrix,
@@ -16,9 +19,13 @@ from fldiag.problem.eigenpairs import (
     noise_of,
     strict_pairs,
 )
-from fldiag.problem.operators import block_index
+from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
+from fldiag.seeding import numpy_rng
+
+#: At most so many minibatches have an eigenvalue of their own.
+MINIBATCHES = 20
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,22 @@ class Block:
     tensors: str | tuple[str, ...] | None
     k: int
     layer: str | None
+    is_single_layer: bool = False
 
-    @property
-    def is_single_layer(self) -> bool:
-        return isinstance(self.tensors, tuple)
+    @staticmethod
+    def without(problem: Problem, params: str | None, not_params: str, k: int) -> Block:
+        """The block of the tensors that match ``params`` (None: all) and do not match ``not_params``."""
+        names = block_names(problem, "*" if params is None else params)
+        rest = tuple(n for n in names if not fnmatch.fnmatchcase(n, not_params))
+        if len(rest) == len(names):
+            block_names(problem, not_params)  # raises with the nearest name
+        if rest in ((), tuple(names)):
+            raise FldiagError(
+                f"not_params = {not_params!r} {'leaves no' if not rest else 'leaves out no'} parameter of the block",
+                f"its parameters: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}",
+                usage=True,
+            )
+        return Block(rest, k, f"{'' if params is None else f'{params} '}without {not_params}")
 
     def __str__(self) -> str:
         if self.tensors is None:
@@ -108,3 +127,55 @@ def length_outside(operator: Operator, index: Tensor, vector: Tensor) -> float:
     product = operator(within)
     product[index] = 0
     return float(product.norm())
+
+
+def minibatch_indices(n: int, size: int, seed: int) -> list[list[int]]:
+    """Disjoint random minibatches of so many of n examples, at most ``MINIBATCHES``."""
+    order = numpy_rng(seed, "minibatches of the spectrum").permutation(n)
+    return [order[i * size : (i + 1) * size].tolist() for i in range(min(n // size, MINIBATCHES))]
+
+
+def minibatch_rows(
+    problem: Problem,
+    examples: list[int],
+    *,
+    tol: float,
+    max_products: int,
+    matrix: Matrix,
+    seed: int,
+) -> list[Row]:
+    """The row ``minibatch_eigenvalue`` of a minibatch: its own largest eigenvalue."""
+    part = problem.on(examples, f"minibatch of {problem.slice_name}")
+    block = Block(None, 1, None)
+    rows = block_rows(
+        part,
+        block,
+        which="largest",
+        tol=tol,
+        matrix=matrix,
+        max_products=max_products,
+        strict=False,
+        seed=seed,
+    )
+    about: Row = {"metric": "minibatch_eigenvalue", "slice": part.slice_name, "n_examples": part.n}
+    return [{**rows[0], **about}]
+
+
+def distribution_rows(rows: list[Row], size: int) -> list[Row]:
+    """The rows of minibatches, numbered, and their mean with its standard error and deviation."""
+    values = np.array([row["value"] for row in rows])
+    mean: Row = {
+        "metric": "minibatch_eigenvalue_mean",
+        "value": float(values.mean()),
+        "n_minibatches": len(values),
+        "slice": rows[0]["slice"],
+        "n_examples": size,
+        "estimator": rows[0]["estimator"],
+        "which": "largest",
+        "matrix": rows[0]["matrix"],
+        "converged": all(row["converged"] for row in rows),
+    }
+    if len(values) > 1:
+        deviation = float(values.std(ddof=1))
+        mean |= {"stderr": deviation / len(values) ** 0.5, "deviation": deviation}
+    return [*({**row, "index": i} for i, row in enumerate(rows, start=1)), mean]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
@@ -14,6 +15,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.layers import is_main_block
 from fldiag.plotting.tables import floats, names, need, select
+from fldiag.results.select import number, only
 
 PICTURE = "spectrum"
 
@@ -120,3 +122,36 @@ def _scale(ax, values: np.ndarray, log: bool | None) -> None:
         )
         if (values < 0).any():
             ax.axhline(0, color="#888888", linewidth=0.6)
+
+
+def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
+    """The largest eigenvalue of each minibatch (dots), their mean (bar) and that of the whole slice (dashed), a row a run. None
+    where there are no minibatches."""
+    need(table, ("metric", "run", "index", "value"), PICTURE)
+    rows = only(table, metric="minibatch_eigenvalue")
+    if rows.empty:
+        return None
+    runs = list(dict.fromkeys(names(rows["run"])))
+    looks = style.looks(runs) if len(runs) > 1 else {runs[0]: style.look(2)}
+    with style.paper():
+        fig, (ax,) = style.panels(1, 0.8 + 0.35 * len(runs), width=style.ONE_COLUMN * 1.2)
+        for place, (run, look) in enumerate(looks.items()):
+            part = table[[name == run for name in names(table["run"])]]
+            values = floats(only(part, metric="minibatch_eigenvalue")["value"])
+            ax.plot(values, np.full(len(values), place), alpha=0.6, **look.point)
+            of_slice = number(part, "eigenvalue", index=1, layer=None)
+            for value, dash in (
+                (number(part, "minibatch_eigenvalue_mean"), "-"),
+                (of_slice, (0, (3, 1.5))),
+            ):
+                if value is not None:
+                    ends = [place - 0.35, place + 0.35]
+                    ax.plot([value, value], ends, color="black", linestyle=dash, linewidth=1)
+        ax.set_yticks(range(len(runs)), [style.plain(style.shorten(run, 24)) for run in runs])
+        ax.set_ylim(len(runs) - 0.5, -0.5)
+        size = int(rows["n_examples"].iloc[0])
+        ax.set_xlabel(
+            f"largest eigenvalue of minibatches of {size:,} examples\n(bar: their mean, dashed: all examples)"
+        )
+        ax.grid(True)
+    return fig
