@@ -696,7 +696,10 @@ def test_examples_shared_with_many_clients_are_no_copy_of_one():
         np.arange(20, 30),
         np.r_[0:3, 10:13, 20:23, 30:32],
     ]
-    check = Parts(SimpleNamespace(run=SimpleNamespace(origin={})))
+    case = SimpleNamespace(
+        run=SimpleNamespace(origin={}), client=lambda a, b: f"clients {a} and {b}"
+    )
+    check = Parts(case)
     assert [f.what for f in check._compare_reports(parts)] == [
         "some examples belong to several clients"
     ]

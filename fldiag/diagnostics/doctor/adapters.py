@@ -102,7 +102,7 @@ class Factors(Check):
         if not self.has_adapters:
             yield Skip("the model has no low-rank adapters")
         elif not self.rounds:
-            yield Skip("the clients' adapters are not stored, or their B are 0")
+            yield Skip(self.case.lacks("no round has two clients, or the adapters are all 0"))
         else:
             yield from self._one_by_one()
             yield from self._otherwise()

@@ -88,7 +88,7 @@ def _of(check: Check) -> list[Outcome]:
         for one in check.end():
             outcomes.append(one)
     except FldiagError as error:
-        outcomes.append(Skip(error.what))
+        outcomes.append(Skip(error.what, error.remedy))
     findings: list[Outcome] = [one for one in outcomes if isinstance(one, Finding)]
     rest: list[Outcome] = [one for one in outcomes if not isinstance(one, Finding)]
     return findings or rest[:1] or [Skip("the run holds nothing that this check can use")]
@@ -129,13 +129,19 @@ def _row(check: Check, outcome: Outcome) -> Row:
         "metric": check.name,
         "title": check.title,
         "estimator": "test" if check.tests else "exact",
-        **dict.fromkeys(("what", "evidence", "consequence", "remedy", "rounds", "p_value")),
+        **dict.fromkeys(("what", "evidence", "consequence", "remedy", "rounds", "p_value", "who")),
     }
     if isinstance(outcome, Clear):
         return {**about, "severity": HEALTHY, "evidence": outcome.evidence}
     if isinstance(outcome, Skip):
-        return {**about, "severity": UNCHECKED, "evidence": f"because {outcome.why}"}
+        return {
+            **about,
+            "severity": UNCHECKED,
+            "evidence": f"because {outcome.why}",
+            "remedy": outcome.remedy or None,
+        }
     scope = "global" if outcome.client is None else "client" if outcome.client_b is None else "pair"
+    clients = [k for k in (outcome.client, outcome.client_b) if k is not None]
     return {
         **about,
         "severity": outcome.severity,
@@ -146,6 +152,7 @@ def _row(check: Check, outcome: Outcome) -> Row:
         "scope": scope,
         "client": outcome.client,
         "client_b": outcome.client_b,
+        "who": None if outcome.client is None else check.case.client(*clients),
         "layer": outcome.layer,
         "round": min(outcome.rounds, default=None),
         "rounds": ranges(sorted(outcome.rounds)) if outcome.rounds else None,

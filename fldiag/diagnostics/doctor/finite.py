@@ -15,7 +15,6 @@ from fldiag.diagnostics.doctor.findings import (
     Clear,
     Finding,
     Outcome,
-    about,
 )
 from fldiag.errors import counted
 
@@ -131,7 +130,7 @@ class Finite(Check):
                 )
             followers = sorted(set(self.clients) - set(self.origins))
             if followers:
-                later.append(f"{about(followers)} received or made such weights later")
+                later.append(f"{self.case.client(*followers)} received or made such weights later")
             if self.case.run.status == "diverged":
                 later.append("the run ended as diverged")
         remedy = (
@@ -139,7 +138,7 @@ class Finite(Check):
             if origin.client is None
             else "lower its learning rate, clip its gradients, look at its data; leave such an update out of the mean"
         )
-        who = "the server's aggregate" if origin.client is None else f"client {origin.client}"
+        who = "the server's aggregate" if origin.client is None else self.case.client(origin.client)
         return Finding(
             FAULT,
             f"the trained weights of {who} are not finite"

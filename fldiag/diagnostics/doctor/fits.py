@@ -48,7 +48,7 @@ def fits_of(models: Models) -> dict[int, RoundFit]:
         for j in range(gain.shape[1]):
             stretch = pool.train_slice(j)
             if stretch.stop > stretch.start:
-                gain[:, j] = (scored.received[stretch] - scored.clients[:, stretch]).mean(1)
+                gain[:, j] = (scored.received[:, stretch] - scored.clients[:, stretch]).mean(1)
         if np.isfinite(gain).any(1).all():
             fits[r] = RoundFit(scored.ids, gain)
     return fits

@@ -50,7 +50,8 @@ class Inputs(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.ratios:
-            yield Skip(f"no round has a first layer with a bias and {CLIENTS} clients that move it")
+            lacking = f"no round has a first layer with a bias and {CLIENTS} clients that move both"
+            yield Skip(self.case.lacks(lacking))
             return
         ratios = [v for by_round in self.ratios.values() for v in by_round.values()]
         limit = max(math.log(FACTOR), SCALES * 1.4826 * float(np.median(np.abs(ratios))))
@@ -62,7 +63,7 @@ class Inputs(Check):
                 )
                 yield Finding(
                     WARNING,
-                    f"the inputs of client {i} seem to be {size} as large as those of the others",
+                    f"the inputs of {self.case.client(i)} seem to be {size} as large as those of the others",
                     f"so the update of {self.layer} compares with that of its bias, in the median of "
                     f"{counted(len(by_round), 'round')}",
                     "its features are not those of the other clients, and the global model is not for its inputs",

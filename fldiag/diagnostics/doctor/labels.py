@@ -65,8 +65,9 @@ def ties_of(models: Models, clients: Iterable[int]) -> dict[int, tuple[float, fl
     for r in sorted(set().union(*rounds.values())):  # a round is read once
         cohort = models.history.stored(r)
         for i in (i for i in rounds if r in rounds[i]):
-            after = models.log_probabilities(cohort.client(cohort.ids.index(i)), stretches[i])
-            change = after - models.log_probabilities(cohort.start, stretches[i])
+            j = cohort.ids.index(i)
+            after = models.log_probabilities(cohort.client(j), stretches[i])
+            change = after - models.log_probabilities(cohort.start_of(j), stretches[i])
             changes[i] = changes.get(i, 0.0) + change
     ties = {i: tie(change, models.labels[stretches[i]]) for i, change in changes.items()}
     return {i: (z, float(norm.cdf(z))) for i, z in ties.items() if math.isfinite(z)}
@@ -81,12 +82,12 @@ class LabelMap:
     right: float
     recorded: float
 
-    def describe(self, client: int) -> str:
+    def describe(self) -> str:
         steps = {(b - a) for a, b in self.labels.items()}
         examples = ", ".join(f"{a} as {b}" for a, b in list(self.labels.items())[:4] if a != b)
         same = f", each by {next(iter(steps)):+d}" if len(steps) == 1 else ""
         return (
-            f"client {client} takes the labels for others ({examples}{same}), which is right for {self.right:.0%} of held-out "
+            f"takes the labels for others ({examples}{same}), which is right for {self.right:.0%} of held-out "
             f"examples, and the recorded labels for {self.recorded:.0%}"
         )
 

@@ -110,6 +110,9 @@ class Reported(Check):
                 value=odd[r] - now[r],
             )
         yield from self._foreign(metrics, {**now, **recorded} if not odd else now, slack)
+        has_reports = bool(recorded) or len(reported(metrics, ACCURACY))
+        if not has_reports:
+            yield Skip("the run reports no accuracy")
         yield Clear(
             f"the accuracies of {counted(len(now), 'round')}, computed again, are those recorded"
         )

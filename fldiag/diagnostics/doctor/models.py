@@ -25,7 +25,7 @@ MANY, FEW = 12, 6
 @dataclass(frozen=True)
 class Scored:
     """A round's models on the pool's examples: loss and right [n] of the aggregated model, and (None: not stored) loss of
-    the received one and [K, n] of the clients' ``ids``."""
+    the received one [1, n], or of what each client received [K, n], and [K, n] of the clients' ``ids``."""
 
     loss: np.ndarray
     right: np.ndarray | None
@@ -67,13 +67,16 @@ class Models:
         models = [(cohort.aggregated, cohort.buffers)]
         full = full and cohort.complete and all(k < len(self.history.parts) for k in cohort.ids)
         if full:
-            models += [cohort.start, *(cohort.client(j) for j in range(len(cohort.ids)))]
+            rows = range(len(cohort.ids))
+            starts = [cohort.start_of(j) for j in (rows if cohort.starts is not None else rows[:1])]
+            models += [*starts, *(cohort.client(j) for j in rows)]
         scores = self.history.evaluate(models)
         right = scores.right
         one = None if right is None else right[0]
         if not full:
             return Scored(scores.loss[0], one)
-        return Scored(scores.loss[0], one, scores.loss[1], scores.loss[2:], cohort.ids)
+        before, after = np.split(scores.loss[1:], [len(starts)])
+        return Scored(scores.loss[0], one, before, after, cohort.ids)
 
     @cached_property
     def own_losses(self) -> dict[int, dict[int, tuple[float, float]]]:
@@ -89,7 +92,7 @@ class Models:
                 ):
                     continue
                 both = (
-                    float(scored.received[stretch].mean()),
+                    float(scored.received[min(j, len(scored.received) - 1), stretch].mean()),
                     float(scored.clients[j, stretch].mean()),
                 )
                 if np.isfinite(both).all():
@@ -99,11 +102,9 @@ class Models:
     def own_losses_of(self, client: int, r: int) -> tuple[float, float]:
         """The same of any round."""
         cohort, stretch = self.history.stored(r), self.history.pool.train_slice(client)
-        before, after = (
-            self.history.evaluate([cohort.start, cohort.client(cohort.ids.index(client))])
-            .loss[:, stretch]
-            .mean(1)
-        )
+        j = cohort.ids.index(client)
+        models = [cohort.start_of(j), cohort.client(j)]
+        before, after = self.history.evaluate(models).loss[:, stretch].mean(1)
         return float(before), float(after)
 
     def entropy(self, client: int) -> float:

@@ -25,13 +25,15 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     for run, part in table.groupby("run", sort=False):
         count = part["severity"].value_counts()
         checks = part["metric"].nunique()
+        counts = {"run": run, "checks": checks, **{s: int(count.get(s, 0)) for s in SEVERITIES}}
         faults, warnings = (
             f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING)
         )
         yield Say(
             f"{run}: {faults}, {warnings}, {count.get(INFORMATION, 0)} for "
             f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
-            "be run"
+            "be run",
+            {"counts": counts},
         )
     findings = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
     for _, row in findings.sort_values(
@@ -56,15 +58,22 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         "remedy": "remedy",
     }
     yield Small(rows, {k: v for k, v in columns.items() if several or k != "run"})
-    for (title, why), part in table[table["severity"] == UNCHECKED].groupby(
-        ["title", "evidence"], sort=False
-    ):
-        runs = (
-            f" ({', '.join(map(str, part['run'].unique()))})"
-            if part["run"].nunique() < table["run"].nunique()
-            else ""
+    skipped = table[table["severity"] == UNCHECKED]
+    for why, part in skipped.groupby("evidence", sort=False):
+        titles, runs = part["title"].unique().tolist(), part["run"].unique().tolist()
+        names = f" ({', '.join(runs)})" if len(runs) < table["run"].nunique() else ""
+        remedy = next(iter(part["remedy"].dropna()), None)
+        yield Note(
+            f"not checked, {why}{names}: {', '.join(titles)}" + (f"; {remedy}" if remedy else ""),
+            {
+                "unchecked": {
+                    "runs": runs,
+                    "checks": part["metric"].unique().tolist(),
+                    "why": str(why).removeprefix("because "),
+                    "remedy": remedy,
+                }
+            },
         )
-        yield Note(f"{title}: not checked, {why}{runs}")
 
 
 def describe_place(row: Mapping[str, Any]) -> str:
@@ -73,10 +82,7 @@ def describe_place(row: Mapping[str, Any]) -> str:
     if isinstance(row["rounds"], str):
         texts.append(f"round{'s' * (not row['rounds'].isdigit())} {row['rounds']}")
     if not pd.isna(row["client"]):
-        texts.append(
-            f"client {int(row['client'])}"
-            + ("" if pd.isna(row["client_b"]) else f" and {int(row['client_b'])}")
-        )
+        texts.append(str(row["who"]))
     if not pd.isna(row["layer"]):
         texts.append(str(row["layer"]))
     return ", ".join(texts) or "the run"

@@ -125,7 +125,7 @@ class TestData(Check):
         models = self.case.models
         evidence = test_evidence(models)
         if evidence is None:
-            yield Skip("no round holds what clients received and made of it")
+            yield Skip(self.case.lacks("no round can be evaluated"))
             return
         self.rounds = trained_rounds(models)
         if evidence.is_convincing:
@@ -176,7 +176,7 @@ class TestData(Check):
             value = float(np.median(list(by_round.values())))
             yield Finding(
                 WARNING,
-                f"client {i} seems to train on test examples",
+                f"{self.case.client(i)} seems to train on test examples",
                 f"in all {counted(len(by_round), 'round')} its training lowers the loss of test examples by {value:.3g} nats "
                 "more than that of its own of the same classes, compared with what the other clients' training does",
                 "test accuracy is partly training accuracy, and too high",
