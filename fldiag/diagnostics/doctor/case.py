@@ -237,7 +237,9 @@ class Case:
         data = open_problem.load_examples(self.run.data)
         first = round_weights.first_readable(self.run, self.rounds, self.run.model, data)
         open_problem.check_code(replace(first, model="not built"))
-        return open_problem.load_dataset(first, self.options["root"], self.options["download"])
+        return open_problem.load_dataset(
+            first, self.options.get("root"), self.options.get("download", False)
+        )
 
     @cached_property
     def parts(self) -> list[np.ndarray]:
