@@ -18,9 +18,8 @@ from fldiag.data import Dataset
 from fldiag.diagnosis.question import open_question
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.buffers import Statistics
-from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.data import Parts
-from fldiag.diagnostics.doctor.examine import examine
+from fldiag.diagnostics.doctor.examine import CHECKS, examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
 from fldiag.errors import FldiagError
 from fldiag.runs.run import Run

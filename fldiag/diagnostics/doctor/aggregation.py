@@ -21,11 +21,12 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
-from fldiag.diagnostics.doctor.mixture import RESIDUAL, Mixture
 from fldiag.diagnostics.doctor.named_rules import (
     ADAPTIVE,
     PERSONAL,
     PLAIN_MEANS,
+    RESIDUAL,
+    Mixture,
     Verdict,
     coordinate_rules,
     find_rule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -191,7 +192,7 @@ class Values(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.looked = 0
-        self.bad: dict[tuple[str, str, int | None], list[int]] = {}
+        self.bad = defaultdict[tuple[str, str, int | None], list[int]](list)
 
     def see(self, cohort: CohortWeights) -> None:
         for n, b in cohort.states.items():
@@ -205,17 +206,17 @@ class Values(Check):
             return
         self.looked += 1
         if not bool(b.isfinite().all()):
-            self.bad.setdefault((name, "not finite", client), []).append(r)
+            self.bad[name, "not finite", client].append(r)
         elif name.endswith("running_var") and b.numel() and float(b.min()) <= 0:
-            self.bad.setdefault((name, "of variance 0 or less", client), []).append(r)
+            self.bad[name, "of variance 0 or less", client].append(r)
 
     def end(self) -> Iterator[Outcome]:
         if not self.looked:
             yield Skip("the model has no floating-point buffers")
             return
-        faults: dict[tuple[str, str], list[tuple[int | None, list[int]]]] = {}
+        faults = defaultdict[tuple[str, str], list[tuple[int | None, list[int]]]](list)
         for (name, how, client), rounds in self.bad.items():
-            faults.setdefault((name, how), []).append((client, rounds))
+            faults[name, how].append((client, rounds))
         for (name, how), places in faults.items():
             who = [c for c, _ in places if c is not None]
             rounds = sorted({r for _, rs in places for r in rs})

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fldiag import registry, user_code
 from fldiag.errors import FldiagError, first_line
+from fldiag.results.provenance import digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,17 @@ class CohortWeights:
         import torch
 
         return torch.cat([t.reshape(-1) for t in self.weights.values()])
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Tensor -> where its numbers lie in a vector [P]."""
+        ends = np.cumsum([0, *(t.numel() for t in self.weights.values())]).tolist()
+        return dict(zip(self.weights, map(slice, ends, ends[1:]), strict=False))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the aggregate."""
+        return digest(self.aggregated)
 
     @property
     def complete(self) -> bool:
@@ -135,9 +147,8 @@ class CohortWeights:
         import torch
 
         assert self.received is not None
-        grams, at = {}, 0
-        for name, tensor in self.weights.items():
-            part = slice(at, at + tensor.numel())
+        grams = {}
+        for name, part in self.slices.items():
             w = self.received[part].double()
             rows = torch.cat(
                 [
@@ -148,8 +159,16 @@ class CohortWeights:
                 ]
             )
             grams[name] = (rows @ rows.T).numpy()
-            at += tensor.numel()
         return grams
+
+    def least_squares(self, vectors: Sequence[Tensor]) -> tuple[np.ndarray, float]:
+        """Coefficients of the clients' updates and these vectors [P] that make the server's, and the share that is left over."""
+        k, gram = len(self.ids), np.sum(list(self.products(vectors).values()), axis=0)
+        keep = [*range(k), *range(k + 2, len(gram))]
+        c = np.linalg.lstsq(gram[np.ix_(keep, keep)], gram[keep, k], rcond=1e-10)[0]
+        x = np.zeros(len(gram))
+        x[keep], x[k] = c, -1.0
+        return c, float(np.sqrt(max(x @ gram @ x, 0.0) / max(gram[k, k], 1e-300)))
 
     @cached_property
     def gram(self) -> np.ndarray:

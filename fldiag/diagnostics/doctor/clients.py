@@ -1,4 +1,4 @@
-"""What single clients do: whose updates are missing, copied or outlying."""
+"""What single clients do: whose updates are missing, copied or outlying, and whose inputs are on another scale."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
+from fldiag.diagnostics.doctor.statistics import CLIENTS, spread
 from fldiag.errors import FldiagError, counted
 from fldiag.results.provenance import digest
 
@@ -305,8 +306,8 @@ class Norms(Check):
             yield Skip(self.case.lacks("no round has the updates of at least 4 clients"))
             return
         left = self.left()
-        spread = 1.4826 * float(np.median(np.abs(left - np.median(left))))
-        always, often, once = (max(math.log(f), self.SCALE * spread) for f in self.FACTORS)
+        scale = spread(left)
+        always, often, once = (max(math.log(f), self.SCALE * scale) for f in self.FACTORS)
         of = defaultdict[int, list[tuple[int, float]]](list)
         for (r, i, _), v in zip(self.rows, left, strict=True):
             of[i].append((r, float(v)))
@@ -318,26 +319,26 @@ class Norms(Check):
                     i,
                     middle,
                     tuple(r for r, _ in deviations),
-                    spread,
+                    scale,
                     "in the median of its rounds",
                 )
             elif single:
                 r, v = max(single, key=lambda one: abs(one[1]))
-                yield self._finding(i, v, tuple(r for r, _ in single), spread, f"in round {r}")
+                yield self._finding(i, v, tuple(r for r, _ in single), scale, f"in round {r}")
         yield Clear(
-            f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(spread):.2f} once size and round are "
+            f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(scale):.2f} once size and round are "
             f"taken out, at most {math.exp(float(np.abs(left).max())):.1f}"
         )
 
     def _finding(
-        self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str
+        self, i: int, v: float, rounds: tuple[int, ...], scale: float, when: str
     ) -> Finding:
         how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"
         return Finding(
             WARNING if v > 0 or self._hungry(i) else INFORMATION,
             f"the updates of {self.case.client(i)} are {'unusually long' if v > 0 else 'unusually short'}",
             f"{how} what its size and the round suggest, {when}; the usual spread is a factor of "
-            f"{math.exp(spread):.2f}",
+            f"{math.exp(scale):.2f}",
             "it alone decides where the mean goes" if v > 0 else "it hardly affects the mean",
             "look at its learning rate, its number of steps and the scale of its data; clip updates",
             rounds,
@@ -349,3 +350,82 @@ class Norms(Check):
         """Whether a client has more to learn than most."""
         losses = self.case.models.losses if self.case.history is not None else {}
         return i in losses and losses[i] > float(np.median(list(losses.values())))
+
+
+#: Rounds of a client from which on its inputs are compared.
+PAIRS = 2
+#: By which factor, and how many times the scale 1.48 MAD, a client must differ.
+FACTOR, SCALES = 3.0, 6.0
+
+
+class Inputs(Check):
+    """A client whose inputs are on another scale than the other clients'.
+
+    Rule: the gradient of the first layer's weight is the gradient of its bias times the input, so that the ratio of the lengths
+    of their updates, ||dW|| / ||db||, measures how large inputs are. Where a client's, in the median of at least 2 rounds,
+    differs from the round's median by more than a factor 3, and by 6 times the scale 1.48 MAD of the logarithms, its inputs are
+    on another scale. It takes a first layer with a bias and at least 4 clients a round. Long local training hides it: a bias
+    stands still once the shares of the classes are learnt, whatever the inputs.
+    """
+
+    name, title = "inputs", "Inputs are on one scale"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.ratios: dict[int, dict[int, float]] = {}
+        self.layer = ""
+
+    def see(self, cohort: CohortWeights) -> None:
+        names = _first_layer(cohort)
+        if not cohort.usable or names is None:
+            return
+        k = len(cohort.ids)
+        squares = [np.diag(cohort.grams[name])[:k] for name in names]
+        moving = np.flatnonzero((squares[0] > 0) & (squares[1] > 0))
+        if len(moving) < CLIENTS:
+            return
+        self.layer = names[0]
+        logs = 0.5 * (np.log(squares[0][moving]) - np.log(squares[1][moving]))
+        for j, value in zip(moving, logs - np.median(logs), strict=True):
+            self.ratios.setdefault(cohort.ids[j], {})[cohort.round] = float(value)
+
+    def end(self) -> Iterator[Outcome]:
+        if not self.ratios:
+            lacking = f"no round has a first layer with a bias and {CLIENTS} clients that move both"
+            yield Skip(self.case.lacks(lacking))
+            return
+        ratios = [v for by_round in self.ratios.values() for v in by_round.values()]
+        limit = max(math.log(FACTOR), SCALES * spread(ratios, 0.0))
+        for i, by_round in self.ratios.items():
+            middle = float(np.median(list(by_round.values())))
+            if len(by_round) >= PAIRS and abs(middle) > limit:
+                size = (
+                    f"{math.exp(middle):.3g} times" if middle > 0 else f"1/{math.exp(-middle):.3g}"
+                )
+                yield Finding(
+                    WARNING,
+                    f"the inputs of {self.case.client(i)} seem to be {size} as large as those of the others",
+                    f"so the update of {self.layer} compares with that of its bias, in the median of "
+                    f"{counted(len(by_round), 'round')}",
+                    "its features are not those of the other clients, and the global model is not for its inputs",
+                    "normalise all clients' inputs alike (divided by 255, mean and deviation)",
+                    tuple(by_round),
+                    client=i,
+                    layer=self.layer,
+                    value=math.exp(middle),
+                )
+        worst = max(abs(float(np.median(list(v.values())))) for v in self.ratios.values())
+        yield Clear(
+            f"the first layer's updates differ by a factor of {math.exp(worst):.2f} at most over "
+            f"{counted(len(self.ratios), 'client')}"
+        )
+
+
+def _first_layer(cohort: CohortWeights) -> tuple[str, str] | None:
+    """The names of weight and bias of the first layer, if it has both."""
+    name = next((n for n, t in cohort.weights.items() if t.ndim > 1), None)
+    if name is None or not name.endswith("weight"):
+        return None
+    bias = name[: -len("weight")] + "bias"
+    fits = bias in cohort.weights and cohort.weights[bias].numel() == cohort.weights[name].shape[0]
+    return (name, bias) if fits else None

@@ -18,6 +18,7 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
 )
 from fldiag.diagnostics.doctor.starts import ASYNCHRONOUS
+from fldiag.diagnostics.doctor.statistics import coordinates
 from fldiag.errors import FldiagError, counted
 
 #: Coordinates that are looked at one by one, and numbers of all clients' updates that are remembered.
@@ -79,7 +80,7 @@ class UpdateDirections(Check):
                 (cohort.round, sums[j] / (k - 1), float(np.median(other_cosines)))
             )
         most = int(np.clip(MEMORY // max(self.case.total, 1), LEAST, MOST))
-        sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // most)))
+        sample = coordinates(cohort.aggregated.numel(), most)
         d = cohort.updates(sample)[moving].numpy()
         self._quiet(cohort.round, ids, d / norms[:, None])
         for i, row in zip(ids, d, strict=True):
@@ -242,7 +243,7 @@ def codes(cohort: CohortWeights) -> Iterator[str]:
     is_copy = cohort.gram[tuple(longest)] > (1 - 1e-9) * norms[-1] * norms[-2]
     if same >= max(3, len(norms) / 3) and not is_copy and not 0 < values <= 3:
         yield "clipped to one length"
-    sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // MOST)))
+    sample = coordinates(cohort.aggregated.numel(), MOST)
     rows, w = cohort.clients[:, sample], cohort.origins[:, sample]
     if rows.dtype not in (torch.float32, torch.float64):
         return
@@ -269,13 +270,11 @@ def grid(cohort: CohortWeights) -> int:
     import torch
 
     assert cohort.clients is not None and cohort.received is not None
-    most, at = 0, 0
-    for tensor in cohort.weights.values():
-        n, start = tensor.numel(), at
-        at += n
+    most = 0
+    for name, part in cohort.slices.items():
+        n = cohort.weights[name].numel()
         if n < 500:
             continue
-        part = slice(start, start + n)
         for row, w in zip(cohort.clients[:4, part], cohort.origins[:4, part], strict=True):
             d = (row.double() - w.double()).sort().values
             gap = (

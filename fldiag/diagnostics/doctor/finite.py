@@ -162,14 +162,8 @@ def _layer_of_client(cohort: CohortWeights, j: int) -> str:
     """The first layer of the client in row j whose weights or buffers are not finite."""
     if cohort.clients is None:
         return ""
-    row, at = cohort.clients[j], 0
-    views: dict[str, Tensor] = {}
-    if cohort.clients.shape[1] == cohort.aggregated.numel():
-        for name, tensor in cohort.weights.items():
-            views[name] = row[at : at + tensor.numel()]
-            at += tensor.numel()
-    else:
-        views["its weights"] = row
-    return _first_infinite(
-        {**views, **{name: rows[j] for name, rows in cohort.client_states.items()}}
-    )
+    row = cohort.clients[j]
+    views = {name: row[part] for name, part in cohort.slices.items()}
+    if len(row) != cohort.aggregated.numel():
+        views = {"its weights": row}
+    return _first_infinite({**views, **{n: rows[j] for n, rows in cohort.client_states.items()}})

@@ -10,39 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fldiag.diagnostics.doctor.findings import LEVEL
+from fldiag.diagnostics.doctor.statistics import EXAMPLES, tie
 from fldiag.results.select import spread
 
 if TYPE_CHECKING:
     from fldiag.diagnostics.doctor.models import Models
 
-#: Fewer examples say nothing of a client's labels.
-EXAMPLES = 10
 #: Rounds of a client that are looked at.
 ROUNDS = 3
-
-
-def tie(change: np.ndarray, labels: np.ndarray) -> float:
-    """z of the sum of ``change[i, labels[i]]`` among all permutations of the labels; NaN where they cannot differ.
-
-    ``change`` [n, C]: of the log-probability of every class by training. The mean and variance over the permutations are exact
-    (Hoeffding, 1951).
-
-    >>> change = np.log(np.eye(3)[[0, 1, 2] * 5] + 0.1)
-    >>> tie(change, np.array([0, 1, 2] * 5)) > 5 > -2 > tie(change, np.array([1, 2, 0] * 5))
-    True
-    """
-    n, classes = change.shape
-    counts = np.bincount(labels, minlength=classes)
-    if n < EXAMPLES or (counts > 0).sum() < 2:
-        return math.nan
-    centred = change - change @ counts[:, None] / n
-    centred = centred - centred.mean(0)
-    variance = float((centred**2 @ counts).sum()) / (n - 1)
-    return (
-        float(centred[np.arange(n), labels].sum()) / math.sqrt(variance)
-        if variance > 1e-18
-        else math.nan
-    )
 
 
 def ties_of(models: Models, clients: Iterable[int]) -> dict[int, tuple[float, float]]:

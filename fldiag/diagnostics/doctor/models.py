@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
+from fldiag.diagnostics.doctor.statistics import CLIENTS
 from fldiag.losses import predicted
 from fldiag.results.select import spread
 
@@ -20,6 +21,25 @@ if TYPE_CHECKING:
 
 #: So many rounds are evaluated, evenly spread: the global model in many, the clients' in few.
 MANY, FEW = 12, 6
+
+
+@dataclass(frozen=True)
+class RoundFit:
+    """``gain`` [K, N]: by how much the training of client ``ids[k]`` lowers the mean loss on the recorded data of client j (NaN:
+    none); ``advantage``: the same less the median over the round's clients, so that every client's data count alike."""
+
+    ids: tuple[int, ...]
+    gain: np.ndarray
+
+    @cached_property
+    def advantage(self) -> np.ndarray:
+        return self.gain - np.median(self.gain, axis=0, keepdims=True)
+
+    @cached_property
+    def on_own_data(self) -> dict[int, float]:
+        """Client -> its advantage on its own data."""
+        values = {i: float(self.advantage[k, i]) for k, i in enumerate(self.ids)}
+        return {i: value for i, value in values.items() if np.isfinite(value)}
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,22 @@ class Models:
             return Scored(scores.loss[0], one)
         before, after = np.split(scores.loss[1:], [len(starts)])
         return Scored(scores.loss[0], one, before, after, cohort.ids)
+
+    @cached_property
+    def fits(self) -> dict[int, RoundFit]:
+        """Round -> how its clients fit each other's data, in rounds of at least ``CLIENTS``."""
+        pool, fits = self.history.pool, {}
+        for r, scored in self.scores.items():
+            if scored.clients is None or scored.received is None or len(scored.ids) < CLIENTS:
+                continue
+            gain = np.full((len(scored.ids), len(self.history.parts)), np.nan)
+            for j in range(gain.shape[1]):
+                stretch = pool.train_slice(j)
+                if stretch.stop > stretch.start:
+                    gain[:, j] = (scored.received[:, stretch] - scored.clients[:, stretch]).mean(1)
+            if np.isfinite(gain).any(1).all():
+                fits[r] = RoundFit(scored.ids, gain)
+        return fits
 
     @cached_property
     def own_losses(self) -> dict[int, dict[int, tuple[float, float]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,15 +18,9 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
-from fldiag.diagnostics.doctor.fits import (
-    CLIENTS,
-    ROUNDS,
-    excess,
-    find_assignment,
-    fits_of,
-    mean_advantage,
-)
 from fldiag.diagnostics.doctor.labels import LabelMap, agree, find_label_map, ties_of
+from fldiag.diagnostics.doctor.models import RoundFit
+from fldiag.diagnostics.doctor.statistics import CLIENTS, ROUNDS, excess, spread
 from fldiag.diagnostics.doctor.trained_on_test import test_evidence
 from fldiag.errors import FldiagError, counted
 from fldiag.results.select import spread as spread_rounds
@@ -95,7 +89,7 @@ class OwnData(Check):
         if middle is None:
             yield Skip(self.case.lacks("no round can be evaluated"))
             return
-        self.fits = fits_of(models)
+        self.fits = models.fits
         findings = list(self._all_clients(middle))
         yield from findings
         if not findings:
@@ -283,10 +277,8 @@ class OwnData(Check):
 
     def _rising(self, middle: float) -> Iterator[Finding]:
         gains = self.case.models.gains
-        spread = 1.4826 * float(
-            np.median([abs(v - middle) for drops in gains.values() for v in drops.values()])
-        )
-        limit = max(EVERY * middle, SCALES * spread - middle)
+        scale = spread((v for drops in gains.values() for v in drops.values()), middle)
+        limit = max(EVERY * middle, SCALES * scale - middle)
         for i, losses in self.case.models.own_losses.items():
             if middle < LEAST or max(self._telling(i, losses).values()) >= -limit:
                 continue
@@ -339,13 +331,12 @@ class OwnData(Check):
 
         means = {i: float(np.mean(values)) for i, values in advantages.items()}
         centre = float(np.median(list(means.values())))
-        spread = 1.4826 * float(np.median([abs(v - centre) for v in means.values()]))
         for i, values in advantages.items():
             rest = [v for k, vs in advantages.items() if k != i for v in vs]
             share = (sum(v <= 0 for v in rest) + 1) / (len(rest) + 2)
             missing = sum(v <= 0 for v in values)
             p = float(binom.sf(missing - 1, len(values), share)) if missing else 1.0
-            is_low = means[i] < min(0.0, centre - WIDE * spread)
+            is_low = means[i] < min(0.0, centre - WIDE * spread(means.values()))
             if i in skip or not is_low or p > LEVEL or centre <= 0:
                 continue
             reason, _ = self._explain(i)
@@ -413,3 +404,21 @@ class OwnData(Check):
 
 def _gains(losses: Mapping[int, tuple[float, float]]) -> dict[int, float]:
     return {r: before - after for r, (before, after) in losses.items()}
+
+
+def mean_advantage(fits: Sequence[RoundFit], ids: Sequence[int]) -> np.ndarray:
+    """[clients, N], over the rounds in which each took part."""
+    rows = [[f.advantage[f.ids.index(i)] for f in fits if i in f.ids] for i in ids]
+    return np.array([np.mean(advantages, axis=0) for advantages in rows])
+
+
+def find_assignment(fits: Sequence[RoundFit]) -> dict[int, int]:
+    """Client -> whose data it fits best if each fits another's, from every second round."""
+    from scipy.optimize import linear_sum_assignment
+
+    half = fits[::2]
+    ids = sorted({i for f in half for i in f.ids})
+    matrix = mean_advantage(half, ids)
+    usable = np.flatnonzero(np.isfinite(matrix).all(0))
+    rows, columns = linear_sum_assignment(-matrix[:, usable])
+    return {ids[k]: int(usable[j]) for k, j in zip(rows, columns, strict=True)}

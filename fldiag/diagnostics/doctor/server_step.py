@@ -89,22 +89,11 @@ class Memory:
         """Least squares on the clients' updates and the server's last step, and what of it was not the mean's."""
         if self.round != cohort.round - 1:
             return None
-        k = len(cohort.ids)
-        g = np.sum(list(cohort.products(self.earlier).values()), axis=0)
-        keep = [*range(k), k + 2, k + 3]
-        c = np.linalg.lstsq(g[np.ix_(keep, keep)], g[keep, k], rcond=1e-10)[0]
-        x = np.zeros(k + 4)
-        x[keep], x[k] = c, -1.0
-        left = float(np.sqrt(max(x @ g @ x, 0.0) / max(g[k, k], 1e-300)))
-        return (
-            (
-                "momentum",
-                left,
-                f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})",
-            )
-            if left <= RESIDUAL
-            else None
+        c, left = cohort.least_squares(self.earlier)
+        text = (
+            f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})"
         )
+        return ("momentum", left, text) if left <= RESIDUAL else None
 
     def _squares(
         self, cohort: CohortWeights, mean: Tensor
@@ -178,11 +167,8 @@ class Memory:
         middle = rows.quantile(0.5, dim=0)
         size = (w - cohort.received[sample].double()).norm()
         left = float((w - middle).norm() / size.clamp(min=1e-300))
-        return (
-            ("median", left, "every coordinate is the clients' median")
-            if len(rows) > 2 and left <= RESIDUAL
-            else None
-        )
+        is_median = len(rows) > 2 and left <= RESIDUAL
+        return ("median", left, "every coordinate is the clients' median") if is_median else None
 
 
 def _rounded(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
@@ -248,9 +234,7 @@ def _codes() -> dict[str, Callable[[Tensor], Tensor]]:
 def _tensors(cohort: CohortWeights) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Of every tensor: what was received [n], the clients' [K, n], the aggregate's [n]."""
     assert cohort.clients is not None and cohort.received is not None
-    at = 0
-    for tensor in cohort.weights.values():
-        part = slice(at, at := at + tensor.numel())
+    for part in cohort.slices.values():
         yield (
             cohort.received[part].double(),
             cohort.clients[:, part].double(),
