@@ -26,8 +26,6 @@ from fldiag.runs.run import Run
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Of every run, a line of counts; the findings; what was not checked, and why."""
-    several = table["run"].nunique() > 1
-    rows = []
     for run, part in table.groupby("run", sort=False):
         count = part["severity"].value_counts()
         checks = part["metric"].nunique()
@@ -41,29 +39,14 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             "be run",
             {"counts": counts},
         )
-    findings = table[table["severity"].isin([FAULT, WARNING, INFORMATION])]
-    for _, row in findings.sort_values(
+    findings = table[table["severity"].isin([FAULT, WARNING, INFORMATION])].sort_values(
         "severity", key=lambda s: s.map(SEVERITIES.index), kind="stable"
-    ).iterrows():
-        rows.append(
-            {
-                **({"run": row["run"]} if several else {}),
-                "severity": row["severity"],
-                "what": row["what"],
-                "where": describe_place(row),
-                "evidence": row["evidence"],
-                "remedy": row["remedy"],
-            }
-        )
-    columns = {
-        "run": "run",
-        "severity": "severity",
-        "what": "what",
-        "where": "where",
-        "evidence": "evidence",
-        "remedy": "remedy",
-    }
-    yield Small(rows, {k: v for k, v in columns.items() if several or k != "run"})
+    )
+    findings = findings.assign(where=[describe_place(row) for _, row in findings.iterrows()])
+    columns = ["severity", "what", "where", "evidence", "remedy"]
+    if table["run"].nunique() > 1:
+        columns.insert(0, "run")
+    yield Small(findings[columns].to_dict("records"), {name: name for name in columns})
     skipped = table[table["severity"] == UNCHECKED]
     for why, part in skipped.groupby("evidence", sort=False):
         titles, runs = part["title"].unique().tolist(), part["run"].unique().tolist()

@@ -72,6 +72,10 @@ CHECKS: tuple[type[Check], ...] = (
 )
 
 
+#: What is said of a check whose findings are left out.
+EXPLAINED = Clear("what chance, or weights that are not finite, explain was left out")
+
+
 def described() -> str:
     """Every check with its rule, for the help."""
     texts = ((getdoc(check) or "").replace("\n\n", "\n") for check in CHECKS)
@@ -100,24 +104,17 @@ def examine(
             check.peers = [peer_checks[j] for k, (_, peer_checks) in enumerate(cases) if k != i]
             outcomes += [(check, one) for one in _of(check)]
         outcomes = fold(outcomes)
-        significant = beyond_chance(
-            [one for _, one in outcomes], sum(check.tests for check in instances)
-        )
-        rows = [
-            _row(check, one)
-            for check, one in outcomes
-            if any(one is other for other in significant)
-        ]
-        clear = [check for check in instances if check.name not in {row["metric"] for row in rows}]
-        rows += [
-            _row(check, Clear("what chance, or weights that are not finite, explain was left out"))
-            for check in clear
-        ]
-        place = {check.name: j for j, check in enumerate(instances)}
-        columns = {"stored": ranges(case.rounds)}
-        frames.append(
-            table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common, **columns)
-        )
+        tests = sum(check.tests for check in instances)
+        significant = beyond_chance([one for _, one in outcomes], tests)
+        rows = []
+        for check in instances:
+            remaining = [
+                one
+                for other, one in outcomes
+                if other is check and any(one is each for each in significant)
+            ]
+            rows += [_row(check, one) for one in remaining or [EXPLAINED]]
+        frames.append(table(rows, **case.common, stored=ranges(case.rounds)))
         case.__dict__.pop("history", None)  # model and data of one run at a time
     return pd.concat(frames, ignore_index=True)
 
@@ -150,30 +147,24 @@ def _of(check: Check) -> list[Outcome]:
 def fold(outcomes: list[tuple[Check, Outcome]]) -> list[tuple[Check, Outcome]]:
     """The outcomes without those that follow from a global model that is not finite: they stand in the line of the cause."""
     finite = next((check for check, _ in outcomes if isinstance(check, Finite)), None)
-    cause = next(
-        (one for check, one in outcomes if check is finite and isinstance(one, Finding)), None
-    )
-    if finite is None or cause is None or not finite.server:
+    causes = [one for check, one in outcomes if check is finite and isinstance(one, Finding)]
+    if finite is None or not finite.server or not causes:
         return outcomes
-    follows = [
-        (check, one)
-        for check, one in outcomes
-        if check is not finite
-        and isinstance(one, Finding)
-        and one.rounds
-        and min(one.rounds) >= finite.server[0]
-    ]
-    if not follows:
+
+    def is_consequence(check: Check, one: Outcome) -> bool:
+        is_later = isinstance(one, Finding) and min(one.rounds, default=-1) >= finite.server[0]
+        return check is not finite and is_later
+
+    consequences = [check for check, one in outcomes if is_consequence(check, one)]
+    if not consequences:
         return outcomes
-    names = ", ".join(dict.fromkeys(check.title.lower() for check, _ in follows))
-    text = (
-        f"{cause.evidence}; so follow {counted(len(follows), 'finding')} of other checks ({names})"
-    )
-    left = [one for _, one in follows]
+    names = ", ".join(dict.fromkeys(check.title.lower() for check in consequences))
+    count = counted(len(consequences), "finding")
+    text = f"{causes[0].evidence}; so follow {count} of other checks ({names})"
     return [
-        (check, replace(cause, evidence=text) if one is cause else one)
+        (check, replace(one, evidence=text) if one is causes[0] else one)
         for check, one in outcomes
-        if not any(one is other for other in left)
+        if not is_consequence(check, one)
     ]
 
 

@@ -60,12 +60,8 @@ class Sampling(Check):
         for x in sorted(set(counts.values()) | ({0} if len(counts) < n else set())):
             p = float(min(1.0, 2 * min(below[x], above[x])))
             if p <= LEVEL:
-                who = (
-                    [k for k in range(n) if counts.get(k, 0) == x]
-                    if x == 0
-                    else [k for k, c in counts.items() if c == x]
-                )
-                for k in who[:20]:
+                clients = [k for k in dict.fromkeys([*counts, *range(n)]) if counts[k] == x]
+                for k in clients[:20]:
                     yield self._finding(k, x, p, sum(chances), rounds)
         yield from self._same(chances, n, rounds)
         yield Clear(

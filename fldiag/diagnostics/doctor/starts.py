@@ -482,20 +482,13 @@ class Starts(Check):
 
     def _stays(self, client: int) -> bool:
         """Whether a client's results stay at one distance from the initial model: it starts from one place again and again."""
-        far = [
-            (v[ids.index(client), -1, 1] * v[ids.index(client), -1, 3])
-            for _, ids, v in self.distances["initial"]
-            if client in ids
-        ]
-        steps = [
-            (v[ids.index(client), -1, 1] * v[ids.index(client), -1, 3])
-            for _, ids, v in self.distances["own"]
-            if client in ids
-        ]
-        far = far[len(far) // 2 :]
-        return len(far) > 2 and abs(far[-1] - far[0]) < 0.5 * float(
-            np.median(steps[len(steps) // 2 :])
-        )
+
+        def late_lengths(kind: str) -> list[float]:
+            rows = [v[ids.index(client), -1] for _, ids, v in self.distances[kind] if client in ids]
+            return [row[1] * row[3] for row in rows[len(rows) // 2 :]]
+
+        far, steps = late_lengths("initial"), late_lengths("own")
+        return len(far) > 2 and abs(far[-1] - far[0]) < 0.5 * float(np.median(steps))
 
     def _describe_layers(self, layers: np.ndarray, *, bare: bool = False) -> str:
         names = [list(self.layers)[g] for g in layers]
