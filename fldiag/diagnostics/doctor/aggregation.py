@@ -36,7 +36,7 @@ from fldiag.diagnostics.doctor.named_rules import (
     plain_name,
     selection,
 )
-from fldiag.diagnostics.doctor.server_step import Memory
+from fldiag.diagnostics.doctor.server_step import Memory, find_noise
 from fldiag.errors import counted
 
 if TYPE_CHECKING:
@@ -494,8 +494,10 @@ class Aggregate(Check):
             or fit.plainly()
             or fit.some_layers()
             or fit.least_squares()
-            or fit.coordinates()
+            or fit.coordinates("trimmed")
             or self.memory.explains(fit.cohort, fit.main)
+            or fit.coordinates("median")
+            or find_noise(fit.cohort, fit.main)
             or fit.layers()
         )
         if rule is None:
@@ -540,10 +542,12 @@ class Fit(Mixture):
             f"{self.least:.1%}"
         )
 
-    def coordinates(self) -> Rule | None:
-        """A trimmed mean; the median is recognised later."""
-        rules = [r for r in coordinate_rules(self) if r[0] == "trimmed"] if self.k > 2 else []
-        kind, text, left = min(rules, key=lambda r: r[2], default=("", "", 1.0))
+    def coordinates(self, kind: str) -> Rule | None:
+        """A trimmed mean, or the median."""
+        rules = [r for r in coordinate_rules(self) if r[0] == kind] if self.k > 2 else []
+        if kind == "median":  # the lower and the upper one only where the run names them
+            rules = rules[:1]
+        _, text, left = min(rules, key=lambda r: r[2], default=("", "", 1.0))
         return Rule(kind, left, text) if left <= RESIDUAL else None
 
     def match_mean(self) -> Rule | None:

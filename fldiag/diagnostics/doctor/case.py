@@ -111,6 +111,15 @@ class CohortWeights:
         """Whether sums over the round's weights mean something."""
         return not self.obstacle
 
+    def part(self, coordinates: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+        """What was received [n], the clients' weights [K, n] and the aggregate's [n] there, in double precision."""
+        assert self.clients is not None and self.received is not None
+        return (
+            self.received[coordinates].double(),
+            self.clients[:, coordinates].double(),
+            self.aggregated[coordinates].double(),
+        )
+
     @property
     def origins(self) -> Tensor:
         """What every client received, [K, P]."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from fldiag import registry
 from fldiag.diagnostics.doctor.case import MEANS, Case, CohortWeights
+from fldiag.diagnostics.doctor.statistics import coordinates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -194,11 +195,9 @@ def _krum(fit: Mixture) -> Verdict:
 
 def _sampled(fit: Mixture) -> tuple[Tensor, Tensor, float]:
     """The clients' weights [K, n] and the aggregate's [n] at some coordinates, and the length of the server's step there."""
-    cohort = fit.cohort
-    assert cohort.clients is not None and cohort.received is not None
-    coordinates = slice(None, None, max(1, cohort.aggregated.numel() // COORDINATES))
-    rows, new = cohort.clients[:, coordinates].double(), cohort.aggregated[coordinates].double()
-    return rows, new, float((new - cohort.received[coordinates].double()).norm())
+    size = fit.cohort.aggregated.numel()
+    w, rows, new = fit.cohort.part(coordinates(size, COORDINATES))
+    return rows, new, float((new - w).norm())
 
 
 def _missed(fit: Mixture, new: Tensor, candidate: Tensor, length: float) -> float:
@@ -295,8 +294,8 @@ def _reweighed(fit: Mixture) -> Verdict:
 
 def _buffered(fit: Mixture) -> Verdict:
     """Least squares on the clients and on the global models that they may have started from."""
-    assert fit.cohort.received is not None
-    past = [w.double() - fit.cohort.received.double() for w in fit.past]
+    received, _, _ = fit.cohort.part()
+    past = [w.double() - received for w in fit.past]
     _, left = fit.cohort.least_squares(past)
     text = f"updates of the clients from the last {len(past)} global models"
     return Verdict(True if left <= RESIDUAL else None, left, text)
