@@ -226,6 +226,8 @@ def test_a_machine_reads_how_many_checks_ran_and_why_others_did_not(tmp_path):
     answer = json.loads(result.stdout)
     counts = answer["counts"][0]
     assert counts["fault"] >= 1 and counts["checks"] > 20
+    assert counts["checked"] == counts["checks"] - counts["not checked"]
+    assert counts["findings"] == len(answer["rows"])
     skipped = answer["unchecked"]
     assert sum(len(group["checks"]) for group in skipped) == counts["not checked"]
     model = next(group for group in skipped if "own_data" in group["checks"])

@@ -24,12 +24,22 @@ from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.runs.run import Run
 
 
+#: Severities of what was found, from the worst on.
+FINDINGS = (FAULT, WARNING, INFORMATION)
+
+
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Of every run, a line of counts; the findings; what was not checked, and why."""
     for run, part in table.groupby("run", sort=False):
         count = part["severity"].value_counts()
         checks = part["metric"].nunique()
-        counts = {"run": run, "checks": checks, **{s: int(count.get(s, 0)) for s in SEVERITIES}}
+        counts = {
+            "run": run,
+            "checks": checks,
+            "checked": checks - int(count.get(UNCHECKED, 0)),
+            "findings": int(sum(count.get(s, 0) for s in FINDINGS)),
+            **{s: int(count.get(s, 0)) for s in SEVERITIES},
+        }
         faults, warnings = (
             f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING)
         )
@@ -39,7 +49,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             "be run",
             {"counts": counts},
         )
-    findings = table[table["severity"].isin([FAULT, WARNING, INFORMATION])].sort_values(
+    findings = table[table["severity"].isin(FINDINGS)].sort_values(
         "severity", key=lambda s: s.map(SEVERITIES.index), kind="stable"
     )
     findings = findings.assign(where=[describe_place(row) for _, row in findings.iterrows()])
