@@ -23,7 +23,6 @@ from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.runs.run import Run
 
-
 #: Severities of what was found, from the worst on.
 FINDINGS = (FAULT, WARNING, INFORMATION)
 
