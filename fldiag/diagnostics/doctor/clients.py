@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from fldiag.diagnostics.doctor.findings import (
 from fldiag.diagnostics.doctor.statistics import CLIENTS, spread
 from fldiag.errors import FldiagError, counted
 from fldiag.results.provenance import digest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fldiag.runs.pool import Weights
 
 #: Part of the gradient at its start up to which a client has none where it ended.
 CONVERGED = 1e-3
@@ -212,19 +218,33 @@ class Copies(Check):
 
     def _is_converged(self, i: int, r: int) -> bool | None:
         """Whether training has nothing left to lower at a client's weights; None where that cannot be computed."""
+        import torch
+
+        from fldiag import losses
+        from fldiag.problem.problem import Problem
+
         history = self.case.history
-        if history is None or history.alone or i >= len(history.parts):
+        if history is None or history.alone or i >= len(history.parts) or not len(history.parts[i]):
             return None
-        stretch = history.pool.train_slice(i)
-        if stretch.stop - stretch.start < max(len(history.parts[i]), 1):  # not all of its examples
-            return None
+        dataset, index = history.dataset, torch.as_tensor(history.parts[i], dtype=torch.long)
+        examples = dataset.batch(index), dataset.train_y.index_select(0, index)
+        criterion = losses.criterion(dataset.regression, dataset.dense)
+
+        def gradient(weights: Weights) -> Tensor:
+            problem = Problem(
+                history.network.module,
+                criterion,
+                examples,
+                *weights,
+                device=history.device,
+                dtype=history.dtype,
+            )
+            return problem.gradient().double()
+
         try:
             cohort = history.stored(r)
             j = cohort.ids.index(i)
-            at_end, at_start = (
-                history.problem(weights, stretch, "train").gradient().double()
-                for weights in (cohort.client(j), cohort.start_of(j))
-            )
+            at_start, at_end = gradient(cohort.start_of(j)), gradient(cohort.client(j))
         except (FldiagError, AssertionError, ValueError):  # its buffers or examples are not known
             return None
         w = cohort.client(j)[0].double()
