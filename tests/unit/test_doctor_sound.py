@@ -262,3 +262,28 @@ def test_nan_in_indexed_data_is_called_nan():
         IndexedData(data, torch.utils.data.default_collate, 1)
     labels = torch.utils.data.TensorDataset(X[:6], x)
     assert IndexedData(labels, torch.utils.data.default_collate, 1).n == 6
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_layer_that_nobody_trains_is_told_unless_the_model_says_so(tmp_path, is_declared):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    net[0].weight.requires_grad_(not is_declared)
+    y = (Y[:, 0] > 0).long()
+    recorder = fldiag.Recorder(tmp_path / "run", net, data=(X, y), clients=PARTS)
+    w = copy.deepcopy(net.state_dict())
+    for _ in range(2):
+        replies = {
+            k: {n: v if n == "0.weight" else v + 0.1 * torch.randn_like(v) for n, v in w.items()}
+            for k in range(4)
+        }
+        new = {n: sum(r[n].double() for r in replies.values()).div(4).float() for n in w}
+        recorder.round(received=w, clients=replies, aggregated=new)
+        w = new
+    recorder.close()
+    said = rows(fldiag.load(tmp_path / "run", model=net), "zero_updates").iloc[0]
+    if is_declared:
+        assert said["severity"] == "healthy"
+    else:
+        assert said["severity"] == "information" and said["layer"] == "0.weight"
+        assert "the loss has a gradient there" in said["evidence"]

@@ -38,7 +38,8 @@ class Silent(Check):
 
     Rule: the trained weights equal the received ones to the bit, although the client has examples (for a run of fldiag: fills a
     minibatch) and others of the round moved; a fault where nobody moved in a round. A layer that no client changed in any round,
-    while other layers moved, is information: it may be frozen on purpose.
+    while other layers moved, is information, with whether the loss has a gradient there: it may be frozen on purpose. Layers that
+    clients keep to themselves, or that the given model does not train (requires_grad), are left out.
     """
 
     name, title = "zero_updates", "Every client's weights change"
