@@ -55,5 +55,5 @@ def show(console: Console, reply: Answer) -> None:
             console.say(item.text)
         elif isinstance(item, Note):
             console.note(item.text)
-            for key, value in (item.about or {}).items():
-                console.result.setdefault(key, []).append(value)
+        for key, value in (getattr(item, "about", None) or {}).items():
+            console.result.setdefault(key, []).append(value)

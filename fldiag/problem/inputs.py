@@ -77,7 +77,14 @@ class IndexedData:
         )
         self.n, self.name, self.inputs = len(dataset), "data", "as the data set yields them"
         first, second = (leaves_by_place(self.batch(0, min(4, self.n))) for _ in range(2))
-        if not all(torch.equal(first[place], second[place]) for place in first):
+        examples = leaves_by_place(self.batch(0, min(4, self.n))[0]).values()
+        if any(bool(x.isnan().any()) for x in examples):
+            raise FldiagError(
+                f"the first examples of the {type(dataset).__name__} hold NaN",
+                "clean the data: every input must be a number",
+                usage=True,
+            )
+        if not all(_equal(first[place], second[place]) for place in first):
             raise FldiagError(
                 f"the {type(dataset).__name__} yields other numbers each time that an example is read, as random augmentation "
                 "does, and it is too large to be drawn once",
@@ -88,6 +95,11 @@ class IndexedData:
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
         batch = self.collate([self.dataset[i] for i in range(start, min(stop, self.n))])
         return _pair(_entries(batch, 0), self.input_count)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same, NaN in the same places."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ class Small:
 
 @dataclass(frozen=True)
 class Say:
-    """A sentence that belongs to the answer."""
+    """A sentence that belongs to the answer. ``about``: as of ``Note``, beside the rows."""
 
     text: str
+    about: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from fldiag.diagnosis.question import parse_question
 from fldiag.diagnosis.subjects import open_subjects
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.buffers import Statistics
-from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.data import Parts
-from fldiag.diagnostics.doctor.examine import examine
+from fldiag.diagnostics.doctor.examine import CHECKS, examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
 from fldiag.errors import FldiagError
 from fldiag.runs.run import Run
@@ -696,7 +695,10 @@ def test_examples_shared_with_many_clients_are_no_copy_of_one():
         np.arange(20, 30),
         np.r_[0:3, 10:13, 20:23, 30:32],
     ]
-    check = Parts(SimpleNamespace(run=SimpleNamespace(origin={})))
+    case = SimpleNamespace(
+        run=SimpleNamespace(origin={}), client=lambda a, b: f"clients {a} and {b}"
+    )
+    check = Parts(case)
     assert [f.what for f in check._compare_reports(parts)] == [
         "some examples belong to several clients"
     ]

@@ -68,14 +68,11 @@ class Factors(Check):
             return
         n = np.array([self.case.sizes.get(k, 0) for k in cohort.ids], dtype=float)
         p = n / n.sum() if n.all() and self.case.shares == "n" else np.full(len(n), 1 / len(n))
-        slices, at = {}, 0
-        for name, t in cohort.weights.items():
-            slices[name] = slice(at, at := at + t.numel())
         for names in adapters:
             (new_a, each_a), (new_b, each_b) = (
                 (
                     cohort.weights[m].double().numpy(),
-                    cohort.clients[:, slices[m]]
+                    cohort.clients[:, cohort.slices[m]]
                     .double()
                     .numpy()
                     .reshape(-1, *cohort.weights[m].shape),
@@ -102,7 +99,7 @@ class Factors(Check):
         if not self.has_adapters:
             yield Skip("the model has no low-rank adapters")
         elif not self.rounds:
-            yield Skip("the clients' adapters are not stored, or their B are 0")
+            yield Skip(self.case.lacks("no round has two clients, or the adapters are all 0"))
         else:
             yield from self._one_by_one()
             yield from self._otherwise()

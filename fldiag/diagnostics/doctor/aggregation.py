@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, CohortWeights
+from fldiag.diagnostics.doctor.case import UNSAMPLED, Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -20,13 +20,13 @@ from fldiag.diagnostics.doctor.findings import (
     Finding,
     Outcome,
     Skip,
-    about,
 )
-from fldiag.diagnostics.doctor.mixture import RESIDUAL, Mixture
 from fldiag.diagnostics.doctor.named_rules import (
     ADAPTIVE,
     PERSONAL,
     PLAIN_MEANS,
+    RESIDUAL,
+    Mixture,
     Verdict,
     coordinate_rules,
     find_rule,
@@ -36,7 +36,7 @@ from fldiag.diagnostics.doctor.named_rules import (
     plain_name,
     selection,
 )
-from fldiag.diagnostics.doctor.server_step import Memory
+from fldiag.diagnostics.doctor.server_step import Memory, find_noise
 from fldiag.errors import counted
 
 if TYPE_CHECKING:
@@ -226,7 +226,6 @@ class Aggregate(Check):
         self.verdicts: dict[int, Verdict] = {}
         self.choices: dict[int, tuple[int, set[int]]] = {}
         self.memory, self.past = Memory(), deque["Tensor"](maxlen=PAST)
-        self.why = ""
         method = "" if case.is_native else case.method
         is_class = case.recipe.get("kind") == "flower"  # a strategy's class is no name of a rule
         self.named_rule = find_rule(method)
@@ -234,23 +233,16 @@ class Aggregate(Check):
         self.is_buffered = plain_name(method) == "fedbuff"
 
     def see(self, cohort: CohortWeights) -> None:
-        if cohort.clients is None or not cohort.sampled:
-            self.why = self.why or (
-                "no client weights are stored"
-                if cohort.clients is None
-                else "the checkpoints do not say which of their clients were sampled"
-            )
-        elif cohort.usable:
-            fit = Fit(cohort, self._means(cohort), self.case, list(self.past))
-            rule = self.rules[cohort.round] = self._rule(fit)
+        if cohort.usable and cohort.sampled:
+            rule, fit = self._fit(cohort)
+            self.rules[cohort.round] = rule
+            self.memory.keep(fit.cohort, fit.main)
             if self.named_rule is not None:
                 self.verdicts[cohort.round] = self.named_rule.check(fit)
             elif rule.kind in ("single", "left out") and fit.k > 2:
                 rows = selection(fit)
                 counts = neighbours_of_krum(fit, rows) if rows else set[int]()
                 self.choices[cohort.round] = math.comb(fit.k, len(rows or ())), counts
-        else:
-            self.why = "weights are not finite, do not fit each other, or what the clients received is not known"
         if self.is_buffered:
             self.past.append(cohort.aggregated)
 
@@ -259,8 +251,16 @@ class Aggregate(Check):
             yield Skip("no global models were given: the mean of the clients stands for them")
             return
         if not self.rules:
-            yield Skip(self.why or "no client weights are stored")
+            yield Skip(self.case.lacks(UNSAMPLED))
             return
+        for key, value in self.case.unread.items():
+            yield Finding(
+                INFORMATION,
+                f"the run states {key} = {value!r}, which is not understood",
+                "it is left out of account, and the aggregate is judged as that of a run that does not say it",
+                "a server that departs from it is not noticed",
+                'say "by examples" or "uniform" for weights, and a number above 0 for a server\'s learning rate',
+            )
         if self.named_rule is not None and (outcome := self._judge_named()) is not None:
             yield outcome
             return
@@ -405,7 +405,7 @@ class Aggregate(Check):
         rules = list(by_round.values())
         worst = max(rules, key=lambda rule: rule.residual)
         clients = sorted({k for rule in rules for k in rule.clients})
-        names = f" ({about(clients)})" if clients else ""
+        names = f" ({self.case.client(*clients)})" if clients else ""
         evidence = (
             f"{rules[0].description}; {len(by_round)} of {counted(len(self.rules), 'round')}, "
             f"residual up to {worst.residual:.1e} of the server's update"
@@ -473,18 +473,33 @@ class Aggregate(Check):
 
     # -- one round
 
+    def _fit(self, cohort: CohortWeights) -> tuple[Rule, Fit]:
+        """The rule of a round, of the clients' weights or, where they received different ones and that explains more, of their
+        updates."""
+        means, past = self._means(cohort), list(self.past)
+        fit = Fit(replace(cohort, starts=None), means, self.case, past)
+        rule = self._rule(fit)
+        if cohort.starts is None or rule.kind in AVERAGES:
+            return rule, fit
+        other = Fit(cohort.from_one_start, means, self.case, past)
+        rule_of_updates = self._rule(other)
+        if rule_of_updates.kind not in AVERAGES and rule_of_updates.residual >= rule.residual:
+            return rule, fit
+        text = f"{rule_of_updates.description}, of the updates from what each client received"
+        return replace(rule_of_updates, description=text), other
+
     def _rule(self, fit: Fit) -> Rule:
-        cohort = fit.cohort
         rule = (
             fit.match_mean()
             or fit.plainly()
             or fit.some_layers()
             or fit.least_squares()
-            or fit.coordinates()
-            or self.memory.explains(cohort, fit.main)
+            or fit.coordinates("trimmed")
+            or self.memory.explains(fit.cohort, fit.main)
+            or fit.coordinates("median")
+            or find_noise(fit.cohort, fit.main)
             or fit.layers()
         )
-        self.memory.keep(cohort, fit.main)
         if rule is None:
             return Rule("unknown", fit.least, fit.nearest())
         return rule if isinstance(rule, Rule) else Rule(*rule)
@@ -527,10 +542,12 @@ class Fit(Mixture):
             f"{self.least:.1%}"
         )
 
-    def coordinates(self) -> Rule | None:
-        """A trimmed mean; the median is recognised later."""
-        rules = [r for r in coordinate_rules(self) if r[0] == "trimmed"] if self.k > 2 else []
-        kind, text, left = min(rules, key=lambda r: r[2], default=("", "", 1.0))
+    def coordinates(self, kind: str) -> Rule | None:
+        """A trimmed mean, or the median."""
+        rules = [r for r in coordinate_rules(self) if r[0] == kind] if self.k > 2 else []
+        if kind == "median":  # the lower and the upper one only where the run names them
+            rules = rules[:1]
+        _, text, left = min(rules, key=lambda r: r[2], default=("", "", 1.0))
         return Rule(kind, left, text) if left <= RESIDUAL else None
 
     def match_mean(self) -> Rule | None:
@@ -559,7 +576,10 @@ class Fit(Mixture):
         for j in range(self.k):
             if self.k > 1 and (left := self.residual(np.eye(self.k)[j])) <= RESIDUAL:
                 return Rule(
-                    "single", left, f"it equals the weights of client {ids[j]}", clients=(ids[j],)
+                    "single",
+                    left,
+                    f"it equals the weights of {self.case.client(ids[j])}",
+                    clients=(ids[j],),
                 )
         for name, p in self.means.items():
             square = self._square(p)
@@ -648,7 +668,7 @@ class Fit(Mixture):
             ]
             still = self.residual(np.zeros(self.k), gram=g) <= RESIDUAL or g[self.k, self.k] == 0
             how.append(
-                f"{name} {'does not change' if still else f'is that of client {one[0]}' if one else 'is neither'}"
+                f"{name} {'does not change' if still else f'is that of {self.case.client(one[0])}' if one else 'is neither'}"
             )
         tail = f" and {len(how) - 3} more" if len(how) > 3 else ""
         return Rule(

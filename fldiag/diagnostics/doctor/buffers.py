@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from fldiag.diagnostics.doctor.findings import (
     Finding,
     Outcome,
     Skip,
-    about,
 )
 from fldiag.errors import counted
 
@@ -46,7 +46,7 @@ class Statistics(Check):
         self.of: dict[int, list[int]] = {}
         self.single: dict[str, dict[int, str]] = {}
         self.outside: dict[int, float] = {}
-        self.why = "the model has no buffers, or the clients' are not stored"
+        self.why = "the model has no floating-point buffers"
 
     def see(self, cohort: CohortWeights) -> None:
         names = [
@@ -57,7 +57,10 @@ class Statistics(Check):
             and cohort.states[n].shape == b.shape[1:]
         ]
         if not names or len(cohort.ids) < 2:
+            if any(b.is_floating_point() for b in cohort.states.values()) and cohort.round:
+                self.why = "no round holds the buffers of two clients"
             return
+        self.why = "no client changed its buffers"
         new = {n: cohort.states[n] for n in names}
         if all(bool((cohort.client_states[n] == new[n]).all()) for n in names):
             return  # nobody changed them
@@ -76,7 +79,7 @@ class Statistics(Check):
         elif odd := {
             n: how
             for n in names
-            if n.endswith(BATCHNORM) and (how := _describe_owner(cohort, n, before))
+            if n.endswith(BATCHNORM) and (how := self._describe_owner(cohort, n, before))
         }:
             for n, how in odd.items():
                 self.single.setdefault(n, {})[cohort.round] = how
@@ -101,9 +104,9 @@ class Statistics(Check):
         if self.of:
             one = next(iter(self.of)) if len(self.of) == 1 else None
             who = (
-                f"client {one}"
+                self.case.client(one)
                 if one is not None
-                else f"one client each round (first client {next(iter(self.of))})"
+                else f"one client each round (first {self.case.client(next(iter(self.of)))})"
             )
             rounds = sorted(r for rounds in self.of.values() for r in rounds)
             yield Finding(
@@ -141,22 +144,26 @@ class Statistics(Check):
             )
         yield Clear(f"within the clients' range in {counted(self.rounds, 'round')}")
 
+    def _describe_owner(self, cohort: CohortWeights, name: str, before: dict[str, Tensor]) -> str:
+        """Whose a buffer is, if it is not of all clients that changed it; a single number may be equal by chance."""
+        rows, new = cohort.client_states[name], cohort.states[name]
+        apart = [j for j in range(len(rows)) if not _same(rows[j], rows[0])]
+        if new.numel() < 2 or not apart:
+            return ""
+        if name in before and _same(before[name], new):
+            return "bitwise what was received"
+        return next(
+            (
+                f"bitwise that of {self.case.client(i)}"
+                for j, i in enumerate(cohort.ids)
+                if _same(rows[j], new)
+            ),
+            "",
+        )
+
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a == b).all())
-
-
-def _describe_owner(cohort: CohortWeights, name: str, before: dict[str, Tensor]) -> str:
-    """Whose a buffer is, if it is not of all clients that changed it; of more numbers than one, which may be equal by chance."""
-    rows, new = cohort.client_states[name], cohort.states[name]
-    apart = [j for j in range(len(rows)) if not _same(rows[j], rows[0])]
-    if new.numel() < 2 or not apart:
-        return ""
-    if name in before and _same(before[name], new):
-        return "bitwise what was received"
-    return next(
-        (f"bitwise that of client {i}" for j, i in enumerate(cohort.ids) if _same(rows[j], new)), ""
-    )
 
 
 def _outside(cohort: CohortWeights, names: list[str], before: dict[str, Tensor]) -> float:
@@ -185,7 +192,7 @@ class Values(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.looked = 0
-        self.bad: dict[tuple[str, str, int | None], list[int]] = {}
+        self.bad = defaultdict[tuple[str, str, int | None], list[int]](list)
 
     def see(self, cohort: CohortWeights) -> None:
         for n, b in cohort.states.items():
@@ -199,21 +206,21 @@ class Values(Check):
             return
         self.looked += 1
         if not bool(b.isfinite().all()):
-            self.bad.setdefault((name, "not finite", client), []).append(r)
+            self.bad[name, "not finite", client].append(r)
         elif name.endswith("running_var") and b.numel() and float(b.min()) <= 0:
-            self.bad.setdefault((name, "of variance 0 or less", client), []).append(r)
+            self.bad[name, "of variance 0 or less", client].append(r)
 
     def end(self) -> Iterator[Outcome]:
         if not self.looked:
             yield Skip("the model has no floating-point buffers")
             return
-        faults: dict[tuple[str, str], list[tuple[int | None, list[int]]]] = {}
+        faults = defaultdict[tuple[str, str], list[tuple[int | None, list[int]]]](list)
         for (name, how, client), rounds in self.bad.items():
-            faults.setdefault((name, how), []).append((client, rounds))
+            faults[name, how].append((client, rounds))
         for (name, how), places in faults.items():
             who = [c for c, _ in places if c is not None]
             rounds = sorted({r for _, rs in places for r in rs})
-            owner = "the global model" if len(who) < len(places) else about(who)
+            owner = "the global model" if len(who) < len(places) else self.case.client(*who)
             yield Finding(
                 FAULT,
                 f"buffer {name} of {owner} is {how}",

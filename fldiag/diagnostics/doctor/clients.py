@@ -1,15 +1,15 @@
-"""What single clients do: whose updates are missing, copied or outlying."""
+"""What single clients do: whose updates are missing, copied or outlying, and whose inputs are on another scale."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, CohortWeights
+from fldiag.diagnostics.doctor.case import NO_CLIENTS, Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     INFORMATION,
@@ -19,11 +19,18 @@ from fldiag.diagnostics.doctor.findings import (
     Finding,
     Outcome,
     Skip,
-    about,
 )
-from fldiag.errors import counted
+from fldiag.diagnostics.doctor.statistics import CLIENTS, spread
+from fldiag.errors import FldiagError, counted
+from fldiag.results.provenance import digest
 
-NO_CLIENTS = "no client weights are stored"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fldiag.runs.pool import Weights
+
+#: Part of the gradient at its start up to which a client has none where it ended.
+CONVERGED = 1e-3
 
 
 class Silent(Check):
@@ -31,7 +38,8 @@ class Silent(Check):
 
     Rule: the trained weights equal the received ones to the bit, although the client has examples (for a run of fldiag: fills a
     minibatch) and others of the round moved; a fault where nobody moved in a round. A layer that no client changed in any round,
-    while other layers moved, is information: it may be frozen on purpose.
+    while other layers moved, is information, with whether the loss has a gradient there: it may be frozen on purpose. Layers that
+    clients keep to themselves, or that the given model does not train (requires_grad), are left out.
     """
 
     name, title = "zero_updates", "Every client's weights change"
@@ -45,11 +53,8 @@ class Silent(Check):
         if not cohort.complete or cohort.clients is None:
             return
         self.rounds += 1
-        still = [
-            i
-            for i, row in zip(cohort.ids, cohort.clients, strict=True)
-            if bool((row == cohort.received).all())
-        ]
+        is_still = (cohort.clients == cohort.origins).all(1).tolist()
+        still = [i for i, still in zip(cohort.ids, is_still, strict=True) if still]
         if len(still) == len(cohort.ids):
             self.all.append(cohort.round)
             return
@@ -62,7 +67,7 @@ class Silent(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.rounds:
-            yield Skip("no round says what clients received and made of it")
+            yield Skip(self.case.lacks(NO_CLIENTS))
             return
         if self.all:
             yield Finding(
@@ -83,7 +88,7 @@ class Silent(Check):
             )
             yield Finding(
                 INFORMATION if idle else WARNING,
-                f"the update of client {i} is exactly zero",
+                f"the update of {self.case.client(i)} is exactly zero",
                 f"in {counted(len(rounds), 'round')}"
                 + (f"; it has {counted(n, 'example')}" if n is not None else ""),
                 "it contributes nothing, but its weight reduces the effect of the others",
@@ -94,19 +99,43 @@ class Silent(Check):
                 client=i,
                 value=0.0,
             )
-        if self.frozen:
-            names = ", ".join(sorted(self.frozen)[:3]) + (
-                f" and {len(self.frozen) - 3} more" if len(self.frozen) > 3 else ""
+        if frozen := sorted((self.frozen or set()) - self._frozen_on_purpose()):
+            names = ", ".join(frozen[:3]) + (
+                f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
             )
             yield Finding(
                 INFORMATION,
                 "some layers are never trained",
-                f"no client changed {names} in {counted(self.rounds, 'round')}",
+                f"no client changed {names} in {counted(self.rounds, 'round')}{self._role(frozen)}",
                 "they stay as they were initialised",
-                "nothing to do if they are frozen on purpose",
+                "nothing to do if they are frozen on purpose; else give them to the clients' optimiser",
                 layer=names,
             )
         yield Clear(f"no update is zero in {counted(self.rounds, 'round')}")
+
+    def _frozen_on_purpose(self) -> set[str]:
+        """Tensors that clients keep to themselves, or that the model, as it was given, does not train."""
+        from torch import nn
+
+        module = self.case.run.model
+        parameters = module.named_parameters() if isinstance(module, nn.Module) else ()
+        return {*self.case.personal, *(n for n, p in parameters if not p.requires_grad)}
+
+    def _role(self, names: list[str]) -> str:
+        """Whether the loss depends on tensors, in words, as far as that can be said."""
+        history = self.case.history
+        if history is None or history.alone or not any(map(len, history.parts)):
+            return ""
+        try:
+            last = history.stored(history.rounds[-1])
+            problem = history.problem((last.aggregated, last.buffers), history.pool.clients, "all")
+            gradient = history.layout.views(problem.gradient())
+        except FldiagError:  # the model gives no numbers
+            return ""
+        moving = [n for n in names if n in gradient and bool((gradient[n] != 0).any())]
+        if not moving:
+            return ", and the loss does not depend on it"
+        return f", although the loss has a gradient there ({', '.join(moving[:3])})"
 
 
 class Copies(Check):
@@ -114,7 +143,10 @@ class Copies(Check):
 
     Rule: the trained weights of two clients of a round are equal to the bit, or their updates have a cosine above 1 - 1e-9 (with
     at least 100 weights); clients that such pairs link are one finding. Also: a client's trained weights equal those it
-    returned in an earlier round to the bit. Zero updates are left to their own check.
+    returned in an earlier round to the bit, although it received others. Training to convergence does that too: it is
+    information where the loss on the client's examples has no gradient there (at most 0.1 % of that at its start, weight decay
+    aside), or, where model or examples are not known, where more than half of the clients do it; a warning where fewer do.
+    Zero updates are left to their own check.
     """
 
     name, title = "copies", "Every update is the client's own"
@@ -122,7 +154,8 @@ class Copies(Check):
     def __init__(self, case: Case):
         super().__init__(case)
         self.rounds, self.twins = 0, defaultdict[tuple[int, int], list[int]](list)
-        self.before: dict[tuple[int, bytes], int] = {}
+        self.before: dict[tuple[int, str], tuple[int, str]] = {}  # weights: round, and their start
+        self.counts = Counter[int]()
         self.repeats: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.scales: dict[tuple[int, int], float] = {}
 
@@ -131,17 +164,15 @@ class Copies(Check):
             return
         self.rounds += 1
         norms, k = cohort.norms, len(cohort.ids)
-        for j, i in enumerate(cohort.ids):
-            if norms[j] > 0:
-                key = (
-                    i,
-                    hashlib.sha256(
-                        cohort.clients[j].contiguous().view(-1).numpy().tobytes()
-                    ).digest(),
-                )
-                if key in self.before:
-                    self.repeats[i].append((cohort.round, self.before[key]))
-                self.before.setdefault(key, cohort.round)
+        origins = [digest(cohort.received)] * k
+        if cohort.starts is not None:
+            origins = [digest(row) for row in cohort.starts]
+        for j in np.flatnonzero(norms):
+            i, now = cohort.ids[j], (cohort.round, origins[j])
+            self.counts[i] += 1
+            before = self.before.setdefault((i, digest(cohort.clients[j])), now)
+            if before != now and before[1] != origins[j]:
+                self.repeats[i].append((cohort.round, before[0]))
         size = np.outer(norms, norms)
         cosine = np.divide(cohort.gram[:k, :k], size, out=np.zeros((k, k)), where=size > 0)
         limit = 1 - 1e-9 if cohort.aggregated.numel() >= 100 else 2.0
@@ -160,22 +191,66 @@ class Copies(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.rounds:
-            yield Skip(NO_CLIENTS)
+            yield Skip(self.case.lacks(NO_CLIENTS))
             return
         for clients in self._groups():
             yield self._alike(clients)
+        several = sum(n > 1 for n in self.counts.values())
         for i, repeats in self.repeats.items():
+            converged = self._is_converged(i, repeats[-1][0])
+            is_common = converged is None and 2 * len(self.repeats) > several
+            severity = INFORMATION if converged or is_common else FAULT
             yield Finding(
-                FAULT,
-                f"client {i} returned weights that it had returned before",
+                WARNING if severity == FAULT and converged is None else severity,
+                f"{self.case.client(i)} returned weights that it had returned before",
                 f"in round {repeats[0][0]} those of round {repeats[0][1]}"
-                + (f", and {len(repeats) - 1} times more" if len(repeats) > 1 else ""),
-                "an old update is applied again",
-                "clear replies between rounds",
+                + (f", and {len(repeats) - 1} times more" if len(repeats) > 1 else "")
+                + ("; its loss has no gradient there" if converged else "")
+                + (f"; so do {len(self.repeats)} of {several} clients" if is_common else ""),
+                "it trains to convergence, whatever it starts from"
+                if converged
+                else "an old update is applied again"
+                + (", unless clients train to convergence" if is_common else ""),
+                "nothing to do" if converged else "clear replies between rounds",
                 tuple(r for r, _ in repeats),
                 client=i,
             )
         yield Clear(f"no two updates are equal in {counted(self.rounds, 'round')}")
+
+    def _is_converged(self, i: int, r: int) -> bool | None:
+        """Whether training has nothing left to lower at a client's weights; None where that cannot be computed."""
+        import torch
+
+        from fldiag import losses
+        from fldiag.problem.problem import Problem
+
+        history = self.case.history
+        if history is None or history.alone or i >= len(history.parts) or not len(history.parts[i]):
+            return None
+        dataset, index = history.dataset, torch.as_tensor(history.parts[i], dtype=torch.long)
+        examples = dataset.batch(index), dataset.train_y.index_select(0, index)
+        criterion = losses.criterion(dataset.regression, dataset.dense)
+
+        def gradient(weights: Weights) -> Tensor:
+            problem = Problem(
+                history.network.module,
+                criterion,
+                examples,
+                *weights,
+                device=history.device,
+                dtype=history.dtype,
+            )
+            return problem.gradient().double()
+
+        try:
+            cohort = history.stored(r)
+            j = cohort.ids.index(i)
+            at_start, at_end = gradient(cohort.start_of(j)), gradient(cohort.client(j))
+        except (FldiagError, AssertionError, ValueError):  # its buffers or examples are not known
+            return None
+        w = cohort.client(j)[0].double()
+        rest = at_end - (at_end @ w) / (w @ w).clamp(min=1e-300) * w  # weight decay pulls along w
+        return bool(rest.norm() <= CONVERGED * at_start.norm())
 
     def _groups(self) -> list[list[int]]:
         """Clients that pairs of equal updates link."""
@@ -191,9 +266,10 @@ class Copies(Check):
         scale, one = self.scales[pairs[0]], len(pairs) == 1
         if one:
             how = "is that of" if abs(scale - 1) < 1e-6 else f"is {scale:.3g} times that of"
-            fault = f"the update of client {clients[1]} {how} client {clients[0]}"
+            first, second = map(self.case.client, clients)
+            fault = f"the update of {second} {how} {first}"
         else:
-            fault = f"{about(clients, most=12)} return each other's updates"
+            fault = f"{self.case.client(*clients, most=12)} return each other's updates"
         return Finding(
             FAULT,
             fault,
@@ -248,11 +324,11 @@ class Norms(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.rows:
-            yield Skip("no round has the updates of at least 4 clients")
+            yield Skip(self.case.lacks("no round has the updates of at least 4 clients"))
             return
         left = self.left()
-        spread = 1.4826 * float(np.median(np.abs(left - np.median(left))))
-        always, often, once = (max(math.log(f), self.SCALE * spread) for f in self.FACTORS)
+        scale = spread(left)
+        always, often, once = (max(math.log(f), self.SCALE * scale) for f in self.FACTORS)
         of = defaultdict[int, list[tuple[int, float]]](list)
         for (r, i, _), v in zip(self.rows, left, strict=True):
             of[i].append((r, float(v)))
@@ -264,26 +340,26 @@ class Norms(Check):
                     i,
                     middle,
                     tuple(r for r, _ in deviations),
-                    spread,
+                    scale,
                     "in the median of its rounds",
                 )
             elif single:
                 r, v = max(single, key=lambda one: abs(one[1]))
-                yield self._finding(i, v, tuple(r for r, _ in single), spread, f"in round {r}")
+                yield self._finding(i, v, tuple(r for r, _ in single), scale, f"in round {r}")
         yield Clear(
-            f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(spread):.2f} once size and round are "
+            f"{counted(len(of), 'client')}; lengths spread by a factor of {math.exp(scale):.2f} once size and round are "
             f"taken out, at most {math.exp(float(np.abs(left).max())):.1f}"
         )
 
     def _finding(
-        self, i: int, v: float, rounds: tuple[int, ...], spread: float, when: str
+        self, i: int, v: float, rounds: tuple[int, ...], scale: float, when: str
     ) -> Finding:
         how = f"{math.exp(v):.3g} times" if v > 0 else f"1/{math.exp(-v):.3g} of"
         return Finding(
             WARNING if v > 0 or self._hungry(i) else INFORMATION,
-            f"the updates of {about([i])} are {'unusually long' if v > 0 else 'unusually short'}",
+            f"the updates of {self.case.client(i)} are {'unusually long' if v > 0 else 'unusually short'}",
             f"{how} what its size and the round suggest, {when}; the usual spread is a factor of "
-            f"{math.exp(spread):.2f}",
+            f"{math.exp(scale):.2f}",
             "it alone decides where the mean goes" if v > 0 else "it hardly affects the mean",
             "look at its learning rate, its number of steps and the scale of its data; clip updates",
             rounds,
@@ -295,3 +371,82 @@ class Norms(Check):
         """Whether a client has more to learn than most."""
         losses = self.case.models.losses if self.case.history is not None else {}
         return i in losses and losses[i] > float(np.median(list(losses.values())))
+
+
+#: Rounds of a client from which on its inputs are compared.
+PAIRS = 2
+#: By which factor, and how many times the scale 1.48 MAD, a client must differ.
+FACTOR, SCALES = 3.0, 6.0
+
+
+class Inputs(Check):
+    """A client whose inputs are on another scale than the other clients'.
+
+    Rule: the gradient of the first layer's weight is the gradient of its bias times the input, so that the ratio of the lengths
+    of their updates, ||dW|| / ||db||, measures how large inputs are. Where a client's, in the median of at least 2 rounds,
+    differs from the round's median by more than a factor 3, and by 6 times the scale 1.48 MAD of the logarithms, its inputs are
+    on another scale. It takes a first layer with a bias and at least 4 clients a round. Long local training hides it: a bias
+    stands still once the shares of the classes are learnt, whatever the inputs.
+    """
+
+    name, title = "inputs", "Inputs are on one scale"
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.ratios: dict[int, dict[int, float]] = {}
+        self.layer = ""
+
+    def see(self, cohort: CohortWeights) -> None:
+        names = _first_layer(cohort)
+        if not cohort.usable or names is None:
+            return
+        k = len(cohort.ids)
+        squares = [np.diag(cohort.grams[name])[:k] for name in names]
+        moving = np.flatnonzero((squares[0] > 0) & (squares[1] > 0))
+        if len(moving) < CLIENTS:
+            return
+        self.layer = names[0]
+        logs = 0.5 * (np.log(squares[0][moving]) - np.log(squares[1][moving]))
+        for j, value in zip(moving, logs - np.median(logs), strict=True):
+            self.ratios.setdefault(cohort.ids[j], {})[cohort.round] = float(value)
+
+    def end(self) -> Iterator[Outcome]:
+        if not self.ratios:
+            lacking = f"no round has a first layer with a bias and {CLIENTS} clients that move both"
+            yield Skip(self.case.lacks(lacking))
+            return
+        ratios = [v for by_round in self.ratios.values() for v in by_round.values()]
+        limit = max(math.log(FACTOR), SCALES * spread(ratios, 0.0))
+        for i, by_round in self.ratios.items():
+            middle = float(np.median(list(by_round.values())))
+            if len(by_round) >= PAIRS and abs(middle) > limit:
+                size = (
+                    f"{math.exp(middle):.3g} times" if middle > 0 else f"1/{math.exp(-middle):.3g}"
+                )
+                yield Finding(
+                    WARNING,
+                    f"the inputs of {self.case.client(i)} seem to be {size} as large as those of the others",
+                    f"so the update of {self.layer} compares with that of its bias, in the median of "
+                    f"{counted(len(by_round), 'round')}",
+                    "its features are not those of the other clients, and the global model is not for its inputs",
+                    "normalise all clients' inputs alike (divided by 255, mean and deviation)",
+                    tuple(by_round),
+                    client=i,
+                    layer=self.layer,
+                    value=math.exp(middle),
+                )
+        worst = max(abs(float(np.median(list(v.values())))) for v in self.ratios.values())
+        yield Clear(
+            f"the first layer's updates differ by a factor of {math.exp(worst):.2f} at most over "
+            f"{counted(len(self.ratios), 'client')}"
+        )
+
+
+def _first_layer(cohort: CohortWeights) -> tuple[str, str] | None:
+    """The names of weight and bias of the first layer, if it has both."""
+    name = next((n for n, t in cohort.weights.items() if t.ndim > 1), None)
+    if name is None or not name.endswith("weight"):
+        return None
+    bias = name[: -len("weight")] + "bias"
+    fits = bias in cohort.weights and cohort.weights[bias].numel() == cohort.weights[name].shape[0]
+    return (name, bias) if fits else None

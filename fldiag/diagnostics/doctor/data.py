@@ -20,13 +20,13 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
-from fldiag.errors import counted
+from fldiag.errors import FldiagError, counted
 from fldiag.sections import PartitionSection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fldiag.runs.history import History
+    from fldiag.data import Dataset
 
 
 #: Fewer examples that two clients share say nothing: one is all of a client that has one.
@@ -47,20 +47,19 @@ class Leak(Check):
     name, title = "leak", "Test and training examples differ"
 
     def end(self) -> Iterator[Outcome]:
-        history = self.case.opened()
-        if history.dataset.is_lazy:
-            yield Skip("the training examples are generated on demand")
-            return
         from scipy.stats import binom
 
-        data = history.dataset
+        data = self.case.dataset
+        if data.is_lazy:
+            yield Skip("the training examples are generated on demand")
+            return
         if not data.tested:
             yield Skip("the run has no test examples")
             return
-        indices = [p for p in history.parts if len(p)]
-        train_indices = (
-            np.unique(np.concatenate(indices)) if indices else np.arange(len(data.train_y))
-        )
+        try:
+            train_indices = np.unique(np.concatenate(self.case.parts))
+        except FldiagError:  # nobody says which are the clients'
+            train_indices = np.arange(len(data.train_y))
         train, test = Counter(_bytes(data.train_x[train_indices])), _bytes(data.test_x)
         twins = [x in train for x in test]
         count, n = sum(twins), len(test)
@@ -108,34 +107,31 @@ class Parts(Check):
     client must hold the same examples.
     For others: a client reports another number of examples than the partition gives it (by more than a twentieth), two clients
     hold the same examples (5 or more, and more than half of the smaller's; of fewer it is information). Of both: a class of the
-    test set that no client holds (information for runs of fldiag, whose config dealt it so).
+    test set that no client holds, which is information: it is so, and no description of the run denies it.
     """
 
     name, title = "partition", "Partition matches the config"
 
     def end(self) -> Iterator[Outcome]:
-        history = self.case.opened(parts=True)
-        parts = history.parts
+        dataset, parts = self.case.dataset, self.case.parts
         if self.case.is_native:
-            yield from self._compare_config(history, parts)
+            yield from self._compare_config(dataset, parts)
         else:
             yield from self._compare_reports(parts)
-        yield from self._missing(history, parts)
+        yield from self._missing(dataset, parts)
         yield Clear(
             f"{counted(len(parts), 'client')} with {counted(sum(map(len, parts)), 'example')}"
             + (", as the config deals them" if self.case.is_native else "")
         )
 
-    def _compare_config(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
+    def _compare_config(self, dataset: Dataset, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         from fldiag.data.public import deal
 
         spec = PartitionSection.model_validate(self.case.section("partition"))
         if spec.kind == "file":
             yield from self._compare_digest(spec, parts)
             return
-        config_parts = deal(
-            history.dataset, spec, self.case.total, self.case.section("data").get("public")
-        )
+        config_parts = deal(dataset, spec, self.case.total, self.case.section("data").get("public"))
         odd = [
             k
             for k in range(max(len(parts), len(config_parts)))
@@ -174,8 +170,7 @@ class Parts(Check):
                 "train on the partition of that file",
             )
 
-    def _missing(self, history: History, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
-        data = history.dataset
+    def _missing(self, data: Dataset, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
         if data.regression or data.is_lazy:
             return
         classes = np.unique(
@@ -186,7 +181,7 @@ class Parts(Check):
         )
         if absent:
             yield Finding(
-                INFORMATION if self.case.is_native else WARNING,
+                INFORMATION,
                 f"no client holds class {', '.join(map(str, absent[:5]))}",
                 f"{len(absent)} classes of the test set are in no client's data",
                 "the model cannot learn them",
@@ -199,7 +194,7 @@ class Parts(Check):
             if k < len(parts) and abs(len(parts[k]) - n) > max(1, 0.05 * max(n, len(parts[k]))):
                 yield Finding(
                     WARNING,
-                    f"client {k} trains on another number of examples than the partition gives it",
+                    f"{self.case.client(k)} trains on another number of examples than the partition gives it",
                     f"it reports {n}, the partition {len(parts[k])}",
                     "diagnostics look at data that it does not train on",
                     "give the partition that was trained on",
@@ -220,7 +215,7 @@ class Parts(Check):
                 if both >= SHARED and share > 0.5:  # they may come from many clients, of each a few
                     yield Finding(
                         WARNING,
-                        f"clients {other} and {k} hold the same examples",
+                        f"{self.case.client(other, k)} hold the same examples",
                         f"{share:.0%} of the smaller one's",
                         "the federation is less diverse than it looks, and these examples count twice",
                         "deal every example once",
@@ -256,15 +251,15 @@ class Twins(Check):
     def end(self) -> Iterator[Outcome]:
         from scipy.stats import binom
 
-        history = self.case.opened(parts=True)
-        if history.dataset.is_lazy:
+        dataset = self.case.dataset
+        if dataset.is_lazy:
             yield Skip("the training examples are generated on demand")
             return
-        parts = {k: np.asarray(p) for k, p in enumerate(history.parts) if len(p)}
+        parts = {k: p for k, p in enumerate(self.case.parts) if len(p)}
         indices = np.unique(np.concatenate(list(parts.values())))
         number: dict[bytes, int] = {}
         content = np.zeros(int(indices.max()) + 1, dtype=np.int64)
-        for i, row in zip(indices.tolist(), _bytes(history.dataset.train_x[indices]), strict=True):
+        for i, row in zip(indices.tolist(), _bytes(dataset.train_x[indices]), strict=True):
             content[i] = number.setdefault(row, len(number))
         contents = {k: content[p] for k, p in parts.items()}
         severity = INFORMATION if self.case.is_native else WARNING
@@ -276,7 +271,7 @@ class Twins(Check):
             if n >= SHARED and n > 0.05 * size and binom.sf(n - 1, size, rate) < CHANCE:
                 yield Finding(
                     severity,
-                    f"client {k} holds examples twice",
+                    f"{self.case.client(k)} holds examples twice",
                     f"{n} of its {size} examples repeat another one; in the median client {rate:.1%} do",
                     "they count double in its training, and in its share of the mean",
                     "look for a list that was extended instead of replaced, or drawn with replacement",
@@ -296,7 +291,7 @@ class Twins(Check):
             if not is_numbered and binom.sf(n - 1, least, max(usual, NATURAL)) < CHANCE:
                 yield Finding(
                     severity,
-                    f"clients {a} and {b} hold equal examples",
+                    f"{self.case.client(a, b)} hold equal examples",
                     f"{n} of the smaller one's {least}, under different numbers; the median pair shares {usual:.1%}",
                     "the federation is less diverse than it looks, and these examples count twice",
                     "deal every example once",

@@ -18,6 +18,7 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
 )
 from fldiag.diagnostics.doctor.starts import ASYNCHRONOUS
+from fldiag.diagnostics.doctor.statistics import coordinates
 from fldiag.errors import FldiagError, counted
 
 #: Coordinates that are looked at one by one, and numbers of all clients' updates that are remembered.
@@ -57,9 +58,7 @@ class UpdateDirections(Check):
         self.rounds = 0
 
     def see(self, cohort: CohortWeights) -> None:
-        if not cohort.usable or cohort.clients is None or cohort.received is None:
-            return
-        if cohort.starts is not None:  # these are no updates of one model
+        if not cohort.usable:
             return
         moving = [
             j
@@ -81,8 +80,8 @@ class UpdateDirections(Check):
                 (cohort.round, sums[j] / (k - 1), float(np.median(other_cosines)))
             )
         most = int(np.clip(MEMORY // max(self.case.total, 1), LEAST, MOST))
-        sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // most)))
-        d = (cohort.clients[moving][:, sample].double() - cohort.received[sample].double()).numpy()
+        sample = coordinates(cohort.aggregated.numel(), most)
+        d = cohort.updates(sample)[moving].numpy()
         self._quiet(cohort.round, ids, d / norms[:, None])
         for i, row in zip(ids, d, strict=True):
             self.before[i] = row
@@ -115,7 +114,7 @@ class UpdateDirections(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.rounds:
-            yield Skip("no round has the updates of at least 4 clients")
+            yield Skip(self.case.lacks("no round has 4 clients whose weights move"))
             return
         for i in self.cosines:
             if i not in self.case.misplaced:
@@ -143,7 +142,7 @@ class UpdateDirections(Check):
         if s <= -AGREEING:
             yield Finding(
                 INFORMATION if is_sound else WARNING,
-                f"the updates of client {i} have the wrong sign",
+                f"the updates of {self.case.client(i)} have the wrong sign",
                 f"their mean cosine with the others' is {s:.2f}, and that of the others {usual:.2f}, in {len(wrong)} of "
                 f"{counted(len(telling), 'round')} in which clients agree",
                 "it undoes what the others learn",
@@ -174,9 +173,9 @@ class UpdateDirections(Check):
         is_random = length >= 0.8
         yield Finding(
             WARNING,
-            f"the updates of client {i} are random"
+            f"the updates of {self.case.client(i)} are random"
             if is_random
-            else f"the updates of client {i} carry noise",
+            else f"the updates of {self.case.client(i)} carry noise",
             f"where the others hardly go, they are {longer:.1f} times as long as theirs, and have a correlation of "
             f"{correlation:.2f} with its own of the round before (others: {usual:.2f}; chance: {error:.2f})",
             "the mean gets its noise, and nothing else from it"
@@ -192,10 +191,10 @@ class UpdateDirections(Check):
 class Uploads(Check):
     """Uploads in a coarse code: half precision, a grid of few values, the largest entries only, clipped lengths.
 
-    Rule, of all clients of a round (of every fifth): their weights, or their updates as far as the rounding of the weights
-    shows them, are numbers that fp16 or bf16 holds; the updates of a tensor of at least 500 entries take at most 256 values (3:
-    signs); at least half of the entries that some client changes are exactly 0; a third of the clients, at least 3, have
-    updates of one length (to 1e-5), and none is longer. All of it is information.
+    Rule, of all clients of a round (of every fifth that has at least two, the first one included): their weights, or their
+    updates as far as the rounding of the weights shows them, are numbers that fp16 or bf16 holds; the updates of a tensor of at
+    least 500 entries take at most 256 values (3: signs); at least half of the entries that some client changes are exactly 0; a
+    third of the clients, at least 3, have updates of one length (to 1e-5), and none is longer. All of it is information.
     """
 
     name, title = "uploads", "Uploads are full numbers"
@@ -204,11 +203,13 @@ class Uploads(Check):
         super().__init__(case)
         self.codes = defaultdict[str, list[int]](list)
         self.rounds: list[int] = []
+        self.eligible = 0
 
     def see(self, cohort: CohortWeights) -> None:
-        if not cohort.usable or len(cohort.ids) < 2 or cohort.round % 5 != 1:
+        if not cohort.usable or len(cohort.ids) < 2 or not cohort.norms.all():
             return
-        if not all(v > 0 for v in cohort.norms):
+        self.eligible += 1
+        if self.eligible % 5 != 1:
             return
         self.rounds.append(cohort.round)
         for code in codes(cohort):
@@ -216,7 +217,7 @@ class Uploads(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.rounds:
-            yield Skip("no round that is looked at has the updates of two clients")
+            yield Skip(self.case.lacks("in no round two clients, and all, change their weights"))
             return
         for code, rounds in self.codes.items():
             yield Finding(
@@ -242,8 +243,8 @@ def codes(cohort: CohortWeights) -> Iterator[str]:
     is_copy = cohort.gram[tuple(longest)] > (1 - 1e-9) * norms[-1] * norms[-2]
     if same >= max(3, len(norms) / 3) and not is_copy and not 0 < values <= 3:
         yield "clipped to one length"
-    sample = slice(None, None, max(1, -(-cohort.aggregated.numel() // MOST)))
-    rows, w = cohort.clients[:, sample], cohort.received[sample]
+    sample = coordinates(cohort.aggregated.numel(), MOST)
+    rows, w = cohort.clients[:, sample], cohort.origins[:, sample]
     if rows.dtype not in (torch.float32, torch.float64):
         return
     d = rows.double() - w.double()
@@ -269,14 +270,12 @@ def grid(cohort: CohortWeights) -> int:
     import torch
 
     assert cohort.clients is not None and cohort.received is not None
-    most, at = 0, 0
-    for tensor in cohort.weights.values():
-        n, start = tensor.numel(), at
-        at += n
+    most = 0
+    for name, part in cohort.slices.items():
+        n = cohort.weights[name].numel()
         if n < 500:
             continue
-        for row in cohort.clients[:4, start : start + n]:
-            w = cohort.received[start : start + n]
+        for row, w in zip(cohort.clients[:4, part], cohort.origins[:4, part], strict=True):
             d = (row.double() - w.double()).sort().values
             gap = (
                 16 * torch.finfo(torch.float32).eps * float(torch.maximum(row.abs(), w.abs()).max())

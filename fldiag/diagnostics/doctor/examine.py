@@ -1,15 +1,22 @@
-"""A run examined: every check sees every round, once."""
+"""All checks in the order in which they are shown, and a run examined: every check sees every round, once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import getdoc
 from typing import Any
 
 import pandas as pd
 
+from fldiag.diagnostics.doctor.adapters import Factors
+from fldiag.diagnostics.doctor.aggregation import Aggregate
+from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.case import Case
-from fldiag.diagnostics.doctor.checks import CHECKS
+from fldiag.diagnostics.doctor.clients import Copies, Inputs, Norms, Silent
+from fldiag.diagnostics.doctor.continuity import Continuity
+from fldiag.diagnostics.doctor.data import Leak, Parts, Twins
+from fldiag.diagnostics.doctor.directions import UpdateDirections, Uploads
 from fldiag.diagnostics.doctor.findings import (
     HEALTHY,
     UNCHECKED,
@@ -21,11 +28,61 @@ from fldiag.diagnostics.doctor.findings import (
     beyond_chance,
 )
 from fldiag.diagnostics.doctor.finite import Finite
+from fldiag.diagnostics.doctor.head import Dead, Head
+from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
+from fldiag.diagnostics.doctor.own_data import OwnData
+from fldiag.diagnostics.doctor.sampling import Sampling
+from fldiag.diagnostics.doctor.seeds import Seeds
+from fldiag.diagnostics.doctor.starts import Starts
+from fldiag.diagnostics.doctor.trained_on_test import TestData
+from fldiag.diagnostics.doctor.variates import Variates
 from fldiag.errors import FldiagError, counted
 from fldiag.execution.workspace import workspace
 from fldiag.results.table import Row, table
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run
+
+CHECKS: tuple[type[Check], ...] = (
+    Finite,
+    Aggregate,
+    Continuity,
+    Starts,
+    Statistics,
+    Values,
+    Factors,
+    Variates,
+    Sampling,
+    Silent,
+    Copies,
+    Norms,
+    UpdateDirections,
+    Uploads,
+    OwnData,
+    Inputs,
+    TestData,
+    Parts,
+    Twins,
+    Leak,
+    Reported,
+    Means,
+    Chance,
+    Head,
+    Dead,
+    Seeds,
+)
+
+
+#: What is said of a check whose findings are left out.
+EXPLAINED = Clear("what chance, or weights that are not finite, explain was left out")
+
+
+def described() -> str:
+    """Every check with its rule, for the help."""
+    texts = ((getdoc(check) or "").replace("\n\n", "\n") for check in CHECKS)
+    return "\n".join(
+        f"- ``{check.name}``: {text}".replace("\n", "\n  ")
+        for check, text in zip(CHECKS, texts, strict=True)
+    )
 
 
 def examine(
@@ -47,24 +104,17 @@ def examine(
             check.peers = [peer_checks[j] for k, (_, peer_checks) in enumerate(cases) if k != i]
             outcomes += [(check, one) for one in _of(check)]
         outcomes = fold(outcomes)
-        significant = beyond_chance(
-            [one for _, one in outcomes], sum(check.tests for check in instances)
-        )
-        rows = [
-            _row(check, one)
-            for check, one in outcomes
-            if any(one is other for other in significant)
-        ]
-        clear = [check for check in instances if check.name not in {row["metric"] for row in rows}]
-        rows += [
-            _row(check, Clear("what chance, or weights that are not finite, explain was left out"))
-            for check in clear
-        ]
-        place = {check.name: j for j, check in enumerate(instances)}
-        columns = {"stored": ranges(case.rounds)}
-        frames.append(
-            table(sorted(rows, key=lambda row: place[row["metric"]]), **case.common, **columns)
-        )
+        tests = sum(check.tests for check in instances)
+        significant = beyond_chance([one for _, one in outcomes], tests)
+        rows = []
+        for check in instances:
+            remaining = [
+                one
+                for other, one in outcomes
+                if other is check and any(one is each for each in significant)
+            ]
+            rows += [_row(check, one) for one in remaining or [EXPLAINED]]
+        frames.append(table(rows, **case.common, stored=ranges(case.rounds)))
         case.__dict__.pop("history", None)  # model and data of one run at a time
     return pd.concat(frames, ignore_index=True)
 
@@ -88,7 +138,7 @@ def _of(check: Check) -> list[Outcome]:
         for one in check.end():
             outcomes.append(one)
     except FldiagError as error:
-        outcomes.append(Skip(error.what))
+        outcomes.append(Skip(error.what, error.remedy))
     findings: list[Outcome] = [one for one in outcomes if isinstance(one, Finding)]
     rest: list[Outcome] = [one for one in outcomes if not isinstance(one, Finding)]
     return findings or rest[:1] or [Skip("the run holds nothing that this check can use")]
@@ -97,30 +147,24 @@ def _of(check: Check) -> list[Outcome]:
 def fold(outcomes: list[tuple[Check, Outcome]]) -> list[tuple[Check, Outcome]]:
     """The outcomes without those that follow from a global model that is not finite: they stand in the line of the cause."""
     finite = next((check for check, _ in outcomes if isinstance(check, Finite)), None)
-    cause = next(
-        (one for check, one in outcomes if check is finite and isinstance(one, Finding)), None
-    )
-    if finite is None or cause is None or not finite.server:
+    causes = [one for check, one in outcomes if check is finite and isinstance(one, Finding)]
+    if finite is None or not finite.server or not causes:
         return outcomes
-    follows = [
-        (check, one)
-        for check, one in outcomes
-        if check is not finite
-        and isinstance(one, Finding)
-        and one.rounds
-        and min(one.rounds) >= finite.server[0]
-    ]
-    if not follows:
+
+    def is_consequence(check: Check, one: Outcome) -> bool:
+        is_later = isinstance(one, Finding) and min(one.rounds, default=-1) >= finite.server[0]
+        return check is not finite and is_later
+
+    consequences = [check for check, one in outcomes if is_consequence(check, one)]
+    if not consequences:
         return outcomes
-    names = ", ".join(dict.fromkeys(check.title.lower() for check, _ in follows))
-    text = (
-        f"{cause.evidence}; so follow {counted(len(follows), 'finding')} of other checks ({names})"
-    )
-    left = [one for _, one in follows]
+    names = ", ".join(dict.fromkeys(check.title.lower() for check in consequences))
+    count = counted(len(consequences), "finding")
+    text = f"{causes[0].evidence}; so follow {count} of other checks ({names})"
     return [
-        (check, replace(cause, evidence=text) if one is cause else one)
+        (check, replace(one, evidence=text) if one is causes[0] else one)
         for check, one in outcomes
-        if not any(one is other for other in left)
+        if not is_consequence(check, one)
     ]
 
 
@@ -129,13 +173,19 @@ def _row(check: Check, outcome: Outcome) -> Row:
         "metric": check.name,
         "title": check.title,
         "estimator": "test" if check.tests else "exact",
-        **dict.fromkeys(("what", "evidence", "consequence", "remedy", "rounds", "p_value")),
+        **dict.fromkeys(("what", "evidence", "consequence", "remedy", "rounds", "p_value", "who")),
     }
     if isinstance(outcome, Clear):
         return {**about, "severity": HEALTHY, "evidence": outcome.evidence}
     if isinstance(outcome, Skip):
-        return {**about, "severity": UNCHECKED, "evidence": f"because {outcome.why}"}
+        return {
+            **about,
+            "severity": UNCHECKED,
+            "evidence": f"because {outcome.why}",
+            "remedy": outcome.remedy or None,
+        }
     scope = "global" if outcome.client is None else "client" if outcome.client_b is None else "pair"
+    clients = [k for k in (outcome.client, outcome.client_b) if k is not None]
     return {
         **about,
         "severity": outcome.severity,
@@ -146,6 +196,7 @@ def _row(check: Check, outcome: Outcome) -> Row:
         "scope": scope,
         "client": outcome.client,
         "client_b": outcome.client_b,
+        "who": None if outcome.client is None else check.case.client(*clients),
         "layer": outcome.layer,
         "round": min(outcome.rounds, default=None),
         "rounds": ranges(sorted(outcome.rounds)) if outcome.rounds else None,

@@ -52,6 +52,7 @@ class Skip:
     """Nothing can be said."""
 
     why: str
+    remedy: str = ""
 
 
 Outcome = Finding | Clear | Skip
@@ -90,11 +91,3 @@ def beyond_chance(outcomes: Sequence[Outcome], tests: int, level: float = LEVEL)
         for s, p in zip(outcomes, holm([*ps, *[1.0] * padding]), strict=False)
         if p is None or p <= level
     ]
-
-
-def about(clients: Sequence[int], most: int = 6) -> str:
-    """``client 3`` or ``clients 1, 2, 5``, not more names than help."""
-    names = ", ".join(map(str, clients[:most])) + (
-        f" and {len(clients) - most} more" if len(clients) > most else ""
-    )
-    return f"client{'s' * (len(clients) > 1)} {names}"

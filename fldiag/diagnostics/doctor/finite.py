@@ -15,7 +15,6 @@ from fldiag.diagnostics.doctor.findings import (
     Clear,
     Finding,
     Outcome,
-    about,
 )
 from fldiag.errors import counted
 
@@ -131,7 +130,7 @@ class Finite(Check):
                 )
             followers = sorted(set(self.clients) - set(self.origins))
             if followers:
-                later.append(f"{about(followers)} received or made such weights later")
+                later.append(f"{self.case.client(*followers)} received or made such weights later")
             if self.case.run.status == "diverged":
                 later.append("the run ended as diverged")
         remedy = (
@@ -139,7 +138,7 @@ class Finite(Check):
             if origin.client is None
             else "lower its learning rate, clip its gradients, look at its data; leave such an update out of the mean"
         )
-        who = "the server's aggregate" if origin.client is None else f"client {origin.client}"
+        who = "the server's aggregate" if origin.client is None else self.case.client(origin.client)
         return Finding(
             FAULT,
             f"the trained weights of {who} are not finite"
@@ -163,14 +162,8 @@ def _layer_of_client(cohort: CohortWeights, j: int) -> str:
     """The first layer of the client in row j whose weights or buffers are not finite."""
     if cohort.clients is None:
         return ""
-    row, at = cohort.clients[j], 0
-    views: dict[str, Tensor] = {}
-    if cohort.clients.shape[1] == cohort.aggregated.numel():
-        for name, tensor in cohort.weights.items():
-            views[name] = row[at : at + tensor.numel()]
-            at += tensor.numel()
-    else:
-        views["its weights"] = row
-    return _first_infinite(
-        {**views, **{name: rows[j] for name, rows in cohort.client_states.items()}}
-    )
+    row = cohort.clients[j]
+    views = {name: row[part] for name, part in cohort.slices.items()}
+    if len(row) != cohort.aggregated.numel():
+        views = {"its weights": row}
+    return _first_infinite({**views, **{n: rows[j] for n, rows in cohort.client_states.items()}})

@@ -10,39 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fldiag.diagnostics.doctor.findings import LEVEL
+from fldiag.diagnostics.doctor.statistics import EXAMPLES, tie
 from fldiag.results.select import spread
 
 if TYPE_CHECKING:
     from fldiag.diagnostics.doctor.models import Models
 
-#: Fewer examples say nothing of a client's labels.
-EXAMPLES = 10
 #: Rounds of a client that are looked at.
 ROUNDS = 3
-
-
-def tie(change: np.ndarray, labels: np.ndarray) -> float:
-    """z of the sum of ``change[i, labels[i]]`` among all permutations of the labels; NaN where they cannot differ.
-
-    ``change`` [n, C]: of the log-probability of every class by training. The mean and variance over the permutations are exact
-    (Hoeffding, 1951).
-
-    >>> change = np.log(np.eye(3)[[0, 1, 2] * 5] + 0.1)
-    >>> tie(change, np.array([0, 1, 2] * 5)) > 5 > -2 > tie(change, np.array([1, 2, 0] * 5))
-    True
-    """
-    n, classes = change.shape
-    counts = np.bincount(labels, minlength=classes)
-    if n < EXAMPLES or (counts > 0).sum() < 2:
-        return math.nan
-    centred = change - change @ counts[:, None] / n
-    centred = centred - centred.mean(0)
-    variance = float((centred**2 @ counts).sum()) / (n - 1)
-    return (
-        float(centred[np.arange(n), labels].sum()) / math.sqrt(variance)
-        if variance > 1e-18
-        else math.nan
-    )
 
 
 def ties_of(models: Models, clients: Iterable[int]) -> dict[int, tuple[float, float]]:
@@ -65,8 +40,9 @@ def ties_of(models: Models, clients: Iterable[int]) -> dict[int, tuple[float, fl
     for r in sorted(set().union(*rounds.values())):  # a round is read once
         cohort = models.history.stored(r)
         for i in (i for i in rounds if r in rounds[i]):
-            after = models.log_probabilities(cohort.client(cohort.ids.index(i)), stretches[i])
-            change = after - models.log_probabilities(cohort.start, stretches[i])
+            j = cohort.ids.index(i)
+            after = models.log_probabilities(cohort.client(j), stretches[i])
+            change = after - models.log_probabilities(cohort.start_of(j), stretches[i])
             changes[i] = changes.get(i, 0.0) + change
     ties = {i: tie(change, models.labels[stretches[i]]) for i, change in changes.items()}
     return {i: (z, float(norm.cdf(z))) for i, z in ties.items() if math.isfinite(z)}
@@ -81,12 +57,12 @@ class LabelMap:
     right: float
     recorded: float
 
-    def describe(self, client: int) -> str:
+    def describe(self) -> str:
         steps = {(b - a) for a, b in self.labels.items()}
         examples = ", ".join(f"{a} as {b}" for a, b in list(self.labels.items())[:4] if a != b)
         same = f", each by {next(iter(steps)):+d}" if len(steps) == 1 else ""
         return (
-            f"client {client} takes the labels for others ({examples}{same}), which is right for {self.right:.0%} of held-out "
+            f"takes the labels for others ({examples}{same}), which is right for {self.right:.0%} of held-out "
             f"examples, and the recorded labels for {self.recorded:.0%}"
         )
 

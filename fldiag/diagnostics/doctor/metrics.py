@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -74,12 +74,10 @@ class Reported(Check):
 
     def __init__(self, case: Case):
         super().__init__(case)
-        self.prints: dict[int, bytes] = {}
+        self.prints: dict[int, str] = {}
 
     def see(self, cohort: CohortWeights) -> None:
-        self.prints[cohort.round] = hashlib.sha256(
-            cohort.aggregated.contiguous().numpy().tobytes()
-        ).digest()
+        self.prints[cohort.round] = cohort.digest
 
     def end(self) -> Iterator[Outcome]:
         yield from self._find_repeats()
@@ -110,6 +108,9 @@ class Reported(Check):
                 value=odd[r] - now[r],
             )
         yield from self._foreign(metrics, {**now, **recorded} if not odd else now, slack)
+        has_reports = bool(recorded) or len(reported(metrics, ACCURACY))
+        if not has_reports:
+            yield Skip("the run reports no accuracy")
         yield Clear(
             f"the accuracies of {counted(len(now), 'round')}, computed again, are those recorded"
         )
@@ -258,7 +259,7 @@ class Means(Check):
             yield Skip("the run reports no numbers of its own beside fldiag's")
             return
         alls, each = reported(metrics, re.compile("")), reported(metrics, re.compile(""), "client")
-        bad: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+        bad = defaultdict[tuple[str, str], list[tuple[int, float, float]]](list)
         looked = 0
         for (name, r), part in each.groupby(["metric", "round"]):
             v = part["value"].astype(float).to_numpy()
@@ -275,22 +276,14 @@ class Means(Check):
                 looked += 1
                 g, plain = float(row["value"]), float(v.mean())
                 by_n = float(v @ n / n.sum()) if n.sum() else plain
+                is_mean = _near(g, plain) or _near(g, by_n)
                 if _near(g, plain) and abs(plain - by_n) > 1e-3 * max(abs(plain), abs(by_n)):
-                    bad.setdefault(
-                        (str(row["metric"]), "the plain mean over the clients"), []
-                    ).append((int(r), g, by_n))
-                elif (
-                    WHOLE.search(str(name))
-                    and (_near(g, plain) or _near(g, by_n))
-                    and float(v.max() - v.min()) > 1e-6
-                ):
-                    bad.setdefault(
-                        (
-                            str(row["metric"]),
-                            "a mean over the clients, which is not the one of all examples",
-                        ),
-                        [],
-                    ).append((int(r), g, by_n))
+                    how = "the plain mean over the clients"
+                elif WHOLE.search(str(name)) and is_mean and np.ptp(v) > 1e-6:
+                    how = "a mean over the clients, which is not the one of all examples"
+                else:
+                    continue
+                bad[str(row["metric"]), how].append((int(r), g, by_n))
         if not looked:
             yield Skip("no number is reported both for all examples and for each client")
         for (name, how), cases in bad.items():

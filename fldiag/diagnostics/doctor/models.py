@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
+from fldiag.diagnostics.doctor.statistics import CLIENTS
 from fldiag.losses import predicted
 from fldiag.results.select import spread
 
@@ -23,9 +24,28 @@ MANY, FEW = 12, 6
 
 
 @dataclass(frozen=True)
+class RoundFit:
+    """``gain`` [K, N]: by how much the training of client ``ids[k]`` lowers the mean loss on the recorded data of client j (NaN:
+    none); ``advantage``: the same less the median over the round's clients, so that every client's data count alike."""
+
+    ids: tuple[int, ...]
+    gain: np.ndarray
+
+    @cached_property
+    def advantage(self) -> np.ndarray:
+        return self.gain - np.median(self.gain, axis=0, keepdims=True)
+
+    @cached_property
+    def on_own_data(self) -> dict[int, float]:
+        """Client -> its advantage on its own data."""
+        values = {i: float(self.advantage[k, i]) for k, i in enumerate(self.ids)}
+        return {i: value for i, value in values.items() if np.isfinite(value)}
+
+
+@dataclass(frozen=True)
 class Scored:
     """A round's models on the pool's examples: loss and right [n] of the aggregated model, and (None: not stored) loss of
-    the received one and [K, n] of the clients' ``ids``."""
+    the received one [1, n], or of what each client received [K, n], and [K, n] of the clients' ``ids``."""
 
     loss: np.ndarray
     right: np.ndarray | None
@@ -67,13 +87,32 @@ class Models:
         models = [(cohort.aggregated, cohort.buffers)]
         full = full and cohort.complete and all(k < len(self.history.parts) for k in cohort.ids)
         if full:
-            models += [cohort.start, *(cohort.client(j) for j in range(len(cohort.ids)))]
+            rows = range(len(cohort.ids))
+            starts = [cohort.start_of(j) for j in (rows if cohort.starts is not None else rows[:1])]
+            models += [*starts, *(cohort.client(j) for j in rows)]
         scores = self.history.evaluate(models)
         right = scores.right
         one = None if right is None else right[0]
         if not full:
             return Scored(scores.loss[0], one)
-        return Scored(scores.loss[0], one, scores.loss[1], scores.loss[2:], cohort.ids)
+        before, after = np.split(scores.loss[1:], [len(starts)])
+        return Scored(scores.loss[0], one, before, after, cohort.ids)
+
+    @cached_property
+    def fits(self) -> dict[int, RoundFit]:
+        """Round -> how its clients fit each other's data, in rounds of at least ``CLIENTS``."""
+        pool, fits = self.history.pool, {}
+        for r, scored in self.scores.items():
+            if scored.clients is None or scored.received is None or len(scored.ids) < CLIENTS:
+                continue
+            gain = np.full((len(scored.ids), len(self.history.parts)), np.nan)
+            for j in range(gain.shape[1]):
+                stretch = pool.train_slice(j)
+                if stretch.stop > stretch.start:
+                    gain[:, j] = (scored.received[:, stretch] - scored.clients[:, stretch]).mean(1)
+            if np.isfinite(gain).any(1).all():
+                fits[r] = RoundFit(scored.ids, gain)
+        return fits
 
     @cached_property
     def own_losses(self) -> dict[int, dict[int, tuple[float, float]]]:
@@ -89,7 +128,7 @@ class Models:
                 ):
                     continue
                 both = (
-                    float(scored.received[stretch].mean()),
+                    float(scored.received[min(j, len(scored.received) - 1), stretch].mean()),
                     float(scored.clients[j, stretch].mean()),
                 )
                 if np.isfinite(both).all():
@@ -99,11 +138,9 @@ class Models:
     def own_losses_of(self, client: int, r: int) -> tuple[float, float]:
         """The same of any round."""
         cohort, stretch = self.history.stored(r), self.history.pool.train_slice(client)
-        before, after = (
-            self.history.evaluate([cohort.start, cohort.client(cohort.ids.index(client))])
-            .loss[:, stretch]
-            .mean(1)
-        )
+        j = cohort.ids.index(client)
+        models = [cohort.start_of(j), cohort.client(j)]
+        before, after = self.history.evaluate(models).loss[:, stretch].mean(1)
         return float(before), float(after)
 
     def entropy(self, client: int) -> float:

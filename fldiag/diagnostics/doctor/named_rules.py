@@ -9,16 +9,59 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fldiag import registry
-from fldiag.diagnostics.doctor.case import MEANS
-from fldiag.diagnostics.doctor.mixture import RESIDUAL, Mixture
+from fldiag.diagnostics.doctor.case import MEANS, Case, CohortWeights
+from fldiag.diagnostics.doctor.statistics import coordinates
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+#: The part of a server's update that a rule may leave unexplained.
+RESIDUAL = 1e-3
+
+
+class Mixture:
+    """The server's update u = w' - w of one round against its clients' d_k = w_k - w.
+
+    ``means``: name -> weights [K], the first is the one that the run names; ``past``: global models of earlier rounds, where
+    they are needed.
+    """
+
+    def __init__(
+        self,
+        cohort: CohortWeights,
+        means: dict[str, np.ndarray],
+        case: Case,
+        past: Sequence[Tensor] = (),
+    ):
+        self.cohort, self.means, self.case, self.past = cohort, means, case, past
+        self.k, self.gram = len(cohort.ids), cohort.gram
+        self.u = float(np.sqrt(self.gram[self.k, self.k]))
+        self.main = next(iter(means.values()))
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """Of the clients' updates [K], by least squares."""
+        g, k = self.gram, self.k
+        return np.linalg.lstsq(g[:k, :k], g[:k, k], rcond=1e-10)[0]
+
+    def residual(self, c: np.ndarray, total: float = 0.0, gram: np.ndarray | None = None) -> float:
+        """||u - sum c_k d_k - total w|| / ||u||, 0 where it is rounding."""
+        g = self.gram if gram is None else gram
+        x = np.concatenate([c, [-1.0, total]])
+        left = float(np.sqrt(max(x @ g @ x, 0.0)))
+        sizes = np.sqrt(np.diag(g))
+        largest = sizes[-1] + sizes[:-1].max()  # no weights are longer
+        return (
+            0.0
+            if left <= 4 * self.cohort.eps * largest
+            else left / max(float(sizes[self.k]), 1e-300)
+        )
 
 
 #: By so much a sum over the clients may differ from the one that a rule demands.
@@ -152,11 +195,9 @@ def _krum(fit: Mixture) -> Verdict:
 
 def _sampled(fit: Mixture) -> tuple[Tensor, Tensor, float]:
     """The clients' weights [K, n] and the aggregate's [n] at some coordinates, and the length of the server's step there."""
-    cohort = fit.cohort
-    assert cohort.clients is not None and cohort.received is not None
-    coordinates = slice(None, None, max(1, cohort.aggregated.numel() // COORDINATES))
-    rows, new = cohort.clients[:, coordinates].double(), cohort.aggregated[coordinates].double()
-    return rows, new, float((new - cohort.received[coordinates].double()).norm())
+    size = fit.cohort.aggregated.numel()
+    w, rows, new = fit.cohort.part(coordinates(size, COORDINATES))
+    return rows, new, float((new - w).norm())
 
 
 def _missed(fit: Mixture, new: Tensor, candidate: Tensor, length: float) -> float:
@@ -253,15 +294,9 @@ def _reweighed(fit: Mixture) -> Verdict:
 
 def _buffered(fit: Mixture) -> Verdict:
     """Least squares on the clients and on the global models that they may have started from."""
-    k = fit.k
-    assert fit.cohort.received is not None
-    past = [w.double() - fit.cohort.received.double() for w in fit.past]
-    gram = np.sum(list(fit.cohort.products(past).values()), axis=0)
-    keep = [*range(k), *range(k + 2, len(gram))]
-    c = np.linalg.lstsq(gram[np.ix_(keep, keep)], gram[keep, k], rcond=1e-10)[0]
-    x = np.zeros(len(gram))
-    x[keep], x[k] = c, -1.0
-    left = float(np.sqrt(max(x @ gram @ x, 0.0) / max(gram[k, k], 1e-300)))
+    received, _, _ = fit.cohort.part()
+    past = [w.double() - received for w in fit.past]
+    _, left = fit.cohort.least_squares(past)
     text = f"updates of the clients from the last {len(past)} global models"
     return Verdict(True if left <= RESIDUAL else None, left, text)
 

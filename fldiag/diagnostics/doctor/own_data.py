@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,15 +18,9 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
-from fldiag.diagnostics.doctor.fits import (
-    CLIENTS,
-    ROUNDS,
-    excess,
-    find_assignment,
-    fits_of,
-    mean_advantage,
-)
 from fldiag.diagnostics.doctor.labels import LabelMap, agree, find_label_map, ties_of
+from fldiag.diagnostics.doctor.models import RoundFit
+from fldiag.diagnostics.doctor.statistics import CLIENTS, ROUNDS, excess, spread
 from fldiag.diagnostics.doctor.trained_on_test import test_evidence
 from fldiag.errors import FldiagError, counted
 from fldiag.results.select import spread as spread_rounds
@@ -93,9 +87,9 @@ class OwnData(Check):
         self.case.opened(parts=True)
         models, middle = self.case.models, self.case.models.gain
         if middle is None:
-            yield Skip("no round holds what clients received and made of it")
+            yield Skip(self.case.lacks("no round can be evaluated"))
             return
-        self.fits = fits_of(models)
+        self.fits = models.fits
         findings = list(self._all_clients(middle))
         yield from findings
         if not findings:
@@ -195,13 +189,16 @@ class OwnData(Check):
         offsets = [j - i for i, j in moved.items()]
         offset = max(set(offsets), key=offsets.count)
         is_shift = offsets.count(offset) >= max(2, 0.8 * (len(offsets) - abs(offset)))
-        examples = ", ".join(f"client {i} that of client {j}" for i, j in list(moved.items())[:4])
+        examples = ", ".join(
+            f"{self.case.client(i)} that of {self.case.client(j)}"
+            for i, j in list(moved.items())[:4]
+        )
         ending = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
         return Finding(
             WARNING,
             f"clients fit the data of another client: client k fits the data of client k {'+' if offset > 0 else '-'} "
             f"{abs(offset)}"
-            if is_shift
+            if is_shift and not self.case.names
             else f"clients fit the data of another client: {examples}{ending}",
             f"training lowers the loss there by {there_gain:.3g} nats in the median, and by {own_gain:.3g} on their recorded "
             f"data ({examples}{ending}); both halves of {len(fits)} rounds say so",
@@ -252,7 +249,7 @@ class OwnData(Check):
             yield Finding(
                 WARNING,
                 "the labels that clients train on are not the recorded ones",
-                f"{how}; {label_map.describe(i)}; {len(maps)} of {len(self.relabelled)} clients",
+                f"{how}; {self.case.client(i)} {label_map.describe()}; {len(maps)} of {len(self.relabelled)} clients",
                 "losses and accuracies are those of other labels",
                 "give all clients one map from classes to numbers, and the run its data with it",
                 value=float(rising) if is_rising else float(np.median(ties)),
@@ -280,10 +277,8 @@ class OwnData(Check):
 
     def _rising(self, middle: float) -> Iterator[Finding]:
         gains = self.case.models.gains
-        spread = 1.4826 * float(
-            np.median([abs(v - middle) for drops in gains.values() for v in drops.values()])
-        )
-        limit = max(EVERY * middle, SCALES * spread - middle)
+        scale = spread((v for drops in gains.values() for v in drops.values()), middle)
+        limit = max(EVERY * middle, SCALES * scale - middle)
         for i, losses in self.case.models.own_losses.items():
             if middle < LEAST or max(self._telling(i, losses).values()) >= -limit:
                 continue
@@ -305,7 +300,7 @@ class OwnData(Check):
             certain = len(drops) > 1 and "correct" not in self.case.slots and (always or is_tested)
             yield Finding(
                 WARNING if certain else INFORMATION,
-                f"training raises the loss of client {i} on its own data",
+                f"training raises the loss of {self.case.client(i)} on its own data",
                 f"by {rise:.3g} nats in {len(drops)} of its rounds; over all clients it falls by {middle:.3g} in "
                 f"the median{reason}",
                 "it learns something other than its recorded data, and this enters the mean",
@@ -336,19 +331,18 @@ class OwnData(Check):
 
         means = {i: float(np.mean(values)) for i, values in advantages.items()}
         centre = float(np.median(list(means.values())))
-        spread = 1.4826 * float(np.median([abs(v - centre) for v in means.values()]))
         for i, values in advantages.items():
             rest = [v for k, vs in advantages.items() if k != i for v in vs]
             share = (sum(v <= 0 for v in rest) + 1) / (len(rest) + 2)
             missing = sum(v <= 0 for v in values)
             p = float(binom.sf(missing - 1, len(values), share)) if missing else 1.0
-            is_low = means[i] < min(0.0, centre - WIDE * spread)
+            is_low = means[i] < min(0.0, centre - WIDE * spread(means.values()))
             if i in skip or not is_low or p > LEVEL or centre <= 0:
                 continue
             reason, _ = self._explain(i)
             yield Finding(
                 INFORMATION if "correct" in self.case.slots else WARNING,
-                f"the training of client {i} does not fit its own data",
+                f"the training of {self.case.client(i)} does not fit its own data",
                 f"in {missing} of {counted(len(values), 'round')} it lowers their loss no more than other clients' training "
                 f"does, by {-means[i]:.3g} nats less in the mean; other clients have an advantage of {centre:.3g} on theirs"
                 f"{reason}",
@@ -373,7 +367,7 @@ class OwnData(Check):
             if i not in skip and p <= LEVEL:
                 yield Finding(
                     INFORMATION if "correct" in self.case.slots else WARNING,
-                    f"the labels of client {i} are out of step with its inputs",
+                    f"the labels of {self.case.client(i)} are out of step with its inputs",
                     f"its training unties them, z = {z:.1f} among permutations of its labels; in the median client z = "
                     f"{float(np.median([z for z, _ in ties.values()])):.1f}",
                     "it learns which of its classes are frequent, and its inputs' labels are unlearnt",
@@ -396,10 +390,10 @@ class OwnData(Check):
             j = int(row.argmax())
             lowers = float(np.mean([f.gain[f.ids.index(i), j] for f in fits]))
             if row[j] >= max(usual / 2, LEAST / 10) and row[j] > 0 and lowers > 0:
-                return f"; it fits the data of client {j} as others fit their own", False
+                return f"; it fits the data of {self.case.client(j)} as others fit their own", False
         try:
             if label_map := find_label_map(models, i):
-                return f"; {label_map.describe(i)}", False
+                return f"; {self.case.client(i)} {label_map.describe()}", False
             z, p = ties_of(models, [i]).get(i, (0.0, 1.0))
         except FldiagError:
             return "", False
@@ -410,3 +404,21 @@ class OwnData(Check):
 
 def _gains(losses: Mapping[int, tuple[float, float]]) -> dict[int, float]:
     return {r: before - after for r, (before, after) in losses.items()}
+
+
+def mean_advantage(fits: Sequence[RoundFit], ids: Sequence[int]) -> np.ndarray:
+    """[clients, N], over the rounds in which each took part."""
+    rows = [[f.advantage[f.ids.index(i)] for f in fits if i in f.ids] for i in ids]
+    return np.array([np.mean(advantages, axis=0) for advantages in rows])
+
+
+def find_assignment(fits: Sequence[RoundFit]) -> dict[int, int]:
+    """Client -> whose data it fits best if each fits another's, from every second round."""
+    from scipy.optimize import linear_sum_assignment
+
+    half = fits[::2]
+    ids = sorted({i for f in half for i in f.ids})
+    matrix = mean_advantage(half, ids)
+    usable = np.flatnonzero(np.isfinite(matrix).all(0))
+    rows, columns = linear_sum_assignment(-matrix[:, usable])
+    return {ids[k]: int(usable[j]) for k, j in zip(rows, columns, strict=True)}

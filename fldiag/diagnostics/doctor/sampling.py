@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from fldiag.diagnostics.doctor.case import Case, CohortWeights
+from fldiag.diagnostics.doctor.case import NO_CLIENTS, Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Outcome, Skip
 from fldiag.errors import counted
 
@@ -39,7 +39,7 @@ class Sampling(Check):
             yield Skip(
                 "the checkpoints also hold clients that were not sampled"
                 if self.sets
-                else "no client weights are stored"
+                else NO_CLIENTS
             )
             return
         yield from self._fewer()
@@ -60,12 +60,8 @@ class Sampling(Check):
         for x in sorted(set(counts.values()) | ({0} if len(counts) < n else set())):
             p = float(min(1.0, 2 * min(below[x], above[x])))
             if p <= LEVEL:
-                who = (
-                    [k for k in range(n) if counts.get(k, 0) == x]
-                    if x == 0
-                    else [k for k, c in counts.items() if c == x]
-                )
-                for k in who[:20]:
+                clients = [k for k in dict.fromkeys([*counts, *range(n)]) if counts[k] == x]
+                for k in clients[:20]:
                     yield self._finding(k, x, p, sum(chances), rounds)
         yield from self._same(chances, n, rounds)
         yield Clear(
@@ -97,7 +93,7 @@ class Sampling(Check):
         often = f"{x} times" if x else "never"
         return Finding(
             WARNING,
-            f"client {k} was sampled {often} in {counted(len(rounds), 'round')}",
+            f"{self.case.client(k)} was sampled {often} in {counted(len(rounds), 'round')}",
             f"{expected:.3g} times were expected; p = {p:.1e}",
             "its data count too little" if x < expected else "its data count too much",
             "look at how clients are drawn (a fixed seed each round, a client that never answers)",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from fldiag.diagnostics.doctor.findings import (
     Outcome,
     Skip,
 )
+from fldiag.results.provenance import digest
 
 
 class Seeds(Check):
@@ -36,18 +36,18 @@ class Seeds(Check):
 
     def __init__(self, case: Case):
         super().__init__(case)
-        self.prints: dict[int, bytes] = {}
+        self.prints: dict[int, str] = {}
         self.samples: dict[int, tuple[int, ...]] = {}
-        self.start: bytes | None = None
+        self.start: str | None = None
 
     def see(self, cohort: CohortWeights) -> None:
-        self.prints[cohort.round] = _print(cohort.aggregated)
+        self.prints[cohort.round] = cohort.digest
         if cohort.ids:
             self.samples[cohort.round] = tuple(cohort.ids)
         if cohort.round == 0:
-            self.start = _print(cohort.aggregated)
+            self.start = cohort.digest
         elif cohort.round == 1 and cohort.received is not None:
-            self.start = _print(cohort.received)
+            self.start = digest(cohort.received)
 
     def end(self) -> Iterator[Outcome]:
         alike = [
@@ -135,10 +135,6 @@ class Seeds(Check):
                 "the spread over seeds leaves out the initialisation",
                 "nothing to do if this is intended",
             )
-
-
-def _print(w: Any) -> bytes:
-    return hashlib.sha256(w.contiguous().numpy().tobytes()).digest()
 
 
 def _without_seed(case: Case) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from fldiag.diagnostics.doctor.statistics import coordinates
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,43 +42,32 @@ class Memory:
         self.is_whole = False  # whether these began with the run
 
     def explains(self, cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
-        """late, rounded, compressed, momentum, adaptive, median or noised; ``p``: weights [K] of the mean that the run names."""
+        """late, rounded, compressed, momentum or adaptive; ``p``: weights [K] of the mean that the run names."""
         return (
             self._late(cohort)
             or _rounded(cohort, p)
             or _compressed(cohort, p)
             or self._momentum(cohort)
             or self._adaptive(cohort, p)
-            or self._median(cohort)
-            or _noised(cohort, p)
         )
 
     def keep(self, cohort: CohortWeights, p: np.ndarray) -> None:
         """Remember this round."""
         import torch
 
-        assert cohort.clients is not None and cohort.received is not None
-        mean = torch.tensordot(
-            torch.from_numpy(p), cohort.clients.double() - cohort.received.double(), 1
-        )
-        u = cohort.aggregated.double() - cohort.received.double()
-        part = mean[_sample(len(u), FOLLOWED)]
+        w, rows, new = cohort.part()
+        mean = torch.tensordot(torch.from_numpy(p), rows - w, 1)
+        part = mean[coordinates(len(w), FOLLOWED)]
         self.is_whole = cohort.round == 1 or (self.is_whole and self.round == cohort.round - 1)
         self.averages, self.squares = self._averages(cohort, part), self._squares(cohort, part)
-        self.earlier, self.round, self.mean = (
-            [u, u - mean],
-            cohort.round,
-            cohort.received.double() + mean,
-        )
+        self.earlier, self.round, self.mean = [new - w, new - w - mean], cohort.round, w + mean
 
     def _late(self, cohort: CohortWeights) -> Explanation | None:
         """The mean of the last round's clients."""
-        if self.round != cohort.round - 1 or self.mean is None or cohort.received is None:
+        if self.round != cohort.round - 1 or self.mean is None:
             return None
-        new = cohort.aggregated.double()
-        left = float(
-            (new - self.mean).norm() / (new - cohort.received.double()).norm().clamp(min=1e-300)
-        )
+        w, _, new = cohort.part()
+        left = float((new - self.mean).norm() / (new - w).norm().clamp(min=1e-300))
         description = f"in round {cohort.round} it is the mean of round {self.round}'s clients"
         return ("late", left, description) if left <= RESIDUAL else None
 
@@ -89,22 +80,11 @@ class Memory:
         """Least squares on the clients' updates and the server's last step, and what of it was not the mean's."""
         if self.round != cohort.round - 1:
             return None
-        k = len(cohort.ids)
-        g = np.sum(list(cohort.products(self.earlier).values()), axis=0)
-        keep = [*range(k), k + 2, k + 3]
-        c = np.linalg.lstsq(g[np.ix_(keep, keep)], g[keep, k], rcond=1e-10)[0]
-        x = np.zeros(k + 4)
-        x[keep], x[k] = c, -1.0
-        left = float(np.sqrt(max(x @ g @ x, 0.0) / max(g[k, k], 1e-300)))
-        return (
-            (
-                "momentum",
-                left,
-                f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})",
-            )
-            if left <= RESIDUAL
-            else None
+        c, left = cohort.least_squares(self.earlier)
+        text = (
+            f"least squares with the last round's step (coefficients {c[-2]:.3g} and {c[-1]:.3g})"
         )
+        return ("momentum", left, text) if left <= RESIDUAL else None
 
     def _squares(
         self, cohort: CohortWeights, mean: Tensor
@@ -134,27 +114,19 @@ class Memory:
         of the mean updates and of its signs."""
         import torch
 
-        assert cohort.clients is not None and cohort.received is not None
-        sample = _sample(cohort.aggregated.numel(), FOLLOWED)
-        w = cohort.received[sample].double()
-        mean = torch.tensordot(torch.from_numpy(p), cohort.clients[:, sample].double() - w, 1)
-        u = cohort.aggregated[sample].double() - w
+        w, rows, new = cohort.part(coordinates(cohort.aggregated.numel(), FOLLOWED))
+        mean, u = torch.tensordot(torch.from_numpy(p), rows - w, 1), new - w
         averages = self._averages(cohort, mean)
         if cohort.round == 1 or (self.is_whole and self.round == cohort.round - 1):
-            best = (np.inf, np.inf, "")
-            for (kind, beta, _), v in self._squares(cohort, mean).items():
-                for b, m in zip(BETAS, averages, strict=True):
-                    left, plain = _fit(u, m, v.clamp(min=0).sqrt())
-                    best = min(
-                        best,
-                        (
-                            left,
-                            plain,
-                            f"{kind}: m / (sqrt(v) + tau), beta1 = {b:g}, beta2 = {beta:g}",
-                        ),
-                    )
-            if best[0] <= ADAPTED and best[0] <= BETTER * best[1]:
-                return "adaptive", best[0], best[2]
+            fits = [
+                (*_fit(u, m, v.clamp(min=0).sqrt()), kind, b, beta)
+                for (kind, beta, _), v in self._squares(cohort, mean).items()
+                for b, m in zip(BETAS, averages, strict=True)
+            ]
+            left, plain, kind, b, beta = min(fits, key=lambda fit: fit[0])
+            if left <= ADAPTED and left <= BETTER * plain:
+                text = f"{kind}: m / (sqrt(v) + tau), beta1 = {b:g}, beta2 = {beta:g}"
+                return "adaptive", left, text
         for b, m in zip(BETAS, averages, strict=True):
             large = m.abs() > m.abs().median() / 10
             agree = float((u.sign() == m.sign())[large].double().mean()) if large.any() else 0.0
@@ -170,42 +142,23 @@ class Memory:
                 )
         return None
 
-    @staticmethod
-    def _median(cohort: CohortWeights) -> Explanation | None:
-        assert cohort.clients is not None and cohort.received is not None
-        sample = _sample(cohort.aggregated.numel())
-        rows, w = cohort.clients[:, sample].double(), cohort.aggregated[sample].double()
-        middle = rows.quantile(0.5, dim=0)
-        size = (w - cohort.received[sample].double()).norm()
-        left = float((w - middle).norm() / size.clamp(min=1e-300))
-        return (
-            ("median", left, "every coordinate is the clients' median")
-            if len(rows) > 2 and left <= RESIDUAL
-            else None
-        )
-
 
 def _rounded(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
     """The mean to half precision: numbers that a coarser type holds to the bit, as far from the mean as its rounding allows."""
     import torch
 
-    assert cohort.clients is not None and cohort.received is not None
-    new, sample = cohort.aggregated, _sample(cohort.aggregated.numel())
-    if new.dtype not in (torch.float32, torch.float64):
+    if cohort.aggregated.dtype not in (torch.float32, torch.float64):
         return None
-    rows, w = cohort.clients[:, sample].double(), new[sample].double()
+    start, rows, w = cohort.part(coordinates(cohort.aggregated.numel(), SOME))
     off = w - torch.tensordot(torch.from_numpy(p), rows, 1)
     for coarse in (torch.float16, torch.bfloat16):
         slack = len(rows) * (
             torch.finfo(coarse).eps * rows.abs().amax(0) + torch.finfo(coarse).smallest_normal
         )
+        new = cohort.aggregated
         if torch.equal(new.to(coarse).to(new.dtype), new) and bool((off.abs() <= slack).all()):
-            u = (w - cohort.received[sample].double()).norm().clamp(min=1e-300)
-            return (
-                "rounded",
-                float(off.norm() / u),
-                f"every number fits {str(coarse).removeprefix('torch.')}",
-            )
+            left = float(off.norm() / (w - start).norm().clamp(min=1e-300))
+            return "rounded", left, f"every number fits {str(coarse).removeprefix('torch.')}"
     return None
 
 
@@ -245,19 +198,6 @@ def _codes() -> dict[str, Callable[[Tensor], Tensor]]:
     }
 
 
-def _tensors(cohort: CohortWeights) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of every tensor: what was received [n], the clients' [K, n], the aggregate's [n]."""
-    assert cohort.clients is not None and cohort.received is not None
-    at = 0
-    for tensor in cohort.weights.values():
-        part = slice(at, at := at + tensor.numel())
-        yield (
-            cohort.received[part].double(),
-            cohort.clients[:, part].double(),
-            cohort.aggregated[part].double(),
-        )
-
-
 def _compressed(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
     """The mean of the clients' weights, or updates, each rounded before."""
     import torch
@@ -265,7 +205,7 @@ def _compressed(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
     weights, codes = torch.from_numpy(p), _codes()
     left = dict.fromkeys([(code, form) for code in codes for form in ("weights", "updates")], 0.0)
     size = largest = 0.0
-    for w, rows, new in _tensors(cohort):
+    for w, rows, new in map(cohort.part, cohort.slices.values()):
         u = new - w
         size, largest = size + float(u @ u), largest + float((rows**2).sum(1).max())
         for name, code in codes.items():
@@ -284,13 +224,13 @@ def _compressed(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
     )
 
 
-def _noised(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
+def find_noise(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
     """The mean and noise shorter than it: of one variance in a tensor, without tails, and nothing to do with the mean."""
     import torch
 
     weights, rows = torch.from_numpy(p), list[tuple[int, float]]()
     noise = size = 0.0
-    for w, clients, new in _tensors(cohort):
+    for w, clients, new in map(cohort.part, cohort.slices.values()):
         mean = torch.tensordot(weights, clients - w, 1)
         e, n = new - w - mean, len(w)
         noise, size = noise + float(e @ e), size + float(mean @ mean)
@@ -315,7 +255,3 @@ def _noised(cohort: CohortWeights, p: np.ndarray) -> Explanation | None:
         else f"of standard deviation {min(sizes):.2g} to {max(sizes):.2g}, tensor by tensor"
     )
     return "noised", float(np.sqrt(noise / size)), f"the mean and noise {how}"
-
-
-def _sample(size: int, most: int = SOME) -> slice:
-    return slice(None, None, max(1, size // most))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import stats
 
-from fldiag.diagnostics.doctor.case import Case, CohortWeights
+from fldiag.diagnostics.doctor.case import UNSAMPLED, Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     INFORMATION,
     WARNING,
@@ -68,6 +68,7 @@ class Starts(Check):
 
     def __init__(self, case: Case):
         super().__init__(case)
+        self.obstacle = "the clients hardly move"
         self.at = np.arange(0)  # the coordinates that are remembered
         self.layers: dict[str, int] = {}  # layer -> where it begins among these
         self.aggregates: dict[int, np.ndarray] = {}
@@ -82,8 +83,13 @@ class Starts(Check):
         if not len(self.at):
             self._choose(cohort)
         new = self._take(cohort.aggregated)
-        is_large = len(self.at) >= SMALLEST and cohort.starts is None
-        if cohort.usable and cohort.sampled and cohort.clients is not None and is_large:
+        if len(self.at) < SMALLEST:
+            self.obstacle = f"of fewer than {SMALLEST} weights no direction is unlikely"
+        elif cohort.starts is not None:
+            self.obstacle = "the run says what each client received"
+        elif not cohort.sampled:
+            self.obstacle = UNSAMPLED
+        elif cohort.usable and cohort.clients is not None:
             assert cohort.received is not None
             w, rows = self._take(cohort.received), self._take(cohort.clients)
             self.aggregates.setdefault(cohort.round - 1, w)
@@ -184,9 +190,7 @@ class Starts(Check):
 
     def end(self) -> Iterator[Outcome]:
         if not self.cohorts:
-            yield Skip(
-                "no round holds what clients received and made of it, they hardly move, or the model is too small"
-            )
+            yield Skip(self.case.lacks(self.obstacle))
             return
         findings = list(self._own_last_weights())
         if not findings:
@@ -358,7 +362,7 @@ class Starts(Check):
         first = min(self.aggregates)
         for i, (near, kind, n, rounds) in sorted(nearest.items()):
             yield self._finding(
-                f"client {i} starts from "
+                f"{self.case.client(i)} starts from "
                 + (
                     "the initial model"
                     if kind == "round" and n <= first + 1
@@ -422,7 +426,7 @@ class Starts(Check):
             if self._stays(i):
                 continue
             yield self._finding(
-                f"client {i} does not load {self._describe_layers(layers)}: it starts from its own last weights",
+                f"{self.case.client(i)} does not load {self._describe_layers(layers)}: it starts from its own last weights",
                 f"{vote:.0%} of the coordinates lie nearer to them than to what it received; ||w_k - own|| / ||w_k - w|| is "
                 f"{ratio:.2f}, far less than the others'",
                 rounds[clients == i].tolist(),
@@ -478,20 +482,13 @@ class Starts(Check):
 
     def _stays(self, client: int) -> bool:
         """Whether a client's results stay at one distance from the initial model: it starts from one place again and again."""
-        far = [
-            (v[ids.index(client), -1, 1] * v[ids.index(client), -1, 3])
-            for _, ids, v in self.distances["initial"]
-            if client in ids
-        ]
-        steps = [
-            (v[ids.index(client), -1, 1] * v[ids.index(client), -1, 3])
-            for _, ids, v in self.distances["own"]
-            if client in ids
-        ]
-        far = far[len(far) // 2 :]
-        return len(far) > 2 and abs(far[-1] - far[0]) < 0.5 * float(
-            np.median(steps[len(steps) // 2 :])
-        )
+
+        def late_lengths(kind: str) -> list[float]:
+            rows = [v[ids.index(client), -1] for _, ids, v in self.distances[kind] if client in ids]
+            return [row[1] * row[3] for row in rows[len(rows) // 2 :]]
+
+        far, steps = late_lengths("initial"), late_lengths("own")
+        return len(far) > 2 and abs(far[-1] - far[0]) < 0.5 * float(np.median(steps))
 
     def _describe_layers(self, layers: np.ndarray, *, bare: bool = False) -> str:
         names = [list(self.layers)[g] for g in layers]

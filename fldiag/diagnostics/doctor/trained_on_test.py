@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fldiag.diagnostics.doctor.findings import LEVEL, WARNING, Check, Clear, Finding, Outcome, Skip
-from fldiag.diagnostics.doctor.fits import CLIENTS, ROUNDS, excess, fits_of
+from fldiag.diagnostics.doctor.statistics import CLIENTS, ROUNDS, excess, strata_excess
 from fldiag.errors import counted
 
 if TYPE_CHECKING:
@@ -25,30 +25,6 @@ UNFIT = 2.0
 ALONE, SHARE = 4.0, 0.75
 #: Share of the other clients that may fit test examples better than their own.
 FEW = 0.1
-
-
-def strata_excess(
-    a: np.ndarray, b: np.ndarray, strata_a: np.ndarray, strata_b: np.ndarray
-) -> float:
-    """van Elteren's z: above 0 where values ``a`` lie above ``b`` of the same stratum. 0 where no stratum has two of both.
-
-    >>> one, two = np.arange(20.0), np.arange(20.0) + 5
-    >>> strata_excess(two, one, np.repeat([0, 1], 10), np.repeat([0, 1], 10)) > 2
-    True
-    """
-    from scipy.stats import rankdata
-
-    total = variance = 0.0
-    for stratum in np.unique(strata_a):
-        u, v = a[strata_a == stratum], b[strata_b == stratum]
-        n, m = len(u), len(v)
-        if n < 2 or m < 2:
-            continue
-        ranks = rankdata(np.concatenate([u, v]))
-        weight = 1 / (n + m + 1)
-        total += weight * (ranks[:n].sum() - n * (n + m + 1) / 2)
-        variance += weight**2 * n * m * (n + m + 1) / 12
-    return total / float(np.sqrt(variance)) if variance > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +67,7 @@ def test_evidence(models: Models) -> TestEvidence | None:
         for s in later
         if len(s.ids) >= CLIENTS
     ]
-    recorded = [excess(f.advantage, f.ids, seed=r) for r, f in fits_of(models).items()]
+    recorded = [excess(f.advantage, f.ids, seed=r) for r, f in models.fits.items()]
     return TestEvidence(
         float(later[-1].loss[test].mean()),
         float(later[-1].loss[train].mean()),
@@ -125,7 +101,7 @@ class TestData(Check):
         models = self.case.models
         evidence = test_evidence(models)
         if evidence is None:
-            yield Skip("no round holds what clients received and made of it")
+            yield Skip(self.case.lacks("no round can be evaluated"))
             return
         self.rounds = trained_rounds(models)
         if evidence.is_convincing:
@@ -176,7 +152,7 @@ class TestData(Check):
             value = float(np.median(list(by_round.values())))
             yield Finding(
                 WARNING,
-                f"client {i} seems to train on test examples",
+                f"{self.case.client(i)} seems to train on test examples",
                 f"in all {counted(len(by_round), 'round')} its training lowers the loss of test examples by {value:.3g} nats "
                 "more than that of its own of the same classes, compared with what the other clients' training does",
                 "test accuracy is partly training accuracy, and too high",

@@ -160,8 +160,7 @@ class Variates(Check):
         for j, k in enumerate(cohort.ids):
             if k not in rows or (k not in old and name in self.unknown):
                 continue
-            start = cohort.received if cohort.starts is None else cohort.starts[j]
-            moved = (cohort.clients[j] - start)[::step][shared].double()
+            moved = (cohort.clients[j] - cohort.origins[j])[::step][shared].double()
             change = (rows[k] - old[k] if k in old else rows[k])[shared]
             ways = {"along": -moved} if name == "c" else {"along": moved}
             tried = (
@@ -184,10 +183,7 @@ class Variates(Check):
         """Which coordinates clients upload, [P]: those that they keep to themselves may be trained without correction."""
         import torch
 
-        personal = {
-            *self.case.recipe.get("personal", ()),
-            *self.case.run.origin.get("personal", ()),
-        }
+        personal = self.case.personal
         return torch.cat(
             [torch.full((t.numel(),), name not in personal) for name, t in cohort.weights.items()]
         )
@@ -196,6 +192,11 @@ class Variates(Check):
         if not self.rounds:
             yield Skip(
                 "no control variates or dual variables were recorded (state= of Recorder.round)"
+            )
+            return
+        if not any(self.rounds.values()) and not self.ways:
+            yield Skip(
+                "clients took part in rounds that are not stored: what they carry is not known"
             )
             return
         for (name, kind), rounds in self.mixed.items():
