@@ -367,8 +367,8 @@ def from_file(path: str, digest: str | None, clients: int, examples: int) -> Par
             f"{numbering}set clients.total = {total}",
             usage=True,
         )
-    for what, remedy in file_faults(parts, examples, may_repeat=os.path.isdir(path)):
-        raise FldiagError(f"partition {path}: {what}", remedy, usage=True)
+    for message, remedy in file_faults(parts, examples, may_repeat=os.path.isdir(path)):
+        raise FldiagError(f"partition {path}: {message}", remedy, usage=True)
     return [parts[k] for k in range(clients)]
 
 

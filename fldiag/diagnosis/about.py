@@ -34,7 +34,7 @@ def paths_of(subject: Subject) -> list[Path]:
 def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
     """Which files an answer is about, and under ``where`` the options of the subjects that were passed."""
     options = question.subject_options
-    where = plain(options.passed(without=("executor", "names")))
+    subject_values = plain(options.passed(without=("executor", "names")))
     all_members = [member for subject in subjects for member in members(subject)]
     problems = [member for member in all_members if isinstance(member, Problem)]
     runs = [member for member in all_members if isinstance(member, Run)]
@@ -53,7 +53,7 @@ def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
         about: dict[str, Any] = {"checkpoints": {p.name: _file(p) for p in problems}}
         if not isinstance(subjects[0], Problem):
             about["through"] = [p.checkpoint.sha256 for p in problems if p.checkpoint is not None]
-        values = {k: v for k, v in where.items() if k not in ("model", "data", "key")}
+        values = {k: v for k, v in subject_values.items() if k not in ("model", "data", "key")}
         return {**about, "where": values}
     (history,) = (member for member in all_members if isinstance(member, History))
     about = {"history": history.digest()}
@@ -65,7 +65,7 @@ def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
         **about,
         "checkpoints": history.files,
         "where": {
-            **where,
+            **subject_values,
             "rounds": history.rounds if "rounds" in options.model_fields_set else None,
         },
         **({} if history.alone else {"inputs": history.dataset.scaling}),

@@ -116,7 +116,7 @@ def answer(
             places.remove_empty(folder)
         raise
     first_subject = subjects[0]
-    where = about.pop("where", {})
+    subject_values = about.pop("where", {})
     values = {question.entry: {**dict(question.options), **dict.fromkeys(question.flags, True)}}
     values |= {entry: dict(options) for entry, options in question.flag_options.items()}
     answers = []
@@ -126,7 +126,7 @@ def answer(
             **origin(first_subject, values[entry]),
             "diagnostic": entry.name,
             **about,
-            "options": {**where, **plain(values[entry])},
+            "options": {**subject_values, **plain(values[entry])},
             **reply.standing.about(),
             "answer": table.attrs["key"],
             "caption": [item.text for item in reply.summary() if isinstance(item, Say)],

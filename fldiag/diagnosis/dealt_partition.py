@@ -98,8 +98,10 @@ def check_file(path: str | Path, name: str, *, download: bool = False) -> DealtP
     else:
         parts = {int(name): index for name, index in parts.items()}
     faults += [
-        f"{what}: {remedy}"
-        for what, remedy in partition.file_faults(parts, examples, may_repeat=os.path.isdir(path))
+        f"{message}: {remedy}"
+        for message, remedy in partition.file_faults(
+            parts, examples, may_repeat=os.path.isdir(path)
+        )
     ]
     in_order = parts.values() if lacking else (parts[k] for k in range(len(parts)))
     usable = [index[index < examples] for index in in_order]

@@ -128,10 +128,10 @@ def open_subjects(
         for run, name in zip(subjects, names or distinct([r.path for r in subjects]), strict=True):
             run.name = name
     else:
-        named = [options.model_copy(update={"name": name}) for name in names or ()]
+        options_by_name = [options.model_copy(update={"name": name}) for name in names or ()]
         subjects = [
             open_subject(t, o)
-            for t, o in zip(opened, named or [options] * len(opened), strict=True)
+            for t, o in zip(opened, options_by_name or [options] * len(opened), strict=True)
         ]
     if isinstance(options, ProblemOptions) and options.name is None and names is None:
         files = [s for s, t in zip(subjects, opened, strict=True) if s is not t]

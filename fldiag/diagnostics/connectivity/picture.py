@@ -196,8 +196,8 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
                 elinewidth=0.7,
                 **look.point,
             )
-        whole = only(table, metric="barrier", path="straight")["value"].astype(float).mean()
-        ax.axvline(whole, color="black", linewidth=0.7, linestyle=(0, (4, 1.5)))
+        all_layers = only(table, metric="barrier", path="straight")["value"].astype(float).mean()
+        ax.axvline(all_layers, color="black", linewidth=0.7, linestyle=(0, (4, 1.5)))
         ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
         ax.set_ylim(len(layers) - 0.5, -0.5)
         ax.set_xlabel(f"barrier of the layer alone\n{style.plain(_slice_label(table))}")

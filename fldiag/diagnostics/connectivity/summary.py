@@ -41,14 +41,14 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if len(layers):
         top = layers.loc[layers["value"].astype(float).idxmax()]
         error = number(layers.loc[[top.name]], column="stderr")
-        whole = number(frame, "barrier", path="straight", index=top["index"])
+        all_layers = number(frame, "barrier", path="straight", index=top["index"])
         highest = (
             f"the largest {plus_minus(top['value'], error)} ({top['layer']}, the rest of the {top['rest']} model)"
             if top["value"] > 0
             else "none"
         )
         yield Say(
-            f"barriers of single layers: {highest}; of all layers together {plus_minus(whole, None)}"
+            f"barriers of single layers: {highest}; of all layers together {plus_minus(all_layers, None)}"
         )
     if (centre := number(frame, "mixture_centre")) is not None:
 

@@ -116,13 +116,13 @@ class RoundMeasure:
     def _on_client(self, i: int, client: int) -> list[Row]:
         """Accuracy and loss of model i on a client's training data and on that of all others."""
         train, everyone = self.pool.train_slice(client), self.pool.clients
-        others = [
+        rest = [
             slice(everyone.start, min(train.start, everyone.stop)),
             slice(train.stop, everyone.stop),
         ]
         return [
             *self._on(i, f"client:{client}/train", [train]),
-            *self._on(i, f"client:{client}/others", others),
+            *self._on(i, f"client:{client}/others", rest),
         ]
 
     def _on(self, i: int, name: str, slices: list[slice]) -> list[Row]:
