@@ -50,7 +50,9 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
             continue
         elif option not in schema.model_fields:
             raise _unknown_option(entry, option)
-        elif value is not None and (option, value) != ("rounds", "all"):
+        elif value is not None and not (
+            option == "rounds" and isinstance(value, str) and value == "all"
+        ):
             subject_values[option] = value
     title = f"{entry.kind} {entry.name!r}"
     subject_options = registry.parse(schema, subject_values, title)
