@@ -114,7 +114,7 @@ def test_what_is_given_is_taken_apart():
         "spectrum", {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"}
     )
     expected = {"samples": 20, "memory": 2**20, "precision": "fp64"}
-    assert question.subject_options.passed() == expected and question.options.k == 3
+    assert question.subject_options.values() == expected and question.options.k == 3
     assert [e.name for e in question.flag_options] == ["density"] and question.flags == ("density",)
 
 
