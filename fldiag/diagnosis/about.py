@@ -34,7 +34,7 @@ def paths_of(subject: Subject) -> list[Path]:
 def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
     """Which files an answer is about, and under ``where`` the options of the subjects that were passed."""
     options = question.subject_options
-    subject_values = plain(options.passed(without=("executor", "names")))
+    subject_values = plain(options.values(without=("executor", "names")))
     all_members = [member for subject in subjects for member in members(subject)]
     problems = [member for member in all_members if isinstance(member, Problem)]
     runs = [member for member in all_members if isinstance(member, Run)]

@@ -29,7 +29,7 @@ class SubjectOptions(pydantic.BaseModel):
         description="Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
     )
 
-    def passed(self, *, without: Collection[str] = ()) -> dict[str, Any]:
+    def values(self, *, without: Collection[str] = ()) -> dict[str, Any]:
         """The options that were set, by name."""
         return {k: v for k, v in self if k in self.model_fields_set and k not in without}
 

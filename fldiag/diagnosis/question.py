@@ -39,18 +39,20 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
     """
     entry = find_diagnostic(name)
     schema, names = BY_SUBJECT[entry.on], entry.options.model_fields
-    added = {flag_name: flag for flag_name, flag in entry.flags.items() if values.get(flag_name)}
-    borrowed = {option for flag in entry.flags.values() for option in flag.options}
-    own_values = {k: v for flag in added.values() for k, v in flag.sets.items()}
+    flags = {flag_name: flag for flag_name, flag in entry.flags.items() if values.get(flag_name)}
+    flag_option_names = {option for flag in entry.flags.values() for option in flag.options}
+    own_values = {k: v for flag in flags.values() for k, v in flag.sets.items()}
     subject_values = {}
     for option, value in values.items():
         if option in names:
             own_values[option] = value
-        elif option in entry.flags or option in borrowed:
+        elif option in entry.flags or option in flag_option_names:
             continue
         elif option not in schema.model_fields:
             raise _unknown_option(entry, option)
-        elif value is not None and (option, value) != ("rounds", "all"):
+        elif value is not None and not (
+            option == "rounds" and isinstance(value, str) and value == "all"
+        ):
             subject_values[option] = value
     title = f"{entry.kind} {entry.name!r}"
     subject_options = registry.parse(schema, subject_values, title)
@@ -60,14 +62,14 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
         subject_options = subject_options.model_copy(update={"device": device})
     options = registry.parse(entry.options, own_values, title)
     # decided here, so that the cache tells the answers apart
-    parsed, decided = dict(options), dict[str, Any]()
+    parsed, updates = dict(options), dict[str, Any]()
     if "device" in parsed:
-        decided["device"] = device_of(parsed["device"])
+        updates["device"] = device_of(parsed["device"])
     if parsed.get("every_round", False) is None:
-        decided["every_round"] = "rounds" in subject_values
-    options = options.model_copy(update=decided)
+        updates["every_round"] = "rounds" in subject_values
+    options = options.model_copy(update=updates)
     flag_options = {}
-    for flag in added.values():
+    for flag in flags.values():
         other = registry.diagnostic.get(flag.diagnostic)
         shared = {k for k in other.options.model_fields if k in names or k in flag.options}
         flag_options[other] = registry.parse(
@@ -75,7 +77,7 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
             {k: v for k, v in values.items() if k in shared},
             f"{other.kind} {other.name!r}",
         )
-    return Question(entry, options, subject_options, tuple(added), flag_options)
+    return Question(entry, options, subject_options, tuple(flags), flag_options)
 
 
 def _unknown_option(entry: Diagnostic, name: str) -> FldiagError:

@@ -119,22 +119,22 @@ def open_subjects(
         FldiagError: targets of the wrong kind, or what cannot be opened.
     """
     entry, options = question.entry, question.subject_options
-    opened = [_open_path(t, question) if isinstance(t, (str, Path)) else t for t in targets]
-    opened = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in opened]
-    _check_targets(entry, opened)
-    names = None if options.names is None else read_names(options.names, len(opened))
+    sources = [_open_path(t, question) if isinstance(t, (str, Path)) else t for t in targets]
+    sources = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in sources]
+    _check_targets(entry, sources)
+    names = None if options.names is None else read_names(options.names, len(sources))
     if entry.on == "runs":
-        subjects: list[Any] = [open_subject(run, options) for run in opened]
+        subjects: list[Any] = [open_subject(run, options) for run in sources]
         for run, name in zip(subjects, names or distinct([r.path for r in subjects]), strict=True):
             run.name = name
     else:
-        options_by_name = [options.model_copy(update={"name": name}) for name in names or ()]
+        target_options = [options.model_copy(update={"name": name}) for name in names or ()]
         subjects = [
             open_subject(t, o)
-            for t, o in zip(opened, options_by_name or [options] * len(opened), strict=True)
+            for t, o in zip(sources, target_options or [options] * len(sources), strict=True)
         ]
     if isinstance(options, ProblemOptions) and options.name is None and names is None:
-        files = [s for s, t in zip(subjects, opened, strict=True) if s is not t]
+        files = [s for s, t in zip(subjects, sources, strict=True) if s is not t]
         for problem, name in zip(files, _distinct_names(files), strict=True):
             problem.name = name
     own_options = dict(question.options)
@@ -153,7 +153,7 @@ def open_subject(target: Target, options: SubjectOptions) -> Problem | History |
     if isinstance(target, (Problem, History)):
         _refuse_options(options, target)
         return target
-    values = options.passed(
+    values = options.values(
         without=("executor", "names", "precision", "model", "data", "key", "round")
     )
     with importable():
@@ -235,7 +235,7 @@ def _check_targets(entry: Diagnostic, targets: Sequence[Any]) -> None:
 
 def _refuse_options(options: SubjectOptions, subject: Problem | History) -> None:
     """Raises FldiagError for an option that would change nothing, because the subject exists already."""
-    for name, value in options.passed(without=("executor",)).items():
+    for name, value in options.values(without=("executor",)).items():
         is_so = (
             (name == "precision" and DTYPES[value] == subject.dtype)
             or (name == "device" and torch.device(value).type == subject.device.type)

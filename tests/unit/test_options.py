@@ -1,5 +1,6 @@
 """Options of a subject are checked like those of a diagnostic, and none is ignored."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -103,11 +104,17 @@ def test_a_round_is_chosen_among_those_of_a_run(run):
 
 
 def test_what_is_given_is_taken_apart():
+    for every, values in (
+        (False, {}),
+        (False, {"rounds": "all"}),
+        (True, {"rounds": np.arange(3)}),
+    ):
+        assert parse_question("matching", values).options.every_round is every
     question = parse_question(
         "spectrum", {"k": 3, "samples": 20, "memory": "1M", "density": True, "precision": "fp64"}
     )
     expected = {"samples": 20, "memory": 2**20, "precision": "fp64"}
-    assert question.subject_options.passed() == expected and question.options.k == 3
+    assert question.subject_options.values() == expected and question.options.k == 3
     assert [e.name for e in question.flag_options] == ["density"] and question.flags == ("density",)
 
 
