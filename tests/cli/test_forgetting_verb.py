@@ -60,6 +60,23 @@ def test_forgetting_writes_table_provenance_and_pictures(trained):
     assert run("forgetting", trained).stdout == result.stdout
 
 
+def test_by_client_has_a_row_a_client_and_all_paths_are_printed(trained):
+    result = run("forgetting", trained, "--by", "client", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    checkpoint = fldiag.load(trained).checkpoint()
+    assert sorted(row["client"] for row in rows) == checkpoint.client_ids
+    drops = [row["drop"] for row in rows]
+    assert drops == sorted(drops, reverse=True)
+    frame = table(last(run("forgetting", trained, "--by", "client")))
+    of_client = frame[(frame["round"] == 4) & (frame["client"] == rows[0]["client"])]
+    assert of_client[of_client["metric"] == "drop"]["value"].tolist() == pytest.approx(drops[:1])
+    said = run("forgetting", trained, "--by", "client").stdout.splitlines()
+    paths = json.loads(result.stdout)["paths"]
+    assert said[-len(paths) :] == paths and all(Path(path).is_file() for path in paths)
+    about = json.loads(Path(paths[0]).read_text("utf-8"))
+    assert about["caption"] and all(text in said for text in about["caption"])
+
+
 @pytest.mark.slow
 def test_why_gives_the_account_and_its_rest(trained):
     result = run("forgetting", trained, "--why", "--k", 2, "--samples", 200, "--json")
