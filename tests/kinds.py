@@ -416,7 +416,7 @@ def flat():
     for r, v in enumerate(1 + rng().random(6), 1):
         both = [
             (f"{m}{end}", moment, v * factor)
-            for m in ("sharpness", "eigenvalue", "trace")
+            for m in ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
             for end, moment, factor in (
                 ("", "aggregated", 1),
                 ("_parts", "trained", 40),
@@ -436,6 +436,7 @@ def flat():
             for k in range(5)
             for m in (
                 "sharpness",
+                "adaptive_sharpness",
                 "eigenvalue",
                 "trace",
                 "flatness_distance",
