@@ -124,6 +124,8 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("spectrum", ("fedsol-digits",), {"samples": 50, "k": 2, "precision": "fp64"}),
     ("spectrum", ("fedsol-cifar10",), {"k": 2}),
     ("spectrum", ("lora",), {"samples": 100, "k": 2, "trainable": True}),
+    ("sharpness", ("fedsol-digits",), {"samples": 100, "m": 20}),
+    ("stability", ("plain",), {"every": 2}),
     ("trace", ("fedsol-digits",), {"samples": 100, "per": "tensor"}),
     ("trace", ("fedsol-digits",), {"samples": 100, "estimate": "hutchinson", "max_products": 20}),
     ("trace", ("fedavg-cifar10",), {}),
@@ -165,6 +167,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("flatness", ("plain",), {"every": 2, "tol": 1e-2}),
     ("forgetting", ("plain",), {"why": True, "k": 2}),
     ("forgetting", ("lora",), {"own": False, "min_count": 2}),
+    ("geometry", ("plain",), {"similar": 50}),
     ("lora", ("lora",), {"k": 2}),
     ("matching", ("plain",), {"k": 2}),
     (

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import density
+from fldiag.diagnostics import density, sharpness, stability
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.connectivity import picture as connectivity
 from fldiag.diagnostics.doctor import picture as doctor
@@ -16,6 +16,7 @@ from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.forgetting import picture as forgetting
+from fldiag.diagnostics.geometry import picture as geometry
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
@@ -411,12 +412,53 @@ def fair(clients=20):
     return fairness.draw(table(rows))
 
 
+def sharp():
+    rows = [
+        dict(run=run, metric=f"{kind}_{case}", value=v, stderr=v / 9)
+        for run, v in (("fedsol-digits", 0.04), ("fedavg-digits", 0.05))
+        for kind in ("adaptive", "plain")
+        for case in ("sharpness", "m_sharpness", "average")
+    ]
+    return sharpness.draw(table(rows))
+
+
+def shapes():
+    metrics = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4", "effective_rank")
+    rows = [
+        dict(metric=m, round=r, moment=moment, scope="global", slice=part, value=v, stderr=v / 9)
+        for r, v in enumerate(1 + rng().random(6), 1)
+        for m in metrics
+        for moment, part in (
+            ("received", "train"),
+            ("aggregated", "train"),
+            ("trained", "train"),
+            ("trained", "client:*/train"),
+        )
+    ]
+    rows += [
+        dict(metric="cka", round=r, moment="trained", scope="global", layer=n, value=v, stderr=0.1)
+        for r in (1, 6)
+        for n, v in (("features.0", 0.9), ("features.4", 0.7), ("classifier", 0.4 + r / 20))
+    ]
+    return geometry.draw(table(rows))
+
+
+def stable():
+    rows = [
+        dict(metric=m, round=r, moment=moment, scope="global", value=v, stderr=v / 9)
+        for r, v in enumerate(0.5 + rng().random(6), 1)
+        for m in ("stability", "eigenvalue", "update_curvature", "gradient_alignment")
+        for moment in ("received", "trained")
+    ]
+    return stability.draw(table(rows))
+
+
 def flat():
     rows = []
     for r, v in enumerate(1 + rng().random(6), 1):
         both = [
             (f"{m}{end}", moment, v * factor)
-            for m in ("sharpness", "eigenvalue", "trace")
+            for m in ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
             for end, moment, factor in (
                 ("", "aggregated", 1),
                 ("_parts", "trained", 40),
@@ -436,6 +478,7 @@ def flat():
             for k in range(5)
             for m in (
                 "sharpness",
+                "adaptive_sharpness",
                 "eigenvalue",
                 "trace",
                 "flatness_distance",
@@ -665,6 +708,9 @@ KINDS = {
     "fairness": fair,
     "fairness, many": lambda: fair(90),
     "flatness": flat,
+    "geometry": shapes,
+    "sharpness": sharp,
+    "stability": stable,
     "connectivity": lambda: connected(3),
     "connectivity, many": lambda: connected(5),
     "density": densities,

@@ -40,13 +40,15 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
+    # a table of an earlier version has no adaptive sharpness
+    titles = {m: title for m, title in _TITLES.items() if len(only(rows, metric=m))}
     with style.paper():
-        fig, (*above, distance, misalignment, echo) = style.panels(7, 2.1, across=4, least=1.6)
-        for ax, (metric, title) in zip(above, _TITLES.items(), strict=True):
+        fig, (*first, distance, misalignment, echo) = style.panels(3 + len(titles), 2.1, least=1.6)
+        for ax, (metric, title) in zip(first, titles.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)
         _disagreement(distance, rows, "flatness_distance", "flatness distance")
-        _disagreement(misalignment, rows, "perturbation_misalignment", "perturbation misalignment")
+        _disagreement(misalignment, rows, "perturbation_misalignment", "misalignment")
         _echo(echo, rows)
         handles = [Line2D([], [], **look.line) for look in _LOOKS.values()]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
