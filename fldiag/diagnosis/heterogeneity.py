@@ -149,11 +149,11 @@ def effective_classes(p: np.ndarray) -> np.ndarray:
 
 def _multiple(parts: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     """How many examples every client has more than once, and how many other clients have too."""
-    counts = [np.unique(part, return_counts=True) for part in parts]
-    examples, owners = np.unique(np.concatenate([e for e, _ in counts]), return_counts=True)
+    unique = [np.unique(part, return_counts=True) for part in parts]
+    examples, owners = np.unique(np.concatenate([e for e, _ in unique]), return_counts=True)
     several = examples[owners > 1]
-    repeated = [int((times > 1).sum()) for _, times in counts]
-    return repeated, [int(np.isin(e, several, assume_unique=True).sum()) for e, _ in counts]
+    repeated = [int((times > 1).sum()) for _, times in unique]
+    return repeated, [int(np.isin(e, several, assume_unique=True).sum()) for e, _ in unique]
 
 
 def _floors(

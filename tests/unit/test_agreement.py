@@ -110,7 +110,7 @@ def test_expected_errors_of_uploads():
     settings = upload.Upload(limit, z, 0.2)
     lost = {}
     for seed in range(n):
-        for name, arrived in upload.sent(d, limit, settings, layout, seed).items():
+        for name, arrived in upload.altered_updates(d, limit, settings, layout, seed).items():
             lost.setdefault(name, []).append(arrived - d)
     errors = {
         name: np.array([float(v.square().sum()) for v in values]) for name, values in lost.items()

@@ -259,8 +259,8 @@ def _with_layer(models: Models, rest: int, layer: str, source: int) -> Model:
     w, slices = w.clone(), layout.slices()
     for name in layout.layers[layer]:
         w[slices[name]] = other[slices[name]].to(w)
-    mine = {n: b for n, b in other_buffers.items() if n.rpartition(".")[0] == layer}
-    return w, {**buffers, **mine}
+    layer_buffers = {n: b for n, b in other_buffers.items() if n.rpartition(".")[0] == layer}
+    return w, {**buffers, **layer_buffers}
 
 
 def mixture_excess(models: Models, shares: Shares) -> dict[str, Any]:

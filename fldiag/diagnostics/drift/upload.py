@@ -60,7 +60,7 @@ def in_8_bits(update: Tensor, layout: Layout, rng: torch.Generator) -> Tensor:
     return rounded
 
 
-def sent(
+def altered_updates(
     update: Tensor, limit: float, upload: Upload, layout: Layout, seed: int
 ) -> dict[str, Tensor]:
     """What would arrive of an update [P] in float64, by what is done to it."""
@@ -85,7 +85,7 @@ def rows_of(history: History, cohort: Stored, upload: Upload) -> list[Row]:
     rows: list[Row] = []
     for j, k in enumerate(cohort.ids):
         seed = cohort.round * 1_000_003 + k
-        for name, arrived in sent(moved[j], limit, upload, layout, seed).items():
+        for name, arrived in altered_updates(moved[j], limit, upload, layout, seed).items():
             lost = arrived - moved[j]
             change[name] = change.get(name, torch.zeros_like(lost)) + p[j] * lost
             rows += [
