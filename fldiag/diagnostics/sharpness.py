@@ -185,8 +185,8 @@ def sharpness(
     Multiplying a ReLU layer (with its bias) by a and dividing the next by a leaves the function and the adaptive numbers alone,
     while plain ones and eigenvalues change. A weight of exactly 0 stays, as delta / |w| is not defined there; how many there are
     is said in ``note``. Biases and the weights of norms are weights like the others (the ASAM code leaves biases in plain
-    units, and adds 0.01 to |w|). The definitions are those of the papers' released code, which was read whole; of the texts
-    abstract and introduction were read.
+    units, and adds 0.01 to |w|). The definitions are those of the papers' released code, of which the measure was read; of
+    the texts excerpts were read.
 
     Args:
         problem: A loss around weights.

@@ -287,7 +287,7 @@ def stability(
     Rows of scope global are means over the clients, with their standard error as a sample. Rounds whose number ``every`` divides,
     and the last, are measured. Cost of a client: two largest eigenvalues.
 
-    Of the source the abstract, the introduction and the authors' code were read; the edge of heavy-ball momentum is that of the
+    Of the source excerpts and the authors' training script were read; the edge of heavy-ball momentum is that of the
     characteristic polynomial z^2 - (1 + beta - lr lambda) z + beta.
 
     Args:

@@ -3,7 +3,7 @@
 With scale T (a diagonal) and delta = T u: the worst case is max over ||u||_2 <= rho of F(w + T u) - F(w), the average case the
 mean over u ~ N(0, rho^2 I). T = diag(|w|) is adaptive sharpness (Kwon et al., "ASAM", ICML 2021; Andriushchenko et al., "A modern
 look at the relationship between sharpness and generalization", ICML 2023, arXiv 2302.07011), T = I the plain one. Of both
-papers the authors' released code was read whole, of the text abstract and introduction.
+papers the measure in the authors' released code was read, of the text excerpts.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def geometry(
       fewer examples than outputs of a layer it is biased upwards: compare runs on as many examples.
 
     Rows of scope global and moment trained are means over the clients with their standard error as a sample.
-    After Papyan, Han and Donoho (PNAS 2020; abstract, introduction and the authors' notebook of it were read), Roy and
+    After Papyan, Han and Donoho (PNAS 2020; the measures in the authors' notebook were read, of the text excerpts), Roy and
     Vetterli (EUSIPCO 2007, definition 2; read as quoted by others) and Kornblith et al. (ICML 2019; read as quoted by others).
 
     Args:
