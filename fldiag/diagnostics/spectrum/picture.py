@@ -125,8 +125,10 @@ def _scale(ax, values: np.ndarray, log: bool | None) -> None:
 
 
 def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
-    """The largest eigenvalue of each minibatch (dots), their mean (bar) and that of the whole slice (dashed), a row a run. None
-    where there are no minibatches."""
+    """The largest eigenvalue of each minibatch (dots, side by side where they would overlap), their mean (bar) and that of the
+    whole slice (dashed), a row a run. None where there are no minibatches."""
+    import seaborn  # takes a second, and this picture alone needs it
+
     need(table, ("metric", "run", "index", "value"), PICTURE)
     rows = only(table, metric="minibatch_eigenvalue")
     if rows.empty:
@@ -138,7 +140,18 @@ def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
         for place, (run, look) in enumerate(looks.items()):
             part = table[[name == run for name in names(table["run"])]]
             values = floats(only(part, metric="minibatch_eigenvalue")["value"])
-            ax.plot(values, np.full(len(values), place), alpha=0.6, **look.point)
+            seaborn.swarmplot(
+                x=values,
+                y=np.full(len(values), place),
+                orient="h",
+                native_scale=True,
+                color=look.color,
+                marker=look.marker,
+                size=4,
+                alpha=0.6,
+                warn_thresh=1.0,
+                ax=ax,
+            )
             of_slice = number(part, "eigenvalue", index=1, layer=None)
             for value, dash in (
                 (number(part, "minibatch_eigenvalue_mean"), "-"),
