@@ -42,7 +42,7 @@ def test_unknown_names_suggest_the_nearest(tree, words):
 
 def test_an_unknown_data_set_suggests_the_nearest():
     with pytest.raises(FldiagError, match=r"a file of your own: npz:data\.npz"):
-        data.load("data.npz")
+        load_data("data.npz")
     with pytest.raises(FldiagError, match=r"unknown data set 'digit'; did you mean 'digits'\?"):
         load_data("digit")
 
