@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pandas as pd
 
@@ -211,6 +211,18 @@ def _reader(cache: bool, progress: Progress | None, **options: Any) -> Reader:
     return Reader(
         {k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress, title)
     )
+
+
+@overload
+def draw(
+    table: pd.DataFrame, ax: None = None, *, name: str = "", width: str | float | None = None
+) -> Figure: ...
+
+
+@overload
+def draw(
+    table: pd.DataFrame, ax: Axes, *, name: str = "", width: str | float | None = None
+) -> Axes: ...
 
 
 def draw(

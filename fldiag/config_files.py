@@ -72,6 +72,9 @@ def _file_of_run(folder: Path) -> Path:
 
 def _read_json(file: Path) -> dict[str, np.ndarray]:
     content = json.loads(file.read_text("utf-8"))
+    clients = content.values() if isinstance(content, dict) else content
+    if not (isinstance(content, dict | list) and all(isinstance(c, list) for c in clients)):
+        raise ValueError("its JSON is no dict or list of lists")
     return _sorted(dict(enumerate(content)) if isinstance(content, list) else content)
 
 

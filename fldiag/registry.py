@@ -119,8 +119,11 @@ def explain(
         in_sections = [name for name, inner in dotted.items() if inner == last]
         if model is schema:
             valid_keys += dotted
-        remedy = nearest(last, valid_keys) if valid_keys else "it has no options"
+        elif dotted:  # a section of the config: its keys as one types them
+            valid_keys = [name for name in dotted if name.startswith(f"{first['loc'][0]}.")]
+        remedy = nearest(key, valid_keys) if valid_keys else "it has no options"
         remedy = f"did you mean {in_sections[0]!r}?" if in_sections else remedy
+        remedy += "; fldiag explain settings lists them" if dotted else ""
         return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
     if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
         problem, _, remedy = str(first["ctx"]["error"]).partition("; ")

@@ -131,7 +131,13 @@ def load(name: str, kind: str, allowed: Collection[str]) -> Any:
             ) from error
     target = getattr(module, attribute, None)
     if not callable(target):
-        public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        public = [
+            key
+            for key, value in vars(module).items()
+            if callable(value)
+            and key[0] != "_"
+            and getattr(value, "__module__", "") == module.__name__
+        ]
         fault = "has no function" if target is None else "has something that cannot be called"
         raise FldiagError(
             f"{kind} {name!r}: module {module_name} {fault} {attribute!r}",

@@ -230,10 +230,13 @@ def _listed(seeds: Any) -> str:
 
 
 def label(members: Sequence[Member]) -> str:
-    """A short name of a side: its run or file, or the folder of its runs."""
+    """A short name of a side: its run or file, or the folder of its runs and their method, if it is one."""
     first = members[0].path
     if len(members) > 1:
-        return f"{first.absolute().parent.name} ({len(members)} runs)"
+        configs = [m.index["config"] for m in members if isinstance(m, Run)]
+        methods = {config.get("method", {}).get("name") for config in configs}
+        method = f"{methods.pop()}, " if len(methods) == 1 and None not in methods else ""
+        return f"{first.absolute().parent.name} ({method}{len(members)} runs)"
     if isinstance(members[0], Run):
         method = members[0].index["config"].get("method", {}).get("name")
         return first.name + (f" ({method}, seed {seed(members[0])})" if method else "")

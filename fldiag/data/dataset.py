@@ -151,6 +151,9 @@ class Dataset:
         """What the stored numbers become before a model sees them, in words."""
         if self.words is not None:
             return f"texts as {self.words.length} tokens of a vocabulary of {self.words.size}"
+        if self.packed is not None:  # whose rows are the bits of what the model gets
+            kind = ", ".join(dict.fromkeys(kind for *_, kind in self.packed.fields))
+            return describe_inputs(kind)
         kind = str(self.train_x.dtype).removeprefix("torch.")
         return describe_inputs(kind, self.mean, self.std)
 

@@ -387,13 +387,13 @@ def file_faults(
         if index[-1] >= examples:
             yield (
                 f"client {k} has example {index[-1]}, and the data have {examples} training examples",
-                f"give the data of this partition with data.name, or indices from 0 to {examples - 1}",
+                f"give the data of this partition (--data, data.name), or indices from 0 to {examples - 1}",
             )
         twice = index[1:][index[1:] == index[:-1]]
         if len(twice) and not may_repeat:
             yield (
                 f"client {k} has example {twice[0]} twice",
-                "give every example of a client once (the partition of a run as the run's folder)",
+                "list every example of a client once; a run's partition that repeats them is read from the run's folder",
             )
 
 

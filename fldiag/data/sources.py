@@ -172,9 +172,12 @@ def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Datase
     if npz and npz.is_file():
         return _npz(name, str(npz))
     looked = f" and there is no {npz}" if npz else ""
+    form = os.path.splitext(name)[1].removeprefix(".").lower()
+    own = f"a file of your own: {form}:{name}" if form in ("npz", "csv") else ""
+    known = f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory"
     raise FldiagError(
         f"unknown data set {name!r}{looked}",
-        f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory",
+        own or known,
         usage=True,
     )
 

@@ -114,7 +114,7 @@ def measure(
         scope="client",
         slice=[f"client:{k}/train" for k in at],
         n_examples=size[at].astype(int),
-        note=[reason if size[k] else "it has no examples" for k in at],
+        note=[reason if size[k] else "the client has no examples" for k in at],
     )
     pairs, rows = _of_pairs(p, holders, distances, reason)
     for name in (*distances, "effective_classes"):

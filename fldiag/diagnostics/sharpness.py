@@ -117,6 +117,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         "worst cases are the largest rise that an ascent met, so lower bounds; adaptive numbers stay where a rescaling "
         "of the layers leaves the model alone, plain ones do not"
     )
+    if frame["converged"].eq(False).fillna(False).any():
+        yield Note("where converged is no, the ascent still rose: more --steps or --restarts")
     for note in frame["note"].dropna().unique() if "note" in frame.columns else ():
         yield Note(str(note))
 

@@ -53,13 +53,15 @@ MOST = 6
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Over the rounds the clients' mean with its standard error, and a dot each, before and after local training; a line at the
-    edge. Raises FldiagError for another table."""
+    edge. A number without values (stability, where the learning rate is unknown) has no panel. Raises FldiagError for
+    another table."""
     need(frame, ("metric", "round", "moment", "scope", "value", "stderr"), PICTURE)
     select(frame, "stability", PICTURE)
     looks = {moment: style.look(i) for i, moment in enumerate(MOMENTS)}
+    titles = {m: t for m, t in TITLES.items() if only(frame, metric=m)["value"].notna().any()}
     with style.paper():
-        fig, axes = style.panels(len(TITLES), 2.1, across=4, least=1.6)
-        for ax, (metric, title) in zip(axes, TITLES.items(), strict=True):
+        fig, axes = style.panels(len(titles or TITLES), 2.1, across=4, least=1.6)
+        for ax, (metric, title) in zip(axes, (titles or TITLES).items(), strict=True):
             for moment, look in looks.items():
                 rows = only(frame, metric=metric, moment=moment).dropna(subset=["round", "value"])
                 clients = only(rows, scope="client")

@@ -64,10 +64,18 @@ def _absent(m: Member) -> list[Missing]:
         for name, lack in reasons.items()
         if not lack.command
     ]
-    computable = [n.short for n in lacking if reasons[n.source].command]
-    if computable:
-        compute = absent(m, "report", "--compute")
-        missing.append(replace(compute, why=f"{', '.join(computable)}: not computed yet"))
+    computable = [n for n in lacking if reasons[n.source].command]
+    if computable and m.setting("model", "name"):
+        lacks = [(absent(m, "report", "--compute"), computable)]
+    else:  # a report takes no --model, the diagnostics do
+        lacks = [
+            (lack, numbers_of_it)
+            for name, lack in reasons.items()
+            if (numbers_of_it := [n for n in computable if n.source == name])
+        ]
+    for lack, numbers_of_it in lacks:
+        short = ", ".join(n.short for n in numbers_of_it)
+        missing.append(replace(lack, why=f"{short}: not computed yet"))
     return missing
 
 

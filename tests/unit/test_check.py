@@ -144,7 +144,10 @@ def test_two_seeds_decide_nothing_and_pairs_need_equal_seeds(worse, tmp_path):
 
 def test_sides_are_folders_patterns_and_lists(worse, tmp_path):
     by_folder = fldiag.check(tmp_path / "a", str(tmp_path / "b" / "fedavg-*"))
-    assert by_folder.verdict == "fail" and by_folder.labels == ("a (4 runs)", "b (4 runs)")
+    assert by_folder.verdict == "fail" and by_folder.labels == (
+        "a (fedavg, 4 runs)",
+        "b (fedavg, 4 runs)",
+    )
     planted(tmp_path / "a", 9, 0.8, method__name="fedsam")
     with pytest.raises(FldiagError, match="differ in method"):
         fldiag.check(tmp_path / "a", tmp_path / "b")

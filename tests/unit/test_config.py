@@ -20,8 +20,11 @@ def refused(tree, overrides=None):
     ("tree", "words"),
     [
         ({"round": 3}, ["'round'", "did you mean 'rounds'?"]),
-        ({"train": {"batchsize": 3}}, ["'train.batchsize'", "did you mean 'batch_size'?"]),
-        ({"clients": {"per_rounds": 3}}, ["did you mean 'per_round'?"]),
+        (
+            {"train": {"batchsize": 3}},
+            ["'train.batchsize'", "did you mean 'train.batch_size'?", "fldiag explain settings"],
+        ),
+        ({"clients": {"per_rounds": 3}}, ["did you mean 'clients.per_round'?"]),
         ({"method": {"name": "fedprx"}}, ["unknown method 'fedprx'", "did you mean 'fedprox'?"]),
         (
             {"method": {"name": "fedprox", "muu": 1}},
@@ -38,6 +41,8 @@ def test_unknown_names_suggest_the_nearest(tree, words):
 
 
 def test_an_unknown_data_set_suggests_the_nearest():
+    with pytest.raises(FldiagError, match=r"a file of your own: npz:data\.npz"):
+        load_data("data.npz")
     with pytest.raises(FldiagError, match=r"unknown data set 'digit'; did you mean 'digits'\?"):
         load_data("digit")
 
@@ -124,7 +129,7 @@ def test_overrides_win_and_a_new_name_drops_the_old_options():
     assert changed.partition.seed == 7
     assert "nested too deeply" in refused(base, {"a.b.c": 1})
     assert "is not a section" in refused({"rounds": 3}, {"rounds.x": 1})
-    assert "did you mean 'lr'?" in refused({}, {"train.lrr": 1})
+    assert "did you mean 'train.lr'?" in refused({}, {"train.lrr": 1})
 
 
 def test_every_default_is_filled_in():

@@ -229,6 +229,7 @@ def test_one_client_no_head_and_no_comparison():
     rows = frame[frame["metric"].isin([*COLLAPSE, "effective_rank"])]
     assert rows["masked"].all() and rows["note"].str.contains("no head").all()
     assert one(frame, "cka", scope="pair").value == pytest.approx(1)  # scaled alike
+    assert [ax.get_title() for ax in draw(frame).axes] == ["CKA of two clients"]  # no empty panels
     assert not (geometry(federation(), similar=0)["metric"] == "cka").any()
 
 

@@ -112,7 +112,7 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(cells, reason):
 def test_an_empty_client_alone_is_masked():
     table = measured([[2, 3], [0, 0], [4, 1]])
     empty = table[table["client"] == 1].set_index("metric")
-    assert empty.loc["jensen_shannon", "note"] == "it has no examples"
+    assert empty.loc["jensen_shannon", "note"] == "the client has no examples"
     assert empty.loc["size", "value"] == 0 and not empty.loc["size", "masked"]
     assert one(table, "jensen_shannon", scope="global").n_clients == 2
     pairs = table[(table["scope"] == "pair") & (table["metric"] == "pair_hellinger")]

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fldiag
 from fldiag import FldiagError
 from fldiag.params import flatten
+from fldiag.runs.in_memory import dataset_of
 from fldiag.runs.run import Run
 
 SIZES = (20, 13, 7)
@@ -323,6 +324,13 @@ def test_tokens_are_recorded_as_integers(tmp_path):
         fldiag.load(tmp_path / "run", model=net, data=rec.dataset), "forgetting"
     )
     assert rec.dataset.train_x.dtype == torch.int64 and table["value"].notna().any()
+
+
+def test_inputs_of_three_axes_are_said_to_be_what_the_model_gets():
+    """They are stored as the whole numbers of their bits."""
+    x, y = torch.rand(6, 8, 8), torch.arange(6) % 2
+    dataset = dataset_of((x, y))
+    assert dataset.train_x.dtype == torch.int64 and dataset.scaling == "as they are (float32)"
 
 
 def test_no_second_run_in_a_folder(tmp_path):

@@ -299,6 +299,15 @@ def test_a_command_consents_to_the_code_that_the_run_names(tmp_path):
         assert shlex.split(command)[-2:] == ["--allow-code", "mine.nets:Small"]
 
 
+def test_a_recording_without_a_model_is_not_offered_an_option_that_report_lacks(tmp_path):
+    made = reports.run(tmp_path / "a")
+    made.index["config"]["model"] = {}
+    made.commit()
+    commands = [shlex.split(lack.command) for lack in summary.summary(collect([made.path])).missing]
+    assert {words[1] for words in commands} >= {"spectrum", "drift", "forgetting"}
+    assert all(words[1] != "report" and "--model" in words for words in commands)
+
+
 def test_a_run_without_client_weights_says_what_to_change(tmp_path):
     found = collect([reports.run(tmp_path / "a", keep="none").path])
     lacks = {row[0]: row[2] for row in absent(found)}

@@ -69,8 +69,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Small(recorded, RECORDED)
     else:
         yield Say(
-            "training recorded no cos g_u g_p and proximal loss of its local steps; --set metrics.steps=true "
-            "--set metrics.proximal=kl does"
+            "cos g_u g_p and proximal loss are those of the stored weights, not of the local steps: these only "
+            "fldiag train records, with --set metrics.steps=true --set metrics.proximal=kl"
         )
     yield from map(Say, orders(frame))
     yield from missing_notes(frame)

@@ -102,7 +102,11 @@ def _continual(frame: pd.DataFrame) -> Iterator[Item]:
             value, error = number(row), number(row, column="stderr")
             classes = number(row, column="n_classes")
             reason = row["note"].iloc[0] if "note" in row and value is None else None
-            words = f"{classes:.0f} classes" if classes else f"none: {reason}"
+            words = (
+                f"{classes:.0f} class{'' if classes == 1 else 'es'}"
+                if classes
+                else f"none: {reason}"
+            )
             texts.append(f"{text} {plus_minus(value, error, share=True)} ({words})")
     if texts:
         yield Say(f"after round {last_round(frame, 'average_forgetting')}: {'; '.join(texts)}")

@@ -33,6 +33,7 @@ MOST = 4
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     overall = only(frame, scope="global")
+    collapse = overall.dropna(subset=["value"])
     split = options["slice"]
     models = {
         "received": {"moment": "received"},
@@ -47,9 +48,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                 "model": name,
                 **{m: number(overall, m, round=r, **place) for m in list(NUMBERS)[2:]},
             }
-            for r in spread_rounds(overall, "effective_rank", MOST)
+            for r in spread_rounds(collapse, "effective_rank", MOST)
             for name, place in models.items()
-            if len(only(overall, metric="effective_rank", round=r, **place))
+            if len(only(collapse, metric="effective_rank", round=r, **place))
         ],
         NUMBERS,
     )

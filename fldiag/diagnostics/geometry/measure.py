@@ -20,7 +20,10 @@ from fldiag.runs.round_weights import Stored
 
 COLLAPSE = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4")
 METRICS = (*COLLAPSE, "effective_rank")
-NO_HEAD = "the model has no head apart from its body, so there are no features before it"
+NO_HEAD = (
+    "the model has no head apart from its body: it needs a method features(x), with model(x) = head(features(x)) and head its "
+    "last child with parameters, and inputs that are rows [n, d] or images [n, C, H, W]"
+)
 #: A number, or why there is none.
 Measured = float | str
 

@@ -37,13 +37,14 @@ TEXTS = {
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel a number over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of two clients by
-    layer. ``table``: what the diagnostic ``geometry`` returns. Raises FldiagError for another table."""
+    """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
+    two clients by layer. ``table``: what the diagnostic ``geometry`` returns. Raises FldiagError for another table."""
     need(table, ("metric", "round", "moment", "scope", "slice", "value", "stderr"), PICTURE)
     select(table, "effective_rank", PICTURE)
+    titles = {m: t for m, t in TITLES.items() if only(table, metric=m)["value"].notna().any()}
     with style.paper():
-        fig, (*panels, similarity) = style.panels(7, 2.0, across=4, least=1.6)
-        for ax, (metric, title) in zip(panels, TITLES.items(), strict=True):
+        fig, (*panels, similarity) = style.panels(len(titles) + 1, 2.0, across=4, least=1.6)
+        for ax, (metric, title) in zip(panels, titles.items(), strict=True):
             rows = only(table, metric=metric)
             is_own = rows["slice"].str.startswith("client:").fillna(False).astype(bool)
             clients = rows[~is_own & (rows["scope"] == "client")].dropna(subset=["value"])
@@ -68,8 +69,9 @@ def draw(table: pd.DataFrame) -> Figure:
             rounds_axis(ax)
             ax.grid(True, axis="y")
         draw_similarity(similarity, only(table, metric="cka", scope="global"))
-        handles = [Line2D([], [], **look.line) for look in LOOKS.values()]
-        style.legend(fig, handles, list(TEXTS.values()), ncols=4, handlelength=2.4)
+        if titles:
+            handles = [Line2D([], [], **look.line) for look in LOOKS.values()]
+            style.legend(fig, handles, list(TEXTS.values()), ncols=4, handlelength=2.4)
     return fig
 
 
