@@ -659,9 +659,9 @@ def test_one_client_one_round(tmp_path):
     )
 
 
-def test_a_run_whose_data_are_not_known(tmp_path):
+def test_a_run_whose_model_is_not_known(tmp_path):
     table = fldiag.diagnose(record(tmp_path / "run", server=lambda t, w, s, n: s[-1]), "doctor")
-    assert len(found(table, "aggregate")) and {"leak", "chance", "own_data"} <= set(
+    assert len(found(table, "aggregate")) and {"chance", "own_data"} <= set(
         table[table["severity"] == "not checked"]["metric"]
     )
 
