@@ -6,6 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fldiag.choices import Matrix, Which
@@ -21,7 +22,7 @@ from fldiag.problem.eigenpairs import (
 )
 from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
-from fldiag.results.table import Row
+from fldiag.results.table import Row, Vectors
 from fldiag.seeding import numpy_rng
 
 #: At most so many minibatches have an eigenvalue of their own.
@@ -67,9 +68,12 @@ def block_rows(
     matrix: Matrix,
     max_products: int,
     strict: bool,
+    save_vectors: bool = False,
     seed: int,
 ) -> list[Row]:
-    """The rows ``eigenvalue`` of a block, with ``cross_block``, and ``eigenvalue_ratio`` where it is not a single layer's."""
+    """The rows ``eigenvalue`` of a block, with ``cross_block``, and ``eigenvalue_ratio`` where it is not a single layer's.
+
+    With ``save_vectors`` the rows hold their eigenvectors [p] too (``vector``; not of a single layer)."""
     form = choose_matrix(problem, matrix, block.tensors)
     operator = problem.hessian(matrix=form)
     if strict and block.tensors is None:
@@ -105,6 +109,9 @@ def block_rows(
         estimator=problem.estimator_name("lanczos" if form == matrix else f"lanczos-{form}"),
     )
     rows = [{**row, "layer": block.layer} for row in (rows[:1] if block.is_single_layer else rows)]
+    if save_vectors and not block.is_single_layer:
+        for row, vector in zip(rows[: len(pairs.values)], pairs.vectors, strict=True):
+            row["vector"] = vector.to("cpu", problem.dtype)
     if block.tensors is None:
         return rows
     if form != matrix:
@@ -114,6 +121,20 @@ def block_rows(
     for row, vector in zip(rows[: len(pairs.values)], pairs.vectors, strict=True):
         row["cross_block"] = length_outside(operator, index, vector)
     return rows
+
+
+def take_vectors(problem: Problem, block: Block, rows: list[Row]) -> Vectors:
+    """The eigenvectors of a block, taken out of its rows: by tensor [k, ...]."""
+    vectors = torch.stack([row.pop("vector") for row in rows if "vector" in row])
+    names = block_names(problem, "*" if block.tensors is None else block.tensors)
+    shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+    parts = vectors.split([shapes[name].numel() for name in names], dim=1)
+    return Vectors(
+        {
+            name: part.reshape(-1, *shapes[name]).contiguous()
+            for name, part in zip(names, parts, strict=True)
+        }
+    )
 
 
 def length_outside(operator: Operator, index: Tensor, vector: Tensor) -> float:

@@ -124,6 +124,16 @@ def _scale(ax, values: np.ndarray, log: bool | None) -> None:
             ax.axhline(0, color="#888888", linewidth=0.6)
 
 
+def vectors_if_any(table: pd.DataFrame) -> bytes | None:
+    """The eigenvectors as the content of a safetensors file."""
+    if "vectors" not in table.attrs:
+        return None
+    from safetensors.torch import save
+
+    content: bytes = save(dict(table.attrs["vectors"]))
+    return content
+
+
 def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
     """The largest eigenvalue of each minibatch (dots), their mean (bar) and that of the whole slice (dashed), a row a run. None
     where there are no minibatches."""
