@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Matrix, Which
+from fldiag.choices import Fisher, Matrix, Which
 from fldiag.diagnostics.density import check_memory
 from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.errors import FldiagError
@@ -230,8 +230,20 @@ def spectrum(
         bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
     ] = False,
     matrix: Annotated[
-        Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
+        Matrix | Fisher,
+        Field(
+            description="Matrix: hessian, ggn (Gauss-Newton), fisher (exact), fisher-mc (labels sampled from the model) or "
+            "fisher-empirical (labels of the data)."
+        ),
     ] = "hessian",
+    draws: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Labels that fisher-mc samples for each example.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = 10,
     minibatch: Annotated[
         int | None,
         Field(
@@ -316,6 +328,10 @@ def spectrum(
     (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
     pattern (``features.*``), named in ``layer``; ``not_params``: without those that match this one.
+    With the mean cross entropy as the loss, ``matrix`` is also ``fisher`` (exact; it is the Gauss-Newton matrix and taken as
+    that: estimator ``lanczos-ggn``), ``fisher-mc`` (from ``draws`` labels an example that the model samples by ``seed``; the
+    ``stderr`` of an eigenvalue is over the draws, with its eigenvector held fixed) or ``fisher-empirical`` (the labels of the
+    data); weight decay is in none of these three (``fldiag.problem.fisher``).
     Of a block's eigenvector x, ``cross_block`` is the length of H x outside the block: an eigenvalue of the whole matrix lies
     within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the residuals are within ``tol``, not only the
     errors that follow from them (a few products more; ``density`` on the same problem then reuses the pairs).
@@ -394,6 +410,7 @@ def spectrum(
             max_products=max_products or default_products(k),
             strict=strict,
             save_vectors=save_vectors,
+            draws=draws,
             seed=seed,
         )
         return rows + [row for block in results for row in block]
@@ -421,6 +438,7 @@ def spectrum(
             tol=tol,
             matrix=matrix,
             max_products=max_products or default_products(1),
+            draws=draws,
             seed=seed,
         )
         return distribution_rows([row for result in results for row in result], size)
