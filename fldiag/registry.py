@@ -171,9 +171,9 @@ class Diagnostic(Entry):
       ``is_joint``); ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``clients``: one
       that has the weights of clients; ``runs``: a list of Run.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
-      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text of a file, or charts to
-      turn (``.html``: ``fldiag.plotting.pages.Interactive``). ``"pkg.mod:function"`` is imported when something is drawn:
-      matplotlib takes half a second, and a table that is read again from the cache needs no picture.
+      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file,
+      or charts to turn (``.html``: ``fldiag.plotting.pages.Interactive``). ``"pkg.mod:function"`` is imported when something is
+      drawn: matplotlib takes half a second, and a table that is read again from the cache needs no picture.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
@@ -227,6 +227,11 @@ class Diagnostic(Entry):
             and not self._extra(name, "drawing")
             and not self._extra(name, "source")
         )
+
+    def has_vectors(self, options: Mapping[str, Any]) -> bool:
+        """Whether the table carries tensors in ``attrs["vectors"]``, which no cache keeps: an option asks for them whose Field
+        says ``json_schema_extra={"vectors": True}``."""
+        return any(options[n] and self._extra(n, "vectors") for n in self.options.model_fields)
 
     def _extra(self, name: str, key: str) -> Any:
         extra = self.options.model_fields[name].json_schema_extra

@@ -202,9 +202,14 @@ class GaussNewton(DoubleBackward):
     def _product(self, prepared: tuple[Any, ...] | None, v: Tensor) -> Parts | None:
         if prepared is None:
             return None
-        z, at, slope, u, back, linear = prepared
+        z, at, slope, *_ = prepared
+        curved = _second_derivative([slope], [at], self._forward(prepared, v), True)
+        return _second_derivative([z], self._leaves, [c for c in curved if c is not None], True)
+
+    def _forward(self, prepared: tuple[Any, ...], v: Tensor) -> list[Tensor]:
+        """J v of a batch, as a list of one."""
+        *_, u, back, linear = prepared
         forward = _second_derivative(
             list(compress(back, linear)), [u], list(compress(self._pieces(v), linear)), True
         )
-        curved = _second_derivative([slope], [at], [f for f in forward if f is not None], True)
-        return _second_derivative([z], self._leaves, [c for c in curved if c is not None], True)
+        return [f for f in forward if f is not None]

@@ -191,6 +191,8 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
             picture = pages.interactive(picture)
         if isinstance(picture, str):
             paths.append(files.write_text(path.with_name(path.name + ending), picture))
+        elif isinstance(picture, bytes):
+            paths.append(files.write_bytes(path.with_name(path.name + ending), picture))
         elif isinstance(picture, Figure):
             paths += style.write(picture, path.with_name(path.name + ending))
     return paths

@@ -49,6 +49,12 @@ def measure_all(
 
     With an executor each subject is measured elsewhere where there are several, else parts of the one.
     """
+    if len(subjects) > 1 and question.entry.has_vectors(dict(question.options)):
+        raise FldiagError(
+            f"vectors are saved of one checkpoint at a time, and there are {len(subjects)}",
+            "name one checkpoint",
+            usage=True,
+        )
     for text in dict.fromkeys(text for subject in subjects for text in remarks(subject)):
         tell(text)
     executor = question.subject_options.executor
@@ -145,7 +151,9 @@ def measure(
     key = digest(entry.name, identity(subject), deciding, origin(subject, values), *foreign(entry))
     entries = Cache(cache)
     names = names_of(subject)
-    table = entries.get(entry.name, key, on_damage=tell)
+    # a stored table has no vectors: they are in the file beside it
+    is_complete = not entry.has_vectors(values)
+    table = entries.get(entry.name, key, on_damage=tell) if is_complete else None
     if table is not None:
         try:
             table = renamed(check(table), names)
@@ -166,9 +174,10 @@ def measure(
         "subject": digest(identity(subject)),
         "options": plain(values),
     }
-    table.attrs = {"names": names}
     try:
-        entries.put(entry.name, key, table, {**origin(subject, values), **about})
+        stored = table.copy(deep=False)
+        stored.attrs = {"names": names}
+        entries.put(entry.name, key, stored, {**origin(subject, values), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
         tell(f"the table of {entry.name} is not kept for later: {error.what}")
     return _marked(entry, values, table, key)
@@ -200,7 +209,8 @@ def _build(
 def _marked(
     entry: Diagnostic, options: Mapping[str, Any], table: pd.DataFrame, key: str | None = None
 ) -> pd.DataFrame:
-    table.attrs = {"diagnostic": entry.name, "options": plain(options)}
+    vectors = {k: v for k, v in table.attrs.items() if k == "vectors"}
+    table.attrs = {"diagnostic": entry.name, "options": plain(options), **vectors}
     table.attrs |= {} if key is None else {"key": key}
     return table
 

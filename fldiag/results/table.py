@@ -80,6 +80,19 @@ def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     return frame.astype(COLUMNS)
 
 
+class Vectors(dict[str, Any]):
+    """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies and compares ``attrs`` at every
+    step, and need neither copy nor compare these."""
+
+    def __deepcopy__(self, memo: Any) -> Vectors:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
     missing = [c for c in COLUMNS if c not in frame.columns]

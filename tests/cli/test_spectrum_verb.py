@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from commands import run
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fldiag.cli import app
@@ -91,6 +92,23 @@ def test_the_trace_of_a_net_without_closed_form_is_estimated_to_rtol(own, rtol, 
     assert row.estimator == "hutchinson-deflated" and bool(row.converged) == reached
     assert (row.stderr <= rtol * abs(row.value)) == reached
     assert ("has not reached --rtol" in result.stderr) != reached
+
+
+def test_eigenvectors_are_a_file_beside_the_table(own):
+    result = own("spectrum", "net", "--k", 2, "--params", "4.*", "--save-vectors")
+    paths = [Path(line) for line in result.stdout.splitlines() if line.endswith(".safetensors")]
+    tensors = load_file(paths[0])
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == {
+        "4.weight": (2, 3, 16),
+        "4.bias": (2, 3),
+    }
+    about = json.loads(Path(result.stdout.splitlines()[-1]).with_suffix(".json").read_text())
+    assert paths[0].name in about["pictures"]["files"]
+    assert not list(paths[0].parent.glob("cache/*.safetensors"))
+    again = own("spectrum", "net", "--k", 2, "--params", "4.*", "--save-vectors")
+    assert again.stdout.splitlines()[-5:] == result.stdout.splitlines()[-5:]
+    refused = own("spectrum", "net", "--save-vectors", count=2, code=2)
+    assert "one checkpoint at a time" in refused.stderr
 
 
 @pytest.mark.slow

@@ -1,18 +1,21 @@
 """The spectrum diagnostic: closed forms, dense Hessians of small nets, and an honest table."""
 
+from fnmatch import fnmatch
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import fldiag
 from fldiag.curvature.lanczos import lanczos
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.spectrum.blocks import minibatch_indices
-from fldiag.diagnostics.spectrum.picture import minibatches_if_any
+from fldiag.diagnostics.spectrum.picture import minibatches_if_any, vectors_if_any
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import Workspace
 from fldiag.problem import eigenpairs as module
@@ -373,3 +376,55 @@ def test_minibatches_that_cannot_be(options, words):
     with pytest.raises(FldiagError) as caught:
         spectrum(Problem(model, cross_entropy, given), **options)
     assert words in str(caught.value)
+
+
+# -- eigenvectors as output
+
+
+@pytest.mark.parametrize("options", [{}, {"params": "4.*"}, {"not_params": "*.bias"}], ids=str)
+def test_saved_vectors_are_the_dense_matrix_s(options):
+    model, data = net()
+    q = Problem(model, cross_entropy, data, dtype=torch.float64)
+    table = fldiag.diagnose(q, "spectrum", k=3, save_vectors=True, **options)
+    tensors = load(vectors_if_any(table))
+    names = [
+        n
+        for n in q.layout.names
+        if fnmatch(n, options.get("params", "*")) and not fnmatch(n, options.get("not_params", ""))
+    ]
+    assert sorted(tensors) == sorted(names) and "vector" not in table.columns
+    shapes = dict(zip(q.layout.names, q.layout.shapes, strict=True))
+    assert all(tensors[n].shape == (3, *shapes[n]) for n in names)
+    flat = torch.cat([tensors[n].reshape(3, -1) for n in names], dim=1)
+    values = torch.tensor(rows(table, "eigenvalue").value.tolist(), dtype=torch.float64)
+    residuals = (flat @ q.dense(names) - values[:, None] * flat).norm(dim=1)
+    stated = rows(table, "eigenvalue").residual.tolist()
+    assert residuals.tolist() == pytest.approx(stated, rel=1e-6, abs=1e-10)
+    assert torch.allclose(flat @ flat.T, torch.eye(3, dtype=torch.float64), atol=1e-8)
+    without = fldiag.diagnose(q, "spectrum", k=3, **options)
+    pd.testing.assert_frame_equal(pd.DataFrame(table), pd.DataFrame(without))
+    assert vectors_if_any(without) is None
+
+
+def test_vectors_lie_in_one_place_and_a_cached_table_has_them_all_the_same(tmp_path):
+    model, data = net()
+    q = Problem(model, cross_entropy, data)
+    first, second = (
+        fldiag.diagnose(q, "spectrum", k=2, save_vectors=True, density=True, cache=tmp_path)
+        for _ in range(2)
+    )
+    assert vectors_if_any(first) == vectors_if_any(second)
+    stored = sum(file.stat().st_size for file in tmp_path.glob("spectrum-*.parquet"))
+    plain = tmp_path / "plain"
+    fldiag.diagnose(q, "spectrum", k=2, density=True, cache=plain)
+    expected = sum(file.stat().st_size for file in plain.glob("spectrum-*.parquet"))
+    assert abs(stored - expected) < 100
+
+
+def test_vectors_that_cannot_be_saved():
+    model, data = net()
+    q = Problem(model, cross_entropy, data)
+    with pytest.raises(FldiagError, match="one checkpoint at a time"):
+        fldiag.diagnose([q, q], "spectrum", save_vectors=True)
+    with pytest.raises(FldiagError, match="leave out --save-vectors"):
+        fldiag.diagnose(q, "spectrum", engine="pyhessian", save_vectors=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Matrix, Which
+from fldiag.choices import Fisher, Matrix, Which
 from fldiag.diagnostics.density import check_memory
 from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.errors import FldiagError
@@ -66,6 +66,7 @@ def check(problem: Problem, options: Mapping[str, Any]) -> None:
             "--per-layer": options["per_layer"],
             "--minibatch": options["minibatch"] is not None,
             "--diagonal": options["diagonal"],
+            "--save-vectors": options["save_vectors"],
         }
         unsupported = [flag for flag, value in is_set.items() if value]
         if unsupported:
@@ -181,6 +182,7 @@ LAMBDA_1 = Number(
         "": "fldiag.diagnostics.spectrum.picture:draw",
         "-layers": "fldiag.plotting.layers:draw",
         "-minibatches": "fldiag.diagnostics.spectrum.picture:minibatches_if_any",
+        "-vectors.safetensors": "fldiag.diagnostics.spectrum.picture:vectors_if_any",
     },
     summary=summary,
     numbers=(LAMBDA_1,),
@@ -228,8 +230,20 @@ def spectrum(
         bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
     ] = False,
     matrix: Annotated[
-        Matrix, Field(description="Matrix: hessian, or ggn (Gauss-Newton).")
+        Matrix | Fisher,
+        Field(
+            description="Matrix: hessian, ggn (Gauss-Newton), fisher (exact), fisher-mc (labels sampled from the model) or "
+            "fisher-empirical (labels of the data)."
+        ),
     ] = "hessian",
+    draws: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Labels that fisher-mc samples for each example.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = 10,
     minibatch: Annotated[
         int | None,
         Field(
@@ -237,6 +251,13 @@ def spectrum(
             description="Also compute the largest eigenvalue of up to 20 random minibatches of so many examples each.",
         ),
     ] = None,
+    save_vectors: Annotated[
+        bool,
+        Field(
+            description="Also save the eigenvectors, by parameter, as a safetensors file.",
+            json_schema_extra={"vectors": True},
+        ),
+    ] = False,
     tol: Annotated[
         float,
         Field(
@@ -307,6 +328,10 @@ def spectrum(
     (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
     hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
     pattern (``features.*``), named in ``layer``; ``not_params``: without those that match this one.
+    With the mean cross entropy as the loss, ``matrix`` is also ``fisher`` (exact; it is the Gauss-Newton matrix and taken as
+    that: estimator ``lanczos-ggn``), ``fisher-mc`` (from ``draws`` labels an example that the model samples by ``seed``; the
+    ``stderr`` of an eigenvalue is over the draws, with its eigenvector held fixed) or ``fisher-empirical`` (the labels of the
+    data); weight decay is in none of these three (``fldiag.problem.fisher``).
     Of a block's eigenvector x, ``cross_block`` is the length of H x outside the block: an eigenvalue of the whole matrix lies
     within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the residuals are within ``tol``, not only the
     errors that follow from them (a few products more; ``density`` on the same problem then reuses the pairs).
@@ -317,7 +342,10 @@ def spectrum(
     of a block. ``minibatch``: rows ``minibatch_eigenvalue``, the largest eigenvalue of the loss of each of up to 20 disjoint
     random minibatches of so many examples, and ``minibatch_eigenvalue_mean`` with its standard error over ``n_minibatches``,
     and their ``deviation``. ``trace``, ``diagonal``: the rows of those diagnostics too
-    (``rtol``). ``engine`` pyhessian: that package's own estimates (``pyhessian_engine``), with ``batches`` and ``resample``.
+    (``rtol``). ``save_vectors``: the eigenvectors of unit length, in the order of the eigenvalues, as tensors [k, ...] named as
+    the parameters: in a file ``*-vectors.safetensors`` beside the table, and in Python in ``table.attrs["vectors"]``; no cache
+    keeps them, so they are computed again at every call. ``engine`` pyhessian: that package's own estimates
+    (``pyhessian_engine``), with ``batches`` and ``resample``.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
@@ -328,6 +356,7 @@ def spectrum(
         distribution_rows,
         minibatch_indices,
         minibatch_rows,
+        take_vectors,
     )
     from fldiag.problem.diagonal import diagonal_of, trace_rows
     from fldiag.problem.eigenpairs import default_products, loss_rows
@@ -344,6 +373,7 @@ def spectrum(
             "per_layer": per_layer,
             "minibatch": minibatch,
             "matrix": matrix,
+            "save_vectors": save_vectors,
             "engine": engine,
             "batches": batches,
             "resample": resample,
@@ -356,12 +386,14 @@ def spectrum(
         "seed": seed,
     }
 
+    main_block = Block(params, k, params)
+    if not_params is not None:
+        main_block = Block.without(problem, params, not_params, k)
+
     def compute_eigenvalues() -> list[Row]:
         if engine == "pyhessian":
             return pyhessian_engine.eigenvalues(problem, k, **pyhessian_options)
-        rows, blocks = loss_rows(problem), [Block(params, k, params)]
-        if not_params is not None:
-            blocks = [Block.without(problem, params, not_params, k)]
+        rows, blocks = loss_rows(problem), [main_block]
         if per_layer:
             layers = problem.layout.layers.items()
             blocks += [
@@ -377,6 +409,8 @@ def spectrum(
             matrix=matrix,
             max_products=max_products or default_products(k),
             strict=strict,
+            save_vectors=save_vectors,
+            draws=draws,
             seed=seed,
         )
         return rows + [row for block in results for row in block]
@@ -404,6 +438,7 @@ def spectrum(
             tol=tol,
             matrix=matrix,
             max_products=max_products or default_products(1),
+            draws=draws,
             seed=seed,
         )
         return distribution_rows([row for result in results for row in result], size)
@@ -412,10 +447,14 @@ def spectrum(
     parts = 1 + has_trace + (minibatch is not None)
     with workspace().part(0, parts, "eigenvalues"):
         rows = workspace().result("eigenvalues", compute_eigenvalues)
+    vectors = take_vectors(problem, main_block, rows) if save_vectors else None
     if minibatch is not None:
         with workspace().part(1, parts, "minibatches"):
             rows = rows + compute_minibatches(minibatch)
     if has_trace:
         with workspace().part(parts - 1, parts, "trace"):
             rows = rows + workspace().result("trace", compute_trace)
-    return table(rows, **problem.common)
+    result = table(rows, **problem.common)
+    if vectors is not None:
+        result.attrs["vectors"] = vectors
+    return result

@@ -6,9 +6,10 @@ import fnmatch
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fldiag.choices import Matrix, Which
+from fldiag.choices import Fisher, Matrix, Which
 from fldiag.curvature.operator import Operator
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
@@ -19,9 +20,10 @@ from fldiag.problem.eigenpairs import (
     noise_of,
     strict_pairs,
 )
+from fldiag.problem.fisher import LabelledFisher, fisher_operator
 from fldiag.problem.operators import block_index, block_names
 from fldiag.problem.problem import Problem
-from fldiag.results.table import Row
+from fldiag.results.table import Row, Vectors
 from fldiag.seeding import numpy_rng
 
 #: At most so many minibatches have an eigenvalue of their own.
@@ -64,15 +66,25 @@ def block_rows(
     *,
     which: Which,
     tol: float,
-    matrix: Matrix,
+    matrix: Matrix | Fisher,
     max_products: int,
     strict: bool,
+    save_vectors: bool = False,
+    draws: int = 1,
     seed: int,
 ) -> list[Row]:
-    """The rows ``eigenvalue`` of a block, with ``cross_block``, and ``eigenvalue_ratio`` where it is not a single layer's."""
-    form = choose_matrix(problem, matrix, block.tensors)
-    operator = problem.hessian(matrix=form)
-    if strict and block.tensors is None:
+    """The rows ``eigenvalue`` of a block, with ``cross_block``, and ``eigenvalue_ratio`` where it is not a single layer's.
+
+    With ``save_vectors`` the rows hold their eigenvectors [p] too (``vector``; not of a single layer)."""
+    operator: Operator
+    form: str
+    if matrix == "hessian" or matrix == "ggn":
+        form = choose_matrix(problem, matrix, block.tensors)
+        operator = problem.hessian(matrix=form)
+    else:
+        form = "ggn" if matrix == "fisher" else matrix
+        operator = fisher_operator(problem, matrix, draws=draws, seed=seed)
+    if strict and block.tensors is None and (matrix == "hessian" or matrix == "ggn"):
         pairs = strict_pairs(
             problem,
             block.k,
@@ -105,15 +117,37 @@ def block_rows(
         estimator=problem.estimator_name("lanczos" if form == matrix else f"lanczos-{form}"),
     )
     rows = [{**row, "layer": block.layer} for row in (rows[:1] if block.is_single_layer else rows)]
+    if save_vectors and not block.is_single_layer:
+        for row, vector in zip(rows[: len(pairs.values)], pairs.vectors, strict=True):
+            row["vector"] = vector.to("cpu", problem.dtype)
+    names = "*" if block.tensors is None else block.tensors
+    index = block_index(problem, names)
+    if isinstance(operator, LabelledFisher) and matrix == "fisher-mc" and draws > 1:
+        for row, vector in zip(rows[: len(pairs.values)], pairs.vectors, strict=True):
+            of_draws = operator.quotients(padded(vector, operator, index))
+            row["stderr"] = float(of_draws.std()) / draws**0.5
     if block.tensors is None:
         return rows
-    if form != matrix:
+    if matrix == "hessian" and form == "ggn":
         operator.release()  # so that only one keeps its graphs
-        operator = problem.hessian(matrix=matrix)
-    index = block_index(problem, block.tensors)
+        operator = problem.hessian()
     for row, vector in zip(rows[: len(pairs.values)], pairs.vectors, strict=True):
         row["cross_block"] = length_outside(operator, index, vector)
     return rows
+
+
+def take_vectors(problem: Problem, block: Block, rows: list[Row]) -> Vectors:
+    """The eigenvectors of a block, taken out of its rows: by tensor [k, ...]."""
+    vectors = torch.stack([row.pop("vector") for row in rows if "vector" in row])
+    names = block_names(problem, "*" if block.tensors is None else block.tensors)
+    shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+    parts = vectors.split([shapes[name].numel() for name in names], dim=1)
+    return Vectors(
+        {
+            name: part.reshape(-1, *shapes[name]).contiguous()
+            for name, part in zip(names, parts, strict=True)
+        }
+    )
 
 
 def length_outside(operator: Operator, index: Tensor, vector: Tensor) -> float:
@@ -122,11 +156,16 @@ def length_outside(operator: Operator, index: Tensor, vector: Tensor) -> float:
     For a unit eigenvector of the block with residual r an eigenvalue of the whole matrix M lies within sqrt(r^2 + this^2) of
     the block's, because these are the parts of the residual in M.
     """
-    within = vector.new_zeros(operator.size)
-    within[index] = vector
-    product = operator(within)
+    product = operator(padded(vector, operator, index))
     product[index] = 0
     return float(product.norm())
+
+
+def padded(vector: Tensor, operator: Operator, index: Tensor) -> Tensor:
+    """A block's vector [p] as one of all weights [P], with zeros outside the block."""
+    weights = vector.new_zeros(operator.size)
+    weights[index] = vector
+    return weights
 
 
 def minibatch_indices(n: int, size: int, seed: int) -> list[list[int]]:
@@ -141,7 +180,8 @@ def minibatch_rows(
     *,
     tol: float,
     max_products: int,
-    matrix: Matrix,
+    matrix: Matrix | Fisher,
+    draws: int,
     seed: int,
 ) -> list[Row]:
     """The row ``minibatch_eigenvalue`` of a minibatch: its own largest eigenvalue."""
@@ -155,6 +195,7 @@ def minibatch_rows(
         matrix=matrix,
         max_products=max_products,
         strict=False,
+        draws=draws,
         seed=seed,
     )
     about: Row = {"metric": "minibatch_eigenvalue", "slice": part.slice_name, "n_examples": part.n}

@@ -17,6 +17,14 @@ from fldiag.plotting.layers import is_main_block
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import number, only
 
+#: What an axis calls each matrix.
+MATRICES = {
+    "hessian": "Hessian",
+    "ggn": "Gauss-Newton",
+    "fisher": "Fisher",
+    "fisher-mc": "Monte Carlo Fisher",
+    "fisher-empirical": "empirical Fisher",
+}
 PICTURE = "spectrum"
 
 
@@ -72,7 +80,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
         of = set(rows["matrix"].dropna()) if "matrix" in rows.columns else set()
         ax.set(
             xlabel="index of the eigenvalue",
-            ylabel="Gauss-Newton eigenvalue" if of == {"ggn"} else "Hessian eigenvalue",
+            ylabel=f"{MATRICES[of.pop()] if len(of) == 1 else 'Hessian'} eigenvalue",
         )
         stride = -(-len(indices) // 20)
         ax.xaxis.set_major_locator(FixedLocator(indices[::stride]))
@@ -122,6 +130,16 @@ def _scale(ax, values: np.ndarray, log: bool | None) -> None:
         )
         if (values < 0).any():
             ax.axhline(0, color="#888888", linewidth=0.6)
+
+
+def vectors_if_any(table: pd.DataFrame) -> bytes | None:
+    """The eigenvectors as the content of a safetensors file."""
+    if "vectors" not in table.attrs:
+        return None
+    from safetensors.torch import save
+
+    content: bytes = save(dict(table.attrs["vectors"]))
+    return content
 
 
 def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
