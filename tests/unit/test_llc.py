@@ -151,7 +151,7 @@ def quadratic(curvatures, slope=0.0, n=100):
 def test_of_a_quadratic_it_is_the_sum_over_its_directions():
     """Each direction of stationary variance v = (1 + bias) / (n beta h + gamma) adds n beta h v / 2."""
     curvatures, gamma, n, step = [0.5, 1.0, 4.0], 5.0, 100, 0.01
-    frame = llc(quadratic(curvatures, n=n), gamma=gamma, step=step, draws=60, thin=4)
+    frame = llc(quadratic(curvatures, n=n), gamma=gamma, step=step, chains=12, draws=40, thin=4)
     energies = [nbeta(n) * h for h in curvatures]
     expected = sum(e / 2 * (1 + inflation(e + gamma, step)) / (e + gamma) for e in energies)
     estimate = row(frame, "llc")
@@ -163,7 +163,7 @@ def test_of_a_quadratic_it_is_the_sum_over_its_directions():
     assert row(frame, "step_bias").value == pytest.approx(bias, rel=1e-6)
     means = frame[frame["metric"] == "chain_mean"]["value"].astype(float)
     assert estimate.value == pytest.approx(means.mean())
-    assert estimate.stderr == pytest.approx(means.std() / 2)
+    assert estimate.stderr == pytest.approx(means.std() / math.sqrt(12))
 
 
 def test_the_bias_of_a_step_is_that_of_its_stationary_variance():
@@ -217,10 +217,10 @@ def test_chains_that_leave_are_masked_and_the_remedy_works():
 
 
 def test_the_default_step_knows_the_curvature_where_chains_go():
-    """A crossing has no curvature at its centre, but much where chains go."""
-    frame = llc(problem_of(lambda z: z[:, 0] ** 2 * z[:, 1] ** 2, [0.0, 0.0]), gamma=1.0, draws=40)
+    """A quartic has no curvature at its centre, but much where chains go."""
+    frame = llc(problem_of(lambda z: z.pow(4).sum(1), [0.0] * 10), gamma=1.0, draws=40)
     assert row(frame, "llc").step < 0.1
-    assert math.isfinite(row(frame, "step_bias").value)
+    assert row(frame, "step_bias").value < 0.5
 
 
 def network():
