@@ -173,13 +173,12 @@ def _file_of_that_name(name: str, root: str | os.PathLike[str] | None) -> Datase
         return _npz(name, str(npz))
     looked = f" and there is no {npz}" if npz else ""
     form = os.path.splitext(name)[1].removeprefix(".").lower()
-    own = f"a file of your own: {form}:{name}" if form in ("npz", "csv") else ""
-    known = f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory"
-    raise FldiagError(
-        f"unknown data set {name!r}{looked}",
-        own or known,
-        usage=True,
+    remedy = (
+        f"a file of your own: {form}:{name}"
+        if form in ("npz", "csv")
+        else f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, or pkg.mod:factory"
     )
+    raise FldiagError(f"unknown data set {name!r}{looked}", remedy, usage=True)
 
 
 def _npz(name: str, path: str) -> Dataset:

@@ -151,7 +151,7 @@ def measure(
     key = digest(entry.name, identity(subject), deciding, origin(subject, values), *foreign(entry))
     entries = Cache(cache)
     names = names_of(subject)
-    # a stored table has no vectors: they are in the file beside it
+    # a table in the cache has no vectors: they are in the file beside it
     is_complete = not entry.has_vectors(values)
     table = entries.get(entry.name, key, on_damage=tell) if is_complete else None
     if table is not None:
@@ -175,9 +175,9 @@ def measure(
         "options": plain(values),
     }
     try:
-        stored = table.copy(deep=False)
-        stored.attrs = {"names": names}
-        entries.put(entry.name, key, stored, {**origin(subject, values), **about})
+        copy_without_vectors = table.copy(deep=False)
+        copy_without_vectors.attrs = {"names": names}
+        entries.put(entry.name, key, copy_without_vectors, {**origin(subject, values), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
         tell(f"the table of {entry.name} is not kept for later: {error.what}")
     return _marked(entry, values, table, key)
