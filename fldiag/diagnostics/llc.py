@@ -144,12 +144,14 @@ def gradient_of_minibatches(
     return gradient
 
 
-def largest_eigenvalue(problem: Problem, w: Tensor | None, seed: int) -> tuple[float, Tensor]:
+def largest_eigenvalue(
+    problem: Problem, w: Tensor | None, tol: float, seed: int
+) -> tuple[float, Tensor]:
     """Of the Hessian at w, at least 0, with its eigenvector [P]."""
     from fldiag.problem.eigenpairs import eigenpairs
 
     operator = problem.hessian(w)
-    pairs = eigenpairs(problem, 1, tol=1e-2, max_products=50, seed=seed, operator=operator)
+    pairs = eigenpairs(problem, 1, tol=tol, max_products=100, seed=seed, operator=operator)
     return max(float(pairs.values[0]), 0.0), pairs.vectors[0]
 
 
@@ -163,6 +165,7 @@ def run_chain(
     draws: int,
     thin: int,
     m: int | None,
+    tol: float,
     seed: int,
 ) -> dict[str, Any]:
     """n beta (L(w) - L(w*)) at ``draws`` states of a chain, the largest curvature where it ends and the variance of the gradient
@@ -185,7 +188,7 @@ def run_chain(
         if not math.isfinite(excess[i]):
             excess[i] = np.nan
             return {"excess": excess, "curvature": None, "variance": None}
-    top, direction = largest_eigenvalue(problem, w, seed)
+    top, direction = largest_eigenvalue(problem, w, tol, seed)
     variance = 0.0
     if m is not None:
         slopes = torch.stack([gradient(w) @ direction.to(w) for _ in range(MINIBATCHES)])
@@ -199,7 +202,9 @@ def default_step(problem: Problem, **options: Any) -> float:
     Raises FldiagError where chains leave at all lengths that are tried.
     """
     nbeta, gamma = options["nbeta"], options["gamma"]
-    curvature = nbeta * largest_eigenvalue(problem, None, options["seed"])[0] + gamma
+    curvature = (
+        nbeta * largest_eigenvalue(problem, None, options["tol"], options["seed"])[0] + gamma
+    )
     for _ in range(ATTEMPTS):
         end = run_chain(problem, PILOT, step=STABLE / curvature, **options)["curvature"]
         if end is not None:
@@ -278,6 +283,10 @@ def llc(
     m: Annotated[
         int | None, Field(ge=1, description="Examples of the gradient of a step (default: all).")
     ] = None,
+    tol: Annotated[
+        float,
+        Field(gt=0, lt=1, description="Allowed relative error of the eigenvalues for the step."),
+    ] = 1e-2,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
     """Estimate the local learning coefficient: how degenerate a minimum is, also where its Hessian is singular.
@@ -309,6 +318,7 @@ def llc(
         step: In units of squared weights.
         gamma: In units of one over squared weights.
         m: Examples of a minibatch, drawn without replacement.
+        tol: Relative.
         seed: Of noise and minibatches.
 
     Returns:
@@ -349,7 +359,14 @@ def llc(
         )
     rows: list[Row] = loss_rows(problem)
     nbeta = problem.n / math.log(problem.n)
-    options: dict[str, Any] = {"nbeta": nbeta, "gamma": gamma, "thin": thin, "m": m, "seed": seed}
+    options: dict[str, Any] = {
+        "nbeta": nbeta,
+        "gamma": gamma,
+        "thin": thin,
+        "m": m,
+        "tol": tol,
+        "seed": seed,
+    }
     if step is None:
         step = workspace().result("step", partial(default_step, problem, draws=draws, **options))
     results = list(

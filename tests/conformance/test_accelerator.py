@@ -26,7 +26,7 @@ def diagnostics(on):
 TRAINED = [
     (n, s) for n in registry.method.names() for s in ("off", "on") if s == "off" or stacks(n)
 ]
-SMALL = {"points": 3, "k": 3, "draws": 2, "curve": 3, "steps": 5}
+SMALL = {"points": 3, "k": 3, "draws": 4, "curve": 3, "steps": 5}
 
 
 def test_host_and_device_tensors_do_not_meet(monkeypatch):
