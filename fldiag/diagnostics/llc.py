@@ -1,6 +1,6 @@
 """The local learning coefficient: how fast the volume of low loss around the weights shrinks, sampled by Langevin dynamics.
 
-Lau et al. (arXiv 2308.12108): abstract, introduction and a released implementation of the sampler were read.
+Lau et al. (arXiv 2308.12108): the abstract and a released sampler were read.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def llc(
 
     For a regular model lambda is half the number of weights. At finite n lambda-hat depends on n, beta and gamma: weights along
     which n beta times the curvature is small against gamma hardly count. L is the loss as it stands, weight decay included, and
-    stands for a negative log-likelihood. Of the source abstract, introduction and released code were read.
+    stands for a negative log-likelihood. Of the source the abstract and a released sampler were read.
 
     Args:
         problem: A loss around weights.

@@ -182,7 +182,7 @@ def sharpness(
     - ``adaptive_average`` mean of F(w + delta) - F(w) over delta ~ N(0, ``deviation``^2 diag(w^2)) (their S_avg), and
       ``plain_average`` over N(0, ``plain_deviation``^2 I); ``stderr`` over the ``draws``.
     - with ``m``: ``adaptive_m_sharpness`` and ``plain_m_sharpness``, the mean of the worst cases of minibatches of m examples,
-      each with a delta of its own; ``stderr`` over the minibatches.
+      each with a delta of its own (what is left of n / m is left out, evenly); ``stderr`` over the minibatches.
 
     Multiplying a ReLU layer (with its bias) by a and dividing the next by a leaves the function and the adaptive numbers alone,
     while plain ones and eigenvalues change. A weight of exactly 0 stays, as delta / |w| is not defined there; how many there are

@@ -42,6 +42,7 @@ COLUMNS = {
     "round": "round",
     "where": "where",
     "stability": "stability",
+    "stderr": "± stderr",
     "eigenvalue": "λ1",
     "update_curvature": "curvature along the update",
     "gradient_alignment": "|cos(gradient, v1)|",
@@ -100,6 +101,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
                     "round": r,
                     "where": text,
                     **{metric: number(overall, metric, **place) for metric in TITLES},
+                    "stderr": number(overall, "stability", column="stderr", **place),
                     "largest": None if np.isnan(largest) else largest,
                 }
             )
@@ -108,6 +110,11 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         "means over the clients; above 1, full-batch gradient descent with this learning rate diverges on the quadratic that "
         "fits the loss there; minibatches are unstable earlier"
     )
+    eigenvalues = only(clients, metric="eigenvalue")
+    if count := len(only(eigenvalues, converged=False)):
+        yield Note(
+            f"{count} of {len(eigenvalues)} largest eigenvalues are not within their tolerance: raise --max-products"
+        )
     masked = only(frame, masked=True)
     for note in masked[masked["metric"] != "missing"]["note"].dropna().unique():
         yield Note(f"no number where {note}")
@@ -134,7 +141,9 @@ def client_rows(
         return []
     if not bool(update.isfinite().all()):
         history.note(
-            record.round, f"the trained weights of client {client} are not finite: left out", client
+            record.round,
+            f"received or trained weights of client {client} are not finite: left out",
+            client,
         )
         return []
     models: dict[str, Weights] = {"received": record.start_of(j), "trained": record.client(j)}

@@ -108,10 +108,12 @@ def agrees(problem: Ingredients, matrix: Matrix) -> bool:
     return bool((product - expected).norm() <= AGREEMENT[problem.dtype] * expected.norm())
 
 
-def block_names(problem: Ingredients, which: str | Sequence[str]) -> list[str]:
+def block_names(
+    problem: Ingredients, which: str | Sequence[str], option: str = "params"
+) -> list[str]:
     """The tensors whose names match a pattern (as file names do: ``features.*``) or are listed.
 
-    Raises FldiagError when there is none.
+    Raises FldiagError, which names the ``option``, when there is none.
     """
     names = [
         n
@@ -120,16 +122,16 @@ def block_names(problem: Ingredients, which: str | Sequence[str]) -> list[str]:
     ]
     if not names:
         raise FldiagError(
-            f"params = {which!r} matches no parameter",
+            f"{option} = {which!r} matches no parameter",
             nearest(str(which), problem.layout.names),
             usage=True,
         )
     return names
 
 
-def block_index(problem: Ingredients, which: str | Sequence[str]) -> Tensor:
+def block_index(problem: Ingredients, which: str | Sequence[str], option: str = "params") -> Tensor:
     """Where the tensors of ``block_names`` lie in the weights."""
     slices = problem.layout.slices()
     return torch.cat(
-        [torch.arange(slices[n].start, slices[n].stop) for n in block_names(problem, which)]
+        [torch.arange(slices[n].start, slices[n].stop) for n in block_names(problem, which, option)]
     ).to(problem.device)

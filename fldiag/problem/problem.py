@@ -453,7 +453,7 @@ class Problem(Ingredients):
                 for name in tensors
                 if any(fnmatchcase(text, p) for text in (layer, name) for p in patterns)
             ]
-            index = block_index(self, names or patterns)
+            index = block_index(self, names or patterns, "layers")
         size = len(index)
         if 16 * size * size > self.memory:
             raise FldiagError(

@@ -23,6 +23,8 @@ from fldiag.problem.trees import cut
 from fldiag.results.table import Row
 from fldiag.seeding import torch_rng
 
+AT_ZERO = "all weights are 0: no share of them moves the model"
+
 
 @dataclass(frozen=True)
 class Climb:
@@ -59,7 +61,8 @@ def worst_case(problem: Problem, scale: Tensor, rho: float, how: Climb) -> Ascen
     w, centre = problem.w.double(), finite_scores(problem).loss
 
     def rise(u: Tensor) -> float:
-        return problem.loss(w + scale * u)[0] - centre
+        value = problem.loss(w + scale * u)[0] - centre
+        return math.inf if math.isnan(value) else value  # overflow, as infinity is
 
     def gradient(u: Tensor) -> Tensor:
         return scale * problem.gradient(w + scale * u)
@@ -77,7 +80,7 @@ def worst_case_row(problem: Problem, metric: str, scale: Tensor, rho: float, how
     """``worst_case`` as a row; ``stderr`` over the examples with delta as it is, ``residual``: a bound for rounding."""
     row: Row = {"metric": metric, "estimator": "ascent", "rho": rho}
     if not bool(scale.any()):
-        return {**row, "value": None, "note": "all weights are 0: no share of them moves the model"}
+        return {**row, "value": None, "note": AT_ZERO}
     ascent = worst_case(problem, scale, rho, how)
     if not math.isfinite(ascent.rise):
         text = f"the loss is not finite within rho = {rho:g}: choose a smaller one"
@@ -108,6 +111,8 @@ def average_row(
 ) -> Row:
     """The mean of F(w + scale u) - F(w) over u ~ N(0, rho^2 I) as a row, with its standard error over the draws."""
     row: Row = {"metric": metric, "estimator": "gaussian", "rho": rho, "draws": draws}
+    if not bool(scale.any()):
+        return {**row, "value": None, "note": AT_ZERO}
     centre, w = finite_scores(problem).loss, problem.w.double()
     rises = torch.tensor(
         [
@@ -130,16 +135,22 @@ def minibatch_row(
 ) -> Row:
     """The mean of the worst cases of minibatches of ``size`` examples, each moved by itself (m-sharpness), as a row.
 
-    Minibatch i has the examples i, i + B, i + 2 B, ... of B minibatches. ``stderr``: over them as a sample."""
+    Of n examples B = n // m minibatches are made, of B m examples that are evenly spread over the n; minibatch i has those at
+    i, i + B, i + 2 B, ... of them. ``stderr``: over the minibatches as a sample."""
     row: Row = {"metric": metric, "estimator": "ascent", "rho": rho, "m": size}
     if problem.batch_dependent:
         text = "the loss couples the examples of a batch: minibatches would have another loss"
         return {**row, "value": None, "note": text}
-    count = max(1, problem.n // size)
+    count = problem.n // size
+    if not count:
+        text = f"there are {problem.n} examples, fewer than the {size} of a minibatch"
+        return {**row, "value": None, "note": text}
+    row["n_examples"] = count * size
     x, y = problem.read(0, problem.n)
+    spread = torch.arange(count * size, device=problem.device) * problem.n // (count * size)
     parts = []
     for i in range(count):
-        index = torch.arange(i, problem.n, count, device=problem.device)
+        index = spread[i::count]
         batch = copy.copy(problem)
         batch._data, batch.n = TensorData(cut(x, index), cut(y, index)), len(index)
         parts.append(worst_case_row(batch, metric, scale, rho, how))

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fldiag.diagnostics.drift import agreement, drift, upload
 from fldiag.diagnostics.drift.picture import agreement_if_any, upload_if_any
+from fldiag.diagnostics.drift.summary import summary
 from fldiag.params import Layout
 from fldiag.results.uncertainty import jackknife
 
@@ -180,3 +181,19 @@ def test_uploads_are_drawn_alike_again_and_change_nothing_else(world):
     assert first["clip"].dropna().unique() == pytest.approx(
         [float(world.last().moved.double().norm(dim=1).median())]
     )
+
+
+@pytest.mark.parametrize(
+    ("updates", "words"),
+    [
+        (3, "jackknife over 3 clients"),
+        (2, "without interval (it needs three clients)"),
+        (1, "none, as one client has no spread"),
+    ],
+)
+def test_the_summary_says_how_certain_the_ratio_is(updates, words):
+    w, moves = torch.zeros(20), 3 * torch.eye(20)[:updates]
+    parts = [np.arange(0, 60), np.arange(60, 90), np.arange(90, 120)]
+    frame = drift(history(linear(), separable(), parts, stored(w, list(moves))), **PLAIN)
+    texts = [item.text for item in summary(frame, {"rho": ()}) if hasattr(item, "text")]
+    assert sum(words in text and "of round 1" in text for text in texts) == 1

@@ -34,6 +34,7 @@ def test_the_three_measures_of_a_known_federation():
     )
     frame = forgetting(made, own=False)
     forgotten = [one(frame, "average_forgetting", index=c).value for c in range(4)]
+    assert not np.signbit(forgotten[3])
     assert forgotten == [1, 1, -1, 0]  # class 2 is better than it ever was before
     assert one(frame, "average_forgetting", index=None).value == 0.25
     backward = [one(frame, "gem_backward_transfer", index=c) for c in range(4)]

@@ -13,6 +13,7 @@ from fldiag.diagnostics.drift.representation import cka
 from fldiag.diagnostics.geometry import geometry, summary
 from fldiag.diagnostics.geometry.measure import (
     COLLAPSE,
+    METRICS,
     centred_gram,
     geometry_of,
     layer_outputs,
@@ -231,6 +232,30 @@ def test_one_client_no_head_and_no_comparison():
     assert one(frame, "cka", scope="pair").value == pytest.approx(1)  # scaled alike
     assert [ax.get_title() for ax in draw(frame).axes] == ["CKA of two clients"]  # no empty panels
     assert not (geometry(federation(), similar=0)["metric"] == "cka").any()
+
+
+def test_a_head_behind_buffers_needs_a_method_for_what_it_sees():
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    frame = geometry(federation(net))
+    rows = frame[frame["metric"].isin([*COLLAPSE, "effective_rank"])]
+    assert rows["masked"].all() and rows["note"].str.contains("needs a method `features`").all()
+
+
+def test_models_that_overflow_are_masked():
+    """A diverged aggregated model, and a client whose outputs overflow, take no other number with them."""
+    data, parts = helpers.classification((20, 13, 17))
+    net = network()
+    w, models = moved(net)
+    models[1] = models[1] * 1e200
+    made = history(net, data, parts, stored(w, models, w * float("nan")), dtype=torch.float64)
+    frame = geometry(made)
+    rows = frame[(frame["moment"] == "aggregated") & frame["metric"].isin(METRICS)]
+    assert set(rows["note"]) == {"the features are not finite"}
+    pairs = frame[(frame["metric"] == "cka") & (frame["scope"] == "pair") & frame["masked"]]
+    assert set(zip(pairs["client"], pairs["client_b"], strict=True)) == {(0, 1), (1, 2)}
+    assert set(pairs["note"]) == {"the outputs of a client are not finite"}
+    assert (frame["masked"] | np.isfinite(frame["value"].astype(float))).all()
+    assert one(frame, "nc1", moment="received", slice="train").value > 0
 
 
 def test_the_picture_and_the_summary_show_the_numbers():

@@ -232,6 +232,23 @@ def test_one_minibatch_of_all_examples_is_the_worst_case_and_smaller_ones_are_ab
         assert value(parts, f"{kind}_m_sharpness") >= expected
 
 
+def test_minibatches_have_exactly_m_examples():
+    """Of 40 examples 39 make three minibatches of 13, evenly spread; 41 are not there."""
+    x, y = examples()
+    frame = sharpness(Problem(network(True), cross_entropy, (x, y), dtype=torch.float64), m=13)
+    (row,) = frame[frame["metric"] == "adaptive_m_sharpness"].itertuples()
+    places = [j * 40 // 39 for j in range(39)]
+    parts = [
+        sharpness(Problem(network(True), cross_entropy, (x[at], y[at]), dtype=torch.float64))
+        for at in (places[i::3] for i in range(3))
+    ]
+    expected = np.mean([value(part, "adaptive_sharpness") for part in parts])
+    assert row.value == pytest.approx(expected, rel=1e-9) and row.n_examples == 39
+    frame = sharpness(Problem(network(True), cross_entropy, (x, y)), m=41)
+    (row,) = frame[frame["metric"] == "plain_m_sharpness"].itertuples()
+    assert row.masked and row.note == "there are 40 examples, fewer than the 41 of a minibatch"
+
+
 def test_weights_of_exactly_zero_stay():
     w = np.array([0.0, 2.0])
     frame = sharpness(quadratic(w, np.diag([100.0, 1.0])), rho=1.0, steps=100, tol=1e-8)
@@ -241,12 +258,17 @@ def test_weights_of_exactly_zero_stay():
     frame = sharpness(quadratic(np.zeros(2), np.eye(2)))
     (row,) = frame[frame["metric"] == "adaptive_sharpness"].itertuples()
     assert row.masked and "all weights are 0" in row.note
+    (row,) = frame[frame["metric"] == "adaptive_average"].itertuples()
+    assert row.masked and "all weights are 0" in row.note
     assert value(frame, "plain_sharpness") > 0
 
 
-def test_an_overflow_within_the_radius_is_masked():
+@pytest.mark.parametrize("overflow", [torch.exp, lambda v: v + torch.log(50 - v)])
+def test_an_overflow_within_the_radius_is_masked(overflow):
+    """To infinity, and to what is no number: neither is a rise of 0."""
+
     def loss(z, y):
-        return torch.exp(z.square().sum(1)).mean()
+        return overflow(z.square().sum(1)).mean()
 
     data = torch.zeros(2, 1), torch.zeros(2)
     problem = Problem(Quadratic([1.0, 1.0]), loss, data, dtype=torch.float64)

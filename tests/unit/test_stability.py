@@ -152,3 +152,12 @@ def test_the_picture_and_the_summary_show_the_numbers():
         )
     small = next(iter(summary(frame, {})))
     assert len(small.rows) == 6 and small.rows[0]["largest"] == pytest.approx(0.9, rel=1e-2)
+
+
+def test_the_summary_says_how_certain_the_numbers_are():
+    frame = stability(federation()[1], lr=0.1, max_products=2, tol=1e-12)
+    items = list(summary(frame, {}))
+    row, *_ = items[0].rows
+    expected = one(frame, "stability", scope="global", moment="received").stderr
+    assert row["stderr"] == pytest.approx(expected) and expected > 0
+    assert "4 of 4 largest eigenvalues are not within their tolerance" in items[2].text

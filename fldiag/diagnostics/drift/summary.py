@@ -62,6 +62,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Say(
             f"cos g_u g_p at rho = {lowest:g}; the table has {', '.join(f'{v:g}' for v in options['rho'])}"
         )
+    yield from _agreement(frame)
     yield from _uploads(frame)
     recorded = [row for r in rounds if (row := _recorded(frame, r))]
     if recorded:
@@ -74,6 +75,24 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
     yield from map(Say, orders(frame))
     yield from missing_notes(frame)
+
+
+def _agreement(frame: pd.DataFrame) -> Iterator[Item]:
+    """The interval of the last round's signal-to-noise ratio, or why it has none."""
+    last = last_round(frame, "update_snr")
+    if last is None:
+        return
+    (row,) = only(frame, metric="update_snr", round=last, **WHOLE).to_dict("records")
+    about = f"signal-to-noise ratio of the updates of round {last}"
+    if pd.isna(row["value"]):
+        yield Say(f"{about}: none, as {row['note']}")
+    elif pd.isna(row.get("low")):
+        yield Say(f"{about}: {row['value']:.3g}, without interval (it needs three clients)")
+    else:
+        yield Say(
+            f"{about}: {row['value']:.3g} (95 %: {row['low']:.3g} to {row['high']:.3g}, jackknife over {int(row['n_clients'])} "
+            "clients)"
+        )
 
 
 def _uploads(frame: pd.DataFrame) -> Iterator[Item]:

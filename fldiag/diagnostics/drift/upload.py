@@ -96,7 +96,9 @@ def rows_of(history: History, cohort: Stored, upload: Upload) -> list[Row]:
         row: Row = {"scope": "global", "upload": name, "layer": layer, "n_clients": len(errors)}
         stderr = float(np.std(errors, ddof=1) / len(errors) ** 0.5) if len(errors) > 1 else None
         value = float(np.mean(errors)) if errors else None
-        rows.append({**row, "metric": "upload_error", "value": value, "stderr": stderr})
+        note = None if errors else "no client moved"
+        row |= {"metric": "upload_error", "value": value, "stderr": stderr, "note": note}
+        rows.append(row)
     rows = [{"moment": "trained", "clip": limit, **row} for row in rows]
     return rows if history.alone else rows + _losses(history, cohort, p @ moved, change)
 

@@ -460,7 +460,7 @@ def _change(row: Row, accuracy: dict[int, dict[int, Row]], early: int, late: int
     before, after = accuracy[early][row["index"]], accuracy[late][row["index"]]
     return {
         **row,
-        "value": sign * (after["value"] - before["value"]),
+        "value": sign * (after["value"] - before["value"]) + 0.0,  # no -0.0
         "stderr": math.hypot(before["stderr"], after["stderr"]),
         "since": early,
     }

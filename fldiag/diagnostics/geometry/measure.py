@@ -20,9 +20,16 @@ from fldiag.runs.round_weights import Stored
 
 COLLAPSE = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4")
 METRICS = (*COLLAPSE, "effective_rank")
+<<<<<<< HEAD
 NO_HEAD = (
     "the model has no head apart from its body: it needs a method features(x), with model(x) = head(features(x)) and head its "
     "last child with parameters, and inputs that are rows [n, d] or images [n, C, H, W]"
+=======
+NO_HEAD = "the model has no head apart from its body, so there are no features before it"
+NO_SPLIT = (
+    "the features before the head cannot be told: a model that is no chain of layers without buffers needs a method "
+    "`features` that returns what its head sees"
+>>>>>>> wF
 )
 #: A number, or why there is none.
 Measured = float | str
@@ -61,7 +68,7 @@ def model_rows(
     """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
     columns = {**columns, "estimator": "exact", "centre": centre}
     if not history.network.has_split:
-        note = {"value": None, "note": NO_HEAD}
+        note = {"value": None, "note": NO_SPLIT if history.layout.has_head else NO_HEAD}
         return [{**columns, "metric": metric, **note} for metric in METRICS]
     h, answers = features_and_answers(history, weights, stretch)
     y, head = history.pool.y[stretch].to(h.device), head_weight(history, weights[0], h.shape[1])
@@ -137,6 +144,8 @@ def geometry_of(
     >>> {name: round(abs(value), 6) for name, value in numbers.items()}
     {'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0, 'nc4': 0.0, 'effective_rank': 2.0}
     """
+    if not bool(h.square().sum().isfinite()):
+        return dict.fromkeys(METRICS, "the features are not finite")
     singular = torch.linalg.svdvals(h - h.mean(0))
     size = float(h.abs().max()) * math.sqrt(h.numel())
     noise = torch.finfo(torch.float32).eps
@@ -252,20 +261,25 @@ def similarity_rows(
         stack = torch.stack([gram.flatten() for gram in of_clients])
         similarity = (stack @ stack.T).clamp(0, 1)
         about = {**common, "layer": layer}
-        is_same = {"note": "the outputs of a client are the same for all examples"}
-        is_flat = [not bool(gram.any()) for gram in of_clients]
+        reasons = [undefined(gram) for gram in of_clients]
         values = {}
         for i, j in combinations(range(len(of_clients)), 2):
             pair = {"scope": "pair", "client": cohort.ids[i], "client_b": cohort.ids[j]}
-            if is_flat[i] or is_flat[j]:
-                rows.append({**about, **pair, "value": None, **is_same})
+            if reason := reasons[i] or reasons[j]:
+                rows.append({**about, **pair, "value": None, "note": reason})
             else:
                 values[i, j] = float(similarity[i, j])
                 rows.append({**about, **pair, "value": values[i, j]})
-        rows.append(
-            {**about, "scope": "global", **mean_of_pairs(values), **({} if values else is_same)}
-        )
+        row = {**about, "scope": "global", **mean_of_pairs(values)}
+        rows.append(row if values else {**row, "note": next(filter(None, reasons))})
     return rows
+
+
+def undefined(gram: Tensor) -> str:
+    """Why a client's outputs, whose inner products these are, are like no others; empty if they may be."""
+    if not bool(gram.isfinite().all()):
+        return "the outputs of a client are not finite"
+    return "" if bool(gram.any()) else "the outputs of a client are the same for all examples"
 
 
 def mean_of_pairs(values: dict[tuple[int, int], float]) -> Row:
@@ -317,7 +331,7 @@ def layer_outputs(history: History, weights: Weights, x: Tensor) -> dict[str, Te
 def centred_gram(output: Tensor) -> Tensor:
     """The inner products [n, n] of the centred outputs of the examples, of unit norm; 0 where all are the same."""
     x = output.flatten(1).double()
-    size = float(x.abs().max()) ** 2 * x.shape[1]
+    size = float(x.square().max()) * x.shape[1]
     x = x - x.mean(0)
     gram = x @ x.T
     norm = torch.linalg.matrix_norm(gram)

@@ -45,7 +45,7 @@ class Block:
         names = block_names(problem, "*" if params is None else params)
         rest = tuple(n for n in names if not fnmatch.fnmatchcase(n, not_params))
         if len(rest) == len(names):
-            block_names(problem, not_params)  # raises with the nearest name
+            block_names(problem, not_params, "not_params")  # raises with the nearest name
         if rest in ((), tuple(names)):
             raise FldiagError(
                 f"not_params = {not_params!r} {'leaves no' if not rest else 'leaves out no'} parameter of the block",
