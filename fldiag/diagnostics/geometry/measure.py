@@ -20,16 +20,11 @@ from fldiag.runs.round_weights import Stored
 
 COLLAPSE = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4")
 METRICS = (*COLLAPSE, "effective_rank")
-<<<<<<< HEAD
-NO_HEAD = (
-    "the model has no head apart from its body: it needs a method features(x), with model(x) = head(features(x)) and head its "
-    "last child with parameters, and inputs that are rows [n, d] or images [n, C, H, W]"
-=======
 NO_HEAD = "the model has no head apart from its body, so there are no features before it"
 NO_SPLIT = (
     "the features before the head cannot be told: a model that is no chain of layers without buffers needs a method "
-    "`features` that returns what its head sees"
->>>>>>> wF
+    "`features`, with model(x) = head(features(x)) and head its last child with parameters, and inputs that are rows [n, d] or "
+    "images [n, C, H, W]"
 )
 #: A number, or why there is none.
 Measured = float | str
