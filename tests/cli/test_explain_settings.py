@@ -50,7 +50,7 @@ def test_a_papers_value_is_that_of_its_presets():
         (("explain", "partitions"), "partition"),
         (("train", "digits", "--set", "train.per_round=3"), "clients.per_round"),
         (("train", "digits", "--set", "epoch=3"), "train.epochs"),
-        (("train", "digits", "--set", "train.epoch=3"), "epochs"),
+        (("train", "digits", "--set", "train.epoch=3"), "train.epochs"),
     ],
 )
 def test_a_wrong_key_names_the_right_one(words, hint):

@@ -347,7 +347,7 @@ def test_pyhessian_engine_beside_the_own_one(trained):
         (("--resample",), "--resample is for"),
         (("--trace", "--matrix", "ggn"), "leave out --matrix"),
         (("--density", "--params", "0.*"), "leave out --params"),
-        (("--matrix", "fisher"), "matrix = 'fisher'"),
+        (("--matrix", "kfac"), "matrix = 'kfac'"),
         (("--memory", "lots"), "is not a size"),
         (("--k", "100000"), "weights"),
         (("--trace", "--rtol", "0"), "rtol"),
