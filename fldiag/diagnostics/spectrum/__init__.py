@@ -7,7 +7,7 @@ federated models by Lee et al. (CVPR 2024); the top eigenvalue by Mendieta et al
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -230,7 +230,7 @@ def spectrum(
         bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
     ] = False,
     matrix: Annotated[
-        Matrix | Fisher,
+        Literal[Matrix, Fisher],
         Field(
             description="Matrix: hessian, ggn (Gauss-Newton), fisher (exact), fisher-mc (labels sampled from the model) or "
             "fisher-empirical (labels of the data)."
