@@ -9,7 +9,8 @@ import torch
 from federations import blobs, mean, network, record, trained
 
 from fldiag.data import Dataset
-from fldiag.diagnostics.doctor.examine import CHECKS, examine
+from fldiag.diagnostics.doctor.checks import CHECKS
+from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.models import RoundFit
 from fldiag.diagnostics.doctor.own_data import find_assignment
 from fldiag.diagnostics.doctor.statistics import excess, tie

@@ -5,7 +5,8 @@ import torch
 from federations import SIZES, blobs, mean, network, record
 from test_doctor import weights
 
-from fldiag.diagnostics.doctor.examine import CHECKS, examine
+from fldiag.diagnostics.doctor.checks import CHECKS
+from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.named_rules import find_rule, is_known
 
 

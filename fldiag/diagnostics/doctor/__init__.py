@@ -10,7 +10,7 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 
 from fldiag.choices import Device, Download, Root
-from fldiag.diagnostics.doctor.examine import described, examine
+from fldiag.diagnostics.doctor.checks import described
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
     HEALTHY,
@@ -146,6 +146,8 @@ def doctor(
 
     """
     targets = [run if model is None and data is None else _with(run, model, data) for run in runs]
+    from fldiag.diagnostics.doctor.examine import examine
+
     return examine(
         targets,
         {"samples": samples, "root": root, "download": download, "device": device},

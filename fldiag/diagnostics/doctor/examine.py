@@ -1,22 +1,15 @@
-"""All checks in the order in which they are shown, and a run examined: every check sees every round, once."""
+"""A run examined: every check sees every round, once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import getdoc
 from typing import Any
 
 import pandas as pd
 
-from fldiag.diagnostics.doctor.adapters import Factors
-from fldiag.diagnostics.doctor.aggregation import Aggregate
-from fldiag.diagnostics.doctor.buffers import Statistics, Values
 from fldiag.diagnostics.doctor.case import Case
-from fldiag.diagnostics.doctor.clients import Copies, Inputs, Norms, Silent
-from fldiag.diagnostics.doctor.continuity import Continuity
-from fldiag.diagnostics.doctor.data import Leak, Parts, Twins
-from fldiag.diagnostics.doctor.directions import UpdateDirections, Uploads
+from fldiag.diagnostics.doctor.checks import CHECKS
 from fldiag.diagnostics.doctor.findings import (
     HEALTHY,
     UNCHECKED,
@@ -28,61 +21,14 @@ from fldiag.diagnostics.doctor.findings import (
     beyond_chance,
 )
 from fldiag.diagnostics.doctor.finite import Finite
-from fldiag.diagnostics.doctor.head import Dead, Head
-from fldiag.diagnostics.doctor.metrics import Chance, Means, Reported
-from fldiag.diagnostics.doctor.own_data import OwnData
-from fldiag.diagnostics.doctor.sampling import Sampling
-from fldiag.diagnostics.doctor.seeds import Seeds
-from fldiag.diagnostics.doctor.starts import Starts
-from fldiag.diagnostics.doctor.trained_on_test import TestData
-from fldiag.diagnostics.doctor.variates import Variates
 from fldiag.errors import FldiagError, counted
 from fldiag.execution.workspace import workspace
 from fldiag.results.table import Row, table
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run
 
-CHECKS: tuple[type[Check], ...] = (
-    Finite,
-    Aggregate,
-    Continuity,
-    Starts,
-    Statistics,
-    Values,
-    Factors,
-    Variates,
-    Sampling,
-    Silent,
-    Copies,
-    Norms,
-    UpdateDirections,
-    Uploads,
-    OwnData,
-    Inputs,
-    TestData,
-    Parts,
-    Twins,
-    Leak,
-    Reported,
-    Means,
-    Chance,
-    Head,
-    Dead,
-    Seeds,
-)
-
-
 #: What is said of a check whose findings are left out.
 EXPLAINED = Clear("what chance, or weights that are not finite, explain was left out")
-
-
-def described() -> str:
-    """Every check with its rule, for the help."""
-    texts = ((getdoc(check) or "").replace("\n\n", "\n") for check in CHECKS)
-    return "\n".join(
-        f"- ``{check.name}``: {text}".replace("\n", "\n  ")
-        for check, text in zip(CHECKS, texts, strict=True)
-    )
 
 
 def examine(

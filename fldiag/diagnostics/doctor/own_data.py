@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from fldiag.diagnostics.doctor.findings import (
     Skip,
 )
 from fldiag.diagnostics.doctor.labels import LabelMap, agree, find_label_map, ties_of
-from fldiag.diagnostics.doctor.models import RoundFit
 from fldiag.diagnostics.doctor.statistics import CLIENTS, ROUNDS, excess, spread
 from fldiag.diagnostics.doctor.trained_on_test import test_evidence
 from fldiag.errors import FldiagError, counted
 from fldiag.results.select import spread as spread_rounds
+
+if TYPE_CHECKING:
+    from fldiag.diagnostics.doctor.models import RoundFit
 
 #: How far below the median of all gains those of a client must lie, in units of 1.48 MAD, in every round that is looked at; and
 #: by which multiple of the median its loss must rise there.
