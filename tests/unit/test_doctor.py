@@ -20,8 +20,8 @@ from fldiag.diagnosis.question import parse_question
 from fldiag.diagnosis.subjects import open_subjects
 from fldiag.diagnostics.doctor import fails
 from fldiag.diagnostics.doctor.buffers import Statistics
-from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.checks import CHECKS
+from fldiag.diagnostics.doctor.data import Parts
 from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.findings import Finding, Skip, beyond_chance
 from fldiag.errors import FldiagError
@@ -359,7 +359,6 @@ PLANTED = [
     ("means", {"metrics": plain_mean}, "plain mean", "warning"),
     ("means", {"metrics": mean_f1}, "not the one of all", "warning"),
     ("partition", {"world": same_examples()}, "the same examples", "warning"),
-    ("partition", {"world": without_a_class()}, "no client holds class 3", "information"),
 ]
 
 
@@ -394,6 +393,13 @@ def test_a_planted_fault_is_found(tmp_path, healthy, check, plant, what, severit
     if plant.get("client") and check in ("zero_updates", "norms", "own_data", "finite"):
         assert set(rows["client"].dropna()) == {2}
     assert found(healthy, check).empty
+
+
+def test_a_class_that_no_client_holds_is_information(tmp_path):
+    world = without_a_class()
+    table = examined(record(tmp_path / "run", world=world), check="partition", data=world[0])
+    (row,) = table[table["what"].notna()].to_dict("records")
+    assert (row["what"], row["severity"]) == ("no client holds class 3", "information")
 
 
 def test_shuffled_labels_are_told_once_the_model_knows_more_than_the_shares_of_classes(tmp_path):
