@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -115,18 +115,6 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.batches[0])
-
-
-class Subset:
-    """Some examples (``index``) of a slice, read from it one by one."""
-
-    def __init__(self, data: DataSlice, index: Sequence[int], name: str):
-        self.data, self.index, self.name, self.n = data, index, name, len(index)
-
-    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
-        parts = [self.data.batch(i, i + 1) for i in self.index[start:stop]]
-        x = join([part[0] for part in parts])
-        return x, x if parts[0][1] is parts[0][0] else join([part[1] for part in parts])
 
 
 def as_data(data: Any, forward: inspect.Signature | None = None) -> DataSlice:

@@ -8,7 +8,6 @@ papers the measure in the authors' released code was read, of the text excerpts.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from fldiag.curvature.ascent import Ascent, climb, project
 from fldiag.problem.eigenpairs import finite_scores
-from fldiag.problem.inputs import TensorData
 from fldiag.problem.problem import Problem
-from fldiag.problem.trees import cut
 from fldiag.results.table import Row
 from fldiag.seeding import torch_rng
 
@@ -146,13 +143,10 @@ def minibatch_row(
         text = f"there are {problem.n} examples, fewer than the {size} of a minibatch"
         return {**row, "value": None, "note": text}
     row["n_examples"] = count * size
-    x, y = problem.read(0, problem.n)
-    spread = torch.arange(count * size, device=problem.device) * problem.n // (count * size)
+    spread = torch.arange(count * size) * problem.n // (count * size)
     parts = []
     for i in range(count):
-        index = spread[i::count]
-        batch = copy.copy(problem)
-        batch._data, batch.n = TensorData(cut(x, index), cut(y, index)), len(index)
+        batch = problem.on(spread[i::count].tolist(), problem.slice_name)
         parts.append(worst_case_row(batch, metric, scale, rho, how))
     values = [part["value"] for part in parts]
     if any(value is None for value in values):

@@ -137,8 +137,8 @@ class Recording:
             raise
 
     def discard(self) -> None:
-        """Remove a run without rounds: it would be in the way of the next attempt."""
-        if not self.run.rounds:
+        """Remove a run without a round of training: it would be in the way of the next attempt."""
+        if not any(self.run.rounds):
             (self.run.path / "run.json").unlink()
             self._undo()
 

@@ -206,3 +206,18 @@ def test_arrays_go_by_the_order_of_the_state_dict_or_of_the_parameters():
     swapped = [own["0.bias"], own["0.weight"], *list(own.values())[2:]]
     with pytest.raises(FldiagError, match=r"\[3\] where 0.weight is \[3, 4\]"):
         state_dict.in_order(named(swapped), module)
+
+
+def test_a_conversion_that_fails_in_its_first_round_leaves_nothing_in_the_way():
+    torch.save(net().state_dict(), "in/global_0.pt")
+    torch.save(net(1).state_dict(), "in/global_1.pt")
+    torch.save(nn.Linear(4, 2).state_dict(), "in/round_1_client_0.pt")
+    patterns = {
+        "pattern": "round_{round}_client_{client}.pt",
+        "global_pattern": "global_{round}.pt",
+    }
+    with pytest.raises(FldiagError, match="does not fit the model"):
+        convert(**patterns)
+    torch.save(net(2).state_dict(), "in/round_1_client_0.pt")
+    run, _ = convert(**patterns, seed=7)  # another recipe: refused, were the folder a run still
+    assert run.rounds == [0, 1]
