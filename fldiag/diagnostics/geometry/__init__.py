@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only, spread_rounds
-from fldiag.results.summary import Item, Note, Say, Small, missing_notes
+from fldiag.results.summary import Item, Note, Say, Small, missing_notes, plus_minus
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
@@ -54,6 +54,16 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         ],
         NUMBERS,
     )
+    clients: dict[str, Any] = {
+        **models["clients, all examples"],
+        "round": last_round(collapse, "effective_rank"),
+    }
+    if len(only(collapse, metric="effective_rank", **clients)):
+        texts = [
+            f"{heading} {plus_minus(number(overall, m, **clients), number(overall, m, column='stderr', **clients))}"
+            for m, heading in list(NUMBERS.items())[2:]
+        ]
+        yield Say(f"clients in round {clients['round']}, all examples: {', '.join(texts)}")
     last = last_round(overall, "cka")
     similarity = only(overall, metric="cka", round=last).dropna(subset=["layer"])
     yield Small(
