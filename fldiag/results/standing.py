@@ -107,7 +107,9 @@ def _sentences(entries: Sequence[Row]) -> list[str]:
     lines = []
     for row in entries:
         who = f"{row['run']}: " if len({r["run"] for r in entries}) > 1 else ""
-        parts = [f"{int(row['n_examples']):,} examples of {row['slice']}"]
+        of_round = row["moment"] == "aggregated" and row["round"] is not None
+        model = f"the global model of round {row['round']:.0f} on " if of_round else ""
+        parts = [f"{model}{int(row['n_examples']):,} examples of {row['slice']}"]
         parts += [f"loss {_with_error(row, 'loss')}"] if "loss" in row else []
         parts += [f"accuracy {row['accuracy']:.1%}"] if "accuracy" in row else []
         lines.append(f"{who}{', '.join(parts)}; inputs {row['inputs']}")

@@ -20,6 +20,7 @@ from fldiag.diagnostics.geometry.measure import (
     spread_inputs,
 )
 from fldiag.diagnostics.geometry.picture import draw
+from fldiag.results.summary import Say, Small
 
 CENTRES = ("classes", "examples")
 
@@ -270,4 +271,7 @@ def test_the_picture_and_the_summary_show_the_numbers():
     for number in shown[~own]["value"].dropna().astype(float):
         assert np.nanmin(np.abs(drawn - number)) < 1e-9
     items = list(summary(frame, {"slice": "train"}))
-    assert [len(item.rows) for item in items[:2]] == [8, 2]
+    tables = [item for item in items if isinstance(item, Small)]
+    assert [len(item.rows) for item in tables] == [8, 2]
+    sentence = next(item.text for item in items if isinstance(item, Say))
+    assert "clients in round 2, all examples: NC1 " in sentence and " ± " in sentence
