@@ -15,6 +15,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -184,6 +185,8 @@ def continual_if_any(table: pd.DataFrame) -> Figure | None:
             ax.axhline(0, color="black", linewidth=0.5)
             ax.set_title(_CONTINUAL[metric], fontsize=8)
             ax.set_xlabel("class")
+            ax.set_xlim(-0.5, floats(rows["index"].dropna()).max() + 0.5)
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             style.percents(ax.yaxis)
             ax.grid(True)
         if len(runs) > 1:
