@@ -22,11 +22,11 @@ from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
 from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
-from fldiag.plotting import bubbles, curves, layers
+from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 from fldiag.training.diagnostics import personalise as personal
 from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
-from fldiag_papers import pictures
+from fldiag_papers import learning_curves, pictures
 from fldiag_papers.toys import plane_picture
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
@@ -56,7 +56,7 @@ def over_rounds(metrics, **more):
 
 
 def learning():
-    return curves.draw(
+    return learning_curves.draw(
         table(
             [
                 dict(
@@ -707,8 +707,10 @@ KINDS = {
     "account, far": lambda: accounted(1e3),
     "matching": matched,
     "ways": ways,
-    "partition": lambda: bubbles.draw(held(12)),
-    "partition, many": lambda: bubbles.draw(held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"),
+    "partition": lambda: partition.draw_counts(held(12)),
+    "partition, many": lambda: partition.draw_counts(
+        held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"
+    ),
     "forgetting": forgotten,
     "forgetting by class": lost_by_class,
     "drift": drifted,

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import curves, style, words
+from fldiag.plotting import style, words
 from fldiag.results.select import only
+from fldiag_papers import learning_curves
 from fldiag_papers.caption import LAST
 from fldiag_papers.gather import KEYS
 from fldiag_papers.pictures import parse, trained_on
@@ -76,7 +77,7 @@ def lines(
             {n: Line2D([], [], **look.line) for n, look in looks.items()} if len(looks) > 1 else {}
         )
         if table["value"].isna().any():
-            handles["diverged"] = style.diverged()
+            handles["diverged"] = learning_curves.diverged()
         if any(bars.get_label() == "_sampled" for ax in axes for bars in ax.containers):
             text = "± standard error over the test examples, one seed"
             handles[text] = Line2D([], [], color=FAINT, linewidth=1.6)
@@ -95,7 +96,7 @@ def learning(table: pd.DataFrame) -> Figure:
         answers.drop(columns="slice").assign(metric=answers["data"]),
         list(dict.fromkeys(answers["data"])),
     )
-    figure = curves.draw(
+    figure = learning_curves.draw(
         rows, panels, smooth=window, chance=10, note=trained_on(answers), width=style.TWO_COLUMNS
     )
     looks = style.looks(answers["label"])
@@ -103,7 +104,7 @@ def learning(table: pd.DataFrame) -> Figure:
         if set(only(answers, data=panel)["trained_on"]) == {panel}:
             _printed(ax, only(table, origin="reported", data=panel, label=tuple(looks)), looks)
         ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
-        ax.set(ylabel=ax.get_ylabel().replace(words.metric(panel), "test accuracy"))
+        ax.set(ylabel=ax.get_ylabel().replace(panel.replace("_", " "), "test accuracy"))
     return figure
 
 

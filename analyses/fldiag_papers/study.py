@@ -11,10 +11,10 @@ itself. A table whose cells are final accuracies takes its runs from ``reported.
 A figure names its trials, what is asked of each finished run, and draws::
 
     from fldiag_papers.study import Study, Trial, diagnostic
-    from fldiag.plotting import curves
+    from fldiag_papers import learning_curves
 
     def draw(table):
-        return curves.draw(table, ["global_local_divergence", "local_local_divergence"], where={"scope": "global"})
+        return learning_curves.draw(table[table["scope"] == "global"], ["global_local_divergence", "local_local_divergence"])
 
     STUDY = Study(
         title="Weight divergence", caption="...", source="FedSOL Figure 6",

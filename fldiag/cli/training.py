@@ -681,8 +681,8 @@ def partition(
         from fldiag.diagnosis import heterogeneity
         from fldiag.diagnosis.dealt_partition import check_file, partition_of
         from fldiag.diagnosis.places import prepare
-        from fldiag.plotting import bubbles, style
-        from fldiag.plotting import heterogeneity as picture
+        from fldiag.plotting import partition as picture
+        from fldiag.plotting import style
         from fldiag.results.provenance import provenance
 
         console = Console(json)
@@ -705,10 +705,10 @@ def partition(
         about = {**provenance(), "partition": division.title, "ordered": ordered}
         of_measures = path.with_name(f"{path.name}-heterogeneity")
         files = write_table(measures, of_measures, about)
-        fig = picture.draw(measures, title=division.title)
+        fig = picture.draw_heterogeneity(measures, title=division.title)
         files += style.write(fig, of_measures) if fig else []
         table = write_text(beside(path, ".csv"), csv_text(counts))
-        pictures = style.write(bubbles.draw(counts, title=division.title), path)
+        pictures = style.write(picture.draw_counts(counts, title=division.title), path)
         sizes = sizes_of(division.parts)
         row = {
             "clients": len(sizes),

@@ -17,8 +17,8 @@ from pydantic import Field
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.plotting import style
-from fldiag.plotting.curves import line, rounds_axis
-from fldiag.plotting.tables import floats, need, select
+from fldiag.plotting.curves import dots, mean_line, rounds_axis
+from fldiag.plotting.tables import need, select
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only, spread_rounds
 from fldiag.results.summary import Item, Note, Say, Small, missing_notes
@@ -64,21 +64,9 @@ def draw(frame: pd.DataFrame) -> Figure:
         fig, axes = style.panels(len(titles or TITLES), 2.1, across=4, least=1.6)
         for ax, (metric, title) in zip(axes, (titles or TITLES).items(), strict=True):
             for moment, look in looks.items():
-                rows = only(frame, metric=metric, moment=moment).dropna(subset=["round", "value"])
-                clients = only(rows, scope="client")
-                ax.plot(
-                    floats(clients["round"]),
-                    floats(clients["value"]),
-                    linestyle="none",
-                    marker=".",
-                    markersize=3,
-                    color=look.color,
-                    alpha=0.35,
-                )
-                mean = only(rows, scope="global").set_index("round").sort_index()
-                value, error = floats(mean["value"]), floats(mean["stderr"])
-                is_banded = np.isfinite(error).any()
-                line(ax, mean, look, (value - error, value + error) if is_banded else None)
+                rows = only(frame, metric=metric, moment=moment)
+                dots(ax, only(rows, scope="client"), look.color)
+                mean_line(ax, only(rows, scope="global"), look)
             if metric == "stability":
                 ax.axhline(1, color="black", linewidth=0.6)
             ax.set_title(title)

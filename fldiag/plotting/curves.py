@@ -1,12 +1,8 @@
-"""Lines over rounds with bands: the shape that pictures of runs share, and learning curves.
-
-Learning curves are the picture of Lee et al., "FedSOL" (CVPR 2024), figure 10.
-"""
+"""Lines over rounds with bands: the shape that pictures of runs share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -15,13 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fldiag.errors import FldiagError
-from fldiag.plotting import style, words
-from fldiag.plotting.tables import floats, names, need, select
+from fldiag.plotting import style
+from fldiag.plotting.tables import floats
 
-PICTURE = "learning curves"
-#: What a line may mix without being told: the seeds of one run (drawn as mean and spread).
-_MUST_AGREE = ("slice", "moment", "scope", "client", "client_b", "layer", "index", "unit")
 Band = tuple[np.ndarray, np.ndarray]
 
 
@@ -37,6 +29,35 @@ def line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: Band | None) -> N
         low, high = points["low"], points["high"]
         ax.fill_between(points.index, low, high, color=look.color, alpha=0.15, linewidth=0)
     ax.plot(points.index, points["value"], markevery=max(len(points) // 8, 1), **look.line)
+
+
+def mean_line(ax: Axes, rows: pd.DataFrame, look: style.Look, is_banded: bool = True) -> None:
+    """The rows' values over their rounds, with a band of one standard error where it is known."""
+    rows = rows.dropna(subset=["round", "value"]).set_index("round").sort_index()
+    value, error = floats(rows["value"]), floats(rows["stderr"])
+    is_banded &= bool(np.isfinite(error).any())
+    line(ax, rows, look, (value - error, value + error) if is_banded else None)
+
+
+def dots(ax: Axes, rows: pd.DataFrame, color: str, over: str = "round") -> None:
+    """A faint dot for every row: the clients of each round, under their mean."""
+    rows = rows.dropna(subset=[over, "value"])
+    ax.plot(
+        floats(rows[over]),
+        floats(rows["value"]),
+        linestyle="none",
+        marker=".",
+        markersize=3,
+        color=color,
+        alpha=0.4,
+        zorder=1,
+    )
+
+
+def wide_range(ax: Axes, values: np.ndarray) -> None:
+    """A logarithmic axis where positive values spread over more than a factor of 30."""
+    if len(values) and values.min() > 0 and values.max() > 30 * values.min():
+        ax.set_yscale("log")
 
 
 def barrier(
@@ -83,198 +104,3 @@ def legend_of_runs(fig: Figure, looks: Mapping[str, style.Look]) -> None:
     """The figure's legend: a line a run."""
     keys = [Line2D([], [], **look.line) for look in looks.values()]
     style.legend(fig, keys, list(looks), ncols=3, handlelength=2.6)
-
-
-def draw(
-    table: pd.DataFrame,
-    metric: str | Sequence[str] = "accuracy",
-    *,
-    smooth: int = 1,
-    by: Literal["run", "method"] = "run",
-    where: Mapping[str, Any] | None = None,
-    chance: float | None = None,
-    note: str = "",
-    width: float | None = None,
-) -> Figure:
-    """Curves of one or several metrics (one panel each) over ``round``, the legend below the panels.
-
-    ``table``: columns ``metric, round, value`` and ``by``. ``where`` keeps the rows whose columns have these
-    values, such as ``{"slice": "test", "moment": "aggregated"}``. Several values of a line at one round (seeds)
-    become their mean with a band of one standard deviation (of more than three lines: with bars), nowhere beyond what
-    is possible, and the legend says of how many seeds. ``smooth`` > 1 draws the centred moving mean over so many
-    rounds (fewer at the ends) over the faint raw curve, and the axis label says so. A cross: from there on values are
-    not finite. ``chance``: the accuracy of guessing, a line where the curves come near it. ``note``: text above the
-    legend. ``width``: inches, where the sheet says nothing.
-    Raises FldiagError for an empty selection and for rows that mix slices, clients or moments.
-    """
-    metrics = [metric] if isinstance(metric, str) else list(metric)
-    if smooth < 1 or smooth != int(smooth):
-        raise FldiagError(f"smooth is {smooth}", "give a number of rounds, 1 for none", usage=True)
-    need(table, ("metric", by, "round", "value", *(where or {})), PICTURE)
-    for column, value in (where or {}).items():
-        table = _select(table, column, value)
-    panels = [(m, _one(select(table, m, PICTURE), m)) for m in metrics]
-    series = [(m, rows, _series(rows, by)) for m, rows in panels]
-    labels = list(dict.fromkeys(name for _, _, lines in series for name in lines))
-    looks = style.looks(labels)
-    width = style.wide(width or (style.ONE_COLUMN if len(panels) == 1 else style.TWO_COLUMNS))
-    texts, counts = _texts(labels, [lines for _, _, lines in series])
-    heading = "; ".join(filter(None, (note, counts)))
-    with style.paper():
-        fig, axes = style.panels(len(panels), 2.15, 0.1, width=width)
-        for ax, (name, rows, lines) in zip(axes, series, strict=True):
-            for place, label in enumerate(labels):
-                if label in lines:
-                    turn = place, len(labels)
-                    _line(ax, lines[label], looks[label], smooth, turn, _limits(name, rows))
-            _frame(ax, name, rows, smooth)
-            if chance is not None:
-                style.chance(ax, chance)
-        handles = [Line2D([], [], **looks[n].line) for n in labels]
-        if any(curve.get_label() == "diverged" for ax in axes for curve in ax.lines):
-            handles.append(style.diverged())
-            texts.append("diverged")
-        style.legend(fig, handles, texts, handlelength=2.6, title=heading or None)
-    return fig
-
-
-def _select(table: pd.DataFrame, column: str, value: Any) -> pd.DataFrame:
-    """The rows with the value, or FldiagError when there are none."""
-    rows = table[(table[column] == value).fillna(False).astype(bool)]
-    if rows.empty:
-        values = ", ".join(map(str, table[column].dropna().unique()[:8])) or "nothing"
-        raise FldiagError(
-            f"no row of the {PICTURE} table has {column} = {value!r}",
-            f"it has {values}",
-            usage=True,
-        )
-    return rows
-
-
-def _texts(
-    labels: Sequence[str], panels: Sequence[Mapping[str, pd.DataFrame]]
-) -> tuple[list[str], str]:
-    """The legend's texts, and of how many seeds the bands are: once where all lines have as many."""
-    seeds = {n: max(int(lines[n]["count"].max()) for lines in panels if n in lines) for n in labels}
-    if len(set(seeds.values())) == 1:
-        (count,) = set(seeds.values())
-        return list(labels), f"mean ± standard deviation of {count} seeds" if count > 1 else ""
-    return [f"{n} (± std of {seeds[n]} seeds)" if seeds[n] > 1 else n for n in labels], ""
-
-
-def _limits(metric: str, rows: pd.DataFrame) -> tuple[float, float]:
-    """What values are possible, as far as they say so themselves: shares, percentages, cosines, what is never below 0."""
-    values = floats(rows["value"])
-    values = values[np.isfinite(values)]
-    low = 0.0 if values.min() >= 0 else -1.0 if "cos" in metric and values.min() >= -1 else -np.inf
-    percent = "unit" in rows.columns and (rows["unit"] == "%").any()
-    high = (
-        100.0
-        if percent
-        else 1.0
-        if ("accuracy" in metric or "cos" in metric) and values.max() <= 1
-        else np.inf
-    )
-    return low, high
-
-
-def _one(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows, or FldiagError when a curve through them would join different things."""
-    for column in _MUST_AGREE:
-        values = rows[column].unique() if column in rows.columns else []
-        if len(values) > 1:
-            listing = ", ".join("none" if pd.isna(v) else str(v) for v in values[:6])
-            raise FldiagError(
-                f"rows of metric {metric!r} mix {len(values)} values of {column}: {listing}",
-                f"choose one, for instance where={{{column!r}: {str(values[0])!r}}}",
-                usage=True,
-            )
-    if rows["round"].isna().any() or not np.isfinite(floats(rows["value"])).any():
-        raise FldiagError(
-            f"rows of metric {metric!r} lack a round, or have no finite value",
-            "give every row its round and value",
-            usage=True,
-        )
-    return rows
-
-
-def _series(rows: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
-    """Line name -> table indexed by round with columns mean, std, count."""
-    flat = pd.DataFrame(
-        {"by": names(rows[by]), "round": floats(rows["round"]), "value": floats(rows["value"])}
-    )
-    if "seed" in rows.columns:
-        keys = [by, "round", "seed"] + (["run"] if "run" in rows.columns and by != "run" else [])
-        twice = rows[rows.duplicated(keys)]
-        if len(twice):
-            raise FldiagError(
-                f"{by} {twice.iloc[0][by]!r} has two values at round {twice.iloc[0]['round']}",
-                "give the runs different labels or seeds",
-                usage=True,
-            )
-    return {
-        name: part.groupby("round")["value"].agg(["mean", "std", "count"]).sort_index()
-        for name, part in flat.groupby("by", sort=False)
-    }
-
-
-def smoothed(rounds: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean of the values within ``window`` rounds; the window shrinks evenly at the ends and skips nan."""
-    reach = np.minimum((window - 1) / 2, np.minimum(rounds - rounds[0], rounds[-1] - rounds))
-    near = np.abs(rounds[:, None] - rounds[None, :]) <= reach[:, None] + 1e-9
-    near &= np.isfinite(values)[None, :]
-    total = np.where(near, np.where(np.isfinite(values), values, 0.0)[None, :], 0.0).sum(1)
-    return np.divide(total, near.sum(1), out=np.full(len(values), np.nan), where=near.any(1))
-
-
-def _line(
-    ax: Axes,
-    points: pd.DataFrame,
-    look: style.Look,
-    smooth: int,
-    turn: tuple[int, int],
-    limits: tuple[float, float],
-) -> None:
-    """One learning curve, ``turn``: the place of its line, and of how many; a cross at the last finite value, where there are
-    rounds after it without one."""
-    place, lines = turn
-    rounds, raw, spread = (
-        points.index.to_numpy(float),
-        floats(points["mean"]),
-        floats(points["std"]),
-    )
-    values = smoothed(rounds, raw, smooth) if smooth > 1 else raw
-    if smooth > 1:
-        ax.plot(rounds, raw, color=look.color, linewidth=0.5, alpha=0.3, label="_raw")
-    stride = max(len(rounds) // 6, 1)
-    # Markers of different lines at different rounds: where lines run together both stay visible.
-    at = slice(place * stride // max(lines, 1), None, stride)
-    if np.isfinite(spread).any():
-        band = smoothed(rounds, spread, smooth) if smooth > 1 else spread
-        low, high = np.clip(values - band, *limits), np.clip(values + band, *limits)
-        if lines <= 3:
-            ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
-        else:  # bands on bands are mud
-            shift = 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds)
-            x = rounds[at] + shift
-            ax.vlines(x, low[at], high[at], color=look.color, linewidth=0.7, alpha=0.8)
-    ax.plot(rounds, values, markevery=at, label="curve", **look.line)
-    finite = np.flatnonzero(np.isfinite(raw))
-    if len(finite) and finite[-1] < len(raw) - 1:
-        cross = {**look.point, "marker": "x", "markersize": 6, "markeredgewidth": 1.4}
-        ax.plot(rounds[finite[-1]], raw[finite[-1]], label="diverged", zorder=5, **cross)
-
-
-def _frame(ax: Axes, metric: str, rows: pd.DataFrame, smooth: int) -> None:
-    def only(column: str) -> str:
-        values = rows[column].dropna().unique() if column in rows.columns else []
-        return str(values[0]) if len(values) else ""
-
-    unit, slice_name = only("unit"), only("slice")
-    text = words.metric(metric)
-    text += (f" on {slice_name}" if slice_name else "") + (f" [{unit}]" if unit else "")
-    text += f"\n(moving mean over {smooth} rounds)" if smooth > 1 else ""
-    ax.set_ylabel("\n".join(map(style.plain, text.split("\n"))))
-    rounds_axis(ax)
-    ax.grid(True)
-    ax.margins(x=0.02)

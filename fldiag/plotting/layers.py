@@ -86,5 +86,4 @@ def _bars(
     ax.axvline(0, color="black", linewidth=0.5)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.grid(True, axis="x")
-    ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
-    ax.set_ylim(len(layers) - 0.4, -0.6)
+    style.names_down(ax, layers)

@@ -20,7 +20,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from fldiag.plotting import sheet, words
@@ -38,12 +37,10 @@ PAGE = 8.8
 #: Width of a letter and of a capital as shares of the font size: a little above the mean, and the widest.
 LETTER, CAPITAL = 0.6, 1.0
 
-
+#: Where the style is not matplotlib's own.
 _RC: dict[Any, Any] = {
     # DejaVu ships with matplotlib, so the same table gives the same bytes on every machine.
-    "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
-    "mathtext.fontset": "dejavusans",
     "font.size": 8.0,
     "axes.titlesize": 8.5,
     "axes.labelsize": 8.0,
@@ -57,8 +54,6 @@ _RC: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
-    "axes.unicode_minus": True,
-    "axes.grid": False,
     "grid.linewidth": 0.4,
     "grid.color": "#dddddd",
     "xtick.major.width": 0.6,
@@ -72,16 +67,10 @@ _RC: dict[Any, Any] = {
     "lines.linewidth": 1.2,
     "lines.markersize": 4.0,
     "errorbar.capsize": 1.8,
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
     "savefig.facecolor": "white",
-    "figure.dpi": 100.0,
     "savefig.dpi": DPI,
-    "savefig.bbox": None,
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
-    "pdf.compression": 6,
-    "text.usetex": False,
     "svg.hashsalt": "fldiag",
 }
 
@@ -265,6 +254,26 @@ def columns(texts: Sequence[str], inches: float, handle: float = 0.4) -> int:
     return -(-len(texts) // -(-len(texts) // most))
 
 
+def heading(fig: Figure, text: str) -> None:
+    """At most two lines above all panels; the figure grows by them."""
+    if text:
+        lines = wrap(text, fig.get_figwidth() - 0.2, 2, 8)
+        fig.set_figheight(fig.get_figheight() + 0.15 * len(lines))
+        fig.suptitle("\n".join(lines), x=0.04, ha="left", fontsize=8)
+
+
+def empty(ax: Axes, text: str) -> None:
+    """A panel without axes that says why it has nothing."""
+    ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes)
+    ax.set_axis_off()
+
+
+def names_down(ax: Axes, names: Sequence[str], width: int = 24) -> None:
+    """A name a row, the first on top."""
+    ax.set_yticks(range(len(names)), [plain(shorten(name, width)) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)
+
+
 def chance(ax: Axes, value: float, name: bool = True) -> None:
     """A line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
     low, high = ax.get_ylim()
@@ -316,12 +325,6 @@ def percents(*axes: Any) -> None:
     """Tick labels of shares of 1 in percent: 40 %, 2.5 %."""
     for axis in axes:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %"))
-
-
-def diverged() -> Line2D:
-    """What a legend shows of a run that diverged."""
-    look = Look("#444444", "x", "-").point
-    return Line2D([], [], **{**look, "markersize": 5, "markeredgewidth": 1.2})
 
 
 def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:

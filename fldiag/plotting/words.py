@@ -80,12 +80,6 @@ PARTITIONS = {
     "file": "from a file",
     "given": "as recorded",
 }
-METRICS = {
-    "global_local_divergence": "global–local divergence",
-    "local_local_divergence": "local–local divergence",
-    "lambda_max": "λ₁",
-    "lambda_mean": "mean Λ",
-}
 #: Labels are other people's text: only names that mean nothing else, as whole words, are written anew in them.
 _IN_LABELS = re.compile(
     r"(?<![A-Za-z0-9_])("
@@ -122,10 +116,6 @@ def data(name: str) -> str:
     if base in DATA and size.isdigit():
         return f"{DATA[base]} ({int(size):,} images)"
     return DATA.get(name, name)
-
-
-def metric(name: str) -> str:
-    return METRICS.get(name, name.replace("_", " "))
 
 
 def label(text: str) -> str:

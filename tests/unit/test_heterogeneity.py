@@ -14,7 +14,7 @@ from scipy.spatial.distance import jensenshannon
 from fldiag.data import partition
 from fldiag.diagnosis import heterogeneity
 from fldiag.diagnosis.heterogeneity import measure
-from fldiag.plotting import heterogeneity as picture
+from fldiag.plotting.partition import draw_heterogeneity
 
 
 def measured(cells, **options):
@@ -105,7 +105,7 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(cells, reason):
     rows = rows[rows["n_examples"] > 0]
     assert rows["masked"].all() and (rows["note"] == reason).all()
     assert (one(table, "jensen_shannon", scope="global").note) == reason
-    assert picture.draw(table) is None
+    assert draw_heterogeneity(table) is None
     assert any(reason in text for text in heterogeneity.remarks(table))
 
 

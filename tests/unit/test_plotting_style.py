@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import curves, sheet, style
+from fldiag.plotting import sheet, style
 from fldiag.results import files
+from fldiag_papers import learning_curves
 
 
 def simple(value: float = 1.0):
@@ -39,7 +40,7 @@ def test_the_users_own_settings_do_not_show_through(tmp_path):
 
 def test_no_window_system_and_no_pyplot_is_touched():
     code = (
-        "import sys; from fldiag.plotting import bubbles, curves, layers, style; "
+        "import sys; from fldiag.plotting import curves, partition, layers, style; "
         "print('matplotlib.pyplot' in sys.modules, 'plotly' in sys.modules, 'torch' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -203,9 +204,9 @@ def rounds_of_two():
 
 def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
     with sheet.use_sheet("single", "svg,pdf"):
-        inner = curves.draw(rounds_of_two(), ["accuracy", "loss"])
+        inner = learning_curves.draw(rounds_of_two(), ["accuracy", "loss"])
         written = style.write(inner, tmp_path / "lr0.1")
-    outer = curves.draw(rounds_of_two(), ["accuracy", "loss"])
+    outer = learning_curves.draw(rounds_of_two(), ["accuracy", "loss"])
     assert [p.name for p in written] == ["lr0.1.svg", "lr0.1.pdf"]
     assert inner.get_figwidth() == style.ONE_COLUMN and outer.get_figwidth() == style.TWO_COLUMNS
     assert (
@@ -214,7 +215,9 @@ def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
         != len({ax.get_position().x0 for ax in outer.axes})
     )
     with sheet.use_sheet("single", "svg,pdf"):
-        again = style.write(curves.draw(rounds_of_two(), ["accuracy", "loss"]), tmp_path / "again")
+        again = style.write(
+            learning_curves.draw(rounds_of_two(), ["accuracy", "loss"]), tmp_path / "again"
+        )
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in written]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.plotting import curves
+from fldiag_papers import learning_curves
 from fldiag_papers.study import Study, Trial, diagnostic
 
 PRESET = "fedsol-cifar10-lda0.1"
@@ -23,7 +23,7 @@ def draw(table):
     loss = rows[(rows["metric"] == "proximal_loss") & (rows["estimator"] == "exact")].assign(
         metric=LOSS
     )
-    return curves.draw(pd.concat([cosine, loss]), (COSINE, LOSS))
+    return learning_curves.draw(pd.concat([cosine, loss]), (COSINE, LOSS))
 
 
 STUDY = Study(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fldiag.plotting import curves
+from fldiag_papers import learning_curves
 from fldiag_papers.study import Study, Trial, diagnostic
 
 PRESET = "fedsol-cifar10-lda0.1"
@@ -16,7 +16,7 @@ def draw(table):
         if "layer" in table
         else table[(table["scope"] == "global") & (table["moment"] == "trained")]
     )
-    figure = curves.draw(rows, METRICS)
+    figure = learning_curves.draw(rows, METRICS)
     for ax in figure.axes:
         ax.set_ylim(bottom=0)
     return figure

@@ -1,6 +1,7 @@
 """FedTOGA Figure 4: which client holds how much of which class."""
 
-from fldiag.plotting import bubbles, words
+from fldiag.plotting import words
+from fldiag.plotting.partition import draw_counts
 from fldiag_papers.study import Study, Trial, partition
 
 SPLITS = {
@@ -14,7 +15,7 @@ FEW = {"clients.total": 40}
 
 def draw(table):
     title = f"{words.data(table['trained_on'].iloc[0])}, {table['client'].nunique()} clients"
-    return bubbles.draw(table.rename(columns={"index": "class", "value": "count"}), title=title)
+    return draw_counts(table.rename(columns={"index": "class", "value": "count"}), title=title)
 
 
 STUDY = Study(

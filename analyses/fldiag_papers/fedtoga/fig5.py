@@ -1,7 +1,6 @@
 """FedTOGA Figure 5 and following: test accuracy over the rounds, a panel for each data set, partition and participation."""
 
-from fldiag.plotting import curves
-from fldiag_papers import pictures
+from fldiag_papers import learning_curves, pictures
 from fldiag_papers.paper_tables import with_values
 from fldiag_papers.study import Study, Trial, curve
 
@@ -24,7 +23,7 @@ def methods(data, clients):
 
 def draw(table):
     panels = list(dict.fromkeys(table["setting"]))
-    figure = curves.draw(
+    figure = learning_curves.draw(
         table.assign(metric=table["setting"]),
         panels,
         chance=10 if set(table["data"]) == {"cifar10"} else None,

@@ -192,16 +192,7 @@ def _bars(
 def _split(ax, rows: pd.DataFrame, by: str, looks: list[style.Look], title: str) -> None:
     rows = only(rows, moment="trained").dropna(subset=[by])
     if rows.empty:
-        ax.text(
-            0.5,
-            0.5,
-            "not computed",
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            color="#666666",
-        )
-        ax.set_axis_off()
+        style.empty(ax, "not computed")
         return
     cells = pd.DataFrame(
         {

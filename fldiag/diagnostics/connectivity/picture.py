@@ -198,8 +198,7 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
             )
         all_layers = only(table, metric="barrier", path="straight")["value"].astype(float).mean()
         ax.axvline(all_layers, color="black", linewidth=0.7, linestyle=(0, (4, 1.5)))
-        ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
-        ax.set_ylim(len(layers) - 0.5, -0.5)
+        style.names_down(ax, layers)
         ax.set_xlabel(f"barrier of the layer alone\n{style.plain(_slice_label(table))}")
         ax.grid(True)
         handles = [Line2D([], [], **look.point) for look in looks.values()]

@@ -188,8 +188,7 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
                     markerfacecolor=face,
                     label=how,
                 )
-        ax.set_yticks(range(len(layers)), [style.plain(style.shorten(v, 24)) for v in layers])
-        ax.set_ylim(len(layers) - 0.5, -0.5)
+        style.names_down(ax, layers)
         ax.set_xlim(left=0)
         text = "mean Λ × √size\n(1: all entries of a layer moved alike)" if scaled else "mean Λ"
         ax.set_xlabel(text)
@@ -245,8 +244,7 @@ def agreement_if_any(table: pd.DataFrame) -> Figure | None:
             axes[2].hlines(places, low, high, color=look.color, linewidth=0.8)
             axes[2].plot(value, places, **look.point)
         axes[2].axvline(0, color="black", linewidth=0.5)
-        axes[2].set_yticks(range(len(layers)), [style.plain(style.shorten(v, 18)) for v in layers])
-        axes[2].set_ylim(len(layers) - 0.5, -0.5)
+        style.names_down(axes[2], layers, 18)
         axes[2].set_xlabel(f"the ratio by layer, round {int(ratios['round'].max())}")
         axes[2].grid(True)
         if len(runs) > 1:
@@ -272,8 +270,7 @@ def upload_if_any(table: pd.DataFrame) -> Figure | None:
             part = only(errors, upload=kind)
             places = [layers.index("all" if pd.isna(v) else str(v)) for v in part["layer"]]
             axes[0].plot(floats(part["value"]), places, **look.point)
-        axes[0].set_yticks(range(len(layers)), [style.plain(style.shorten(v, 18)) for v in layers])
-        axes[0].set_ylim(len(layers) - 0.5, -0.5)
+        style.names_down(axes[0], layers, 18)
         axes[0].set_xlabel("relative error of an upload")
         axes[0].set_xlim(left=0)
         axes[0].grid(True)

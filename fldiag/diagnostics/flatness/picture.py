@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.plotting import style
-from fldiag.plotting.curves import line, rounds_axis
+from fldiag.plotting.curves import dots, mean_line, rounds_axis, wide_range
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -59,30 +59,20 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _parts(ax: Axes, rows: pd.DataFrame, metric: str) -> None:
     clients = only(rows, metric=metric, scope="client", moment="trained")
-    _dots(ax, clients, _LOOKS["trained"].color)
-    _line(
-        ax,
-        only(rows, metric=metric, scope="global", moment="aggregated"),
-        _LOOKS["whole"],
-        band=False,
-    )
+    dots(ax, clients, _LOOKS["trained"].color)
+    whole = only(rows, metric=metric, scope="global", moment="aggregated")
+    mean_line(ax, whole, _LOOKS["whole"], is_banded=False)
     for moment in ("trained", "aggregated"):
-        _line(
-            ax,
-            only(rows, metric=f"{metric}_parts", moment=moment),
-            _LOOKS[moment],
-            band=moment == "trained",
-        )
+        parts = only(rows, metric=f"{metric}_parts", moment=moment)
+        mean_line(ax, parts, _LOOKS[moment], is_banded=moment == "trained")
     values = floats(only(rows, metric=(metric, f"{metric}_parts"))["value"])
-    values = values[np.isfinite(values)]
-    if len(values) and values.min() > 0 and values.max() > 30 * values.min():
-        ax.set_yscale("log")
+    wide_range(ax, values[np.isfinite(values)])
     _frame(ax)
 
 
 def _disagreement(ax: Axes, rows: pd.DataFrame, metric: str, title: str) -> None:
-    _dots(ax, only(rows, metric=metric, scope="client"), "#777777")
-    _line(ax, only(rows, metric=metric, scope="global"), style.look(3), band=True)
+    dots(ax, only(rows, metric=metric, scope="client"), "#777777")
+    mean_line(ax, only(rows, metric=metric, scope="global"), style.look(3))
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set_title(title)
     _frame(ax)
@@ -93,21 +83,9 @@ def _echo(ax: Axes, rows: pd.DataFrame) -> None:
     echoes = only(rows, metric="momentum_echo")
     means = only(echoes, round=None).dropna(subset="value")
     if means.empty:
-        ax.text(
-            0.5, 0.5, "needs neighbouring rounds", ha="center", va="center", transform=ax.transAxes
-        )
-        ax.set_axis_off()
+        style.empty(ax, "needs neighbouring rounds")
         return
-    each = echoes[echoes["round"].notna()].dropna(subset="value")
-    ax.plot(
-        floats(each["index"]),
-        floats(each["value"]),
-        linestyle="none",
-        marker=".",
-        markersize=3,
-        color="#777777",
-        alpha=0.6,
-    )
+    dots(ax, echoes[echoes["round"].notna()], "#777777", over="index")
     error = np.nan_to_num(floats(means["stderr"]))
     ax.errorbar(
         floats(means["index"]),
@@ -121,27 +99,6 @@ def _echo(ax: Axes, rows: pd.DataFrame) -> None:
     ax.axhline(0, color="black", linewidth=0.6)
     ax.set(xlabel="lag [rounds]", xticks=range(1, 6))
     ax.grid(True, axis="y")
-
-
-def _dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
-    rows = rows.dropna(subset=["round", "value"])
-    ax.plot(
-        floats(rows["round"]),
-        floats(rows["value"]),
-        linestyle="none",
-        marker=".",
-        markersize=3,
-        color=color,
-        alpha=0.45,
-        zorder=1,
-    )
-
-
-def _line(ax: Axes, rows: pd.DataFrame, look: style.Look, band: bool) -> None:
-    rows = rows.dropna(subset=["round", "value"]).set_index("round").sort_index()
-    value, error = floats(rows["value"]), floats(rows["stderr"])
-    banded = band and np.isfinite(error).any()
-    line(ax, rows, look, (value - error, value + error) if banded else None)
 
 
 def _frame(ax: Axes) -> None:

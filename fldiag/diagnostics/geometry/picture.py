@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.plotting import style
-from fldiag.plotting.curves import line, rounds_axis
+from fldiag.plotting.curves import dots, mean_line, rounds_axis, wide_range
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -47,24 +47,15 @@ def draw(table: pd.DataFrame) -> Figure:
         for ax, (metric, title) in zip(panels, titles.items(), strict=True):
             rows = only(table, metric=metric)
             is_own = rows["slice"].str.startswith("client:").fillna(False).astype(bool)
-            clients = rows[~is_own & (rows["scope"] == "client")].dropna(subset=["value"])
-            ax.plot(
-                floats(clients["round"]),
-                floats(clients["value"]),
-                linestyle="none",
-                marker=".",
-                markersize=3,
-                color=LOOKS["trained"].color,
-                alpha=0.35,
-            )
+            dots(ax, rows[~is_own & (rows["scope"] == "client")], LOOKS["trained"].color)
             for name, look in LOOKS.items():
                 moment = "trained" if name == "own" else name
                 of_name = rows[is_own] if name == "own" else rows[~is_own]
-                draw_curve(ax, only(of_name, scope="global", moment=moment), look)
+                mean_line(ax, only(of_name, scope="global", moment=moment), look)
             values = floats(rows["value"])
             values = values[np.isfinite(values) & (values > 0)]
-            if metric == "nc1" and len(values) and values.max() > 30 * values.min():
-                ax.set_yscale("log")
+            if metric == "nc1":
+                wide_range(ax, values)
             ax.set_title(title)
             rounds_axis(ax)
             ax.grid(True, axis="y")
@@ -75,19 +66,12 @@ def draw(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def draw_curve(ax: Axes, rows: pd.DataFrame, look: style.Look) -> None:
-    rows = rows.dropna(subset=["round", "value"]).set_index("round").sort_index()
-    value, error = floats(rows["value"]), floats(rows["stderr"])
-    line(ax, rows, look, (value - error, value + error) if np.isfinite(error).any() else None)
-
-
 def draw_similarity(ax: Axes, rows: pd.DataFrame) -> None:
     """The mean CKA of two clients in the first and the last round, layer by layer."""
     ax.set_title("CKA of two clients")
     rows = rows.dropna(subset=["value", "layer"])
     if rows.empty:
-        ax.text(0.5, 0.5, "needs two clients", ha="center", va="center", transform=ax.transAxes)
-        ax.set_axis_off()
+        style.empty(ax, "needs two clients")
         return
     layers = list(dict.fromkeys(rows["layer"]))
     rounds = sorted({int(r) for r in rows["round"].dropna()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.plotting import curves
+from fldiag.plotting import curves, style
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -40,4 +40,15 @@ def draw(table: pd.DataFrame) -> Figure:
             .assign(layer=f"mean of {len(layers)} layers")
         )
         means = pd.concat([means[means["layer"].isin(top_layers)], layer_mean], ignore_index=True)
-    return curves.draw(means.rename(columns={"layer": "run"}), [name for name, _ in PANELS])
+    looks = style.looks(means["layer"])
+    with style.paper():
+        fig, axes = style.panels(len(PANELS), 2.15, 0.1)
+        for ax, (metric, _) in zip(axes, PANELS, strict=True):
+            for layer, look in looks.items():
+                rows = only(means, metric=metric, layer=layer).set_index("round")
+                curves.line(ax, rows, look, None)
+            curves.rounds_axis(ax)
+            ax.set_ylabel(metric.replace("_", " "))
+            ax.grid(True)
+        curves.legend_of_runs(fig, looks)
+    return fig

@@ -178,8 +178,7 @@ def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
                 if value is not None:
                     ends = [place - 0.35, place + 0.35]
                     ax.plot([value, value], ends, color="black", linestyle=dash, linewidth=1)
-        ax.set_yticks(range(len(runs)), [style.plain(style.shorten(run, 24)) for run in runs])
-        ax.set_ylim(len(runs) - 0.5, -0.5)
+        style.names_down(ax, runs)
         size = int(rows["n_examples"].iloc[0])
         ax.set_xlabel(
             f"largest eigenvalue of minibatches of {size:,} examples\n(bar: their mean, dashed: all examples)"
