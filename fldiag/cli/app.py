@@ -16,6 +16,7 @@ from fldiag.cli import derived
 from fldiag.cli.console import errors
 from fldiag.cli.interrupt import work_begins
 from fldiag.errors import FldiagError, unknown
+from fldiag.version import version as installed_version
 
 #: Typer 0.26 and later carry their own copy of click and do not install click; earlier ones use the installed click.
 NoSuchOption: Any = importlib.import_module(typer.BadParameter.__module__).NoSuchOption
@@ -184,7 +185,5 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from fldiag import version as own
-
-        print(own.version())
+        print(installed_version())
         raise typer.Exit

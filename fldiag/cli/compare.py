@@ -25,6 +25,7 @@ from fldiag.cli.options import (
     Width,
 )
 from fldiag.device import device_of
+from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results import files
@@ -397,7 +398,6 @@ def _better(outcome: Checked) -> str:
 def _write_table(
     table: pd.DataFrame, comparison: Sides, out: Path | None, about: Mapping[str, Any]
 ) -> list[Path]:
-    from fldiag.diagnosis.places import FALLBACK, prepare
     from fldiag.results.provenance import digest, provenance
 
     kind = "check" if "condition" in table.columns else "diff"

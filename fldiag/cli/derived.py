@@ -12,6 +12,7 @@ import typer
 from fldiag import known
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
+from fldiag.plotting import sheet
 
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
@@ -77,7 +78,6 @@ def verb(name: str, item: known.Item) -> Callable[..., None]:
     def run(**values: Any) -> None:
         with errors(values.pop("debug")):
             from fldiag.cli import asking
-            from fldiag.plotting import sheet
 
             targets, out, console = (
                 values.pop(argument),

@@ -12,6 +12,7 @@ from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.derived import group, takes_device, verb
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
+from fldiag.plotting import sheet
 
 
 def add(name: str) -> None:
@@ -53,7 +54,6 @@ def diagnose(
         from fldiag.cli import asking
         from fldiag.config import parse_override
         from fldiag.diagnosis.question import find_diagnostic
-        from fldiag.plotting import sheet
 
         options = dict(parse_override(text) for text in set_ or [])
         if takes_device(known.describe(find_diagnostic(name))):

@@ -12,6 +12,7 @@ import typer
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Data, Debug, Download, Json, Out, Root, TrustFile
+from fldiag.diagnosis.places import prepare
 from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
 
 if TYPE_CHECKING:
@@ -289,7 +290,6 @@ def export(
     Example: fldiag export checkpoints/digits-fedavg-s0-1a2b3c4d --to tensorboard
     """
     with errors(debug):
-        from fldiag.diagnosis.places import prepare
         from fldiag.diagnosis.subjects import load
         from fldiag.integrations import trackers
         from fldiag.runs.run import Run

@@ -30,6 +30,7 @@ from fldiag.cli.options import (
     Width,
 )
 from fldiag.device import device_of
+from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError, duration
 from fldiag.execution import executor as execution
 from fldiag.execution.worker import threads
@@ -70,7 +71,6 @@ def demo(
     """
     with errors(debug), use_sheet(width, format):
         from fldiag.diagnosis.answer import answer
-        from fldiag.diagnosis.places import FALLBACK, prepare
         from fldiag.report import build
         from fldiag.report.collect import collect, compute_tables
         from fldiag.results.summary import Small
@@ -680,7 +680,6 @@ def partition(
         from fldiag.data.partition import sizes as sizes_of
         from fldiag.diagnosis import heterogeneity
         from fldiag.diagnosis.dealt_partition import check_file, partition_of
-        from fldiag.diagnosis.places import prepare
         from fldiag.plotting import partition as picture
         from fldiag.plotting import style
         from fldiag.results.provenance import provenance

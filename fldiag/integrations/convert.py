@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save
 
 from fldiag.errors import FldiagError, short_path
 from fldiag.integrations import client_files
@@ -170,8 +171,6 @@ def convert_file(source: Path, out: Path, key: str | None = None) -> list[str]:
     if kinds[1] == ".pt":
         files.write_atomic(out, lambda f: torch.save(content, f))
         return notes
-    from safetensors.torch import save
-
     tensors, metadata = flatten(content)
     data = save(tensors, metadata)
     files.write_atomic(out, lambda f: f.write(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from safetensors.torch import load_file
 from torch import nn
 
 from fldiag import minilm as package
@@ -69,8 +70,6 @@ def minilm(
 
 
 def _load(model: Bert) -> None:
-    from safetensors.torch import load_file
-
     pretrained = load_file(package.file(package.WEIGHTS))
     sources = {f"embeddings.{name}": f"embeddings.{source}" for name, source in EMBEDDINGS.items()}
     sources |= {

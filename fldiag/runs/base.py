@@ -13,6 +13,7 @@ from fldiag.models import frozen
 from fldiag.results.provenance import digest
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
+from fldiag.runs.tensor_files import read_tensors
 
 FILE = "base.safetensors"
 
@@ -53,8 +54,6 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
         and (folder / "run.json").is_file()
         and FILE in (run := Run.open(folder)).index["files"]
     ):
-        from fldiag.runs.tensor_files import read_tensors
-
         with contextlib.suppress(AttributeError):  # of tensors that are none
             frozen.load(module, read_tensors(run.verified(FILE)))
     if provenance(module) != base:

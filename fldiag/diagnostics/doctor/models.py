@@ -8,9 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from scipy import stats
+from torch.nn import functional as F
 
 from fldiag.diagnostics.doctor.statistics import CLIENTS
+from fldiag.errors import FldiagError
 from fldiag.losses import predicted
 from fldiag.results.select import spread
 
@@ -73,8 +76,6 @@ class Models:
     @cached_property
     def scores(self) -> dict[int, Scored]:
         """Round -> what its models do; rounds that cannot be read are left out."""
-        from fldiag.errors import FldiagError
-
         scored_rounds = {}
         for r in self.rounds:
             try:
@@ -180,9 +181,6 @@ class Models:
 
     def log_probabilities(self, weights: Weights, stretch: slice) -> np.ndarray:
         """Of every class, for the examples of a stretch of the pool [n, C]; one output is the logit of label 1."""
-        import torch
-        from torch.nn import functional as F
-
         vector, buffers = weights
         bound = self.history.network.bind(
             vector[None], {n: b[None].clone() for n, b in buffers.items()}
@@ -198,8 +196,6 @@ class Models:
 
     def predictions(self, r: int) -> np.ndarray:
         """Classes that the aggregated model of a round gives the test examples."""
-        import torch
-
         cohort, network, pool = self.history.stored(r), self.history.network, self.history.pool
         bound = network.bind(
             cohort.aggregated[None], {n: b[None].clone() for n, b in cohort.buffers.items()}
