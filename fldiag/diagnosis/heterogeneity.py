@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.results.binned import gini
+from fldiag.results.means import sample_mean
 from fldiag.results.select import number, only, spread
 from fldiag.results.table import Row, columns
 from fldiag.seeding import numpy_rng
@@ -199,8 +200,7 @@ def _mean(metric: str, values: np.ndarray, reason: str | None) -> Row:
     n = len(values)
     if (reason and metric != "effective_classes") or not n:
         return {"metric": metric, "value": None}
-    error = float(values.std(ddof=1) / n**0.5) if n > 1 else None
-    return {"metric": metric, "value": float(values.mean()), "stderr": error, "n_clients": n}
+    return {"metric": metric, **sample_mean(values), "n_clients": n}
 
 
 #: The columns of ``in_short``.

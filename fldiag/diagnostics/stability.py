@@ -20,6 +20,7 @@ from fldiag.plotting import style
 from fldiag.plotting.curves import dots, mean_line, rounds_axis
 from fldiag.plotting.tables import need, select
 from fldiag.registry import diagnostic
+from fldiag.results.means import sample_mean
 from fldiag.results.select import number, only, spread_rounds
 from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row, table
@@ -220,8 +221,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault((row["round"], row["metric"], row["moment"]), []).append(row)
     mean_rows: list[Row] = []
     for (round, metric, moment), members in groups.items():
-        values = np.array([row["value"] for row in members if row["value"] is not None])
-        n = len(values)
+        values = [row["value"] for row in members if row["value"] is not None]
         mean_rows.append(
             {
                 "round": round,
@@ -231,10 +231,9 @@ def means(rows: Sequence[Row]) -> list[Row]:
                 "slice": "client:*/train",
                 "estimator": members[0]["estimator"],
                 "index": members[0].get("index"),
-                "n_clients": n,
-                "value": float(values.mean()) if n else None,
-                "stderr": float(values.std(ddof=1)) / n**0.5 if n > 1 else None,
-                "note": None if n else members[0]["note"],
+                "n_clients": len(values),
+                **sample_mean(values),
+                "note": None if values else members[0]["note"],
             }
         )
     return mean_rows

@@ -16,9 +16,9 @@ from fldiag.plotting import style, words
 from fldiag.plotting.pages import Group, Missing, Section, Table, tables_of
 from fldiag.report.members import Collected, Member, absent, absent_diagnostic, plain, worlds
 from fldiag.results import select
+from fldiag.results.means import wilson
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import last_round, only
-from fldiag.results.shares import wilson
 from fldiag.results.summary import percent, plus_minus
 
 

@@ -36,9 +36,9 @@ import pydantic
 from fldiag import registry
 from fldiag.errors import FldiagError, counted
 from fldiag.results import files
+from fldiag.results.means import wilson
 from fldiag.results.notebook import card
 from fldiag.results.select import SPLITS, split_of
-from fldiag.results.shares import wilson
 from fldiag.results.table import Row, table
 from fldiag.runs import schema
 from fldiag.runs.index import CONTINUED, WHOLE, read_index, write_index

@@ -21,7 +21,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal
-from fldiag.results.shares import share
+from fldiag.results.means import sample_mean, share
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
 from fldiag.sections import TrainSection
@@ -206,11 +206,8 @@ def _mean_rows(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, 
         "index": e,
         "n_examples": sum(row["n_examples"] for row in rows),
     }
-    stderr = (
-        {"stderr": float(values.std(ddof=1) / math.sqrt(len(values)))} if len(values) > 1 else {}
-    )
     return [
-        {**common, "metric": PERSONAL, "value": float(values.mean()), **stderr},
+        {**common, "metric": PERSONAL, **sample_mean(values)},
         {**common, "metric": f"{PERSONAL}_std", "value": float(values.std())},
     ]
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import fldiag
+from fldiag.results.means import wilson
 from fldiag.results.notebook import MOST, as_results
-from fldiag.results.shares import wilson
 from fldiag.results.table import table
 
 

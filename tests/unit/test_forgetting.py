@@ -17,7 +17,7 @@ from fldiag.config import Config
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, flatten
-from fldiag.results.shares import share, wilson
+from fldiag.results.means import share, wilson
 from fldiag.runs.history import History
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]  # classes 0, 1 and classes 2, 3

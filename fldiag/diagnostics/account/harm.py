@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
@@ -43,8 +44,7 @@ def harm(history: History, cohort: Stored, slice_name: str) -> list[Row]:
                     **about,
                     "metric": metric,
                     "estimator": "exact",
-                    "value": float(change.mean()) if n else None,
-                    "stderr": float(change.std(ddof=1) / n**0.5) if n > 1 else None,
+                    **sample_mean(change),
                 },
                 {
                     **about,

@@ -18,6 +18,7 @@ from fldiag.execution.workspace import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.models.network import Network
 from fldiag.params import cosine
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs import proximal
 from fldiag.runs.history import History
@@ -230,11 +231,8 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
                 "slice": place[0],
                 "n_examples": place[1],
                 "proximal": members[0].get("proximal"),
-                "value": float(np.mean(values)) if values else None,
                 "n_clients": len(values),
-                "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5)
-                if len(values) > 1
-                else None,
+                **sample_mean(values),
                 **({"scaled": float(np.mean(scaled))} if scaled else {}),
             }
         )
@@ -325,8 +323,7 @@ def recorded(history: History) -> list[Row]:
                     "slice": "train",
                     "n_clients": len(finite),
                     "n_steps": int(counts.sum()),
-                    "stderr": finite.std() / len(finite) ** 0.5 if len(finite) > 1 else None,
-                    "value": finite.mean() if len(finite) else None,
+                    **sample_mean(finite.to_numpy()),
                     "scaled": means["scaled"].mean(),
                 }
             )

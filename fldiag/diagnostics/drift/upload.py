@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fldiag.params import Layout
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
@@ -94,10 +95,8 @@ def rows_of(history: History, cohort: Stored, upload: Upload) -> list[Row]:
             ]
     for (name, layer), errors in _groups(rows).items():
         row: Row = {"scope": "global", "upload": name, "layer": layer, "n_clients": len(errors)}
-        stderr = float(np.std(errors, ddof=1) / len(errors) ** 0.5) if len(errors) > 1 else None
-        value = float(np.mean(errors)) if errors else None
         note = None if errors else "no client moved"
-        row |= {"metric": "upload_error", "value": value, "stderr": stderr, "note": note}
+        row |= {"metric": "upload_error", **sample_mean(errors), "note": note}
         rows.append(row)
     rows = [{"moment": "trained", "clip": limit, **row} for row in rows]
     return rows if history.alone else rows + _losses(history, cohort, p @ moved, change)
@@ -140,8 +139,7 @@ def _losses(
     rows: list[Row] = []
     for name, after in zip(change, loss[1:], strict=True):
         difference = after - loss[0]
-        n, value = len(difference), float(difference.mean())
-        is_finite = bool(np.isfinite(value))
+        is_finite = bool(np.isfinite(difference.mean()))
         rows.append(
             {
                 "moment": "aggregated",
@@ -149,9 +147,8 @@ def _losses(
                 "metric": "upload_loss",
                 "upload": name,
                 "slice": "train",
-                "n_examples": n,
-                "value": value if is_finite else None,
-                "stderr": float(difference.std(ddof=1) / n**0.5) if is_finite and n > 1 else None,
+                "n_examples": len(difference),
+                **sample_mean(difference if is_finite else []),
                 "note": None if is_finite else "the altered model gives no numbers",
             }
         )

@@ -15,7 +15,7 @@ from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.results import uncertainty
 from fldiag.results.binned import Binned, bin_of, floor, gini, worst_decile
-from fldiag.results.shares import share
+from fldiag.results.means import share
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 from fldiag.runs.history import History

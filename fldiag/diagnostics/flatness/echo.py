@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from fldiag.params import cosine
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs.round_weights import Stored
 
@@ -71,8 +72,5 @@ class Updates:
                     }
                 )
                 continue
-            spread = (
-                float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-            )
-            rows.append({**about, "value": float(np.mean(values)), "stderr": spread})
+            rows.append({**about, **sample_mean(values)})
         return rows

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fldiag.errors import counted
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 
 MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
@@ -130,6 +131,5 @@ def means(rows: Sequence[Row]) -> list[Row]:
                 }
             )
             continue
-        stderr = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-        mean_rows.append({**about, "value": float(values.mean()), "stderr": stderr})
+        mean_rows.append({**about, **sample_mean(values)})
     return mean_rows

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fldiag.results.shares import share
+from fldiag.results.means import sample_mean, share, standard_error
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 from fldiag.runs.history import History
@@ -134,11 +134,7 @@ class RoundMeasure:
             cell = self._share(right, len(losses), scores.valid[i])
             rows.append({"slice": name, "metric": "accuracy", **cell})
         is_shown = scores.valid[i] and len(losses) >= self.min_count
-        stderr = (
-            float(losses.std(ddof=1) / np.sqrt(len(losses)))
-            if is_shown and len(losses) > 1
-            else None
-        )
+        stderr = standard_error(losses) if is_shown else None
         return [
             *rows,
             {
@@ -242,8 +238,7 @@ class RoundMeasure:
             return {"value": None, "n_examples": n, "masked": True}
         change = lost[mask].astype(float) - won[mask]
         return {
-            "value": float(change.mean()),
-            "stderr": float(change.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
+            **sample_mean(change),
             "n_examples": n,
             "masked": False,
         }
@@ -282,12 +277,7 @@ class RoundMeasure:
                 "n_examples": self.pool.test.stop,
                 "n_clients": len(values),
             }
-            stderr = (
-                float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
-            )
-            means.append(
-                {**base, "metric": metric, "value": float(np.mean(values)), "stderr": stderr}
-            )
+            means.append({**base, "metric": metric, **sample_mean(values)})
             if metric in ("accuracy", "loss", "drop"):
                 means.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
         restored = [row for row in rows if row["metric"] == "restored"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from fldiag import losses
 from fldiag.diagnostics.lora.measure import effective_rank
 from fldiag.execution.workspace import workspace
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.pool import BATCH, Weights
@@ -213,8 +214,7 @@ def means(rows: Sequence[Row], split: str) -> list[Row]:
             groups.setdefault((row["metric"], examples), []).append(row)
     mean_rows: list[Row] = []
     for (metric, examples), members in groups.items():
-        values = torch.tensor([row["value"] for row in members if row["value"] is not None])
-        n = len(values)
+        values = [row["value"] for row in members if row["value"] is not None]
         mean_rows.append(
             {
                 "metric": metric,
@@ -223,10 +223,9 @@ def means(rows: Sequence[Row], split: str) -> list[Row]:
                 "slice": examples,
                 "estimator": "exact",
                 "centre": members[0]["centre"],
-                "n_clients": n,
-                "value": float(values.double().mean()) if n else None,
-                "stderr": float(values.double().std()) / math.sqrt(n) if n > 1 else None,
-                "note": None if n else members[0]["note"],
+                "n_clients": len(values),
+                **sample_mean(values),
+                "note": None if values else members[0]["note"],
             }
         )
     return mean_rows

@@ -20,6 +20,7 @@ from fldiag.errors import FldiagError, first_line
 from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import RATIO_INDEX, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
+from fldiag.results.means import standard_error
 from fldiag.results.table import Row
 from fldiag.seeding import seed_for, torch_rng
 
@@ -251,7 +252,7 @@ def trace(
         _run(problem, seed, "pyhessian trace", lambda: engine.trace(maxIter=most, tol=tol)),
         dtype=float,
     )
-    error = float(samples.std(ddof=1) / np.sqrt(len(samples))) if len(samples) >= FEW else None
+    error = standard_error(samples) if len(samples) >= FEW else None
     return [
         {
             **problem.common,

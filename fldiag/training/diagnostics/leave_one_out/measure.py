@@ -16,6 +16,7 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.method import Round
+from fldiag.results.means import sample_mean
 from fldiag.results.select import only
 from fldiag.results.table import Row
 from fldiag.runs.history import History
@@ -207,12 +208,10 @@ class Comparison:
     def effect(self, model: Weights) -> Row:
         """By how much the mean loss is larger, with a paired standard error over the examples."""
         change = self.history.evaluate([model]).loss[0, self.examples] - self.losses
-        value = float(change.mean())
-        if not np.isfinite(value):
+        if not np.isfinite(change.mean()):
             note = "without it the training diverges"
             return {"metric": "effect", "value": None, "masked": True, "note": note}
-        stderr = float(change.std(ddof=1) / len(change) ** 0.5)
-        return {"metric": "effect", "value": value, "stderr": stderr}
+        return {"metric": "effect", **sample_mean(change)}
 
 
 def effect_of_omission(
