@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -212,15 +212,13 @@ def train(
             )
         source = _source(console, config, like, overrides, allow_code or [])
         if over:
-            _read_sweep(over, [], overrides, None)  # refuses a key that is given in two ways
-            fixed = overrides if like is None else []
+            search = _read_search(over, [], overrides, None)
+            if like is not None:  # the source holds them already
+                search = replace(search, fixed={})
             return _sweep(
                 console,
                 source,
-                over,
-                fixed,
-                [],
-                None,
+                search,
                 out,
                 dry_run,
                 executor,
@@ -431,10 +429,7 @@ def sweep(
         _sweep(
             Console(json),
             config,
-            over,
-            set_ or [],
-            tune or [],
-            budget,
+            _read_search(over, tune or [], set_ or [], budget),
             out,
             dry_run,
             executor,
@@ -447,10 +442,7 @@ def sweep(
 def _sweep(
     console: Console,
     source: str | Config,
-    over: list[str],
-    overrides: list[str],
-    tune: list[str],
-    budget: int | None,
+    search: Search,
     out: Path | None,
     dry_run: bool,
     executor: str,
@@ -465,13 +457,13 @@ def _sweep(
     from fldiag.user_code import importable
 
     part = execution.Shard.parse(shard)
-    if part is not None and tune:
+    if part is not None and search.grid:
         raise FldiagError(
             "--shard trains a part of the runs, and --tune chooses for all of them",
             "tune first, and give the values found with --set",
             usage=True,
         )
-    values, grid, fixed, tries = _read_sweep(over, tune, overrides, budget)
+    values, grid, fixed, tries = search.values, search.grid, search.fixed, search.tries
     settings = sweeps.settings(values)
     plan = sweeps.configs(source, values, fixed)
     candidates = f"{tries} candidates for each of {len(settings)} settings"
@@ -551,10 +543,19 @@ def _sweep(
     show_report(console, collection, report_path(collection, Path(f"{path}-report")))
 
 
-def _read_sweep(
-    over: list[str], tune: list[str], set_: list[str], budget: int | None
-) -> tuple[dict[str, list[Any]], dict[str, list[Any]], dict[str, Any], int]:
-    """Key -> values of the runs and of the candidates, the keys of all runs, and how many candidates a setting has."""
+@dataclass(frozen=True)
+class Search:
+    """Key -> values of the runs, and of the candidates of each setting (``grid``, of which ``tries`` are tried); ``fixed``: the
+    keys of all runs."""
+
+    values: dict[str, list[Any]]
+    grid: dict[str, list[Any]]
+    fixed: dict[str, Any]
+    tries: int
+
+
+def _read_search(over: list[str], tune: list[str], set_: list[str], budget: int | None) -> Search:
+    """Raises FldiagError for a key that is given in two ways."""
     from fldiag.config import parse_override
     from fldiag.training.sweep import combinations
 
@@ -570,7 +571,7 @@ def _read_sweep(
     if repeated:
         raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
     tries = len(combinations(grid)) if grid else 0
-    return values, grid, fixed, tries if budget is None else min(budget, tries)
+    return Search(values, grid, fixed, tries if budget is None else min(budget, tries))
 
 
 def _read_values(texts: list[str]) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,6 +121,18 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Note(str(note))
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """What chains sample: exp(-n beta L(w) - gamma / 2 ||w - w*||^2), every ``thin``-th state, from minibatches of ``m``."""
+
+    nbeta: float
+    gamma: float
+    thin: int
+    m: int | None
+    tol: float
+    seed: int
+
+
 def gradient_of_minibatches(
     problem: Problem, size: int, seed: int, chain: int
 ) -> Callable[[Tensor], Tensor]:
@@ -156,17 +169,7 @@ def largest_eigenvalue(
 
 
 def run_chain(
-    problem: Problem,
-    chain: int,
-    *,
-    nbeta: float,
-    gamma: float,
-    step: float,
-    draws: int,
-    thin: int,
-    m: int | None,
-    tol: float,
-    seed: int,
+    problem: Problem, chain: int, *, sampler: Sampler, step: float, draws: int
 ) -> dict[str, Any]:
     """n beta (L(w) - L(w*)) at ``draws`` states of a chain, the largest curvature where it ends and the variance of the gradient
     along it (both None where the chain left)."""
@@ -175,12 +178,13 @@ def run_chain(
     from fldiag.curvature.langevin import langevin
     from fldiag.problem.eigenpairs import finite_scores
 
+    nbeta, thin, m, seed = sampler.nbeta, sampler.thin, sampler.m, sampler.seed
     gradient: Callable[[Tensor], Tensor] = problem.gradient
     if m is not None:
         gradient = gradient_of_minibatches(problem, m, seed, chain)
     centre = finite_scores(problem).loss
     rng = torch_rng(seed, "noise of a chain", chain)
-    states = langevin(lambda w: nbeta * gradient(w), problem.w.double(), step, gamma, rng)
+    states = langevin(lambda w: nbeta * gradient(w), problem.w.double(), step, sampler.gamma, rng)
     excess = np.full(draws, np.nan)
     for i, w in enumerate(islice(states, thin - 1, draws * thin, thin)):
         excess[i] = nbeta * (problem.loss(w)[0] - centre)
@@ -188,25 +192,24 @@ def run_chain(
         if not math.isfinite(excess[i]):
             excess[i] = np.nan
             return {"excess": excess, "curvature": None, "variance": None}
-    top, direction = largest_eigenvalue(problem, w, tol, seed)
+    top, direction = largest_eigenvalue(problem, w, sampler.tol, seed)
     variance = 0.0
     if m is not None:
         slopes = torch.stack([gradient(w) @ direction.to(w) for _ in range(MINIBATCHES)])
         variance = nbeta**2 * float(slopes.var())
-    return {"excess": excess, "curvature": nbeta * top + gamma, "variance": variance}
+    return {"excess": excess, "curvature": nbeta * top + sampler.gamma, "variance": variance}
 
 
-def default_step(problem: Problem, **options: Any) -> float:
+def default_step(problem: Problem, sampler: Sampler, draws: int) -> float:
     """``STABLE`` over the largest curvature at the weights and where a first chain ends, which is as long as a burn-in.
 
     Raises FldiagError where chains leave at all lengths that are tried.
     """
-    nbeta, gamma = options["nbeta"], options["gamma"]
-    curvature = (
-        nbeta * largest_eigenvalue(problem, None, options["tol"], options["seed"])[0] + gamma
-    )
+    top, _ = largest_eigenvalue(problem, None, sampler.tol, sampler.seed)
+    curvature = sampler.nbeta * top + sampler.gamma
     for _ in range(ATTEMPTS):
-        end = run_chain(problem, PILOT, step=STABLE / curvature, **options)["curvature"]
+        pilot = run_chain(problem, PILOT, sampler=sampler, step=STABLE / curvature, draws=draws)
+        end = pilot["curvature"]
         if end is not None:
             return STABLE / max(curvature, end)
         curvature *= 10
@@ -359,16 +362,9 @@ def llc(
         )
     rows: list[Row] = loss_rows(problem)
     nbeta = problem.n / math.log(problem.n)
-    options: dict[str, Any] = {
-        "nbeta": nbeta,
-        "gamma": gamma,
-        "thin": thin,
-        "m": m,
-        "tol": tol,
-        "seed": seed,
-    }
+    sampler = Sampler(nbeta, gamma, thin, m, tol, seed)
     if step is None:
-        step = workspace().result("step", partial(default_step, problem, draws=draws, **options))
+        step = workspace().result("step", partial(default_step, problem, sampler, draws))
     results = list(
         workspace().map(
             run_chain,
@@ -377,7 +373,7 @@ def llc(
             name=lambda chain: f"chain {chain}",
             step=step,
             draws=2 * draws,
-            **options,
+            sampler=sampler,
         )
     )
     common: Row = {"estimator": "sgld", "nbeta": nbeta, "gamma": gamma, "step": step, "m": m}
