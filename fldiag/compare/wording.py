@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.results.numbers import numbers
-from fldiag.results.summary import number
+from fldiag.results.summary import is_missing, number
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -48,7 +48,7 @@ def rows(frame: pd.DataFrame) -> list[Row]:
                 for key, column in (("a", "value"), ("b", "baseline"), ("limit", "limit"))
             },
             "difference": difference(row),
-            **{p: "–" if _absent(row[p]) else f"{row[p]:.2g}" for p in ("p", "p_holm")},
+            **{p: "–" if is_missing(row[p]) else f"{row[p]:.2g}" for p in ("p", "p_holm")},
         }
         for row in frame.to_dict("records")
     ]
@@ -61,7 +61,7 @@ def headings(columns: Mapping[str, str], level: float) -> dict[str, str]:
 
 def amount(row: Mapping[str, Any], column: str) -> str:
     """A number of the row, shares in percent."""
-    if _absent(row[column]):
+    if is_missing(row[column]):
         return "–"
     share = numbers()[row["metric"]].share
     return f"{number(100 * row[column], 3)} %" if share else number(row[column], 4)
@@ -71,11 +71,11 @@ def difference(row: Mapping[str, Any]) -> str:
     """The difference with its interval, shares in percentage points."""
     share = numbers()[row["metric"]].share
     factor, unit = (100, " pt") if share else (1, "")
-    if _absent(row["difference"]):
+    if is_missing(row["difference"]):
         return "–"
     ends = (
         ""
-        if _absent(row["low"])
+        if is_missing(row["low"])
         else f" ({_signed(factor * row['low'])} to {_signed(factor * row['high'])})"
     )
     return f"{_signed(factor * row['difference'])}{unit}{ends}"
@@ -91,7 +91,3 @@ def sentence(row: Mapping[str, Any]) -> str:
 def _signed(value: float) -> str:
     text = number(value, 3)
     return text if value < 0 or text == "0" else f"+{text}"
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value is pd.NA or value != value

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from fldiag import known
 from fldiag.diagnosis.answer import Answer
 from fldiag.errors import FldiagError
-from fldiag.plotting import style
 from fldiag.plotting.pages import Group, Interactive, Section, Table, picture
 from fldiag.plotting.tables import several_runs
 from fldiag.registry import Diagnostic
@@ -28,7 +26,7 @@ from fldiag.report.members import (
     worlds,
 )
 from fldiag.results.select import last_round, only
-from fldiag.results.summary import Item, Small
+from fldiag.results.summary import Item, Small, cell
 
 
 @dataclass
@@ -174,7 +172,7 @@ def _summarise(group: Group, items: Sequence[Item], run: str, caption: str) -> N
             continue
         head = [*(["Run"] if run else []), *item.columns.values()]
         start = [run] if run else []
-        rows = [[*start, *(_text(row.get(c)) for c in item.columns)] for row in item.rows]
+        rows = [[*start, *(cell(row.get(c)) for c in item.columns)] for row in item.rows]
         same = [table for table in group.tables if run and list(table.head) == head]
         if same:
             same[0].rows = [*same[0].rows, *rows]
@@ -191,11 +189,3 @@ def _options(entry: Diagnostic, source: Source) -> dict[str, Any]:
         return {**entry.validate(options), **flags}
     except FldiagError:  # of another version
         return {**options, **flags}
-
-
-def _text(value: Any) -> str:
-    if value is None or value is pd.NA or value != value:
-        return "–"
-    if isinstance(value, (bool, np.bool_)):
-        return "yes" if value else "no"
-    return style.number(float(value)) if isinstance(value, (float, np.floating)) else str(value)

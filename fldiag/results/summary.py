@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fldiag.results.table import Row
@@ -53,6 +54,20 @@ def number(value: float | None, digits: int = 4) -> str:
     mantissa, exponent = text.split("e")
     small = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"{mantissa.replace('-', '−')}×10{small}"
+
+
+def is_missing(value: Any) -> bool:
+    """None, NaN, or the missing entry of a table (pandas' NA, which is neither equal nor unequal to itself)."""
+    return value is None or value is pd.NA or bool(value != value)
+
+
+def cell(value: Any) -> str:
+    """An entry of a table for reading: – where it is missing, yes or no, a number, or the text."""
+    if is_missing(value):
+        return "–"
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    return number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
 
 
 def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:

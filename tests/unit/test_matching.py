@@ -513,8 +513,6 @@ def test_what_has_not_converged_is_hollow():
 
 def test_the_picture_of_another_table_is_refused():
     frame = ask(federation()[0], k=0)
-    with pytest.raises(FldiagError, match="has no round 9"):
-        picture.draw(frame, round=9)
     with pytest.raises(FldiagError, match="no rows of metric 'H_N'"):
         picture.draw(frame[frame.metric == "trace"])
 

@@ -10,13 +10,24 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.heatmap import draw_cells
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
 PICTURE = "picture of the account"
+COLUMNS = [
+    "metric",
+    "round",
+    "moment",
+    "scope",
+    "client",
+    "client_b",
+    "estimator",
+    "index",
+    "layer",
+    "value",
+]
 _TERMS = {
     "linear": r"linear $g^\top d$",
     "quadratic": r"quadratic $d^\top H d\,/\,2$",
@@ -25,36 +36,16 @@ _TERMS = {
 _HATCH = ("", "", "////")
 
 
-def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure:
-    """Four panels of one round (default: the last): the terms of every update beside the true change of the loss; the
+def draw(table: pd.DataFrame) -> Figure:
+    """Four panels of the last round: the terms of every update beside the true change of the loss; the
     terms along the top Hessian eigenvectors and the rest of space, and by layer (means over the clients); and the change
     of every client's own loss by every client's update. ``table``: what the diagnostic ``account`` returns.
 
-    Raises FldiagError for a table without the account or of another round.
+    Raises FldiagError for a table without the account.
     """
-    need(
-        table,
-        (
-            "metric",
-            "round",
-            "moment",
-            "scope",
-            "client",
-            "client_b",
-            "estimator",
-            "index",
-            "layer",
-            "value",
-        ),
-        PICTURE,
-    )
-    rounds = sorted(int(r) for r in select(table, "change", PICTURE)["round"].dropna().unique())
-    round = rounds[-1] if round is None else round
+    need(table, COLUMNS, PICTURE)
+    round = int(select(table, "change", PICTURE)["round"].max())
     rows = only(table, round=round)
-    if rows.empty:
-        raise FldiagError(
-            f"the table has no account of round {round}", f"it has rounds {rounds}", usage=True
-        )
     slice_ = str(only(rows, metric="change")["slice"].iloc[0])
     looks = [style.look(place) for place in (2, 5, 4)]
     with style.paper():
@@ -235,12 +226,12 @@ def _frame(ax) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(6))
 
 
-def classes(table: pd.DataFrame, *, round: int | None = None) -> Figure:
+def classes(table: pd.DataFrame) -> Figure:
     """Who hurts which class: change of the loss of every class by every client's update, evaluated and to first order, of
-    one round (default: the last). Raises FldiagError for a table without them."""
+    the last round. Raises FldiagError for a table without them."""
     need(table, ("metric", "round", "scope", "client", "index", "value"), PICTURE)
-    rounds = select(table, "class_harm", PICTURE)["round"]
-    rows = only(table, round=int(rounds.max()) if round is None else round, scope="client")
+    round = int(select(table, "class_harm", PICTURE)["round"].max())
+    rows = only(table, round=round, scope="client")
     with style.paper():
         fig, axes = style.panels(2, 2.9, least=2.5)
         both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
@@ -250,7 +241,7 @@ def classes(table: pd.DataFrame, *, round: int | None = None) -> Figure:
             _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
         slice_name = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
         fig.suptitle(
-            f"round {int(rows['round'].iloc[0])}: effect on the classes ({slice_name} loss)",
+            f"round {round}: effect on the classes ({slice_name} loss)",
             fontsize=8.5,
         )
     return fig

@@ -9,7 +9,6 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.curves import legend_of_runs
 from fldiag.plotting.heatmap import draw_cells, of_pairs
@@ -17,21 +16,21 @@ from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.results.select import number, only
 
 PICTURE = "picture of matching"
+COLUMNS = ("metric", "round", "moment", "scope", "client", "client_b", "value", "diag_mode", "data")
 _MODES = {"diag": "diagonals", "tensor_trace": "tensor traces"}
 _DATA = {"client": "own data", "global": "all clients' data"}
 _FROM = {"diag": "as in the paper", "tensor_trace": "as in the released code"}
 
 
 @compares_runs
-def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure | None:
+def draw(table: pd.DataFrame) -> Figure | None:
     """H_N and H_D of every pair, in the paper's form and in the released code's; of several runs beside each other, on the
     same colours.
 
-    ``table``: what the diagnostic ``matching`` returns; ``round``: which of its rounds (default: each run's last). Blank
-    cells: the pairs of a client with itself, and what is not defined. None without pairs. Raises FldiagError for an unfit
-    table.
+    ``table``: what the diagnostic ``matching`` returns, of which each run's last round is drawn. Blank cells: the pairs of a
+    client with itself, and what is not defined. None without pairs. Raises FldiagError for an unfit table.
     """
-    runs = _rounds(table, round)
+    runs = _last_rounds(table)
     data = [
         d for d in _DATA if any((only(r, metric="H_N")["data"] == d).any() for r in runs.values())
     ]
@@ -62,10 +61,10 @@ def draw(table: pd.DataFrame, *, round: int | None = None) -> Figure | None:
 
 
 @compares_runs
-def curvature(table: pd.DataFrame, *, round: int | None = None) -> Figure | None:
+def curvature(table: pd.DataFrame) -> Figure | None:
     """The overlap of the clients' eigenspaces; lambda_max, trace, and the clients' shares of the global model's largest
     eigenvalue, with residuals or standard errors; hollow: not converged. None where none of these was computed."""
-    runs = _rounds(table, round)
+    runs = _last_rounds(table)
     space = {run: only(rows, metric="eigenspace_overlap") for run, rows in runs.items()}
     bars = [
         k for k in ("lambda_max", "trace", "share") if any(len(_bar(r, k)) for r in runs.values())
@@ -93,34 +92,15 @@ def curvature(table: pd.DataFrame, *, round: int | None = None) -> Figure | None
     return fig
 
 
-def _rounds(table: pd.DataFrame, round: int | None) -> dict[str, pd.DataFrame]:
-    """Run -> its rows of the round, or of its last one. Raises FldiagError for an unfit table or another round."""
-    columns = (
-        "metric",
-        "round",
-        "moment",
-        "scope",
-        "client",
-        "client_b",
-        "value",
-        "diag_mode",
-        "data",
-    )
-    need(table, columns, PICTURE)
+def _last_rounds(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Run -> its rows of its last round. Raises FldiagError for an unfit table."""
+    need(table, COLUMNS, PICTURE)
     select(table, "H_N", PICTURE)
     labels = names(table["run"]) if "run" in table.columns else [""] * len(table)
     runs = {}
     for run in dict.fromkeys(labels):
         rows = table[[label == run for label in labels]]
-        rounds = select(rows, "H_N", PICTURE)["round"]
-        last = int(rounds.max()) if round is None else round
-        runs[run] = only(rows, round=last)
-        if runs[run].empty:
-            raise FldiagError(
-                f"the table for the {PICTURE} has no round {round}",
-                f"its rounds: {sorted(set(rounds))}",
-                usage=True,
-            )
+        runs[run] = only(rows, round=int(select(rows, "H_N", PICTURE)["round"].max()))
     return runs
 
 

@@ -23,7 +23,7 @@ PICTURE = "loss profile"
 _MAX_LINES, _MAX_LABELS = 6, 3
 
 
-def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """One panel a run with its lines (column ``index``), all panels on one loss axis.
 
     ``table``: rows ``metric="loss"`` with ``run, index, x, value`` (and ``stderr``: a band), and for lines through
@@ -37,8 +37,8 @@ def draw(table: pd.DataFrame, *, per_row: int = 3) -> Figure:
     runs = [
         run for run, rows in table.groupby("run", sort=False) if (rows["metric"] == "loss").any()
     ]
-    width = style.wide(style.ONE_COLUMN if min(len(runs), per_row) == 1 else style.TWO_COLUMNS)
-    across = min(len(runs), max(per_row, 1), int(width / 2))
+    width = style.wide(style.ONE_COLUMN if len(runs) == 1 else style.TWO_COLUMNS)
+    across = min(len(runs), 3, int(width / 2))
     down = -(-len(runs) // across)
     finite = floats(only(table, metric="loss")["value"])
     finite = finite[np.isfinite(finite)]

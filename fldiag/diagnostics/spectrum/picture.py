@@ -28,12 +28,12 @@ MATRICES = {
 PICTURE = "spectrum"
 
 
-def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None) -> Any:
+def draw(table: pd.DataFrame, ax: Axes | None = None) -> Any:
     """Eigenvalues over their index, bars of ± residual, hollow markers where the solver has not converged.
 
     ``table``: rows ``metric="eigenvalue"`` with ``run, index, value`` and optionally ``residual`` and
-    ``converged``. ``log``: logarithmic axis; by default taken when the values span more than a factor of 30,
-    symmetric around 0 if some are not positive. ``ax``: draw into these axes. Returns the figure.
+    ``converged``. The axis is logarithmic where the values span more than a factor of 30, symmetric around 0 if some
+    are not positive. ``ax``: draw into these axes. Returns the figure.
 
     Raises FldiagError for an unfit table.
     """
@@ -76,7 +76,7 @@ def draw(table: pd.DataFrame, ax: Axes | None = None, *, log: bool | None = None
         for place, run in enumerate(runs):
             shift = (place - (len(runs) - 1) / 2) * min(0.8 / len(runs), 0.22)
             _points(ax, flat[flat["run"] == run], looks[run], shift)
-        _scale(ax, flat["value"].to_numpy(), log)
+        _scale(ax, flat["value"].to_numpy())
         of = set(rows["matrix"].dropna()) if "matrix" in rows.columns else set()
         ax.set(
             xlabel="index of the eigenvalue",
@@ -108,10 +108,9 @@ def _points(ax, part: pd.DataFrame, look: style.Look, shift: float) -> None:
             ax.plot(at[kind], value[kind], **look.point, markerfacecolor=face, label=label)
 
 
-def _scale(ax, values: np.ndarray, log: bool | None) -> None:
+def _scale(ax, values: np.ndarray) -> None:
     sizes = np.abs(values[values != 0])
-    if log is None:
-        log = bool(len(sizes) > 1 and sizes.max() > 30 * sizes.min())
+    log = bool(len(sizes) > 1 and sizes.max() > 30 * sizes.min())
     if log and (values > 0).all():
         ax.set_yscale("log", nonpositive="clip")
         # Fewer than two decades would otherwise show a single label.
