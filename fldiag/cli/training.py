@@ -212,13 +212,13 @@ def train(
             )
         source = _source(console, config, like, overrides, allow_code or [])
         if over:
-            search = _read_search(over, [], overrides, None)
+            combinations = _read_combinations(over, [], overrides, None)
             if like is not None:  # the source holds them already
-                search = replace(search, fixed={})
+                combinations = replace(combinations, fixed={})
             return _sweep(
                 console,
                 source,
-                search,
+                combinations,
                 out,
                 dry_run,
                 executor,
@@ -429,7 +429,7 @@ def sweep(
         _sweep(
             Console(json),
             config,
-            _read_search(over, tune or [], set_ or [], budget),
+            _read_combinations(over, tune or [], set_ or [], budget),
             out,
             dry_run,
             executor,
@@ -442,7 +442,7 @@ def sweep(
 def _sweep(
     console: Console,
     source: str | Config,
-    search: Search,
+    combinations: Combinations,
     out: Path | None,
     dry_run: bool,
     executor: str,
@@ -457,13 +457,18 @@ def _sweep(
     from fldiag.user_code import importable
 
     part = execution.Shard.parse(shard)
-    if part is not None and search.grid:
+    if part is not None and combinations.grid:
         raise FldiagError(
             "--shard trains a part of the runs, and --tune chooses for all of them",
             "tune first, and give the values found with --set",
             usage=True,
         )
-    values, grid, fixed, tries = search.values, search.grid, search.fixed, search.tries
+    values, grid, fixed, tries = (
+        combinations.values,
+        combinations.grid,
+        combinations.fixed,
+        combinations.tries,
+    )
     settings = sweeps.settings(values)
     plan = sweeps.configs(source, values, fixed)
     candidates = f"{tries} candidates for each of {len(settings)} settings"
@@ -544,7 +549,7 @@ def _sweep(
 
 
 @dataclass(frozen=True)
-class Search:
+class Combinations:
     """Key -> values of the runs, and of the candidates of each setting (``grid``, of which ``tries`` are tried); ``fixed``: the
     keys of all runs."""
 
@@ -554,7 +559,9 @@ class Search:
     tries: int
 
 
-def _read_search(over: list[str], tune: list[str], set_: list[str], budget: int | None) -> Search:
+def _read_combinations(
+    over: list[str], tune: list[str], set_: list[str], budget: int | None
+) -> Combinations:
     """Raises FldiagError for a key that is given in two ways."""
     from fldiag.config import parse_override
     from fldiag.training.sweep import combinations
@@ -571,7 +578,7 @@ def _read_search(over: list[str], tune: list[str], set_: list[str], budget: int 
     if repeated:
         raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
     tries = len(combinations(grid)) if grid else 0
-    return Search(values, grid, fixed, tries if budget is None else min(budget, tries))
+    return Combinations(values, grid, fixed, tries if budget is None else min(budget, tries))
 
 
 def _read_values(texts: list[str]) -> dict[str, list[Any]]:
