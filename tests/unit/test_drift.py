@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.diagnostics.drift import drift
+from fldiag.diagnostics.drift.measure import cka, features
 from fldiag.diagnostics.drift.picture import layers_if_any
 from fldiag.diagnostics.drift.propositions import check, slope
-from fldiag.diagnostics.drift.representation import cka, features
 from fldiag.errors import FldiagError
 from fldiag.losses import strengths
 from fldiag.models.network import Network

@@ -34,6 +34,8 @@ _TERMS = {
     "rest": "rest",
 }
 _HATCH = ("", "", "////")
+#: The mark of the true change of the loss.
+_TRUE = {**style.Look("black", "D", "-").point, "markerfacecolor": "white"}
 
 
 def draw(table: pd.DataFrame) -> Figure:
@@ -83,17 +85,8 @@ def draw(table: pd.DataFrame) -> Figure:
             Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
             for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)
         ]
-        true = Line2D(
-            [],
-            [],
-            linestyle="none",
-            marker="D",
-            markersize=4,
-            color="black",
-            markerfacecolor="white",
-        )
         fig.legend(
-            [*keys, true],
+            [*keys, Line2D([], [], **_TRUE)],
             [*texts, "true change"],
             loc="outside lower center",
             ncols=5 if two else 2,
@@ -119,16 +112,7 @@ def _terms(ax, rows: pd.DataFrame, looks: list[style.Look], label: str) -> None:
     far = bool(len(size)) and size.max() > 20 * max(near, 1e-12)
     # Lengths add up only where the axis is linear.
     _bars(ax, x, [wide[m].to_numpy() for m in _TERMS], looks, stacked=not far)
-    ax.plot(
-        x,
-        wide["change"].to_numpy(),
-        linestyle="none",
-        marker="D",
-        markersize=4,
-        color="black",
-        markerfacecolor="white",
-        zorder=4,
-    )
+    ax.plot(x, wide["change"].to_numpy(), **_TRUE, zorder=4)
     stride = max(1, -(-len(names) // 14))
     ticks = [i for i in range(0, len(names) - 1, stride) if i <= len(names) - 1 - stride]
     ax.set_xticks([*ticks, x[-1]], [*(names[i] for i in ticks), names[-1]])

@@ -178,16 +178,9 @@ def layers_if_any(table: pd.DataFrame) -> Figure | None:
             shift = 0.5 * (place - (len(runs) - 1) / 2) / len(runs)
             for how, face in (("exact", looks[run].color), ("steps", "white")):
                 part = only(last, estimator=how)
-                ax.plot(
-                    floats(part["scaled" if scaled else "value"]),
-                    [layers.index(str(layer)) + shift for layer in part["layer"]],
-                    linestyle="none",
-                    marker=looks[run].marker,
-                    markersize=4,
-                    color=looks[run].color,
-                    markerfacecolor=face,
-                    label=how,
-                )
+                x = floats(part["scaled" if scaled else "value"])
+                y = [layers.index(str(layer)) + shift for layer in part["layer"]]
+                ax.plot(x, y, **looks[run].point, markerfacecolor=face, label=how)
         style.names_down(ax, layers)
         ax.set_xlim(left=0)
         text = "mean Λ × √size\n(1: all entries of a layer moved alike)" if scaled else "mean Λ"

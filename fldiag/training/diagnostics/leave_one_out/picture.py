@@ -73,15 +73,7 @@ def _panel(ax, pairs: pd.DataFrame, looks: dict[str, style.Look], numbers: bool)
         return
     for run, part in pairs.groupby("run", sort=False):
         x, y = floats(part["value"]), floats(part["value_true"])
-        ax.plot(
-            x,
-            y,
-            linestyle="none",
-            marker=looks[run].marker,
-            markersize=4,
-            color=looks[run].color,
-            alpha=0.7,
-        )
+        ax.plot(x, y, **looks[run].point, alpha=0.7)
         if numbers:
             _names_beside(ax, [str(int(k)) for k in part["client"]], x, y)
     for line in (ax.axhline, ax.axvline):
