@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -250,6 +250,7 @@ def dots(table: pd.DataFrame) -> Figure:
                 ax.set_xlabel("round")
         measured, reported = (lines[f"{c}_std"].notna().any() for c in ("measured", "reported"))
         names = {display.data(name) for name in columns["data"]} if shared else set()
+        names = {name for name in names if not any(name in " ".join(title) for title in titles)}
         texts = [
             "measured here"
             + (f" on {shared}" if shared else "")
@@ -289,15 +290,21 @@ def _title(column: Mapping[str, Any], is_shared: bool, is_alone: bool) -> list[s
     instead, theirs, head = column["stand_in"], column["data"], column["head"]
     if is_alone and theirs and head == (words(column["metric"]),):
         head = (theirs,)
-    base = instead.rpartition("-")[0] or instead
-    parts = [
-        f"{display.data(base)} for {display.data(part)}"
-        if instead and part == theirs != base
-        else display.data(part)
-        for part in head
-    ]
+    parts = [both_data(theirs, instead) if part == theirs else part for part in head]
     is_named = is_shared or not instead or theirs in head
     return parts if is_named else [*parts, f"here {display.data(instead)}"]
+
+
+def both_data(theirs: str, instead: str) -> str:
+    """The paper's data, and those that were trained on for them.
+
+    >>> both_data("cifar10", "mnist-2000"), both_data("mnist", "mnist-2000"), both_data("cifar10", "")
+    ('MNIST for CIFAR-10', 'MNIST', 'CIFAR-10')
+    """
+    base = instead.partition("@")[0]
+    base = base.rpartition("-")[0] or base
+    name = display.data(theirs)
+    return f"{display.data(base)} for {name}" if base not in ("", theirs) else name
 
 
 def _share_scales(axes: Sequence[Axes], lines: pd.DataFrame, columns: pd.DataFrame) -> bool:
@@ -310,8 +317,7 @@ def _share_scales(axes: Sequence[Axes], lines: pd.DataFrame, columns: pd.DataFra
     for kind, alike in panels.items():
         if not kind.startswith(("accuracy, ", "rounds_to, ")):
             continue
-        low = min(ax.get_xlim()[0] for ax, _ in alike)
-        high = max(ax.get_xlim()[1] for ax, _ in alike)
+        low, high = _range(ax for ax, _ in alike)
         levels: dict[str, float] = {}
         for _, column in alike if kind.startswith("accuracy") else ():
             names = lines.loc[lines["column"] == column, "trained_on"].dropna().unique()
@@ -327,6 +333,15 @@ def _share_scales(axes: Sequence[Axes], lines: pd.DataFrame, columns: pd.DataFra
                 ax.axvline(levels[column], **CHANCE)
         has_chance |= bool(levels)
     return has_chance
+
+
+def _range(axes: Iterable[Axes]) -> tuple[float, float]:
+    """Of all axes together, with room at both ends where there is none in the whole."""
+    limits = np.array([ax.get_xlim() for ax in axes])
+    low, high = limits.min(), limits.max()
+    is_alike = len(np.unique(limits, axis=0)) == 1
+    room = 0.0 if is_alike or low <= 0 or high > 30 * low else 0.03 * (high - low)
+    return low - room, high + room
 
 
 def _mark_powers(ax: Axes, low: float, high: float) -> None:
