@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("figures/perturbation"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    about = provenance(every=args.every)  # of the code that computes, whatever changes meanwhile
     tables, configs = [], {}
     for path in args.runs:
         run = fldiag.load(path)
@@ -58,7 +59,7 @@ def main() -> None:
         tables.append(pd.DataFrame(rows).assign(run=path.name))
     clients = pd.concat(tables).groupby(KEYS, sort=False)["value"]
     table = clients.agg(value="mean", std="std", n_clients="count").reset_index()
-    about = {**provenance(every=args.every), "what": __doc__.split("\n")[0], "runs": configs}
+    about |= {"what": __doc__.split("\n")[0], "runs": configs}
     print(*write_table(table, args.out / "by_layer", about, digits=6), sep="\n")
     print(style.save(draw(table), args.out / "by_layer.png")[0])
 
@@ -106,8 +107,8 @@ def draw(table: pd.DataFrame) -> Figure:
                 ax.plot(rows["round"], rows["value"], label=layer, **look.line)
                 low, high = rows["value"] - rows["std"], rows["value"] + rows["std"]
                 ax.fill_between(rows["round"], low, high, color=look.color, alpha=0.15, linewidth=0)
-            ax.set_title(style.plain(f"{run}\n{NORMS[norm]}"), fontsize=7)
-            ax.set(xlabel="round", ylim=(0, 1))
+            ax.set_title(f"{style.plain(run)}\n{NORMS[norm]}", fontsize=7)
+            ax.set(xlabel="round", yscale="log", ylim=(1e-3, 1))
             ax.grid(True)
         for ax in axes[::2]:
             ax.set_ylabel("‖e‖ / ρ, this layer alone")
