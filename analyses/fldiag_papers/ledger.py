@@ -367,9 +367,10 @@ def _accuracies_elsewhere(entry: Entry, figures: Sequence[Entry]) -> dict[Any, f
 
 
 def write(out: Path) -> list[Path]:
-    """Rebuild ``ledger.md`` with its picture, ``gallery.md`` and ``ledger.csv``; returns the texts. Raises FldiagError when it
-    cannot write."""
-    from fldiag_papers.ledger_page import gallery, page
+    """Rebuild ``ledger.md`` with its picture, ``gallery.md``, ``ledger.csv`` and ``overview.md``; returns the texts.
+
+    Raises FldiagError when it cannot write."""
+    from fldiag_papers.ledger_page import gallery, overview, page
     from fldiag_papers.ledger_picture import draw
 
     ledger, figures = rows(out), read_figures(out)
@@ -378,5 +379,6 @@ def write(out: Path) -> list[Path]:
         "ledger.md": page(ledger, figures, out),
         "gallery.md": gallery(figures, out),
         "ledger.csv": files.csv_text(ledger, digits=6),
+        "overview.md": overview(ledger, figures),
     }
     return [files.write_text(out / name, content) for name, content in pages.items()]

@@ -9,11 +9,20 @@ from typing import Any
 import pandas as pd
 
 from fldiag.plotting import words
-from fldiag_papers import agreement, pictures, reported
+from fldiag_papers import agreement, claims, pictures, reported
 from fldiag_papers.caption import unfinished
 from fldiag_papers.ledger import Entry
 from fldiag_papers.scales import SCALES
 
+#: What the overview says of numbers, by what they rest on, and of their and the statements' outcomes.
+HOW = {
+    "trained": "trained",
+    "cost": "counted",
+    "data": "counted",
+    "arithmetic": "worked out from others",
+}
+OUTCOMES = {"yes": "agree", agreement.AS_PROFILED: "agree as profilers count", "no": "do not"}
+STATEMENTS = {"yes": "holds", "no": "does not hold"}
 NAMES = {"fedsol": "FedSOL", "fedtoga": "FedTOGA", "fedproj": "FedProj", "fedalign": "FedAlign"}
 
 
@@ -43,6 +52,83 @@ def page(ledger: pd.DataFrame, figures: list[Entry], out: Path) -> str:
                     parts += [f"[{title}]({_picture(entry, out)}): {about['caption']}", ""]
             parts += _numbers(part)
     return "\n".join(parts).rstrip() + "\n"
+
+
+def overview(ledger: pd.DataFrame, figures: list[Entry]) -> str:
+    """Markdown: every figure and table of the papers, at which scale it was made with how many seeds, and the verdict."""
+    study_of = {claim.id: claim.study for claim in claims.claims()}
+    lines = ["| figure or table | paper's protocol | reduced | verdict |", "|---" * 4 + "|"]
+    numbers = ledger[ledger["kind"] != "claim"]
+    statements = ledger[ledger["kind"] == "claim"]
+    statements = statements.assign(study=statements["id"].map(study_of))
+    for paper in NAMES:
+        for id, part in sorted(
+            numbers[numbers["paper"] == paper].groupby("id"), key=lambda group: _natural(group[0])
+        ):
+            entries = [entry for entry in figures if entry.name == (paper, id)]
+            if any("varies" in entry.about for entry in entries):
+                continue  # a question about a table, not the paper's own
+            source = part["source"].iloc[0].split(" = ")[0]
+            if entries and entries[0].about["title"]:
+                source += f": {entries[0].about['title']}"
+            mine = statements[statements["study"] == f"{paper}/{id}"]
+            made = [_made(entries, part, is_unreduced=kept) for kept in (True, False)]
+            verdict = "; ".join(filter(None, [_verdict_on_numbers(part), _verdicts(mine)]))
+            if not entries:
+                verdict = part["status"].iloc[0] if part["status"].nunique() == 1 else "not run"
+            cells = (source, *made, verdict or "drawn; nothing is printed to compare")
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _made(entries: list[Entry], part: pd.DataFrame, *, is_unreduced: bool) -> str:
+    """With how many seeds a figure was made at the scales that keep the paper's protocol, or at the others."""
+    texts = []
+    for entry in entries:
+        about = entry.about
+        scale, count = about["scale"], len(about["seeds"])
+        seeds = f"{count} seed{'s' if count > 1 else ''}"
+        unknown = (part["agrees"] == "protocol unknown").any()
+        if not about["runs"] and not unknown:  # nothing is trained, at any scale
+            texts += ["no training"] if is_unreduced else []
+        elif SCALES[scale].is_unreduced and is_unreduced:
+            extent = "part of it, " if unfinished(about) else ""
+            texts.append(f"{extent}{seeds}" + (", bf16" if scale == "paper-bf16" else ""))
+        elif not SCALES[scale].is_unreduced and not is_unreduced:
+            texts.append(f"protocol unknown, {seeds}" if unknown else f"{scale}, {seeds}")
+    return "; ".join(texts) or "–"
+
+
+def _verdict_on_numbers(part: pd.DataFrame) -> str:
+    """How many of a figure's numbers were measured under the paper's conditions, and how many of them agree."""
+    counts = agreement.counts(part)
+    printed, like, otherwise = (counts.attrs[k] for k in ("printed", "like", "otherwise"))
+    if not printed:
+        return ""
+    texts = [f"numbers: {printed}"]
+    for basis, row in counts[counts["numbers"] > 0].iterrows():
+        outcomes = row.drop("numbers").rename(OUTCOMES)
+        listing = ", ".join(f"{word} {n}" for word, n in outcomes.items() if n)
+        texts.append(f"{row['numbers']} {HOW[str(basis)]} ({listing})")
+    texts += [f"{otherwise} not comparable"] if otherwise else []
+    return ", ".join(texts if like or otherwise else [*texts, "none measured"])
+
+
+def _verdicts(statements: pd.DataFrame) -> str:
+    """The outcomes of a figure's statements, each at the largest scale that has what it compares."""
+    outcomes: dict[tuple[str, str], int] = {}
+    for _, rows in statements.groupby("id", sort=False):
+        decided = rows[rows["agrees"].notna()]
+        key = "not decided", ""
+        if len(decided):
+            first = decided.iloc[0]
+            scale = (
+                f" ({first['scale']})" if _text(first["runs"]) else ""
+            )  # else nothing is trained
+            key = STATEMENTS.get(first["agrees"], first["agrees"]), scale
+        outcomes[key] = outcomes.get(key, 0) + 1
+    listing = ", ".join(f"{word} {n}{scale}" for (word, scale), n in outcomes.items())
+    return f"statements: {listing}" if listing else ""
 
 
 def gallery(figures: list[Entry], out: Path) -> str:

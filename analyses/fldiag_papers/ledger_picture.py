@@ -102,8 +102,9 @@ def _annotate_outliers(ax: Axes, alike: pd.DataFrame) -> None:
         text = f"{names[0] + ', ' if len(names) == 1 else ''}{source.split(' = ')[0]}: {pictures.words(str(metric))}"
         last = part.loc[part["reported"].idxmax()]
         above = last["measured"] > last["reported"]  # the text stands away from the diagonal
+        room, lines = (1.1, 3) if above else (1.5, 2)  # the axis is near on the left
         ax.annotate(
-            "\n".join(style.wrap(text, 1.5, 2, 6)),
+            "\n".join(style.wrap(text, room, lines, 6)),
             (last["reported"], last["measured"]),
             fontsize=6,
             xytext=(-5, 2) if above else (5, -2),

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.results.select import only
 from fldiag_papers import learning_curves
 from fldiag_papers.caption import LAST
 from fldiag_papers.gather import KEYS
-from fldiag_papers.pictures import parse, trained_on
+from fldiag_papers.pictures import both_data, parse, stand_ins, trained_on
 
 FAINT = "#bbbbbb"
 
@@ -100,10 +100,11 @@ def learning(table: pd.DataFrame) -> Figure:
         rows, panels, smooth=window, chance=10, note=trained_on(answers), width=style.TWO_COLUMNS
     )
     looks = style.looks(answers["label"])
+    instead = stand_ins(answers)
     for ax, panel in zip(figure.axes, panels, strict=True):
         if set(only(answers, data=panel)["trained_on"]) == {panel}:
             _printed(ax, only(table, origin="reported", data=panel, label=tuple(looks)), looks)
-        ax.set_title(f"protocol for {words.data(panel)}", fontsize=8)
+        ax.set_title(both_data(panel, instead.get(panel, "")), fontsize=8)
         ax.set(ylabel=ax.get_ylabel().replace(panel.replace("_", " "), "test accuracy"))
     return figure
 

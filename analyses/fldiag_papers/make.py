@@ -247,15 +247,37 @@ def _write(
 
 
 def _draw(study: Study, table: pd.DataFrame, about: Mapping[str, Any]) -> Figure:
-    """The picture; one of the scale smoke says above what was trained."""
+    """The picture; where its runs are not the paper's protocol, it says above what was trained."""
     figure = study.draw(table)
-    configs = [run["config"] for run in about["runs"].values()]
-    if about["scale"] == "smoke" and configs:
-        data = ", ".join(sorted({words.data(c["data"]["name"]) for c in configs}))
-        rounds, seeds = max(c["rounds"] for c in configs), len(about["seeds"])
-        text = f"Smoke test: {data}, {rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
+    if text := _what_was_trained(about):
+        height = figure.get_figheight()
+        figure.set_figheight(height + 0.15)
+        if figure.get_layout_engine() is None:  # nobody else moves what stands there
+            share = height / (height + 0.15)
+            for ax in figure.axes:
+                x, y, width, tall = ax.get_position().bounds
+                ax.set_position((x, y * share, width, tall * share))
+            for label in figure.texts:
+                label.set_y(label.get_position()[1] * share)
         figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#555555")
     return figure
+
+
+def _what_was_trained(about: Mapping[str, Any]) -> str:
+    """Scale, data, rounds and seeds of runs that are not the paper's protocol; nothing of others."""
+    configs = [run["config"] for run in about["runs"].values()]
+    if about["scale"] == "paper" or not configs:
+        return ""
+    data = sorted({words.data(c["data"]["name"]) for c in configs})
+    rounds = sorted({c["rounds"] for c in configs})
+    seeds = len(about["seeds"])
+    parts = [
+        *data,
+        f"{' or '.join(map(str, rounds))} rounds",
+        f"{seeds} seed{'s' if seeds > 1 else ''}",
+    ]
+    scale = {"smoke": "Smoke test", "paper-bf16": "Trained in bf16"}.get(about["scale"], "Reduced")
+    return f"{scale}: {', '.join(parts)}"
 
 
 def _page(study: Study, table: pd.DataFrame, about: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,18 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting import words as display
 from fldiag.plotting.tables import need
+from fldiag_papers import shapes
 from fldiag_papers.reported import FEDERATION, MARKS
 
 PICTURE = "picture of measured beside reported numbers"
 MEASURED, REPORTED = style.look(2), style.look(0)
+#: The line at the accuracy of guessing.
+CHANCE: dict[str, Any] = {
+    "color": "#666666",
+    "linewidth": 0.7,
+    "linestyle": (0, (1, 2)),
+    "zorder": 1,
+}
 _SHORT = {
     "sharding": "{shards} shards",
     "lda": "LDA {alpha}",
@@ -117,8 +125,9 @@ def labels(table: pd.DataFrame) -> pd.Series:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """One line a cell: ``row``, ``column`` (and in parts ``head``, ``stand_in``), ``metric``, ``measured``, ``measured_std``,
-    ``seeds``, how many of them are ``missing``, ``reported`` and ``reported_std``."""
+    """One line a cell: ``row``, ``column`` (and in parts ``head``, ``stand_in``), ``metric``, ``data`` of the paper and those
+    that were ``trained_on``, ``measured``, ``measured_std``, ``seeds``, how many of them are ``missing``, ``reported`` and
+    ``reported_std``."""
     need(table, ("origin", "setting", "method", "model", "data", "metric", "value"), PICTURE)
     # What is counted is not what is trained.
     instead = {metric: stand_ins(part) for metric, part in table.groupby("metric")}
@@ -136,8 +145,10 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         for head, name in zip(table["head"], table["stand_in"], strict=True)
     ]
     cells = table.groupby(["column", "row"], sort=False)
-    lines = cells[["head", "stand_in", "metric"]].first()
-    measured = table[table["origin"] == "measured"].groupby(["column", "row"])["value"]
+    lines = cells[["head", "stand_in", "metric", "data"]].first()
+    trained = table[table["origin"] == "measured"].groupby(["column", "row"])
+    measured = trained["value"]
+    lines["trained_on"] = trained["trained_on"].first() if "trained_on" in table else ""
     lines["measured"], lines["measured_std"] = measured.mean(), measured.std()
     lines["seeds"], lines["missing"] = measured.count(), measured.size() - measured.count()
     printed = table[table["origin"] == "reported"].groupby(["column", "row"])
@@ -204,9 +215,10 @@ def dots(table: pd.DataFrame) -> Figure:
     columns = lines.drop_duplicates("column")
     stand_ins = set(columns["stand_in"])
     shared = display.data(stand_ins.pop()) if len(stand_ins) == 1 else ""
+    metrics = lines["metric"].unique()
     titles = [
-        [*map(display.data, head), *([f"here {display.data(name)}"] if name and not shared else [])]
-        for head, name in zip(columns["head"], columns["stand_in"], strict=True)
+        _title(column, is_shared=bool(shared), is_alone=len(metrics) == 1)
+        for column in columns.to_dict("records")
     ]
     rows = {r: _row(r) for r in lines["row"].unique()}
     if len(rows) == 1 and len(titles) > 2:  # dots beneath each other would compare nothing
@@ -216,7 +228,6 @@ def dots(table: pd.DataFrame) -> Figure:
     across = -(-len(titles) // -(-len(titles) // across))  # rows of about the same length
     tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
     width = style.TWO_COLUMNS if len(titles) > 2 else room + 2.2 * len(titles)
-    metrics = lines["metric"].unique()
     with style.paper():
         fig, axes = style.panels(
             len(titles),
@@ -231,17 +242,22 @@ def dots(table: pd.DataFrame) -> Figure:
             _panel(ax, lines[lines["column"] == column], rows)
             text = [line for part in title for line in style.wrap(part, 1.15, 2, 7)]
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
+        has_chance = _share_scales(axes, lines, columns)
         for ax in axes[-across:]:  # the lowest of every column
             if len(metrics) == 1:  # else it stands above every panel
                 ax.set_xlabel(style.plain(words(metrics[0])))
             elif all(str(m).startswith("rounds_to") for m in metrics):
                 ax.set_xlabel("round")
         measured, reported = (lines[f"{c}_std"].notna().any() for c in ("measured", "reported"))
+        names = {display.data(name) for name in columns["data"]} if shared else set()
+        names = {name for name in names if not any(name in " ".join(title) for title in titles)}
         texts = [
             "measured here"
             + (f" on {shared}" if shared else "")
             + (" (± std of the seeds)" if measured else ""),
-            "reported in the paper" + (" (± as printed)" if reported else ""),
+            "reported in the paper"
+            + (f" on {names.pop()}" if len(names) == 1 else "")
+            + (" (± as printed)" if reported else ""),
         ]
         marks = [("o", MEASURED, None), ("o", REPORTED, "none")]
         if lines["is_late"].any():
@@ -259,9 +275,80 @@ def dots(table: pd.DataFrame) -> Figure:
             )
             for marker, look, face in marks
         ]
+        if has_chance:
+            handles.append(Line2D([], [], **CHANCE))
+            texts.append("chance")
         ncols = style.columns(texts, fig.get_figwidth() - 0.2)
         style.legend(fig, handles, texts, loc="outside lower center", ncols=ncols)
     return fig
+
+
+def _title(column: Mapping[str, Any], is_shared: bool, is_alone: bool) -> list[str]:
+    """What stands above a panel. Of data that stand in for the paper's, both: "MNIST for CIFAR-10".
+
+    ``is_shared``: the legend names what stands in; ``is_alone``: the axis names the only metric."""
+    instead, theirs, head = column["stand_in"], column["data"], column["head"]
+    if is_alone and theirs and head == (words(column["metric"]),):
+        head = (theirs,)
+    parts = [both_data(theirs, instead) if part == theirs else part for part in head]
+    is_named = is_shared or not instead or theirs in head
+    return parts if is_named else [*parts, f"here {display.data(instead)}"]
+
+
+def both_data(theirs: str, instead: str) -> str:
+    """The paper's data, and those that were trained on for them.
+
+    >>> both_data("cifar10", "mnist-2000"), both_data("mnist", "mnist-2000"), both_data("cifar10", "")
+    ('MNIST for CIFAR-10', 'MNIST', 'CIFAR-10')
+    """
+    base = instead.partition("@")[0]
+    base = base.rpartition("-")[0] or base
+    name = display.data(theirs)
+    return f"{display.data(base)} for {name}" if base not in ("", theirs) else name
+
+
+def _share_scales(axes: Sequence[Axes], lines: pd.DataFrame, columns: pd.DataFrame) -> bool:
+    """One x-scale for all panels of accuracies, and for all of rounds to a level; whether chance is marked in any."""
+    panels: dict[str, list[tuple[Axes, str]]] = {}
+    for ax, column, metric in zip(axes, columns["column"], columns["metric"], strict=True):
+        kind = metric if metric == "accuracy" else metric.rpartition("_")[0]
+        panels.setdefault(f"{kind}, {ax.get_xscale()}", []).append((ax, column))
+    has_chance = False
+    for kind, alike in panels.items():
+        if not kind.startswith(("accuracy, ", "rounds_to, ")):
+            continue
+        low, high = _range(ax for ax, _ in alike)
+        levels: dict[str, float] = {}
+        for _, column in alike if kind.startswith("accuracy") else ():
+            names = lines.loc[lines["column"] == column, "trained_on"].dropna().unique()
+            counts = [count for name in names if name and (count := shapes.classes(name))]
+            if counts and low <= 300 / min(counts):  # as style.chance: where they come near it
+                levels[column] = 100 / min(counts)
+        low = min([low, *(level - 0.04 * (high - low) for level in levels.values())])
+        for ax, column in alike:
+            ax.set_xlim(low, high)
+            if ax.get_xscale() == "log":
+                _mark_powers(ax, low, high)
+            if column in levels:
+                ax.axvline(levels[column], **CHANCE)
+        has_chance |= bool(levels)
+    return has_chance
+
+
+def _range(axes: Iterable[Axes]) -> tuple[float, float]:
+    """Of all axes together, with room at both ends where there is none in the whole."""
+    limits = np.array([ax.get_xlim() for ax in axes])
+    low, high = limits.min(), limits.max()
+    is_alike = len(np.unique(limits, axis=0)) == 1
+    room = 0.0 if is_alike or low <= 0 or high > 30 * low else 0.03 * (high - low)
+    return low - room, high + room
+
+
+def _mark_powers(ax: Axes, low: float, high: float) -> None:
+    """Ticks at powers of ten; at three times these too where there are few."""
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def _listed(lines: pd.DataFrame, titles: Sequence[Sequence[str]], shared: str, row: str) -> Figure:
@@ -275,8 +362,8 @@ def _listed(lines: pd.DataFrame, titles: Sequence[Sequence[str]], shared: str, r
     room = max(map(style.text_width, [*names, row])) + 0.1
     width = style.wide(min(style.TWO_COLUMNS, room + 2.6))
     with style.paper():
-        fig = style.figure(width, 0.19 * (len(cells) + 1) + 0.1)
-        ax = fig.add_axes((0.01, 0, 0.98, 1))
+        fig = style.figure(width, 0.19 * (len(cells) + 1) + 0.1, layout="constrained")
+        ax = fig.subplots()
         ax.axis("off")
         share = room / width
         grid = ax.table(
@@ -329,10 +416,7 @@ def _panel(ax: Axes, part: pd.DataFrame, rows: Mapping[str, str]) -> None:
     is_count = bool(part["metric"].str.startswith("rounds_to").any())
     if len(numbers) and numbers.min() > 0 and numbers.max() > 30 * numbers.min():
         ax.set_xscale("log")
-        is_narrow = numbers.max() < 100 * numbers.min()
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3) if is_narrow else (1,)))
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_locator(NullLocator())
+        _mark_powers(ax, numbers.min(), numbers.max())
     else:
         if is_count and len(numbers):
             ax.set_xlim(0, 1.12 * numbers.max())

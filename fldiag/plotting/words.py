@@ -71,6 +71,11 @@ DATA = {
     "tissuemnist": "TissueMNIST",
     "imagenet200": "ImageNet-200",
     "iris": "Iris",
+    "agnews": "AG News",
+    "marc": "MARC",
+    "mnli": "MNLI",
+    "snli": "SNLI",
+    "sst2": "SST-2",
 }
 PARTITIONS = {
     "lda": "LDA",

@@ -599,11 +599,17 @@ def test_nothing_is_written_of_a_study_that_cannot_be_drawn(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [("smoke", "Smoke test: digits-500, 4 rounds, 1 seed"), ("small", "")]
+    ("size", "data", "text"),
+    [
+        ("smoke", "digits-500", "Smoke test: digits-500, 4 rounds, 1 seed"),
+        ("small", "mnist-2000", "Reduced: MNIST (2,000 images), 4 rounds, 1 seed"),
+        ("paper-bf16", "cifar10", "Trained in bf16: CIFAR-10, 4 rounds, 1 seed"),
+        ("paper", "cifar10", ""),
+    ],
 )
-def test_a_smoke_picture_says_what_was_trained(size, text):
+def test_a_picture_says_what_was_trained_instead_of_the_papers_protocol(size, data, text):
     study = replace(some("fedsol/fig6")[0], draw=lambda table: Figure())
-    runs = {"r": {"config": {"data": {"name": "digits-500"}, "rounds": 4}}}
+    runs = {"r": {"config": {"data": {"name": data}, "rounds": 4}}}
     about = {"scale": size, "seeds": [0], "runs": runs}
     assert make._draw(study, pd.DataFrame(), about).get_suptitle() == text
 
@@ -759,6 +765,19 @@ def test_dots_stand_where_the_numbers_are():
     assert reported_[0].get_markerfacecolor() == "none" != measured[0].get_markerfacecolor()
     with pytest.raises(FldiagError, match="no measured number"):
         pictures.dots(cells().query("origin == 'reported'"))
+
+
+def test_panels_share_a_scale_name_both_data_and_mark_chance():
+    """Data that stand in for the paper's stand in the title; the scale reaches down to guessing among their classes."""
+    both = pd.concat([cells(data=data, trained_on="mnist-2000") for data in ("mnist", "cifar10")])
+    both["value"] = both["value"] - 30
+    fig = pictures.dots(both)
+    titles = [" ".join(ax.get_title().split()) for ax in fig.axes]
+    assert titles == ["MNIST", "MNIST for CIFAR-10"]
+    assert len({ax.get_xlim() for ax in fig.axes}) == 1 and fig.axes[0].get_xlim()[0] < 10
+    assert all([10, 10] in [list(line.get_xdata()) for line in ax.lines] for ax in fig.axes)
+    above = pictures.dots(cells(trained_on="cifar10"))
+    assert all(list(line.get_xdata()) != [10, 10] for line in above.axes[0].lines)
 
 
 def test_lines_over_a_setting():
