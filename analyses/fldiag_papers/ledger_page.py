@@ -72,16 +72,16 @@ def overview(ledger: pd.DataFrame, figures: list[Entry]) -> str:
             if entries and entries[0].about["title"]:
                 source += f": {entries[0].about['title']}"
             mine = statements[statements["study"] == f"{paper}/{id}"]
-            made = [_made(entries, part, is_unreduced=kept) for kept in (True, False)]
+            scales = [_scales(entries, part, is_unreduced=flag) for flag in (True, False)]
             verdict = "; ".join(filter(None, [_verdict_on_numbers(part), _verdicts(mine)]))
             if not entries:
                 verdict = part["status"].iloc[0] if part["status"].nunique() == 1 else "not run"
-            cells = (source, *made, verdict or "drawn; nothing is printed to compare")
+            cells = (source, *scales, verdict or "drawn; nothing is printed to compare")
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
 
 
-def _made(entries: list[Entry], part: pd.DataFrame, *, is_unreduced: bool) -> str:
+def _scales(entries: list[Entry], part: pd.DataFrame, *, is_unreduced: bool) -> str:
     """With how many seeds a figure was made at the scales that keep the paper's protocol, or at the others."""
     texts = []
     for entry in entries:

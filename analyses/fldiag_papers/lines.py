@@ -100,11 +100,11 @@ def learning(table: pd.DataFrame) -> Figure:
         rows, panels, smooth=window, chance=10, note=trained_on(answers), width=style.TWO_COLUMNS
     )
     looks = style.looks(answers["label"])
-    instead = stand_ins(answers)
+    stand_in = stand_ins(answers)
     for ax, panel in zip(figure.axes, panels, strict=True):
         if set(only(answers, data=panel)["trained_on"]) == {panel}:
             _printed(ax, only(table, origin="reported", data=panel, label=tuple(looks)), looks)
-        ax.set_title(both_data(panel, instead.get(panel, "")), fontsize=8)
+        ax.set_title(both_data(panel, stand_in.get(panel, "")), fontsize=8)
         ax.set(ylabel=ax.get_ylabel().replace(panel.replace("_", " "), "test accuracy"))
     return figure
 

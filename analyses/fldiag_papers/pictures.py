@@ -287,24 +287,24 @@ def _title(column: Mapping[str, Any], is_shared: bool, is_alone: bool) -> list[s
     """What stands above a panel. Of data that stand in for the paper's, both: "MNIST for CIFAR-10".
 
     ``is_shared``: the legend names what stands in; ``is_alone``: the axis names the only metric."""
-    instead, theirs, head = column["stand_in"], column["data"], column["head"]
-    if is_alone and theirs and head == (words(column["metric"]),):
-        head = (theirs,)
-    parts = [both_data(theirs, instead) if part == theirs else part for part in head]
-    is_named = is_shared or not instead or theirs in head
-    return parts if is_named else [*parts, f"here {display.data(instead)}"]
+    stand_in, data, head = column["stand_in"], column["data"], column["head"]
+    if is_alone and data and head == (words(column["metric"]),):
+        head = (data,)
+    parts = [both_data(data, stand_in) if part == data else part for part in head]
+    is_named = is_shared or not stand_in or data in head
+    return parts if is_named else [*parts, f"here {display.data(stand_in)}"]
 
 
-def both_data(theirs: str, instead: str) -> str:
+def both_data(data: str, stand_in: str) -> str:
     """The paper's data, and those that were trained on for them.
 
     >>> both_data("cifar10", "mnist-2000"), both_data("mnist", "mnist-2000"), both_data("cifar10", "")
     ('MNIST for CIFAR-10', 'MNIST', 'CIFAR-10')
     """
-    base = instead.partition("@")[0]
+    base = stand_in.partition("@")[0]
     base = base.rpartition("-")[0] or base
-    name = display.data(theirs)
-    return f"{display.data(base)} for {name}" if base not in ("", theirs) else name
+    name = display.data(data)
+    return f"{display.data(base)} for {name}" if base not in ("", data) else name
 
 
 def _share_scales(axes: Sequence[Axes], lines: pd.DataFrame, columns: pd.DataFrame) -> bool:

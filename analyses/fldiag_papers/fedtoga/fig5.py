@@ -30,8 +30,8 @@ def draw(table):
         note=pictures.trained_on(table),
     )
     for ax, panel in zip(figure.axes, panels, strict=True):
-        for theirs, instead in pictures.stand_ins(table).items():
-            panel = panel.replace(f"{DATA[theirs]}, ", f"{pictures.both_data(theirs, instead)}\n")
+        for data, stand_in in pictures.stand_ins(table).items():
+            panel = panel.replace(f"{DATA[data]}, ", f"{pictures.both_data(data, stand_in)}\n")
         ax.set_title(panel, fontsize=7)
         ax.set_ylabel("test accuracy [%]")
     return figure
