@@ -1,17 +1,27 @@
 """Verbs typed within this process, for the tests of the command line."""
 
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
+import typer.main
 from typer.testing import CliRunner
 
 from fldiag.cli import app
 
-runner = CliRunner()
+
+@cache
+def commands():
+    return typer.main.get_command(app)
+
+
+def invoke(*arguments):
+    """What a verb answers. The commands are built once; CliRunner itself builds them at each call."""
+    return super(CliRunner, CliRunner()).invoke(commands(), [str(a) for a in arguments])
 
 
 def run(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
+    result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     return result
 

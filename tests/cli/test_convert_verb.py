@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import invoke
 from torch import nn
-from typer.testing import CliRunner
 
 import fldiag
 from fldiag import models
-from fldiag.cli import app
 from fldiag.config import load
 from fldiag.data import partition
 from fldiag.params import Layout
@@ -24,7 +23,6 @@ EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
 PATTERN = ["--pattern", "round_{round}/client_{client}.pt"]
 GLOBAL = ["--global-pattern", "round_{round}/global.pt"]
 WORLD = ["--model", "mlp", "--data", "digits"]
-runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def files(own, tmp_path, monkeypatch):
 
 
 def call(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
+    result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     if code:
         lines = result.stderr.strip().splitlines()

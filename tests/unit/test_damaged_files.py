@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import invoke
 from helpers import config
 from torch import nn
 
 import fldiag
 from fldiag import FldiagError, models
-from fldiag.cli import app
 from fldiag.data import load as load_data
 from fldiag.report.collect import collect
 from fldiag.results.files import provenance_beside
@@ -51,9 +51,8 @@ def single(trained, tmp_path):
 
 
 def verb(*words):
-    from typer.testing import CliRunner
 
-    return CliRunner().invoke(app, [str(w) for w in words])
+    return invoke(*words)
 
 
 # -- checksums
