@@ -346,7 +346,19 @@ def test_a_checkpoint_there_and_back_is_the_same_file(tmp_path, monkeypatch):
     assert a.manifest == b.manifest and all(torch.equal(a.state[n], b.state[n]) for n in b.state)
     rows = [
         json.loads(
-            call("spectrum", f, "-k", "1", "--samples", "60", "--out", "o", "--json").stdout
+            call(
+                "spectrum",
+                f,
+                "-k",
+                "1",
+                "--samples",
+                "60",
+                "--format",
+                "png",
+                "--out",
+                "o",
+                "--json",
+            ).stdout
         )["rows"]
         for f in ("a.safetensors", EXAMPLE)
     ]
@@ -393,7 +405,7 @@ def test_a_partition_that_is_numbered_by_one_off_is_refused_and_its_remedy_works
     assert "made without the partition" in shown and "with the clients' own numbers" in shown
     assert (
         "partition.npz" not in Run.open("theirs").index["files"]
-        and "the partition is left out" in call("forgetting", "theirs").stderr
+        and "the partition is left out" in call("forgetting", "theirs", "--format", "png").stderr
     )
     (files / "mended.json").write_text(json.dumps({k + max(shift, 0): v for k, v in parts.items()}))
     assert (
@@ -418,7 +430,7 @@ def test_a_client_that_the_partition_lacks_is_named(files, name):
     assert f"does not say which examples client {name} has" in convert(
         files, *GLOBAL, "--partition", files / "parts.json"
     )
-    shown = call("forgetting", "theirs").stderr
+    shown = call("forgetting", "theirs", "--format", "png").stderr
     assert (
         f"which examples client {name} has" in shown
         and f"client {name} is not in the partition" in shown

@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from commands import last, run, table
+from commands import last, rewrite, run, table
 
 import fldiag
 from fldiag.diagnosis.options import rounds
@@ -61,16 +60,18 @@ def test_forgetting_writes_table_provenance_and_pictures(trained):
 
 
 def test_by_client_has_a_row_a_client_and_all_paths_are_printed(trained):
-    result = run("forgetting", trained, "--by", "client", "--json")
+    question = ("forgetting", trained, "--by", "client", "--format", "png")
+    result = run(*question, "--json")
     rows = json.loads(result.stdout)["rows"]
     checkpoint = fldiag.load(trained).checkpoint()
     assert sorted(row["client"] for row in rows) == checkpoint.client_ids
     drops = [row["drop"] for row in rows]
     assert drops == sorted(drops, reverse=True)
-    frame = table(last(run("forgetting", trained, "--by", "client")))
+    shown = run(*question)
+    frame = table(last(shown))
     of_client = frame[(frame["round"] == 4) & (frame["client"] == rows[0]["client"])]
     assert of_client[of_client["metric"] == "drop"]["value"].tolist() == pytest.approx(drops[:1])
-    said = run("forgetting", trained, "--by", "client").stdout.splitlines()
+    said = shown.stdout.splitlines()
     paths = json.loads(result.stdout)["paths"]
     assert said[-len(paths) :] == paths and all(Path(path).is_file() for path in paths)
     about = json.loads(Path(paths[0]).read_text("utf-8"))
@@ -162,17 +163,6 @@ def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy
     assert set(
         table(last(run("forgetting", copy))).query("metric != 'missing'")["round"].dropna()
     ) == {1, 2, 4}  # not the cached table
-
-
-def rewrite(folder, r, change):
-    """A checkpoint with other content, and run.json that knows it."""
-    file = folder / "rounds" / f"{r:04d}.pt"
-    content = torch.load(file, weights_only=True)
-    change(content)
-    torch.save(content, file)
-    index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
-    write_index(folder, index)
 
 
 @pytest.mark.slow

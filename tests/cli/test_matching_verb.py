@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from commands import last, run, table
+from commands import last, rewrite, run, table
 
 import fldiag
 from fldiag.diagnosis.options import size
@@ -15,7 +14,6 @@ from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results import files
 from fldiag.results.select import only
-from fldiag.runs.index import write_index
 
 SMALL = (
     "--set",
@@ -43,17 +41,6 @@ def copy(trained, tmp_path):
     return Path(
         shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics"))
     )
-
-
-def rewrite(folder, r, change):
-    """A checkpoint with other content, and run.json that knows it."""
-    file = folder / "rounds" / f"{r:04d}.pt"
-    content = torch.load(file, weights_only=True)
-    change(content)
-    torch.save(content, file)
-    index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
-    write_index(folder, index)
 
 
 # --- matching --------------------------------------------------------------------------------------------------
@@ -213,7 +200,9 @@ def test_wrong_options(trained, arguments, text):
 
 
 def spectrum(trained, *arguments, code=0):
-    return run("spectrum", trained, "--samples", 120, "--k", 2, *arguments, code=code)
+    return run(
+        "spectrum", trained, "--samples", 120, "--k", 2, "--format", "png", *arguments, code=code
+    )
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerator import DEVICE, Accelerated, accelerator
 from helpers import config, needs, play, stacks, world
-from test_diagnostics import examples, network
+from test_diagnostics import SMALL, examples, network
 from test_run_diagnostics import FEW, federation
 from torch.nn.functional import cross_entropy
 
@@ -26,7 +26,6 @@ def diagnostics(on):
 TRAINED = [
     (n, s) for n in registry.method.names() for s in ("off", "on") if s == "off" or stacks(n)
 ]
-SMALL = {"points": 3, "k": 3, "draws": 4, "curve": 3, "steps": 5}
 
 
 def test_host_and_device_tensors_do_not_meet(monkeypatch):
