@@ -269,7 +269,10 @@ def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_pat
         "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
         "print({'matplotlib', 'sklearn', 'scipy', 'torchvision', 'fldiag.config'} & set(sys.modules))"
     )
-    for words in (("landscape", EXAMPLE, *PNG, "--points", 3), ("forgetting", trained, *PNG)):
+    for words in (
+        ("landscape", EXAMPLE, *PNG, "--points", 3, "--samples", 50),
+        ("forgetting", trained, *PNG),
+    ):
         words = [*map(str, words), "--out", str(tmp_path)]
         answer = run(*words).stdout
         again = subprocess.run(
