@@ -9,7 +9,6 @@ from commands import last, rewrite, run, table
 
 import fldiag
 from fldiag.diagnosis.options import rounds
-from fldiag.errors import FldiagError
 from fldiag.results import files
 from fldiag.runs.index import write_index
 
@@ -29,12 +28,6 @@ def copy(trained, tmp_path):
     return Path(
         shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics"))
     )
-
-
-@pytest.mark.parametrize("verb", ["forgetting", "drift"])
-def test_help_has_an_example(verb):
-    text = run(verb, "--help").stdout
-    assert "Example: fldiag" in text and "--debug" in text and "--json" in text
 
 
 @pytest.mark.slow
@@ -237,14 +230,6 @@ def test_nothing_readable_is_one_complaint(copy):
 def test_wrong_options(trained, arguments, text):
     error = run("forgetting", trained, *arguments, code=2).stderr
     assert text in error or (arguments[1] == "9" and "no checkpoint of round 9" in error)
-
-
-def test_one_checkpoint_is_not_a_run(trained):
-    assert (
-        "is a single checkpoint" in run("forgetting", trained / "rounds" / "0002.pt", code=2).stderr
-    )
-    with pytest.raises(FldiagError, match="needs a run"):
-        fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "drift")
 
 
 def test_choice_of_rounds():

@@ -46,11 +46,6 @@ def copy(trained, tmp_path):
 # --- matching --------------------------------------------------------------------------------------------------
 
 
-def test_help_has_an_example():
-    text = run("matching", "--help").stdout
-    assert "Example: fldiag matching" in text and "--json" in text
-
-
 @pytest.mark.slow
 def test_matching_of_the_last_round(trained):
     result = run("matching", trained, "--samples", 120, "--k", 2)
@@ -148,12 +143,12 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
     assert len(text.strip().splitlines()) == 2 and not (tmp_path / "bare" / "diagnostics").exists()
 
 
-def test_one_checkpoint_is_not_a_run(trained):
-    assert (
-        "is a single checkpoint" in run("matching", trained / "rounds" / "0002.pt", code=2).stderr
-    )
+@pytest.mark.parametrize("name", ["matching", "forgetting", "drift"])
+def test_one_checkpoint_is_not_a_run(name, trained):
+    file = trained / "rounds" / "0002.pt"
+    assert "is a single checkpoint" in run(name, file, code=2).stderr
     with pytest.raises(FldiagError, match="needs a run"):
-        fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "matching")
+        fldiag.diagnose(fldiag.load(file), name)
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import last, run
-from typer.main import get_command
+from commands import commands, last, run
 
 import fldiag
 from fldiag import known
-from fldiag.cli import app
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -81,7 +79,7 @@ def test_rare_options_stand_in_a_group_of_their_own(verb):
     assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
 
 
-def verbs(group=get_command(app), before=""):
+def verbs(group=commands(), before=""):
     for name, command in group.commands.items():
         yield from (
             verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
@@ -97,10 +95,10 @@ def test_every_verb_has_help_with_an_example(verb):
 @pytest.mark.parametrize("name", known.FLAGS)
 def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
     verb, flag = known.FLAGS[name].split()
-    options = {option for p in get_command(app).commands[verb].params for option in p.opts}
+    options = {option for p in commands().commands[verb].params for option in p.opts}
     assert (
         flag in options
-        and name not in get_command(app).commands
+        and name not in commands().commands
         and name in fldiag.catalogue("diagnostics")
     )
     refused = " ".join(run(name, EXAMPLE, code=2).stderr.split())
