@@ -151,7 +151,7 @@ def quadratic(curvatures, slope=0.0, n=100):
 def test_of_a_quadratic_it_is_the_sum_over_its_directions():
     """Each direction of stationary variance v = (1 + bias) / (n beta h + gamma) adds n beta h v / 2."""
     curvatures, gamma, n, step = [0.5, 1.0, 4.0], 5.0, 100, 0.01
-    frame = llc(quadratic(curvatures, n=n), gamma=gamma, step=step, chains=6, draws=40, thin=4)
+    frame = llc(quadratic(curvatures, n=n), gamma=gamma, step=step, chains=12, draws=40, thin=2)
     energies = [nbeta(n) * h for h in curvatures]
     expected = sum(e / 2 * (1 + inflation(e + gamma, step)) / (e + gamma) for e in energies)
     estimate = row(frame, "llc")

@@ -262,7 +262,7 @@ def test_answers_and_exports_are_not_written_through_a_link(begun, tmp_path):
         with pytest.raises(FldiagError, match="is a symbolic link inside a run"):
             verb(*words)
     assert not content(outside)
-    verb("forgetting", run, "--out", tmp_path / "elsewhere")
+    verb("forgetting", run, "--format", "png", "--out", tmp_path / "elsewhere")
     (run / "diagnostics").unlink()
     (run / "diagnostics").mkdir()
     (run / "diagnostics" / "cache").symlink_to(outside / "diagnostics")
