@@ -53,7 +53,7 @@ def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
     said = {
         scale: invoke(
-            "figures", "fedsol/fig6", "--scale", scale, "--only", "seed=0", "--dry-run"
+            "figures", "fedsol/fig7", "--scale", scale, "--only", "seed=0", "--dry-run"
         ).output
         for scale in ("paper", "paper-bf16")
     }
