@@ -18,7 +18,9 @@ BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-
 demo: $(STAMP)
 	$(VENV)/bin/fldiag demo
 
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# What Python and pytest compile is kept for the next process, of which tests start many; integrations have a target of their own.
+unexport PYTHONDONTWRITEBYTECODE
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/integration
 OTHERS = not convergence and not integration$(if $(BROWSER),, and not browser)
 
 test: $(STAMP)

@@ -74,13 +74,14 @@ def record(
     start=None,
     metrics=None,
     seed=0,
+    steps=6,
     **options,
 ):
     """A run of a plain loop, recorded.
 
     ``server`` (t, received, states, sizes) -> state; ``client`` (t, k, received, state) -> state that it returns;
     ``sampled`` (t, rng) -> ids; ``start`` (t, states so far) -> the state that round's clients receive; ``metrics`` (t, state,
-    dataset) -> numbers.
+    dataset) -> numbers; ``steps`` of each client before ``client`` has its state.
     """
     data, parts = world or blobs()
     net, rng, past = net or network(seed=seed), np.random.default_rng(seed), []
@@ -97,7 +98,9 @@ def record(
             replies = {}
             for k in ids:
                 net.load_state_dict(received)
-                made = trained(net, data.train_x[parts[k]], data.train_y[parts[k]]).state_dict()
+                made = trained(
+                    net, data.train_x[parts[k]], data.train_y[parts[k]], steps=steps
+                ).state_dict()
                 replies[k] = client(t, k, received, made) if client else made
             state = server(t, received, list(replies.values()), [len(parts[k]) for k in ids])
             rec.round(

@@ -8,6 +8,7 @@ from torch import nn
 
 from fldiag.data import Dataset
 from fldiag.params import flatten
+from fldiag.results.select import only
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
 
@@ -104,8 +105,6 @@ def moved(module, clients=3, scale=0.3, seed=1):
 
 def one(frame, metric, **where):
     """The single row of this metric; a value None asks for a missing entry."""
-    rows = frame[frame["metric"] == metric]
-    for column, value in where.items():
-        rows = rows[rows[column].isna()] if value is None else rows[rows[column] == value]
+    rows = only(frame, metric=metric, **where)
     assert len(rows) == 1, rows
     return rows.iloc[0]

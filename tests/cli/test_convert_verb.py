@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import invoke
 from torch import nn
-from typer.testing import CliRunner
 
 import fldiag
 from fldiag import models
-from fldiag.cli import app
 from fldiag.config import load
 from fldiag.data import partition
 from fldiag.params import Layout
@@ -24,7 +23,6 @@ EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
 PATTERN = ["--pattern", "round_{round}/client_{client}.pt"]
 GLOBAL = ["--global-pattern", "round_{round}/global.pt"]
 WORLD = ["--model", "mlp", "--data", "digits"]
-runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def files(own, tmp_path, monkeypatch):
 
 
 def call(*arguments, code=0):
-    result = runner.invoke(app, [str(a) for a in arguments])
+    result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     if code:
         lines = result.stderr.strip().splitlines()
@@ -348,7 +346,19 @@ def test_a_checkpoint_there_and_back_is_the_same_file(tmp_path, monkeypatch):
     assert a.manifest == b.manifest and all(torch.equal(a.state[n], b.state[n]) for n in b.state)
     rows = [
         json.loads(
-            call("spectrum", f, "-k", "1", "--samples", "60", "--out", "o", "--json").stdout
+            call(
+                "spectrum",
+                f,
+                "-k",
+                "1",
+                "--samples",
+                "60",
+                "--format",
+                "png",
+                "--out",
+                "o",
+                "--json",
+            ).stdout
         )["rows"]
         for f in ("a.safetensors", EXAMPLE)
     ]
@@ -395,7 +405,7 @@ def test_a_partition_that_is_numbered_by_one_off_is_refused_and_its_remedy_works
     assert "made without the partition" in shown and "with the clients' own numbers" in shown
     assert (
         "partition.npz" not in Run.open("theirs").index["files"]
-        and "the partition is left out" in call("forgetting", "theirs").stderr
+        and "the partition is left out" in call("forgetting", "theirs", "--format", "png").stderr
     )
     (files / "mended.json").write_text(json.dumps({k + max(shift, 0): v for k, v in parts.items()}))
     assert (
@@ -420,7 +430,7 @@ def test_a_client_that_the_partition_lacks_is_named(files, name):
     assert f"does not say which examples client {name} has" in convert(
         files, *GLOBAL, "--partition", files / "parts.json"
     )
-    shown = call("forgetting", "theirs").stderr
+    shown = call("forgetting", "theirs", "--format", "png").stderr
     assert (
         f"which examples client {name} has" in shown
         and f"client {name} is not in the partition" in shown

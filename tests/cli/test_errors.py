@@ -12,14 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import invoke
 from torch import nn
-from typer.testing import CliRunner
-
-from fldiag.cli import app
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
-runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +26,7 @@ def _inside(tmp_path, monkeypatch):
 
 
 def complaint(*arguments, code):
-    result = runner.invoke(app, [str(a) for a in arguments])
+    result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     lines = result.stderr.strip().splitlines()
     assert lines[0].startswith("error: ") and lines[1].lstrip().startswith("→ "), result.stderr
@@ -166,7 +163,7 @@ def test_few_names_are_listed():
     ("option", "key"), [("--rounds", "rounds"), ("--lr", "train.lr"), ("--method", "method.name")]
 )
 def test_a_key_of_the_config_typed_as_an_option_says_how_to_set_it(option, key):
-    result = runner.invoke(app, ["train", "digits", option, "5"])
+    result = invoke("train", "digits", option, "5")
     assert (
         result.exit_code == 2
         and f"--set {key}=..." in result.stderr
@@ -177,7 +174,7 @@ def test_a_key_of_the_config_typed_as_an_option_says_how_to_set_it(option, key):
 def test_a_forecast_needs_no_data():
     """A registered set's shape is known: blank pictures stand for it, and that is said."""
     small = ["--set", "model.name=mlp", "--set", "train.batch_size=10", "--dry-run"]
-    result = runner.invoke(app, ["train", "fedsol-mnist-lda0.1", *small])
+    result = invoke("train", "fedsol-mnist-lda0.1", *small)
     assert result.exit_code == 0, result.output
     assert (
         "forecast:" in result.stdout
@@ -185,7 +182,7 @@ def test_a_forecast_needs_no_data():
         and "needs a data folder" in result.stdout
     )
     distilled = [*small, "--set", "data.public=cifar100", "--set", "data.public_size=100"]
-    result = runner.invoke(app, ["train", "fedproj-cifar10-lda0.3", *distilled, "--json"])
+    result = invoke("train", "fedproj-cifar10-lda0.3", *distilled, "--json")
     assert result.exit_code == 0, result.output
     assert [text.split("'")[1] for text in json.loads(result.stdout)["remarks"]] == [
         "cifar10",
@@ -262,7 +259,7 @@ def test_state_dict_without_model_or_data_asks_for_them():
 
 def test_existing_run_is_not_overwritten(tmp_path):
     quick = ["--set", "rounds=1", "--set", "model.name=mlp", "--out", "r"]
-    assert runner.invoke(app, ["train", "digits", *quick]).exit_code == 0
+    assert invoke("train", "digits", *quick).exit_code == 0
     before = (tmp_path / "r" / "run.json").read_bytes()
     assert "--resume" in complaint("train", "digits", *quick, code=2)
     assert "train.lr" in complaint(
@@ -273,9 +270,7 @@ def test_existing_run_is_not_overwritten(tmp_path):
 
 def test_diverged_training_is_an_outcome():
     """Also where all weights are finite: the table says so too."""
-    result = runner.invoke(
-        app, ["train", "digits", "--set", "train.lr=5000", "--set", "rounds=3", "--out", "r"]
-    )
+    result = invoke("train", "digits", "--set", "train.lr=5000", "--set", "rounds=3", "--out", "r")
     assert result.exit_code == 3 and "diverged" in result.stdout and "finished" not in result.output
     assert "diverged: the test loss is" in result.stderr
 
@@ -294,25 +289,14 @@ def test_ctrl_c_keeps_the_state_and_says_how_to_go_on():
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.returncode == 1 and "--resume" in done.stderr and "Traceback" not in done.stderr
-    result = runner.invoke(
-        app,
-        [
-            "train",
-            "digits",
-            "--set",
-            "model.name=mlp",
-            "--set",
-            "rounds=4",
-            "--out",
-            "r",
-            "--resume",
-        ],
+    result = invoke(
+        "train", "digits", "--set", "model.name=mlp", "--set", "rounds=4", "--out", "r", "--resume"
     )
     assert result.exit_code == 0 and "0004.pt" in result.stdout
 
 
 def test_debug_shows_the_traceback_and_ends_with_the_versions():
-    result = runner.invoke(app, ["spectrum", "nowhere.pt", "--debug"])
+    result = invoke("spectrum", "nowhere.pt", "--debug")
     assert result.exit_code == 1 and result.exception is not None
     shown = "".join(traceback.format_exception(result.exception)).rstrip().splitlines()[-1]
     assert shown.startswith("Versions: fldiag ") and torch.__version__.partition("+")[0] in shown
@@ -330,20 +314,17 @@ def test_who_reads_only_the_beginning_gets_no_message(verb):
 
 
 def test_a_warning_is_one_line_without_the_place_in_the_code():
-    result = runner.invoke(
-        app,
-        [
-            "partition",
-            "digits",
-            "--set",
-            "partition.kind=sharding",
-            "--set",
-            "partition.shards=3",
-            "--set",
-            "clients.total=17",
-            "--out",
-            "split.png",
-        ],
+    result = invoke(
+        "partition",
+        "digits",
+        "--set",
+        "partition.kind=sharding",
+        "--set",
+        "partition.shards=3",
+        "--set",
+        "clients.total=17",
+        "--out",
+        "split.png",
     )
     assert result.exit_code == 0, result.output
     said = [line for line in result.stderr.splitlines() if "shards do not divide" in line]

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import helpers
 import pytest
-from typer.testing import CliRunner
+from commands import invoke
 
 import fldiag
-from fldiag.cli import app
 from fldiag.results.table import table
-
-runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +26,7 @@ def run(kept, tmp_path, monkeypatch):
 
 
 def call(*arguments, code=0):
-    result = runner.invoke(app, ["export", *map(str, arguments)])
+    result = invoke("export", *arguments)
     assert result.exit_code == code, (result.output, result.exception)
     return result
 

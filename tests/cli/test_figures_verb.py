@@ -3,24 +3,21 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from commands import invoke
 
-from fldiag.cli import app
 from fldiag.results import machine
 from fldiag_papers import make, plan, reported
 from fldiag_papers.figures import not_forecast
 
-runner = CliRunner()
-
 
 def test_list():
-    found = json.loads(runner.invoke(app, ["list", "figures", "--json"]).stdout)["rows"]
+    found = json.loads(invoke("list", "figures", "--json").stdout)["rows"]
     assert {"fedsol/fig6", "fedsol/table2", "fedalign/table1"} <= {row["name"] for row in found}
 
 
 @pytest.mark.slow
 def test_a_figure_and_the_ledger(tmp_path):
-    done = runner.invoke(app, ["figures", "fedsol/fig2", "fig12"])
+    done = invoke("figures", "fedsol/fig2", "fig12")
     assert done.exit_code == 0, done.output
     assert done.stdout.rstrip().endswith("figures/fedsol/fig12.png")
     for name in (
@@ -34,7 +31,7 @@ def test_a_figure_and_the_ledger(tmp_path):
     ):
         assert (tmp_path / "figures" / name).is_file()
     (tmp_path / "figures" / "ledger.csv").unlink()
-    again = runner.invoke(app, ["figures", "--ledger", "--json"])
+    again = invoke("figures", "--ledger", "--json")
     assert (
         again.exit_code == 0
         and json.loads(again.stdout)["paths"][-1].endswith("ledger.csv")
@@ -43,22 +40,20 @@ def test_a_figure_and_the_ledger(tmp_path):
 
 
 def test_dry_run_writes_no_run(tmp_path):
-    done = runner.invoke(app, ["figures", "fedsol/fig6", "--dry-run", "--json", "--jobs", "1"])
+    done = invoke("figures", "fedsol/fig6", "--dry-run", "--json", "--jobs", "1")
     found = json.loads(done.stdout)
     assert done.exit_code == 0 and (found["runs"], found["rounds"], found["there"]) == (2, 8, 0)
     assert 0 < found["seconds"] < 600 and found["bytes"] > 0
     assert not list(tmp_path.rglob("run.json"))
-    one = runner.invoke(
-        app, ["figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json"]
-    )
+    one = invoke("figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json")
     assert json.loads(one.stdout)["runs"] == 1
 
 
 def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
     monkeypatch.setattr(machine, "has_bf16", lambda: False)
     said = {
-        scale: runner.invoke(
-            app, ["figures", "fedsol/fig7", "--scale", scale, "--only", "seed=0", "--dry-run"]
+        scale: invoke(
+            "figures", "fedsol/fig7", "--scale", scale, "--only", "seed=0", "--dry-run"
         ).output
         for scale in ("paper", "paper-bf16")
     }
@@ -83,7 +78,7 @@ def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
     ],
 )
 def test_wrong_use(arguments, says):
-    done = runner.invoke(app, ["figures", *arguments])
+    done = invoke("figures", *arguments)
     assert done.exit_code == 2 and says in done.output
 
 
@@ -97,7 +92,7 @@ def test_parts_are_all_runs_each_once_also_where_steps_are_recorded(monkeypatch)
 
     monkeypatch.setattr(make, "make", choose)
     for part in ("1/2", "2/2"):
-        done = runner.invoke(app, ["figures", "fedsol/fig3", "--shard", part])
+        done = invoke("figures", "fedsol/fig3", "--shard", part)
         assert done.exit_code == 0, done.output
     assert [len(part) for part in parts] == [2, 2] and len(set.union(*parts)) == 4
 
@@ -116,17 +111,14 @@ def test_a_reason_without_a_forecast_is_said_once():
 
 @pytest.mark.slow
 def test_as_is_with_nothing_there_says_how_to_train_it():
-    done = runner.invoke(
-        app, ["figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs"]
-    )
+    done = invoke("figures", "fedsol/fig6", "--as-is", "--out", "figures", "--runs", "runs")
     assert (
         done.exit_code == 1
         and "error: 1 of 1 could not be made" in done.stderr
         and "without --as-is" in done.stderr
     )
-    both = runner.invoke(
-        app,
-        ["figures", "fedsol/fig6", "fedsol/fig12", "--as-is", "--out", "figures", "--runs", "runs"],
+    both = invoke(
+        "figures", "fedsol/fig6", "fedsol/fig12", "--as-is", "--out", "figures", "--runs", "runs"
     )
     assert (
         both.exit_code == 0

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from commands import last, run, table
+from commands import last, rewrite, run, table
 
 import fldiag
 from fldiag.diagnosis.options import size
@@ -15,7 +14,6 @@ from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results import files
 from fldiag.results.select import only
-from fldiag.runs.index import write_index
 
 SMALL = (
     "--set",
@@ -45,23 +43,7 @@ def copy(trained, tmp_path):
     )
 
 
-def rewrite(folder, r, change):
-    """A checkpoint with other content, and run.json that knows it."""
-    file = folder / "rounds" / f"{r:04d}.pt"
-    content = torch.load(file, weights_only=True)
-    change(content)
-    torch.save(content, file)
-    index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
-    write_index(folder, index)
-
-
 # --- matching --------------------------------------------------------------------------------------------------
-
-
-def test_help_has_an_example():
-    text = run("matching", "--help").stdout
-    assert "Example: fldiag matching" in text and "--json" in text
 
 
 @pytest.mark.slow
@@ -161,12 +143,12 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
     assert len(text.strip().splitlines()) == 2 and not (tmp_path / "bare" / "diagnostics").exists()
 
 
-def test_one_checkpoint_is_not_a_run(trained):
-    assert (
-        "is a single checkpoint" in run("matching", trained / "rounds" / "0002.pt", code=2).stderr
-    )
+@pytest.mark.parametrize("name", ["matching", "forgetting", "drift"])
+def test_one_checkpoint_is_not_a_run(name, trained):
+    file = trained / "rounds" / "0002.pt"
+    assert "is a single checkpoint" in run(name, file, code=2).stderr
     with pytest.raises(FldiagError, match="needs a run"):
-        fldiag.diagnose(fldiag.load(trained / "rounds" / "0002.pt"), "matching")
+        fldiag.diagnose(fldiag.load(file), name)
 
 
 @pytest.mark.slow
@@ -213,7 +195,9 @@ def test_wrong_options(trained, arguments, text):
 
 
 def spectrum(trained, *arguments, code=0):
-    return run("spectrum", trained, "--samples", 120, "--k", 2, *arguments, code=code)
+    return run(
+        "spectrum", trained, "--samples", 120, "--k", 2, "--format", "png", *arguments, code=code
+    )
 
 
 @pytest.mark.slow

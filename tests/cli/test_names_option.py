@@ -25,6 +25,8 @@ def test_the_names_stand_in_the_table_and_the_picture(tmp_path):
         "50",
         "--k",
         "1",
+        "--format",
+        "png",
         "--out",
         tmp_path,
     )

@@ -37,13 +37,6 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_help_has_an_example():
-    text = run("personalise", "--help").stdout
-    assert "Example: fldiag personalise" in text and all(
-        f"--{o}" in text for o in ("epochs", "knn", "json", "seed", "debug")
-    )
-
-
 def test_training_a_personalised_method_ends_with_mean_and_deviation():
     answer = json.loads(
         run(

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from commands import invoke as run
 
 from fldiag import known, plugins
-from fldiag.cli import app
 from fldiag.errors import FldiagError
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "extend.md"
@@ -53,10 +52,6 @@ def install(tmp_path, monkeypatch):
     plugins._entry_points.cache_clear()
     for name in names:
         sys.modules.pop(name, None)
-
-
-def run(*words):
-    return CliRunner().invoke(app, words)
 
 
 def test_a_verb_of_another_package_runs_and_is_listed(install):

@@ -6,11 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from commands import run
+from commands import invoke, run
 from safetensors.torch import load_file
-from typer.testing import CliRunner
-
-from fldiag.cli import app
 
 EXAMPLE = Path(__file__).parents[2] / "checkpoints" / "example" / "fedsol-digits.pt"
 MODULE = """
@@ -39,7 +36,6 @@ def load():
     x, y = torch.randn(40, 1, 4, 4, generator=g), torch.arange(40) % 3
     return x, y, x[:20], y[:20]
 """
-runner = CliRunner()
 
 
 @pytest.fixture
@@ -60,19 +56,16 @@ def own(tmp_path, monkeypatch):
                 b.uniform_(0.5, 2)
             torch.save(module.state_dict(), tmp_path / f"w{seed}.pt")
             files.append(str(tmp_path / f"w{seed}.pt"))
-        result = runner.invoke(
-            app,
-            [
-                verb,
-                *files,
-                "--model",
-                f"{name}:{model}",
-                "--data",
-                f"{name}:load",
-                "--device",
-                "cpu",
-                *map(str, arguments),
-            ],
+        result = invoke(
+            verb,
+            *files,
+            "--model",
+            f"{name}:{model}",
+            "--data",
+            f"{name}:load",
+            "--device",
+            "cpu",
+            *arguments,
         )
         assert result.exit_code == code, (result.output, result.exception)
         return result

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import last, runner
+from commands import invoke, last
 
-from fldiag.cli import app
 from fldiag.plotting import style
 from fldiag_papers.toys import iris, iris_reported
 
@@ -15,7 +14,7 @@ SMALL = ("--rounds", 1, "--seeds", 2, "--full-batch")
 
 
 def run(*arguments, code=0):
-    result = runner.invoke(app, ["toy", "iris", *(str(a) for a in arguments)])
+    result = invoke("toy", "iris", *arguments)
     assert result.exit_code == code, (result.output, result.exception)
     return result
 

@@ -58,7 +58,7 @@ def test_a_recorded_loop_and_two_methods_share_a_federation(recording):
 def test_its_partition_is_drawn(recording):
     fldiag.Recorder("bare", "mlp", data="digits").close()
     assert "record it with clients=" in typed("partition", "bare", code=2).stderr
-    result = typed("partition", recording, "--out", "out")
+    result = typed("partition", recording, "--format", "png", "--out", "out")
     assert last(result).name == "partition.png" and "10" in result.stdout
     counts = pd.read_csv("out/partition.csv")
     assert counts["count"].sum() == 1500 and counts["client"].nunique() == 10

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from commands import last, run
-from typer.main import get_command
+from commands import commands, last, run
 
 import fldiag
 from fldiag import known
-from fldiag.cli import app
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -23,6 +21,8 @@ from fldiag.results import provenance
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
+#: One picture for a question whose subject is another thing than its pictures.
+PNG = ("--format", "png")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_rare_options_stand_in_a_group_of_their_own(verb):
     assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
 
 
-def verbs(group=get_command(app), before=""):
+def verbs(group=commands(), before=""):
     for name, command in group.commands.items():
         yield from (
             verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
@@ -95,10 +95,10 @@ def test_every_verb_has_help_with_an_example(verb):
 @pytest.mark.parametrize("name", known.FLAGS)
 def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
     verb, flag = known.FLAGS[name].split()
-    options = {option for p in get_command(app).commands[verb].params for option in p.opts}
+    options = {option for p in commands().commands[verb].params for option in p.opts}
     assert (
         flag in options
-        and name not in get_command(app).commands
+        and name not in commands().commands
         and name in fldiag.catalogue("diagnostics")
     )
     refused = " ".join(run(name, EXAMPLE, code=2).stderr.split())
@@ -118,6 +118,8 @@ def test_what_is_asked_by_a_flag_is_asked_by_diagnose_too(name, tmp_path):
                 "samples=20",
                 "--set",
                 "device=cpu",
+                "--format",
+                "png",
                 "--out",
                 tmp_path,
             )
@@ -168,7 +170,7 @@ def test_dry_run_writes_nothing_and_forecasts(tmp_path):
 
 
 def test_landscape_of_a_run_checkpoint(trained):
-    result = run("landscape", trained / "rounds" / "0003.pt", "--points", 5, "--samples", 200)
+    result = run("landscape", trained / "rounds" / "0003.pt", *PNG, "--points", 5, "--samples", 200)
     png = last(result)
     assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
     stem = png.name.removesuffix(".png")
@@ -198,13 +200,15 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
 
 def test_plane_through_three_checkpoints_marks_them(trained):
     files = [trained / "rounds" / f"000{i}.pt" for i in (1, 2, 3)]
-    result = run("landscape", *files, "--directions", "plane", "--points", 3, "--samples", 100)
+    result = run(
+        "landscape", *files, *PNG, "--directions", "plane", "--points", 3, "--samples", 100
+    )
     frame = pd.read_csv(last(result).with_suffix(".csv"))
     assert (frame["metric"] == "point").sum() == 3
 
 
 def test_spectrum_of_the_committed_example_has_the_promised_rows():
-    result = run("spectrum", EXAMPLE, "--k", 3, "--samples", 150, "--json")
+    result = run("spectrum", EXAMPLE, *PNG, "--k", 3, "--samples", 150, "--json")
     rows = json.loads(result.stdout)["rows"]
     values = [r for r in rows if r["metric"] == "eigenvalue"]
     assert [r["index"] for r in values] == [1, 2, 3]
@@ -249,26 +253,30 @@ def test_a_repeated_question_computes_and_draws_nothing(trained, monkeypatch):
 
 def test_a_renamed_run_finds_its_answer_under_its_new_name(trained, tmp_path):
     folder = Path(shutil.copytree(trained, tmp_path / "before"))
-    run("forgetting", folder)
+    run("forgetting", folder, *PNG)
     entries = sorted((folder / "diagnostics" / "cache").iterdir())
-    picture = Path(run("forgetting", folder.rename(tmp_path / "after")).stdout.splitlines()[-1])
+    picture = last(run("forgetting", folder.rename(tmp_path / "after"), *PNG))
     assert len(sorted((tmp_path / "after" / "diagnostics" / "cache").iterdir())) == len(entries)
     assert set(pd.read_csv(picture.with_suffix(".csv"), usecols=["run"])["run"]) == {"after"}
 
 
-def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_path):
+def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "commit", lambda: "1a2b")
     code = (
         "import sys, fldiag.cli; from fldiag.results import provenance; provenance.commit = lambda: '1a2b'; "
         "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
         "print({'matplotlib', 'sklearn', 'scipy', 'torchvision', 'fldiag.config'} & set(sys.modules))"
     )
-    for words in (("landscape", EXAMPLE, "--points", 3), ("forgetting", trained)):
-        command = [sys.executable, "-c", code, *map(str, words), "--out", str(tmp_path)]
-        outputs = [
-            subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
-            for _ in range(2)
-        ]
-        assert outputs[1].splitlines()[-1] == "set()", outputs
+    for words in (
+        ("landscape", EXAMPLE, *PNG, "--points", 3, "--samples", 50),
+        ("forgetting", trained, *PNG),
+    ):
+        words = [*map(str, words), "--out", str(tmp_path)]
+        answer = run(*words).stdout
+        again = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT
+        )
+        assert again.stdout == f"{answer}set()\n", again
 
 
 def test_a_diagnostic_of_ones_own_is_asked_by_name(tmp_path, monkeypatch):
@@ -415,6 +423,6 @@ def test_a_missing_entry_is_a_dash_and_null(capsys):
 
 
 def test_strict_of_a_spectrum_is_its_option(tmp_path):
-    run("spectrum", EXAMPLE, "--k", "1", "--samples", "50", "--strict", "--out", tmp_path)
+    run("spectrum", EXAMPLE, *PNG, "--k", 1, "--samples", 50, "--strict", "--out", tmp_path)
     (file,) = tmp_path.glob("spectrum-*.json")
     assert json.loads(file.read_text("utf-8"))["options"]["strict"] is True

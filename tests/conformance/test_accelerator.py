@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerator import DEVICE, Accelerated, accelerator
 from helpers import config, needs, play, stacks, world
-from test_diagnostics import examples, network
+from test_diagnostics import SMALL, examples, network
 from test_run_diagnostics import FEW, federation
 from torch.nn.functional import cross_entropy
 
@@ -26,7 +26,6 @@ def diagnostics(on):
 TRAINED = [
     (n, s) for n in registry.method.names() for s in ("off", "on") if s == "off" or stacks(n)
 ]
-SMALL = {"points": 3, "k": 3, "draws": 4, "curve": 3, "steps": 5}
 
 
 def test_host_and_device_tensors_do_not_meet(monkeypatch):
@@ -63,29 +62,6 @@ def problem(device, seed=0):
     return Problem(module, cross_entropy, examples(), device=device, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", [*diagnostics("problem"), *diagnostics("checkpoints")])
-def test_diagnostics_of_weights(name, monkeypatch):
-    entry = registry.diagnostic.get(name)
-    options = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
-
-    def table(device):
-        several = [problem(device, 0), problem(device, 1)]
-        return fldiag.diagnose(several[0] if entry.on == "problem" else several, name, **options)
-
-    expected = table("cpu")
-    with accelerator(monkeypatch):
-        close(table("lazy"), expected)
-
-
-@pytest.mark.parametrize("name", diagnostics("run"))
-@pytest.mark.slow
-def test_diagnostics_of_a_run(name, monkeypatch):
-    expected = fldiag.diagnose(federation(name), name, **FEW.get(name, {}))
-    with accelerator(monkeypatch):
-        found = fldiag.diagnose(federation(name, device="lazy"), name, **FEW.get(name, {}))
-        close(found, expected)
-
-
 @pytest.mark.parametrize(("name", "stack"), TRAINED)
 @pytest.mark.slow
 def test_training(name, stack, monkeypatch):
@@ -106,7 +82,8 @@ def test_training(name, stack, monkeypatch):
     "name", [n for on in ("problem", "checkpoints", "run", "clients") for n in diagnostics(on)]
 )
 @pytest.mark.slow
-def test_what_was_kept_before_an_interruption_meets_what_is_new(name, tmp_path, monkeypatch):
+def test_diagnostics_also_where_what_was_kept_meets_what_is_new(name, tmp_path, monkeypatch):
+    """Each part is computed on the accelerator; every third interrupts."""
     entry = registry.diagnostic.get(name)
     small = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
     options = {**small, **FEW.get(name, {})}

@@ -20,7 +20,7 @@ from fldiag.results.table import check
 #: Those of a whole run see a History: test_run_diagnostics.py.
 NAMES = [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == "problem"]
 #: Makes those that have them small; an option is used where the signature knows it.
-SMALL = {"points": 3, "k": 3, "draws": 4}
+SMALL = {"points": 3, "k": 3, "chains": 2, "draws": 4, "thin": 2, "curve": 3, "steps": 5}
 EIGENVALUES = [6.0, 3.0, 1.5, 0.5, 0.0, -2.0]
 
 

@@ -46,6 +46,7 @@ NEUTRAL = [n for n in NAMES if registry.method.get(n).meta["equals"]]
 
 @in_both_forms(NEUTRAL)
 def test_the_neutral_setting_is_the_simpler_method(name, stack):
+    """T-PROX-1, T-SAM-1, T-SOL-1, T-NTD-1, T-CM-1, T-MOON-1, T-AVGM-1, T-ACG-2, T-RCL-1, T-SD-1, T-GA-1, T-BABU-2 and their like."""
     meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
     # the simpler method's own options keep their values where the two share them
     shared = set(registry.method.get(meta["equals"]).options.model_fields) & set(meta["neutral"])

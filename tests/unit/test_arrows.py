@@ -130,6 +130,11 @@ def tree_of(file):
     return ast.parse(file.read_text("utf-8"))
 
 
+@cache
+def nodes_of(file):
+    return list(ast.walk(tree_of(file)))
+
+
 def package(file):
     parts = file.relative_to(ROOT).with_suffix("").parts
     if parts[:2] == ("training", "diagnostics"):  # diagnostics that train
@@ -140,7 +145,7 @@ def package(file):
 def imported(file):
     """Names of fldiag's packages a file imports, wherever in it (also for type checking only)."""
     found = set()
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("fldiag.")}
         elif isinstance(node, ast.ImportFrom):
@@ -199,7 +204,7 @@ MODULES = {module(file): file for file in FILES}
 def modules_imported(file):
     """The modules of fldiag that a file imports, wherever in it: in functions and for type checking too."""
     found = set()
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -273,7 +278,7 @@ BELOW = [f for f in FILES if package(f) not in {"cli"}]
 def test_nothing_is_unpickled_and_no_global_seed_is_set():
     """torch.load says weights_only=True and no other value; numpy never allows pickles."""
     for file in BELOW:
-        for call in (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)):
+        for call in (n for n in nodes_of(file) if isinstance(n, ast.Call)):
             name, place = ast.unparse(call.func), f"{file}:{call.lineno}"
             keywords = {k.arg: ast.unparse(k.value) for k in call.keywords}
             assert name not in {"pickle.load", "pickle.loads", "np.random.seed"}, place
@@ -284,9 +289,7 @@ def test_nothing_is_unpickled_and_no_global_seed_is_set():
 def test_the_library_never_prints():
     for file in BELOW:
         calls = [
-            n
-            for n in ast.walk(tree_of(file))
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+            n for n in nodes_of(file) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         ]
         assert not [n.lineno for n in calls if n.func.id == "print"], file
 

@@ -33,30 +33,6 @@ def refused(tree, overrides=None):
         ({"method": {"name": "fedavg", "mu": 1}}, ["method 'fedavg'", "unknown key 'mu'"]),
         ({"model": {"name": "mpl"}}, ["unknown model 'mpl'", "did you mean 'mlp'?"]),
         ({"model": {"name": "mlp", "hiden": [3]}}, ["did you mean 'hidden'?"]),
-    ],
-)
-def test_unknown_names_suggest_the_nearest(tree, words):
-    message = refused(tree)
-    assert all(word in message for word in words), message
-
-
-def test_an_unknown_data_set_suggests_the_nearest():
-    with pytest.raises(FldiagError, match=r"a file of your own: npz:data\.npz"):
-        load_data("data.npz")
-    with pytest.raises(FldiagError, match=r"unknown data set 'digit'; did you mean 'digits'\?"):
-        load_data("digit")
-
-
-def test_an_unknown_preset_suggests_the_nearest():
-    with pytest.raises(FldiagError, match=r"unknown preset 'digit'; did you mean 'digits'\?"):
-        load("digit")
-    with pytest.raises(FldiagError, match=r"config file 'mine\.toml' is not there"):
-        load("mine.toml")
-
-
-@pytest.mark.parametrize(
-    ("tree", "words"),
-    [
         ({"rounds": 0}, ["rounds = 0", "greater than or equal to 1"]),
         ({"rounds": 2.5}, ["rounds = 2.5"]),
         ({"seed": -1}, ["seed = -1"]),
@@ -88,9 +64,23 @@ def test_an_unknown_preset_suggests_the_nearest():
         ({"method": "fedprox"}, ["method = 'fedprox'"]),
     ],
 )
-def test_values_out_of_range_are_named_with_the_range(tree, words):
+def test_unknown_names_suggest_the_nearest_and_values_out_of_range_are_named(tree, words):
     message = refused(tree)
     assert all(word in message for word in words), message
+
+
+def test_an_unknown_data_set_suggests_the_nearest():
+    with pytest.raises(FldiagError, match=r"a file of your own: npz:data\.npz"):
+        load_data("data.npz")
+    with pytest.raises(FldiagError, match=r"unknown data set 'digit'; did you mean 'digits'\?"):
+        load_data("digit")
+
+
+def test_an_unknown_preset_suggests_the_nearest():
+    with pytest.raises(FldiagError, match=r"unknown preset 'digit'; did you mean 'digits'\?"):
+        load("digit")
+    with pytest.raises(FldiagError, match=r"config file 'mine\.toml' is not there"):
+        load("mine.toml")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from fldiag.diagnostics.doctor.examine import examine
 from fldiag.diagnostics.doctor.starts import Starts, chain
 
 ALL = {"sampled": lambda t, rng: list(range(8)), "rounds": 10}
+#: ``Elsewhere`` trains itself.
+UNTRAINED = {**ALL, "steps": 0}
 
 
 def digits():
@@ -103,7 +105,7 @@ def said(run, *checks, **options):
 
 @pytest.mark.parametrize(("start", "what"), STARTS, ids=[what for _, what in STARTS])
 def test_clients_that_start_elsewhere(tmp_path, start, what):
-    run = record(tmp_path / "run", world=WORLD, net=wide(), client=Elsewhere(start), **ALL)
+    run = record(tmp_path / "run", world=WORLD, net=wide(), client=Elsewhere(start), **UNTRAINED)
     rows = said(run, Starts)
     assert rows["what"].str.contains(what).any(), rows[["what", "evidence"]].to_dict("records")
     # training from the initial model looks as training that converges in every round
@@ -111,7 +113,7 @@ def test_clients_that_start_elsewhere(tmp_path, start, what):
 
 
 def test_a_loop_that_starts_where_it_says_is_not_accused(tmp_path):
-    run = record(tmp_path / "run", world=WORLD, net=wide(), client=Elsewhere(received), **ALL)
+    run = record(tmp_path / "run", world=WORLD, net=wide(), client=Elsewhere(received), **UNTRAINED)
     assert said(run, Starts, UpdateDirections, Uploads).empty
 
 
@@ -122,7 +124,7 @@ def test_layers_that_a_method_does_not_send_are_information(tmp_path):
         net=wide(),
         client=Elsewhere(not_loaded("3.")),
         method="fedper",
-        **ALL,
+        **UNTRAINED,
     )
     assert set(said(run, Starts)["severity"]) == {"information"}
 

@@ -6,12 +6,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from commands import invoke
 from torch import nn
 from torch.nn import functional
-from typer.testing import CliRunner
 
 import fldiag
-from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.problem.inputs import IndexedData
 
@@ -221,9 +220,7 @@ def test_data_are_checked_without_a_model(tmp_path):
 
 def test_a_machine_reads_how_many_checks_ran_and_why_others_did_not(tmp_path):
     path = small_run(tmp_path / "run")
-    result = CliRunner().invoke(
-        app, ["doctor", str(path), "--json", "--out", str(tmp_path / "out")]
-    )
+    result = invoke("doctor", path, "--json", "--out", tmp_path / "out")
     answer = json.loads(result.stdout)
     counts = answer["counts"][0]
     assert counts["fault"] >= 1 and counts["checks"] > 20

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 import torch
+from commands import invoke
 from helpers import config, needs
 from test_journal import on_disk, train_until
 
-from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.results.table import PERSONAL
 from fldiag.runs.index import write_index
@@ -172,7 +172,6 @@ def test_without_out_the_shorter_run_is_named(tmp_path, monkeypatch):
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):
-    from typer.testing import CliRunner
 
     monkeypatch.chdir(tmp_path)
     words = [
@@ -187,8 +186,8 @@ def test_on_the_command_line(tmp_path, monkeypatch):
         "--out",
         "r",
     ]
-    assert CliRunner().invoke(app, [*words, "--set", "rounds=1"]).exit_code == 0
-    found = CliRunner().invoke(app, [*words, "--set", "rounds=2", "--resume"])
+    assert invoke(*words, "--set", "rounds=1").exit_code == 0
+    found = invoke(*words, "--set", "rounds=2", "--resume")
     assert (
         found.exit_code == 0
         and "resuming after round 1 of 2" in found.stderr

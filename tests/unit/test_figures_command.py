@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import typer
+from commands import commands
 
-from fldiag.cli import app
 from fldiag.config import Config
 from fldiag_papers import plan, reported
 from fldiag_papers.caption import command
@@ -29,8 +29,7 @@ def test_the_command_in_a_json_makes_what_it_describes(file):
     about = json.loads(file.read_text("utf-8"))
     program, verb, *words = shlex.split(about["command"])
     assert (program, verb) == ("fldiag", "figures")
-    root = typer.main.get_command(app)
-    figures = root.get_command(typer.Context(root), "figures")
+    figures = commands().get_command(typer.Context(commands()), "figures")
     options = figures.make_context("figures", words).params
     assert list(options["ids"]) == [f"{about['paper']}/{about['id']}"]
     assert options["scale"] == about["scale"]

@@ -86,6 +86,7 @@ def test_trained_again_elsewhere_the_csv_is_the_same(world, tmp_path):
         ).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_json_says_what_was_done(world):
     about = json.loads((world[0] / "fedsol" / "fig6.json").read_text())
     assert (
@@ -103,6 +104,7 @@ def test_the_json_says_what_was_done(world):
     assert "cores" in about["machine"] and about["failed"] == about["left_out"] == []
 
 
+@pytest.mark.slow
 def test_numbers_of_a_table_are_those_of_the_runs(world):
     out, runs, _ = world
     table = pd.read_csv(out / "fedsol" / "table2.csv", keep_default_na=False, na_values=[""])
@@ -124,6 +126,7 @@ def test_numbers_of_a_table_are_those_of_the_runs(world):
     assert Run.open(path).config.partition.shards == 5
 
 
+@pytest.mark.slow
 def test_the_ledger_of_what_was_made(world):
     found = ledger.rows(world[0])
     mine = found[(found["id"] == "table2") & found["measured"].notna()]

@@ -33,7 +33,7 @@ counts = st.lists(
 ).filter(lambda cells: np.count_nonzero(np.sum(cells, axis=0)) > 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cells=counts)
 def test_distances_are_scipys(cells):
     table, places = measured(cells, is_ordered=True), np.arange(4)
@@ -140,10 +140,12 @@ def test_a_file_is_checked_before_any_training(tmp_path, monkeypatch):
     (tmp_path / "good.json").write_text(json.dumps(good))
     bad = {"0": [1, 2, 3, 3], "1": [], "2": [4, 119, 120], "4": [1]}
     (tmp_path / "bad.json").write_text(json.dumps(bad))
-    fine = typed("partition", "good.json", "--data", "iris", "--ordered", "--json")
+    fine = typed(
+        "partition", "good.json", "--data", "iris", "--ordered", "--format", "png", "--json"
+    )
     assert json.loads(fine.stdout)["faults"] == []
     assert (tmp_path / "fldiag-out" / "partition-iris-file-good-heterogeneity.png").is_file()
-    ill = typed("partition", "bad.json", "--data", "iris", code=3)
+    ill = typed("partition", "bad.json", "--data", "iris", "--format", "png", code=3)
     for words in (
         "none is called 3",
         "client 0 has example 3 twice",

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import invoke
 from helpers import analysis, config
 from test_resume import equal_runs
-from typer.testing import CliRunner
 
-from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
@@ -124,7 +123,7 @@ def test_a_flipped_bit_in_a_line_costs_what_comes_after_it(copy, whole):
         state = run.checkpoint().state
         assert all(torch.equal(state[n], t) for n, t in whole.checkpoint(run.done).state.items())
     for words in (["runs", copy.parent], ["report", copy, "--out", copy.parent]):
-        result = CliRunner().invoke(app, [str(w) for w in words])
+        result = invoke(*words)
         assert (
             result.exit_code == 0
             and result.stderr.count(f"is damaged: the run is read up to round {run.done},") == 1

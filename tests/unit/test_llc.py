@@ -151,7 +151,7 @@ def quadratic(curvatures, slope=0.0, n=100):
 def test_of_a_quadratic_it_is_the_sum_over_its_directions():
     """Each direction of stationary variance v = (1 + bias) / (n beta h + gamma) adds n beta h v / 2."""
     curvatures, gamma, n, step = [0.5, 1.0, 4.0], 5.0, 100, 0.01
-    frame = llc(quadratic(curvatures, n=n), gamma=gamma, step=step, chains=12, draws=40, thin=4)
+    frame = llc(quadratic(curvatures, n=n), gamma=gamma, step=step, chains=12, draws=40, thin=2)
     energies = [nbeta(n) * h for h in curvatures]
     expected = sum(e / 2 * (1 + inflation(e + gamma, step)) / (e + gamma) for e in energies)
     estimate = row(frame, "llc")
@@ -194,7 +194,7 @@ def test_split_r_hat_by_hand():
 
 
 def test_weights_that_are_no_minimum_are_masked():
-    frame = llc(quadratic([1.0, 1.0], slope=3.0), gamma=1.0, draws=60)
+    frame = llc(quadratic([1.0, 1.0], slope=3.0), gamma=1.0, draws=20)
     estimate = row(frame, "llc")
     assert estimate.masked and pd.isna(estimate.value) and "no minimum" in estimate.note
     assert row(frame, "below").value > 0.5
@@ -207,18 +207,18 @@ def test_chains_that_disagree_are_masked():
 
 
 def test_chains_that_leave_are_masked_and_the_remedy_works():
-    frame = llc(quadratic([10.0]), step=1.0, draws=200)
+    frame = llc(quadratic([10.0]), step=1.0, draws=40)
     estimate = row(frame, "llc")
     assert estimate.masked and "a chain left" in estimate.note
     step = float(estimate.note.split("--step ")[1])
     while pd.isna(row(frame, "llc").value):
-        frame, step = llc(quadratic([10.0]), step=step, draws=60), step / 10
+        frame, step = llc(quadratic([10.0]), step=step, draws=20), step / 10
     assert step > 1e-5
 
 
 def test_the_default_step_knows_the_curvature_where_chains_go():
     """A quartic has no curvature at its centre, but much where chains go."""
-    frame = llc(problem_of(lambda z: z.pow(4).sum(1), [0.0] * 10), gamma=1.0, draws=40)
+    frame = llc(problem_of(lambda z: z.pow(4).sum(1), [0.0] * 10), gamma=1.0, draws=16)
     assert row(frame, "llc").step < 0.1
     assert row(frame, "step_bias").value < 0.5
 

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import invoke
 from helpers import config
-from typer.testing import CliRunner
 
 import fldiag
-from fldiag.cli import app
 from fldiag.training import rounds
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +199,7 @@ def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
         ["spectrum", "gewichte ü.safetensors", "--k", "1"],
         ["export", umlaut.path, "--to", "tensorboard"],
     ):
-        result = CliRunner().invoke(app, [str(w) for w in words])
+        result = invoke(*words)
         assert result.exit_code == 0, (words, result.output)
     resumed = rounds.train(
         config(rounds=3, checkpoint={"clients": "sampled"}), out=umlaut.path, resume=True

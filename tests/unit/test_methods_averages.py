@@ -11,7 +11,6 @@ from helpers import (
     config,
     diagonal,
     federation,
-    final,
     images,
     play,
     quadratics,
@@ -135,11 +134,6 @@ def average(server, states, sizes):
             for name in states[0]
         }
     )
-
-
-def test_T_PROX_1_no_pull_is_fedavg():
-    data = classification(UNEQUAL)
-    assert torch.equal(final(config("fedprox", {"mu": 0.0}), data), final(config(), data))
 
 
 def test_T_PROX_2_the_first_local_step_of_a_round_is_fedavgs():

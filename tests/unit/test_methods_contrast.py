@@ -51,10 +51,6 @@ def test_the_loss_is_its_definition(monkeypatch, tau, mu):
         assert abs(float(ours[k]) - mu * total) <= 1e-12
 
 
-def test_T_MOON_1_no_weight_is_fedavg():
-    assert torch.equal(final(config("moon", {"mu": 0.0}), DATA, 3), final(config(), DATA, 3))
-
-
 def test_T_MOON_2_before_a_client_has_a_model_of_its_own_the_contrast_is_ln_2_with_no_gradient(
     monkeypatch,
 ):

@@ -47,11 +47,6 @@ def test_the_loss_is_its_definition(mu, tau):
         assert total > 0.1
 
 
-def test_T_NTD_1_no_weight_is_fedavg():
-    data = classification(UNEQUAL)
-    assert torch.equal(final(config("fedntd", {"mu": 0.0}), data), final(config(), data))
-
-
 def test_T_NTD_2_the_first_local_step_is_fedavgs():
     data, spies = classification(UNEQUAL), []
     for method in ("fedavg", "fedntd"):

@@ -26,11 +26,6 @@ from fldiag.models.network import BodyPass, Bound
 from fldiag.params import Layout
 
 
-def test_T_SOL_1_no_radius_is_fedavg():
-    data = classification(UNEQUAL)
-    assert torch.equal(final(config("fedsol", {"rho": 0.0}), data), final(config(), data))
-
-
 def test_T_SOL_2_with_the_local_loss_as_proximal_loss_it_is_sam():
     data = classification(UNEQUAL)
     made = federation(config("fedsol", {**FULL, "rho": 0.5}), data)

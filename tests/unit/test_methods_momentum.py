@@ -13,10 +13,6 @@ from fldiag.parts.momentum import Register
 MODES = ("global", "neighbour", "fusion")
 
 
-def test_T_CM_1_without_mixing_it_is_fedavg():
-    assert torch.equal(run("fedcm", {"alpha_cm": 1.0})[0].w, run("fedavg")[0].w)
-
-
 def test_T_CM_2_round_0_is_fedavg_with_a_smaller_rate():
     assert same(
         run("fedcm", {"alpha_cm": 0.3}, rounds=1)[0].w, run("fedavg", rounds=1, lr=0.03)[0].w

@@ -145,14 +145,6 @@ def test_fedbabu_never_moves_the_head(stack, precision):
     assert not torch.isclose(made.w[:-head], start[:-head]).all()
 
 
-def test_fedbabu_unfrozen_is_fedavg():
-    """T-BABU-2."""
-    data = classification(UNEQUAL)
-    assert torch.equal(
-        final(config("fedbabu", {"frozen": "none"}), data), final(config("fedavg"), data)
-    )
-
-
 def test_the_first_body_step_of_fedbabu_is_that_of_fedavg():
     data = classification((20,))
     schedule = Recorded([[0]], [{0: [list(range(20))]}])

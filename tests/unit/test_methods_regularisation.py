@@ -125,12 +125,7 @@ def test_the_share_has_the_moments_of_its_distribution():
     assert np.var(shares) == pytest.approx(1 / (4 * 1.2), abs=0.02)  # Beta(g, g): 1 / (4 (2 g + 1))
 
 
-@pytest.mark.parametrize("stack", ["off", "on"])
-def test_T_MIX_1_no_mixing_is_fedavg_and_draws_nothing(stack):
-    data = classification(UNEQUAL)
-    assert torch.equal(
-        final(config("mixup", {"g": 0.0}, stack=stack), data), final(config(stack=stack), data)
-    )
+def test_T_MIX_1_no_mixing_draws_nothing():
     step = step_of(mlp(), normal(1, 2, 6), torch.tensor([[0, 1]]))
     part, x = MixedExamples(0.0), step.x
     part.begin(step.local)
@@ -236,13 +231,6 @@ def test_the_levels_of_a_residual_net_are_its_maps_before_relu():
     assert not torch.allclose(before, after, rtol=1e-2)
 
 
-def test_T_RCL_1_no_weights_are_fedavg():
-    for data, model in ((classification(UNEQUAL), {}), (images(UNEQUAL), RESNET)):
-        none = final(config("fedrcl", {"attract": 0.0, "penalty": 0.0}, rounds=1, **model), data)
-        assert torch.equal(none, final(config(rounds=1, **model), data))
-        assert not torch.allclose(final(config("fedrcl", rounds=1, **model), data), none, rtol=1e-3)
-
-
 @pytest.mark.parametrize("tau", [0.05, 1.0])
 def test_T_RCL_2_an_unreachable_threshold_leaves_a_constant(tau):
     z = normal(2, 7, 4).requires_grad_()
@@ -302,20 +290,6 @@ def test_fedrcl_refuses_what_it_cannot_contrast():
 
 
 # --- Stochastic depth
-
-
-def test_T_SD_1_keeping_every_block_is_fedavg():
-    data = images(UNEQUAL)
-    plain, kept, dropped = (
-        final(config(name, options, rounds=1, **RESNET), data)
-        for name, options in (
-            ("fedavg", {}),
-            ("stochdepth", {"keep_last": 1.0}),
-            ("stochdepth", {"keep_last": 0.3}),
-        )
-    )
-    assert torch.equal(kept, plain)
-    assert not torch.allclose(dropped, plain, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

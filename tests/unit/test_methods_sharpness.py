@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import classification, close, config, federation, final, play, quadratics, trace
+from helpers import classification, close, config, federation, play, quadratics, trace
 from torch import nn
 
 UNEQUAL = (20, 13, 7)
@@ -23,12 +23,6 @@ def traced(method, options, data, *, raw=False, rounds=1, **more):
     spy = trace(made, raw=raw)
     play(made, rounds)
     return made, spy
-
-
-@pytest.mark.parametrize("method", ["fedsam", "fedasam"])
-def test_T_SAM_1_no_radius_is_fedavg(method):
-    data = classification(UNEQUAL)
-    assert torch.equal(final(config(method, {"rho": 0.0}), data), final(config(), data))
 
 
 @pytest.mark.parametrize("stack", ["off", "on"])

@@ -7,12 +7,11 @@ import subprocess
 
 import pytest
 import torch
+from commands import invoke
 from helpers import config
 from torch import nn
-from typer.testing import CliRunner
 
 import fldiag
-from fldiag.cli import app
 from fldiag.errors import FldiagError
 from fldiag.runs import owner, prune
 from fldiag.runs.run import Run
@@ -117,7 +116,7 @@ def preset(path):
 
 
 def verb(*words):
-    result = CliRunner().invoke(app, [str(w) for w in words])
+    result = invoke(*words)
     if result.exit_code:
         raise FldiagError(result.stderr)
 
@@ -263,7 +262,7 @@ def test_answers_and_exports_are_not_written_through_a_link(begun, tmp_path):
         with pytest.raises(FldiagError, match="is a symbolic link inside a run"):
             verb(*words)
     assert not content(outside)
-    verb("forgetting", run, "--out", tmp_path / "elsewhere")
+    verb("forgetting", run, "--format", "png", "--out", tmp_path / "elsewhere")
     (run / "diagnostics").unlink()
     (run / "diagnostics").mkdir()
     (run / "diagnostics" / "cache").symlink_to(outside / "diagnostics")

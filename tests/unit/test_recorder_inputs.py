@@ -294,22 +294,6 @@ def test_clients_are_parts_of_the_data_in_the_forms_that_loops_have(clients, tmp
         assert [part.tolist() for part in rec.parts.values()] == [list(p) for p in PARTS]
 
 
-@pytest.mark.parametrize(
-    "clients",
-    [
-        [Subset(TensorDataset(NUMBERS[:9], LABELS[:9]), [0, 1])],
-        [DataLoader(EXAMPLES, 4)],
-        [(NUMBERS, LABELS)],
-        torch.arange(N) % 2,
-        [np.ones(7, dtype=bool)],
-        [[0.5, 1.0]],
-    ],
-)
-def test_what_says_no_examples_of_the_data_is_refused(clients, tmp_path):
-    with pytest.raises(FldiagError, match=r"client 0 has a .* which of the examples.*Subset"):
-        fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=EXAMPLES, clients=clients)
-
-
 ORDER = np.random.default_rng(0).permutation(N).tolist()
 MIXED = Subset(EXAMPLES, ORDER)
 TRAIN, VALIDATION = random_split(EXAMPLES, [20, 10], torch.Generator().manual_seed(0))
@@ -338,27 +322,31 @@ def test_clients_are_parts_of_a_subset(data, clients, expected, tmp_path):
         assert torch.equal(rec.dataset.train_x, torch.stack([x for x, _ in given]))
 
 
+NO_PART = r"client 0 has a .* which of the examples.*Subset"
+OWN_ORDER = r"DataLoader with an order of its own.*shuffle=False"
+SHUFFLED = [DataLoader(EXAMPLES, 4, shuffle=True), DataLoader(EXAMPLES, batch_sampler=[ORDER])]
+
+
 @pytest.mark.parametrize(
-    ("data", "clients"),
+    ("data", "clients", "message"),
     [
-        (MIXED, [Subset(EXAMPLES, [0, 1])]),
-        (TRAIN, [Subset(VALIDATION, [0])]),
-        (TRAIN, [VALIDATION]),
-        (EXAMPLES[:9], [MIXED]),
+        (EXAMPLES, [Subset(TensorDataset(NUMBERS[:9], LABELS[:9]), [0, 1])], NO_PART),
+        (EXAMPLES, [DataLoader(EXAMPLES, 4)], NO_PART),
+        (EXAMPLES, [(NUMBERS, LABELS)], NO_PART),
+        (EXAMPLES, torch.arange(N) % 2, NO_PART),
+        (EXAMPLES, [np.ones(7, dtype=bool)], NO_PART),
+        (EXAMPLES, [[0.5, 1.0]], NO_PART),
+        (MIXED, [Subset(EXAMPLES, [0, 1])], NO_PART),
+        (TRAIN, [Subset(VALIDATION, [0])], NO_PART),
+        (TRAIN, [VALIDATION], NO_PART),
+        (EXAMPLES[:9], [MIXED], NO_PART),
+        *((loader, PARTS, OWN_ORDER) for loader in SHUFFLED),
+        *((loader, [Subset(EXAMPLES, [0, 1])], OWN_ORDER) for loader in SHUFFLED),
     ],
 )
-def test_parts_of_what_the_data_are_a_part_of_are_refused(data, clients, tmp_path):
-    with pytest.raises(FldiagError, match=r"client 0 has a .* which of the examples.*Subset"):
+def test_clients_whose_examples_are_unknown_are_refused(data, clients, message, tmp_path):
+    with pytest.raises(FldiagError, match=message):
         fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=data, clients=clients)
-
-
-@pytest.mark.parametrize(
-    "loader", [DataLoader(EXAMPLES, 4, shuffle=True), DataLoader(EXAMPLES, batch_sampler=[ORDER])]
-)
-@pytest.mark.parametrize("clients", [PARTS, [Subset(EXAMPLES, [0, 1])]])
-def test_numbers_of_examples_in_an_order_of_the_loaders_own_are_refused(loader, clients, tmp_path):
-    with pytest.raises(FldiagError, match=r"DataLoader with an order of its own.*shuffle=False"):
-        fldiag.Recorder(tmp_path / "run", nn.Linear(D, 3), data=loader, clients=clients)
 
 
 def test_a_model_by_its_name_needs_the_data_of_a_run_without(tmp_path):

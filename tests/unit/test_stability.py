@@ -75,6 +75,8 @@ def test_the_learning_rate_is_that_of_the_round(tmp_path):
     config = fldiag.Config.load(
         "digits",
         rounds=3,
+        model__name="mlp",
+        clients__per_round=2,
         train__lr=0.2,
         train__lr_decay=0.5,
         train__momentum=0.5,

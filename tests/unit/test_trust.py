@@ -7,12 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from commands import invoke
 from helpers import config
 from torch import nn
 
 import fldiag
 from fldiag import FldiagError
-from fldiag.cli import app
 from fldiag.runs.index import write_index
 from fldiag.runs.run import Run
 from fldiag.training import rounds
@@ -41,14 +41,13 @@ def test_an_edited_checkpoint_of_a_run_is_refused_by_path_too(run):
 
 
 def test_partition_does_not_run_code_that_a_run_names(run, tmp_path, monkeypatch):
-    from typer.testing import CliRunner
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('exploded', 'w')\n")
     index = json.loads((run.path / "run.json").read_text())
     index["config"]["data"]["name"] = "evil:f"
     write_index(run.path, index)
-    result = CliRunner().invoke(app, ["partition", str(run.path)])
+    result = invoke("partition", run.path)
     assert (
         result.exit_code == 1
         and "does not import it" in result.stderr
@@ -146,7 +145,6 @@ HOSTILE = "r\x1b[31m\u202e\x07\x9b1m\n<script>alert(1)<!--&'\"]]>"
 
 
 def test_a_name_commands_no_terminal_and_breaks_no_file(kept, tmp_path):
-    from typer.testing import CliRunner
 
     folder = tmp_path / HOSTILE
     shutil.copytree(kept.path, folder)
@@ -167,7 +165,7 @@ def test_a_name_commands_no_terminal_and_breaks_no_file(kept, tmp_path):
         ["report", folder, "--out", tmp_path],
     ]
     for one in words:
-        found = CliRunner().invoke(app, [str(w) for w in one])
+        found = invoke(*one)
         assert found.exit_code == (2 if one[1] == f"{folder}no" else 0), found.output
         shown = found.output.replace("\n", "")
         assert shown.isprintable() and "unexpected" not in shown, shown

@@ -9,12 +9,11 @@ import sys
 
 import pytest
 import torch
+from commands import invoke
 from helpers import config
-from typer.testing import CliRunner
 
 import fldiag
 from fldiag import Config, FldiagError, known, models, sections, user_code
-from fldiag.cli import app
 from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
@@ -93,7 +92,7 @@ def poisoned(source, target, edit):
 
 
 def run_verb(*words):
-    result = CliRunner().invoke(app, [str(w) for w in words])
+    result = invoke(*words)
     assert "unexpected" not in result.output, result.output
     return result
 
