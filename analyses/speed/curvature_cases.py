@@ -196,7 +196,12 @@ def _cifar(examples: int = 200) -> Case:
     x, y, which = _images(5000)
     module = trained(models.build("fedavg_cifar", (3, 32, 32), 10), x, y, epochs=3, lr=0.02)
     return Case(
-        "cifar", f"FedAvg CIFAR CNN, 3 epochs on 5,000 {which}", module, x[:examples], y[:examples], True
+        "cifar",
+        f"FedAvg CIFAR CNN, 3 epochs on 5,000 {which}",
+        module,
+        x[:examples],
+        y[:examples],
+        True,
     )
 
 

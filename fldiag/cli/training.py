@@ -406,6 +406,7 @@ def sweep(
     ] = False,
     executor: Executor = "serial",
     shard: Shard = None,
+    trust_file: TrustFile = False,
     download: Download = False,
     json: Json = False,
     device: Device = "auto",
