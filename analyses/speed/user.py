@@ -168,13 +168,13 @@ def spectrum(case, args):
     true = np.sort(values)[::-1]
     print(f"\nby scipy's eigsh: {', '.join(f'{value:.6g}' for value in true)}")
     for k in args.k:
-        sides = {FLDIAG: [], PYHESSIAN: []}
+        sides = {FLDIAG.name: [], PYHESSIAN.name: []}
         for tool, solver, tol in TOLERANCES:
             job = f"top{k} to {tol:g}"
             tool.jobs[job] = solver(k, tol)
             prepare = partial(tool.prepare, job, case.module, case.x, case.y)
             error = lambda answer, k=k: float(np.abs(answer.value / true[:k] - 1).max())  # noqa: E731
-            sides[tool].append(Timed(f"{tool.name}, {job}", prepare, error))
+            sides[tool.name].append(Timed(f"{tool.name}, {job}", prepare, error))
         compare(f"the {k} largest eigenvalues", [s for row in sides.values() for s in row], args)
         accurate = [
             [s for s in row if s.errors and max(s.errors) <= ERROR] for row in sides.values()
