@@ -22,8 +22,8 @@ from fldiag.diagnosis.subjects import Target, load, open_subjects
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
-from fldiag.results.notebook import as_results, shell, show_figures
-from fldiag.results.progress import progress_bar
+from fldiag.results.notebook import as_results, show_figures
+from fldiag.results.progress import progress_bar, shell
 from fldiag.results.standing import doubts
 from fldiag.runs.trust import trust
 

@@ -192,25 +192,30 @@ def _images(n: int) -> tuple[Tensor, Tensor, str]:
     )
 
 
-def _cifar() -> Case:
+def _cifar(examples: int = 200) -> Case:
     x, y, which = _images(5000)
     module = trained(models.build("fedavg_cifar", (3, 32, 32), 10), x, y, epochs=3, lr=0.02)
     return Case(
-        "cifar", f"FedAvg CIFAR CNN, 3 epochs on 5,000 {which}", module, x[:200], y[:200], True
+        "cifar",
+        f"FedAvg CIFAR CNN, 3 epochs on 5,000 {which}",
+        module,
+        x[:examples],
+        y[:examples],
+        True,
     )
 
 
-def _resnet() -> Case:
+def _resnet(examples: int = 16) -> Case:
     x, y, which = _images(2000)
     module = trained(models.build("resnet18_gn", (3, 32, 32), 10), x, y, epochs=2, lr=0.01)
     return Case(
         "resnet",
         f"ResNet-18 with GroupNorm, 2 epochs on 2,000 {which}",
         module,
-        x[:16],
-        y[:16],
+        x[:examples],
+        y[:examples],
         False,
     )
 
 
-CASES: dict[str, Callable[[], Case]] = {"digits": _digits, "cifar": _cifar, "resnet": _resnet}
+CASES: dict[str, Callable[..., Case]] = {"digits": _digits, "cifar": _cifar, "resnet": _resnet}

@@ -93,9 +93,9 @@ def _multiply(prepared: Callable[[nn.Module, Tensor, Tensor], Callable[[Tensor],
     return run
 
 
-def _top(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
+def lanczos(k: int, tol: float = TOL) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
     def run(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-        pairs = eigenpairs(Problem(module, cross_entropy, (x, y)), k, tol=TOL, seed=seed)
+        pairs = eigenpairs(Problem(module, cross_entropy, (x, y)), k, tol=tol, seed=seed)
         lost = int((~pairs.converged).sum())
         return Answer(pairs.values, pairs.products, f"{lost} not converged" if lost else "")
 
@@ -103,8 +103,8 @@ def _top(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
 
 
 FLDIAG.jobs.update(
-    top5=_top(5),
-    top1=_top(1),
+    top5=lanczos(5),
+    top1=lanczos(1),
     products=_multiply(lambda module, x, y: Problem(module, cross_entropy, (x, y)).hessian()),
 )
 
@@ -172,21 +172,20 @@ def _pyhessian_product(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[Ten
     return product
 
 
-PYHESSIAN.jobs["products"] = _multiply(_pyhessian_product)
+def power(
+    k: int, tol: float = TOL, most: int = 100
+) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
+    """At ``most`` so many products for each eigenvalue."""
+
+    def run(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
+        with _counted() as product:
+            values, _ = _engine(module, x, y).eigenvalues(maxIter=most, tol=tol, top_n=k)
+        return Answer(np.sort(values)[::-1], product.call_count)
+
+    return run
 
 
-@PYHESSIAN.job("top5")
-def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-    with _counted() as product:
-        values, _ = _engine(module, x, y).eigenvalues(maxIter=100, tol=TOL, top_n=5)
-    return Answer(np.sort(values)[::-1], product.call_count)
-
-
-@PYHESSIAN.job("top1")
-def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-    with _counted() as product:
-        values, _ = _engine(module, x, y).eigenvalues(maxIter=100, tol=TOL, top_n=1)
-    return Answer(np.array(values), product.call_count)
+PYHESSIAN.jobs.update(products=_multiply(_pyhessian_product), top5=power(5), top1=power(1))
 
 
 @PYHESSIAN.job("trace")

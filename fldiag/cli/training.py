@@ -139,12 +139,8 @@ def _train_demo(console: Console, folder: Path, method: str, seed: int, device: 
     config = configs.load("digits", {**keys, **checkpoints})
     path = folder / f"{method}-s{seed}-{config.hash[:8]}"
     with console.progress(f"training {method}") as progress:
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "round":
-                progress(event["round"], event["rounds"], f"accuracy {event['accuracy']:.3f}")
-
-        return rounds.train(config, out=path, on_event=on_event, resume=True, device=device)
+        show = rounds.rounds_on_bar(progress)
+        return rounds.train(config, out=path, on_event=show, resume=True, device=device)
 
 
 @app.command(rich_help_panel="Start")
@@ -289,23 +285,15 @@ def _train_run(
     from fldiag.training import rounds
 
     with console.progress(config.method.name) as progress:
+        show = rounds.rounds_on_bar(progress)
 
         def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "round":
-                score = (
-                    f"accuracy {event['accuracy']:.4f}"
-                    if "accuracy" in event
-                    else f"loss {event['loss']:.4g}"
-                )
-                progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
-            elif event["event"] == "personalise":
-                progress(event["done"], event["total"], "clients' own models")
-            elif event["event"] == "start":
+            if event["event"] == "start":
                 if event["round"]:
                     console.note(f"resuming after round {event['round']} of {event['rounds']}")
                 for text in event["notes"]:
                     console.note(text)
-                progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
+            show(event)
 
         try:
             return rounds.train(
@@ -416,6 +404,7 @@ def sweep(
     ] = False,
     executor: Executor = "serial",
     shard: Shard = None,
+    trust_file: TrustFile = False,
     download: Download = False,
     json: Json = False,
     device: Device = "auto",

@@ -157,7 +157,7 @@ class _Comparison:
             return float(self.term(w))
 
     def gradient(self, w: Tensor) -> Tensor:
-        at = w.clone().requires_grad_()
+        at = w.detach().requires_grad_()
         with torch.enable_grad(), self.problem.guarded():
             (part,) = derivative(self.term(at), [at])
         return torch.zeros_like(w, dtype=torch.float64) if part is None else part.double()
@@ -166,8 +166,7 @@ class _Comparison:
         value, gradient = self.loss(self.w), self.gradient(self.w)
         if not math.isfinite(value):
             raise FldiagError("the loss is not finite at weights beside the problem's")
-        at_weights = self.gradient(self.problem.w.clone())
-        if not bool(at_weights.isfinite().all()):
+        if not bool(self.gradient(self.problem.w).isfinite().all()):
             return Derivatives(not_finite="gradient")
         slopes = self.wrong_slopes(value, gradient)
         if slopes is not None and self.saturated:
@@ -181,28 +180,30 @@ class _Comparison:
         rounding = 1e4 * (
             self.eps * float(gradient.norm()) + self.rounding / float(self.w.double().norm())
         )
+        del gradient  # as long as the weights, like all that the products need
         try:
             return self.products(rounding)
         except FldiagError:  # not differentiable twice, which the first product says
             return Derivatives()
 
     def wrong_slopes(self, value: float, gradient: Tensor) -> tuple[float, float] | None:
-        """The first slope, by differences and by the gradient, if they disagree in most directions."""
+        """The first slope, by differences and by the gradient, if they disagree in most directions. It stops where the
+        directions that are left cannot decide otherwise."""
         wrong = []
         scale = float(gradient.norm()) * self.size
         for i in range(DIRECTIONS):
+            if len(wrong) + DIRECTIONS - i < DISAGREEING:
+                return None
             v = self.vector("slope", i)
-            expected = float(gradient @ v)
-            near, far = self.slopes(v, self.step, value), self.slopes(v, FACTOR * self.step, value)
+            expected, near = float(gradient @ v), self.slopes(v, self.step, value)
             slope = sum(near) / 2
             error = abs(slope - expected)
+            if not error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step:
+                continue
+            far = self.slopes(v, FACTOR * self.step, value)
             # slopes to both sides differ by a multiple of the step, and over a kink by its jump whatever the step
             kink = (near[0] - near[1]) - (far[0] - far[1]) / FACTOR
-            disagreement_of_steps = max(abs(slope - sum(far) / 2), abs(kink))
-            if (
-                disagreement_of_steps <= error / 10
-                and error > self.wrong * max(scale, abs(slope)) + 10 * self.rounding / self.step
-            ):
+            if max(abs(slope - sum(far) / 2), abs(kink)) <= error / 10:
                 wrong.append((slope, expected))
         return wrong[0] if len(wrong) >= DISAGREEING else None
 
@@ -216,26 +217,35 @@ class _Comparison:
     def products(self, rounding: float) -> Derivatives:
         def product(w: Tensor, v: Tensor) -> Tensor:
             with self.problem.guarded():
-                return Hessian([self.term], [1.0], w.clone(), 0, self.problem.layout)(v)
+                return Hessian([self.term], [1.0], w, 0, self.problem.layout)(v)
 
-        u, v = self.vector("product", 0), self.vector("product", 1)
+        # u and v, and what becomes of them, are as long as the weights: few of them live at a time
+        v = self.vector("product", 1)
         if not bool(product(self.problem.w, v).isfinite().all()):
             return Derivatives(not_finite="product")
-        hu, hv = product(self.w, u), product(self.w, v)
-        asymmetry = abs(float(u @ hv) - float(v @ hu))
-        wrong = asymmetry > self.size * (self.wrong * float(hv.norm() + hu.norm()) + rounding)
+        hv = product(self.w, v)
         # in single precision steps are so long that they cross kinks, and what those add to a difference is no error
-        if self.is_double and not wrong:
-            near, far = (
-                float(v.norm()) * difference(self.gradient, self.w, v, step)
-                for step in (self.step, FACTOR * self.step)
-            )
-            error = float((near - hv).norm())
-            wrong = (
-                float((near - far).norm()) <= error / 10
-                and error > self.wrong * float(near.norm()) + rounding
-            )
-        return Derivatives(wrong_products=wrong)
+        if self.is_double and self.disagrees(v, hv, rounding):
+            return Derivatives(wrong_products=True)
+        u = self.vector("product", 0)
+        norm, u_hv = float(hv.norm()), float(u @ hv)
+        del hv
+        hu = product(self.w, u)
+        asymmetry, norms = abs(u_hv - float(v @ hu)), norm + float(hu.norm())
+        return Derivatives(wrong_products=asymmetry > self.size * (self.wrong * norms + rounding))
+
+    def disagrees(self, v: Tensor, hv: Tensor, rounding: float) -> bool:
+        """Whether the product with v [P] is not the difference of gradients, which agrees with that of a longer step."""
+        near = self.difference(v, self.step)
+        error = float((near - hv).norm())
+        if not error > self.wrong * float(near.norm()) + rounding:
+            return False
+        far = self.difference(v, FACTOR * self.step)
+        return float((near - far).norm()) <= error / 10
+
+    def difference(self, v: Tensor, step: float) -> Tensor:
+        """The product with v [P] by a difference of gradients."""
+        return float(v.norm()) * difference(self.gradient, self.w, v, step)
 
 
 class _Precision(TorchDispatchMode):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.errors import FldiagError
+from fldiag.results.progress import shell
 from fldiag.results.summary import number
 from fldiag.results.table import COLUMNS
 
@@ -218,13 +218,6 @@ def _unit(row: dict[Any, Any]) -> str:
     if pd.notna(row.get("unit")):
         return str(row["unit"])
     return UNITS.get(str(row.get("metric", "")).removesuffix("_parts").removesuffix("_std"), "")
-
-
-def shell() -> Any:
-    """The notebook's side of IPython; None in a script, in a terminal and where IPython was never imported."""
-    ipython = sys.modules.get("IPython")
-    running = None if ipython is None else ipython.get_ipython()
-    return running if hasattr(running, "kernel") else None
 
 
 def show_figures() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +21,8 @@ from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pool import Pool
 from fldiag.execution.pools import open_pool
 from fldiag.execution.workspace import Workspace
+from fldiag.registry import Progress
+from fldiag.results.progress import progress_bar, shell
 from fldiag.results.table import PERSONAL
 from fldiag.runs import base, journal, owner
 from fldiag.runs.client_states import HELD
@@ -79,7 +82,7 @@ def train(
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although the config comes from a stored run.
-        on_event: gets a dict at the start, after every round, and at the end.
+        on_event: gets a dict at the start, after every round, and at the end; in a notebook, a bar by default.
 
     Returns:
         The run. One whose weights become NaN or infinite has status ``diverged``, and the rounds before are kept.
@@ -118,9 +121,12 @@ def train(
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
     personal_plan(setup)  # refuses now, rather than after the last round, what cannot be done then
-    emit = on_event or (lambda event: None)
     shared = WorkerSetup(setup, device, is_custom)
-    with owner.hold(path) as ownership, open_pool(spec, work, shared) as pool:
+    with (
+        owner.hold(path) as ownership,
+        open_pool(spec, work, shared) as pool,
+        _listener(on_event, config.method.name) as emit,
+    ):
         run = _open(path, config, setup, federation, resume)
         emit(
             {
@@ -144,6 +150,35 @@ def train(
             raise
     emit({"event": "end", "status": run.status, "round": run.done, "path": str(path)})
     return run
+
+
+@contextlib.contextmanager
+def _listener(on_event: Listener | None, title: str) -> Iterator[Listener]:
+    """``on_event``; without one a bar in a notebook, and nothing elsewhere."""
+    if on_event is None and shell() is not None:
+        with progress_bar(title) as progress:
+            yield rounds_on_bar(progress)
+    else:
+        yield on_event or (lambda event: None)
+
+
+def rounds_on_bar(progress: Progress) -> Listener:
+    """Shows the events of a run on a progress bar."""
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "start":
+            progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
+        elif event["event"] == "round":
+            score = (
+                f"accuracy {event['accuracy']:.4f}"
+                if "accuracy" in event
+                else f"loss {event['loss']:.4g}"
+            )
+            progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
+        elif event["event"] == "personalise":
+            progress(event["done"], event["total"], "clients' own models")
+
+    return show
 
 
 def run_path(config: Config) -> Path:

@@ -133,6 +133,8 @@ def test_every_verb_that_reads_files_takes_the_consent(tmp_path):
         "diff",
         "report",
         "convert",
+        "train",
+        "sweep",
     } < with_option
     assert "list" not in with_option
 

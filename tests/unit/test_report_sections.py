@@ -329,3 +329,10 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
         assert len(pictures(text, shown)) == count, name
         assert ("<table>" in shown) == (name != "density") and "is not" not in shown
     assert "could not be made" not in text
+
+
+def test_where_a_model_and_data_are_makes_no_table_of_its_own():
+    """A doctor that was told the model, and one that was not, are one section with one table."""
+    for entry in registry.diagnostics():
+        where = {"model": "mlp", "data": "digits", "root": "/data", "device": "cpu"}
+        assert entry.variant(where) == "", entry.name

@@ -123,12 +123,18 @@ def doctor(
     model: Annotated[
         str | None,
         SkipValidation(),
-        Field(description="Model of a plain state_dict: NAME or pkg.mod:factory."),
+        Field(
+            description="Model of a plain state_dict: NAME or pkg.mod:factory.",
+            json_schema_extra={"source": True},
+        ),
     ] = None,
     data: Annotated[
         str | None,
         SkipValidation(),
-        Field(description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader."),
+        Field(
+            description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.",
+            json_schema_extra={"source": True},
+        ),
     ] = None,
     root: Root = None,
     download: Download = False,
