@@ -180,6 +180,7 @@ class Diagnostic(Entry):
     - ``flags``: flags that add the tables of other diagnostics.
     - ``fails``: table -> whether the verb ends with exit code 3 when ``--strict`` is given.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
+    - ``meta["read"]``: which sources were read in part only, and what of them; lists and pages show it.
     """
 
     on: On = "problem"

@@ -130,6 +130,7 @@ Radius = Annotated[float, Field(gt=0, le=1e6)]
 
 @diagnostic(
     "sharpness",
+    meta={"read": "Kwon et al., Andriushchenko et al.: excerpts, and the measures in their code"},
     draw=draw,
     summary=summary,
     example="checkpoints/example/fedsol-digits.pt checkpoints/example/fedavg-digits.pt",

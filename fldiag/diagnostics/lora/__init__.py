@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "lora",
+    meta={"read": "FedEx-LoRA, FedRot-LoRA, raFLoRA: abstracts only"},
     on="run",
     draw="fldiag.diagnostics.lora.picture:draw",
     summary=summary,
