@@ -68,6 +68,10 @@ def test_the_operator_is_the_matrix_of_per_example_gradients(matrix, memory, dec
     expected = expected_matrix(q, matrix, 4, 3)
     assert torch.allclose(dense(operator), expected, atol=1e-12 * float(expected.norm()))
     assert torch.allclose(dense(operator), expected, atol=1e-12 * float(expected.norm()))
+    if memory == 1:
+        return
+    block = q.dense("2", matrix=matrix, draws=4, seed=3)
+    assert torch.allclose(block, expected[25:, 25:], atol=1e-12 * float(expected.norm()))
 
 
 def test_the_exact_fisher_is_the_gauss_newton_matrix():
