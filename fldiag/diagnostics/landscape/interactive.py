@@ -33,15 +33,15 @@ def charts(
     about = layout(grids, shared, names)
     panels = []
     for run, of_run in groupby(grids, key=lambda grid: grid.run):
-        first, *further = frames = list(of_run)
-        surface, points = scene(first, shared), marks(first, shared)
-        turned = Chart(run, "scene", [surface, *points], about)
+        frames = list(of_run)
+        surface, points = scene(frames[0], shared), marks(frames[0], shared)
+        solid = Chart(run, "scene", [surface, *points], about)
         flat = [_contours(surface, shared), *map(_flat, points)]
-        seen_from_above = Chart(f"{run}, as contours", "map", flat, _flat_layout(about))
-        for chart in (turned, seen_from_above) if further else ():
+        contours = Chart(f"{run}, as contours", "map", flat, _flat_layout(about))
+        for chart in (solid, contours) if len(frames) > 1 else ():
             chart.frames = [frame(grid, shared) for grid in frames]
             chart.layout = {**chart.layout, **slider(frames)}
-        panels += [turned, seen_from_above]
+        panels += [solid, contours]
     lead = "Drag to turn, scroll or pinch to zoom: all surfaces move together. Height and colour scale are shared."
     notes = [SAME] if len(panels) < 2 * len(grids) else []
     return Interactive(title, lead, panels, [*notes, *shared.notes()], _numbers(grids))

@@ -244,12 +244,12 @@ def surfaces(table: pd.DataFrame) -> list[Surface]:
 def by_round(table: pd.DataFrame) -> Iterator[tuple[str, int | None, pd.DataFrame]]:
     """Run, round and rows of every surface; the round is None where the run has one surface."""
     for run, rows in table.groupby("run", sort=False):
-        several = rounds(rows, "loss")
-        if len(several) < 2:
+        numbers = rounds(rows, "loss")
+        if len(numbers) < 2:
             yield str(run), None, rows
         else:
             name = re.sub(r" round \d+$", "", str(run))  # that of its last checkpoint
-            yield from ((name, r, only(rows, round=r)) for r in several)
+            yield from ((name, r, only(rows, round=r)) for r in numbers)
 
 
 def _surface(run: str, rows: pd.DataFrame) -> Surface:

@@ -68,8 +68,8 @@ def rounds_of(problems: Sequence[Problem], text: str, directions: str) -> list[P
 
     Raises FldiagError for what is no single run, for rounds that it has not, and for too many.
     """
-    (problem, *further) = problems
-    if problem.run is None or further or "client" in problem.labels:
+    problem = problems[0]
+    if problem.run is None or len(problems) > 1 or "client" in problem.labels:
         raise FldiagError(
             "--rounds are those of the global model of one run",
             "give one run's folder, without --client",
