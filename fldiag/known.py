@@ -74,8 +74,8 @@ def names(kind: str) -> dict[str, str]:
 
 def one_line(item: Item) -> str:
     """The summary, and what was read of sources that were not read in full."""
-    read = item.get("meta", {}).get("read")
-    return str(item["summary"]) + (f" [of its sources read: {read}]" if read else "")
+    sources = item.get("meta", {}).get("read")
+    return str(item["summary"]) + (f" [of its sources read: {sources}]" if sources else "")
 
 
 def _registered(kind: str) -> dict[str, str]:

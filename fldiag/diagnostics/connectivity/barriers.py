@@ -250,8 +250,8 @@ def layer_rows(models: Models, path: tuple[int, int, str, int]) -> list[Row]:
         for row in between.rows()
         if row["metric"] in ("barrier", "midpoint")
     ]
-    both = [models.corners[i], models.corners[j]]
-    average = Excess.of(models.problem, between.scores(0.5), both, (0.5, 0.5))
+    corners = [models.corners[i], models.corners[j]]
+    average = Excess.of(models.problem, between.scores(0.5), corners, (0.5, 0.5))
     row: Row = {"metric": "layer_average", "x": 0.5, "estimator": "exact"}
     return [*rows, {**row, "value": average.value, "stderr": average.stderr}]
 
