@@ -68,8 +68,14 @@ def names(kind: str) -> dict[str, str]:
         return dict(sorted(plugins.load(_lists()[kind], "list")().items()))
     summaries = {n: f"(from {package})" for n, package in packages(kind).items()}
     summaries |= _registered(kind)
-    summaries |= {name: str(item["summary"]) for name, item in built_in()[kind].items()}
+    summaries |= {name: one_line(item) for name, item in built_in()[kind].items()}
     return dict(sorted(summaries.items()))
+
+
+def one_line(item: Item) -> str:
+    """The summary, and what was read of sources that were not read in full."""
+    sources = item.get("meta", {}).get("read")
+    return str(item["summary"]) + (f" [of its sources read: {sources}]" if sources else "")
 
 
 def _registered(kind: str) -> dict[str, str]:

@@ -180,6 +180,7 @@ class Diagnostic(Entry):
     - ``flags``: flags that add the tables of other diagnostics.
     - ``fails``: table -> whether the verb ends with exit code 3 when ``--strict`` is given.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
+    - ``meta["read"]``: which sources were read in part only, and what of them; lists and pages show it.
     """
 
     on: On = "problem"
@@ -210,10 +211,12 @@ class Diagnostic(Entry):
 
     def is_joint(self, options: Mapping[str, Any]) -> bool:
         """Whether all targets are one subject, a list of Problem: of a plane through three. Where that depends on an option, its
-        Field names the values: ``json_schema_extra={"joint": ["plane"]}``."""
+        Field names the values: ``json_schema_extra={"joint": ["plane"]}``, or True for all but None."""
+        joint = {name: self._extra(name, "joint") for name in self.options.model_fields}
         return self.on == "checkpoints" or any(
-            options[name] in (self._extra(name, "joint") or ())
-            for name in self.options.model_fields
+            options[name] is not None if values is True else options[name] in values
+            for name, values in joint.items()
+            if values
         )
 
     def variant(self, options: Mapping[str, Any]) -> str:

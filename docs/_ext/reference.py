@@ -208,6 +208,8 @@ def _page(kind: str, name: str, item: known.Item) -> str:
     meta = item["meta"]
     if meta.get("source"):
         parts += ["Source", f": {escaped(meta['source'])}", ""]
+    if meta.get("read"):
+        parts += ["Sources read in part", f": {escaped(meta['read'])}", ""]
     if meta.get("equals"):
         where = ", ".join(f"`{k} = {json.dumps(v)}`" for k, v in meta["neutral"].items())
         parts += [

@@ -104,10 +104,9 @@ def prune(
     Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last --dry-run
     """
     with errors(debug):
-        from fldiag.diagnosis.options import rounds as read_rounds
         from fldiag.runs import owner
         from fldiag.runs.prune import thin, unneeded
-        from fldiag.runs.run import Run
+        from fldiag.runs.run import Run, select_rounds
 
         console = Console(json)
         selection: list[tuple[Run, list[int] | None]] = []
@@ -123,7 +122,7 @@ def prune(
             owner.refuse_links(path)
             rounds = None
             if keep is not None:
-                rounds = read_rounds(keep, finished.rounds) or finished.rounds
+                rounds = select_rounds(keep, finished.rounds) or finished.rounds
             selection.append((finished, rounds))
             names = unneeded(finished, rounds)
             files = [finished.path / name for name in names]

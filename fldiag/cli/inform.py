@@ -97,6 +97,8 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
     console.say(f"{item['kind']} {name}\n\n{item['doc']}\n")
     if meta.get("source"):
         console.say(f"Source:      {meta['source']}")
+    if meta.get("read"):
+        console.say(f"Of its sources read: {meta['read']}")
     if meta.get("neutral"):
         setting = ", ".join(f"{k} = {v}" for k, v in meta["neutral"].items())
         console.say(f"With {setting} it equals {meta['equals']}.")

@@ -18,7 +18,6 @@ from fldiag.diagnosis.options import (
     ProblemOptions,
     SubjectOptions,
     read_names,
-    rounds,
 )
 from fldiag.diagnosis.places import distinct
 from fldiag.diagnosis.question import Question
@@ -28,7 +27,7 @@ from fldiag.registry import Diagnostic
 from fldiag.runs import pretrained, schema
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run, verify
+from fldiag.runs.run import Run, select_rounds, verify
 from fldiag.runs.schema import Checkpoint
 from fldiag.runs.trust import trust
 from fldiag.user_code import importable
@@ -173,7 +172,7 @@ def open_subject(target: Target, options: SubjectOptions) -> Problem | History |
         values |= {
             "model": target.model if options.model is None else options.model,
             "data": target.data if options.data is None else options.data,
-            "rounds": rounds(options.rounds, target.rounds),
+            "rounds": select_rounds(options.rounds, target.rounds),
         }
         return History.of(target, dtype=DTYPES[options.precision], **values)
 

@@ -264,6 +264,7 @@ def estimate_rows(results: Sequence[Mapping[str, Any]], draws: int, step: float)
 
 @diagnostic(
     "llc",
+    meta={"read": "Lau et al.: abstract, and a released sampler"},
     draw=draw,
     summary=summary,
     example="checkpoints/example/fedsol-digits.pt --samples 200",

@@ -113,8 +113,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         for row in metric_rows(part, kind, case).to_dict("records")
     ]
     yield Small(rows, COLUMNS)
+    starts = frame["starts"].max()
     yield Say(
-        "worst cases are the largest rise that an ascent met, so lower bounds; adaptive numbers stay where a rescaling "
+        f"worst cases are the largest rise that {starts:.0f} ascents from opposite starts met, so lower bounds (--restarts looks "
+        "elsewhere); adaptive numbers stay where a rescaling "
         "of the layers leaves the model alone, plain ones do not"
     )
     if frame["converged"].eq(False).fillna(False).any():
@@ -128,6 +130,7 @@ Radius = Annotated[float, Field(gt=0, le=1e6)]
 
 @diagnostic(
     "sharpness",
+    meta={"read": "Kwon et al., Andriushchenko et al.: excerpts, and the measures in their code"},
     draw=draw,
     summary=summary,
     example="checkpoints/example/fedsol-digits.pt checkpoints/example/fedavg-digits.pt",
@@ -150,9 +153,13 @@ def sharpness(
     ] = 0.01,
     steps: Annotated[
         int, Field(ge=1, description="Maximum number of gradients of each ascent.")
-    ] = 10,
+    ] = 5,
     restarts: Annotated[
-        int, Field(ge=1, description="Random starts of each worst case; the largest counts.")
+        int,
+        Field(
+            ge=1,
+            description="Pairs of opposite random starts of each worst case; the largest rise counts.",
+        ),
     ] = 1,
     draws: Annotated[
         int, Field(ge=1, description="Random perturbations of each average case.")
@@ -176,9 +183,10 @@ def sharpness(
 
     - ``adaptive_sharpness`` max over ||delta / |w|||_2 <= ``rho`` of F(w + delta) - F(w) (Kwon et al. 2021, their definition of
       adaptive sharpness with T_w = diag(|w|); the S_max of Andriushchenko et al. 2023 with c = |w| and the 2-norm), and
-      ``plain_sharpness`` with ||delta||_2 <= ``plain_rho``. By projected ascent in the coordinates delta / |w| from a random
-      start, at most ``steps`` gradients: the largest rise that was met, a lower bound, and 0 where nothing rises.
-      ``converged``: the last step added less than ``tol`` of it. ``stderr``: over the examples, with delta as it is.
+      ``plain_sharpness`` with ||delta||_2 <= ``plain_rho``. By projected ascent in the coordinates delta / |w| from random
+      ``starts``, two opposite ones a restart, each of at most ``steps`` gradients: the largest rise that was met, a lower
+      bound, and 0 where nothing rises. ``converged``: the last step of the highest ascent added less than ``tol`` of it.
+      ``stderr``: over the examples, with delta as it is.
     - ``adaptive_average`` mean of F(w + delta) - F(w) over delta ~ N(0, ``deviation``^2 diag(w^2)) (their S_avg), and
       ``plain_average`` over N(0, ``plain_deviation``^2 I); ``stderr`` over the ``draws``.
     - with ``m``: ``adaptive_m_sharpness`` and ``plain_m_sharpness``, the mean of the worst cases of minibatches of m examples,
@@ -197,7 +205,7 @@ def sharpness(
         deviation: Relative to each weight.
         plain_deviation: In units of the weights.
         steps: Gradients on the whole slice, of each ascent.
-        restarts: Ascents of each worst case.
+        restarts: Pairs of ascents of each worst case.
         draws: Evaluations of each average case.
         m: Examples of a minibatch.
         tol: Share of the rise.

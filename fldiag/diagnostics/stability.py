@@ -241,6 +241,7 @@ def means(rows: Sequence[Row]) -> list[Row]:
 
 @diagnostic(
     "stability",
+    meta={"read": "Cohen et al.: excerpts, and the authors' script"},
     on="clients",
     draw=draw,
     summary=summary,

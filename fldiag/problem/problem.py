@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.choices import Matrix
+from fldiag.choices import Fisher, Matrix
 from fldiag.curvature.finite_differences import Differences, DifferenceStep, best_step
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
@@ -433,13 +433,20 @@ class Problem(Ingredients):
         return product
 
     def dense(
-        self, layers: str | Sequence[str] | None = None, *, matrix: Matrix = "hessian"
+        self,
+        layers: str | Sequence[str] | None = None,
+        *,
+        matrix: Matrix | Fisher = "hessian",
+        draws: int = 1,
+        seed: int = 0,
     ) -> Tensor:
-        """The Hessian (or Gauss-Newton matrix, ``ggn``) at ``.w`` as a dense matrix, or its block of some layers.
+        """The Hessian, Gauss-Newton or Fisher matrix at ``.w`` as a dense matrix, or its block of some layers.
 
         Args:
             layers: names or patterns (``features.*``) of layers or of their tensors; None: the whole matrix.
-            matrix: hessian or ggn.
+            matrix: hessian, ggn, or fisher, fisher-mc and fisher-empirical, as ``spectrum`` has them.
+            draws: labels that fisher-mc samples for each example.
+            seed: of these.
 
         Returns:
             [p, p] in float64, symmetric; rows and columns in the order of the weights. It takes p products.
@@ -464,7 +471,13 @@ class Problem(Ingredients):
                 f"memory = {self.memory / 1e9:,.1f} GB",
                 "choose fewer layers, or a larger memory",
             )
-        operator = self.hessian(matrix=matrix)
+        from fldiag.problem.fisher import fisher_operator  # it is about problems
+
+        operator: Operator
+        if matrix == "hessian" or matrix == "ggn":
+            operator = self.hessian(matrix=matrix)
+        else:
+            operator = fisher_operator(self, matrix, draws=draws, seed=seed)
         block, rows = OperatorBlock(operator, index), torch.eye(size, dtype=torch.float64)
         for i in range(size):
             rows[i] = block(rows[i].to(self.device)).cpu()

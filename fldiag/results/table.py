@@ -80,9 +80,25 @@ def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     return frame.astype(COLUMNS)
 
 
-class Vectors(dict[str, Any]):
+class Vectors(list[str]):
     """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies and compares ``attrs`` at every
-    step, and need neither copy nor compare these."""
+    step, and need neither copy nor compare these; it writes ``attrs`` as JSON into a parquet file, which gets the names alone."""
+
+    def __init__(self, tensors: Mapping[str, Any]):
+        super().__init__(tensors)
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> Any:  # type: ignore[override]
+        return self._tensors[name]
+
+    def keys(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def values(self) -> Iterable[Any]:
+        return self._tensors.values()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        return self._tensors.items()
 
     def __deepcopy__(self, memo: Any) -> Vectors:
         return self

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -556,3 +557,48 @@ def verify(path: Path) -> None:
     run = Path(os.path.realpath(path)).parent.parent
     if path.parent.name == "rounds" and os.path.isfile(run / "run.json"):
         Run.open(run).verified(f"rounds/{path.name}")
+
+
+def select_rounds(
+    text: str | int | Sequence[int] | None, stored_rounds: Sequence[int]
+) -> list[int] | None:
+    """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``, or of numbers; None for all.
+
+    A range and ``every`` take what is stored of it. Raises FldiagError for anything else.
+    """
+    if text is None or text == "all":
+        return None
+    if text == "last":
+        return list(stored_rounds[-1:])
+    try:
+        if not isinstance(text, str):
+            return sorted(
+                {operator.index(r) for r in (text if isinstance(text, Iterable) else [text])}
+            )
+        if text.startswith("every:"):
+            step = int(text.removeprefix("every:"))
+            numbers = [r for r in stored_rounds if r % step == 0]
+        else:
+            numbers = []
+            for part in text.split(","):
+                first, dash, last = part.partition("-")
+                numbers += (
+                    [r for r in stored_rounds if int(first) <= r <= int(last)]
+                    if dash
+                    else [int(first)]
+                )
+    except (ValueError, TypeError, ZeroDivisionError):
+        raise FldiagError(
+            f"--rounds {text!r} is not valid",
+            "write for example 5, 1,5,20-30, every:10 or last",
+            usage=True,
+        ) from None
+    if not numbers:
+        raise FldiagError(
+            f"--rounds {text}: no such round is stored",
+            f"stored are {stored_rounds[0]} to {stored_rounds[-1]}"
+            if stored_rounds
+            else "train first",
+            usage=True,
+        )
+    return sorted(set(numbers))

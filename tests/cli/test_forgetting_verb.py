@@ -8,9 +8,9 @@ import pytest
 from commands import last, rewrite, run, table
 
 import fldiag
-from fldiag.diagnosis.options import rounds
 from fldiag.results import files
 from fldiag.runs.index import write_index
+from fldiag.runs.run import select_rounds
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
 
@@ -235,14 +235,14 @@ def test_wrong_options(trained, arguments, text):
 def test_choice_of_rounds():
     there = [1, 2, 3, 5, 8, 10]
     assert (
-        rounds(None, there) is None
-        and rounds("last", there) == [10]
-        and rounds("2-8", there) == [2, 3, 5, 8]
+        select_rounds(None, there) is None
+        and select_rounds("last", there) == [10]
+        and select_rounds("2-8", there) == [2, 3, 5, 8]
     )
     assert (
-        rounds("1,3,8-10", there) == [1, 3, 8, 10]
-        and rounds("every:5", there) == [5, 10]
-        and rounds("4", there) == [4]
+        select_rounds("1,3,8-10", there) == [1, 3, 8, 10]
+        and select_rounds("every:5", there) == [5, 10]
+        and select_rounds("4", there) == [4]
     )
 
 

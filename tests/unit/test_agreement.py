@@ -197,3 +197,18 @@ def test_the_summary_says_how_certain_the_ratio_is(updates, words):
     frame = drift(history(linear(), separable(), parts, stored(w, list(moves))), **PLAIN)
     texts = [item.text for item in summary(frame, {"rho": ()}) if hasattr(item, "text")]
     assert sum(words in text and "of round 1" in text for text in texts) == 1
+
+
+def test_clients_without_weight_do_not_count():
+    torch.manual_seed(0)
+    d = torch.randn(5, 7, dtype=torch.float64) + 1
+    p = np.array([0.5, 0.3, 0.2, 0.0, 0.0])
+    three = agreement.rows_of({None: squares(d[:3])}, p[:3])
+    five = agreement.rows_of({None: squares(d)}, p)
+    for a, b in zip(three, five, strict=True):
+        assert a["n_clients"] == b["n_clients"] == 3
+        assert b["value"] == pytest.approx(a["value"])
+    ends = [[row[k] for k in ("low", "high")] for row in (three[0], five[0])]
+    assert ends[1] == pytest.approx(ends[0])
+    (ratio, _) = agreement.rows_of({None: squares(d)}, np.array([1.0, 0, 0, 0, 0]))
+    assert ratio["note"] == "one client has no spread" and ratio["n_clients"] == 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -437,6 +438,8 @@ def test_a_barrier_in_one_layer_is_found_in_it_alone_and_depends_on_the_rest():
         assert row.value == pytest.approx(value) and (value == 0 or row.x == 0.5)
         middle = only(frame, metric="layer_midpoint", layer=layer, rest=rest).iloc[0]
         assert middle.value == pytest.approx(value)
+        average = only(frame, metric="layer_average", layer=layer, rest=rest).iloc[0]
+        assert average.value == pytest.approx(value)  # both models have the loss 0
     assert number(frame, "barrier") == pytest.approx(2, rel=0.1)  # (1 + 2 t) in the middle
     assert "single layers: the largest 3 ± 0 (a, the rest of the second model); of all" in said(
         frame
@@ -491,6 +494,56 @@ def test_layers_of_two_trained_networks_have_far_lower_barriers_than_the_whole()
         )
         line = np.linspace(losses[0], losses[-1], 11)
         assert row.value == pytest.approx(max(0.0, (losses - line).max()), abs=1e-5)
+        average = only(frame, metric="layer_average", layer=row.layer, rest=row.rest)
+        models = np.mean([p.loss()[0] for p in problems])
+        assert number(average) == pytest.approx(losses[5] - models, abs=1e-5)
+
+
+def digits_cnn(start, order, examples):
+    """A small CNN from a random start, trained on some of the digits in a random order; and the last 297 digits."""
+    x, y = load_digits(return_X_y=True)
+    x = torch.as_tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    y = torch.as_tensor(y)
+    torch.manual_seed(start)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)),
+    )
+    optimiser = torch.optim.Adam(net.parameters(), 2e-3)
+    torch.manual_seed(100 + order)
+    for _ in range(30):
+        for batch in examples[torch.randperm(len(examples))].split(50):
+            optimiser.zero_grad()
+            cross_entropy(net(x[batch]), y[batch]).backward()
+            optimiser.step()
+    return Problem(net, cross_entropy, (x[1500:], y[1500:]), name=f"start {start}, order {order}")
+
+
+@pytest.mark.slow
+def test_averaging_one_layer_of_a_small_convolutional_network(capsys):
+    """What Adilova et al. (2024) observed of deep networks, on a small one: true of clients that start alike and of most layers
+    of networks that do not, but not of these networks' first layer. `pytest -s` prints docs/explanation/numbers.md's numbers."""
+    examples = torch.arange(1500)
+    pairs = {
+        "two starts": [digits_cnn(0, 0, examples), digits_cnn(1, 1, examples)],
+        "one start, halves": [digits_cnn(0, 0, examples[:750]), digits_cnn(0, 1, examples[750:])],
+    }
+    for name, problems in pairs.items():
+        frame = fldiag.diagnose(problems, "connectivity", layers=True, curve=0, points=11)
+        together = number(frame, "midpoint", path="straight")
+        averages = only(frame, metric="layer_average").groupby("layer")["value"].max()
+        barriers = only(frame, metric="layer_barrier")["value"]
+        with capsys.disabled():
+            print(
+                f"\n{name}: all layers {together:.2f}; layer_barrier at most {barriers.max():.2f}"
+            )
+            print("layer_average", averages.round(2).to_dict())
+        if name == "two starts":
+            assert together > 1 and averages.iloc[1:].max() < 0.5 * together
+            assert barriers.max() < 0.1 * together
+        else:
+            assert max(together, averages.max()) < 0.2
 
 
 def test_without_layers_nothing_of_them_is_measured():

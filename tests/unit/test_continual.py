@@ -74,6 +74,10 @@ def test_one_round_and_rounds_without_clients_are_masked():
         one(frame, "gem_backward_transfer", index=0).note == "who trained in round 2 is not stored"
     )
     assert one(frame, "average_forgetting", index=0).value == 1
+    mean = one(frame, "average_forgetting", index=None)
+    assert mean.compared == 1
+    assert mean.note == "the best of 1 of 2 rounds before the last, as 1 round (2) gave no numbers"
+    assert any(mean.note in getattr(item, "text", "") for item in summary(frame, {}))
 
 
 def rows_of(matrix, trained):

@@ -69,6 +69,10 @@ def test_the_operator_is_the_matrix_of_per_example_gradients(matrix, memory, dec
     assert torch.allclose(dense(operator), expected, atol=atol)
     v = torch.linspace(-1, 1, q.layout.size, dtype=torch.float64)
     assert torch.allclose(operator(v), expected @ v, atol=atol * float(v.norm()))
+    if memory == 1:
+        return
+    block = q.dense("2", matrix=matrix, draws=4, seed=3)
+    assert torch.allclose(block, expected[25:, 25:], atol=atol)
 
 
 def test_the_exact_fisher_is_the_gauss_newton_matrix():

@@ -1,5 +1,7 @@
 """The geometry of features: simplex frames, closed forms, scikit-learn, and what has no number."""
 
+import copy
+
 import helpers
 import numpy as np
 import pandas as pd
@@ -235,11 +237,73 @@ def test_one_client_no_head_and_no_comparison():
     assert not (geometry(federation(), similar=0)["metric"] == "cka").any()
 
 
-def test_a_head_behind_buffers_needs_a_method_for_what_it_sees():
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+class Sequence(nn.Module):
+    """Six inputs as a sequence of three pairs; features [n, 3, 4] before pooling, which the head sees as rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Linear(2, 4), nn.LayerNorm(4)
+        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+
+    def features(self, x):
+        return self.norm(torch.tanh(self.embed(x.unflatten(1, (3, 2)))))
+
+    def forward(self, x):
+        return self.head(self.features(x).mean(1))
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize(("build", "last"), [(normalised, "3"), (Sequence, "head.1")])
+def test_features_of_any_model_are_what_its_last_linear_layer_receives(build, last):
+    """Models with buffers, or with features of three axes: against the layers called by hand."""
+    torch.manual_seed(0)
+    net = build().double().train()  # the mode of the caller's module does not matter
+    if build is normalised:
+        nn.init.normal_(net[1].running_mean), nn.init.uniform_(net[1].running_var, 1, 2)
+    made = federation(net)
+    record = made.stored(1)
+    frame = geometry(made)
+    stretch = made.stretch("train")
+    x, y = made.pool.read(stretch.start, stretch.stop)[0], made.pool.y[stretch]
+    copy_of_net = copy.deepcopy(net).eval()
+    state = {**made.layout.views(record.aggregated), **record.buffers}
+    copy_of_net.load_state_dict(state, strict=False)
+    h = copy_of_net[:-1](x) if build is normalised else copy_of_net.features(x).mean(1)
+    head = copy_of_net.get_submodule(last).weight
+    expected = geometry_of(h.detach(), y, copy_of_net(x).argmax(1), head.detach(), "classes")
+    for metric, number in expected.items():
+        row = one(frame, metric, round=1, moment="aggregated", scope="global")
+        assert row.value == pytest.approx(number, rel=1e-6, abs=1e-9), metric
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.head(self.body(x))))
+
+
+class ConvolutionLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Conv1d(1, 3, 6)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)).unsqueeze(1)).squeeze(2)
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"), [(Twice(), "more than once"), (ConvolutionLast(), "has no head")]
+)
+def test_models_without_one_linear_head_are_masked(net, reason):
     frame = geometry(federation(net))
     rows = frame[frame["metric"].isin([*COLLAPSE, "effective_rank"])]
-    assert rows["masked"].all() and rows["note"].str.contains("needs a method `features`").all()
+    assert rows["masked"].all() and rows["note"].str.contains(reason).all()
 
 
 def test_models_that_overflow_are_masked():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import federations
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +18,7 @@ from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
+from fldiag.runs.open_problem import open_problem
 
 
 def problem(scale=1.0, bend=nn.ReLU, **options):
@@ -293,3 +295,40 @@ def test_provenance_names_versions_precision_and_place():
         and found["threads"] == torch.get_num_threads()
     )
     assert found["slice"] == "train" and found["fldiag"]
+
+
+# -- rounds of a run
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    path = federations.record(tmp_path_factory.mktemp("run") / "run", rounds=3).path
+    return fldiag.load(path, model=federations.network(), data=federations.blobs()[0])
+
+
+def test_rounds_have_one_pair_of_directions_and_their_own_weights_and_buffers(recorded):
+    frame = fldiag.diagnose(recorded, "landscape", rounds="1,3", points=3, full=True)
+    last = open_problem(recorded)
+    d1, d2 = eigenpairs(last, 5, tol=1e-3, max_products=100, seed=0).vectors[:2]
+    for r in (1, 3):
+        problem = open_problem(recorded, round=r)
+        rows = frame[(frame["metric"] == "loss") & (frame["round"] == r)]
+        assert len(rows) == 9
+        for row in rows.itertuples():
+            w = problem.w.double() + row.x * d1 + row.y * d2
+            assert row.value == pytest.approx(problem.loss(w)[0], rel=1e-5)
+    assert set(frame[frame["metric"] == "eigenvalue"]["round"]) == {3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": "1,9"}, "no checkpoint of round 9"),
+        ({"rounds": "1", "directions": "pca"}, "directions 'pca' are not defined"),
+        ({"rounds": "x"}, "'x' is not valid"),
+        ({"rounds": "1", "client": 4}, "global model of one run"),
+    ],
+)
+def test_rounds_that_cannot_be_shown_are_refused(recorded, options, message):
+    with pytest.raises(FldiagError, match=message):
+        fldiag.diagnose(recorded, "landscape", points=3, **options)

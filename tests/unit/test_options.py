@@ -6,8 +6,9 @@ import torch
 from torch.nn import functional as F
 
 import fldiag
-from fldiag.diagnosis.options import rounds, size
+from fldiag.diagnosis.options import size
 from fldiag.diagnosis.question import parse_question
+from fldiag.runs.run import select_rounds
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,11 @@ def test_rounds_are_numbers_too(run):
     assert one["value"].tolist() == text["value"].tolist() == several["value"].tolist() and set(
         one["round"].dropna()
     ) == {1}
-    assert rounds(2, [1, 2]) == [2] and rounds(range(1, 3), [1, 2]) == [1, 2] and size(5) == 5
+    assert (
+        select_rounds(2, [1, 2]) == [2]
+        and select_rounds(range(1, 3), [1, 2]) == [1, 2]
+        and size(5) == 5
+    )
 
 
 @pytest.mark.parametrize(

@@ -386,3 +386,29 @@ def test_page_never_offers_to_send_the_data_away():
     script = (resources.files("fldiag.plotting") / "templates" / "page.js").read_text("utf-8")
     assert "modeBarButtons:" in script and "showSendToCloud: false" in script
     assert not re.search(r"https?://|fetch\(|XMLHttpRequest|innerHTML|eval\(", script)
+
+
+def test_surfaces_of_rounds_are_frames_on_one_scale_that_hold_the_tables_numbers():
+    frame = table([row for r in (1, 2, 10) for row in rows("A round 10", 8 * r, 3, round=r)])
+    text, read = page(frame, height="linear", clip=None)
+    charts = charts_of(text)
+    assert [c["kind"] for c in charts] == ["scene", "map"]
+    heights = frame[frame["metric"] == "loss"].groupby("round")["value"]
+    for chart in charts:
+        assert [f["name"] for f in chart["frames"]] == ["1", "2", "10"]
+        (steps,) = (slider["steps"] for slider in chart["layout"]["sliders"])
+        assert [step["args"][0] for step in steps] == [["1"], ["2"], ["10"]]
+        for f, (_, values) in zip(chart["frames"], heights, strict=True):
+            np.testing.assert_allclose(np.ravel(f["data"][0]["z"]), values.astype(float))
+        assert chart["traces"][0]["z"] == chart["frames"][0]["data"][0]["z"]
+    low, high = charts[0]["layout"]["scene"]["zaxis"]["range"]
+    assert (low, high) == (frame_losses(frame).min(), frame_losses(frame).max())
+    assert "All rounds have the directions of the last one" in read.words
+    assert [ax.get_title() or ax.get_label() for ax in axes(landscape.draw(frame), "contours")] == [
+        f"contours {i}" for i in range(3)
+    ]
+    assert len(text.encode()) < 4e6
+
+
+def frame_losses(frame):
+    return frame[frame["metric"] == "loss"]["value"].astype(float)

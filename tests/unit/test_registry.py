@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from fldiag import registry
+from fldiag import known, registry
 from fldiag.errors import FldiagError, nearest
 
 ROOT = Path(__file__).parents[2]
@@ -268,3 +268,13 @@ def test_an_unknown_name_that_is_a_file_here_says_how_own_code_is_named(tmp_path
             registry.method.get(name)
     with pytest.raises(FldiagError, match="your own: fldiag diagnose stride:FUNCTION"):
         registry.diagnostic.get("stride:stride")
+
+
+def test_lists_say_of_diagnostics_which_sources_were_read_in_part():
+    listed = known.names("diagnostics")
+    for entry in registry.diagnostics():
+        if entry.build.__module__.startswith("fldiag."):
+            text = f"{entry.doc} {sys.modules[entry.build.__module__].__doc__}"
+            read = entry.meta.get("read", "")
+            assert read or not re.search("abstract|excerpts|as quoted by", text), entry.name
+            assert listed[entry.name].endswith(f"[of its sources read: {read}]") == bool(read)

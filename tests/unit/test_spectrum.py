@@ -407,6 +407,20 @@ def test_saved_vectors_are_the_dense_matrix_s(options):
     assert vectors_if_any(without) is None
 
 
+def test_a_table_with_vectors_can_be_written_and_read(tmp_path):
+    """A parquet file and a copy hold the names of the tensors, not the tensors."""
+    model, data = net()
+    q = Problem(model, cross_entropy, data)
+    table = fldiag.diagnose(q, "spectrum", k=2, save_vectors=True)
+    table.to_parquet(tmp_path / "t.parquet")
+    table.to_csv(tmp_path / "t.csv")
+    again = pd.read_parquet(tmp_path / "t.parquet")
+    assert again["value"].tolist() == table["value"].tolist()
+    assert again.attrs["vectors"] == list(table.attrs["vectors"].keys())
+    shapes = {name: len(tensor) for name, tensor in table.attrs["vectors"].items()}
+    assert set(shapes.values()) == {2} and table.copy().attrs["vectors"] is table.attrs["vectors"]
+
+
 def test_vectors_lie_in_one_place_and_a_cached_table_has_them_all_the_same(tmp_path):
     model, data = net()
     q = Problem(model, cross_entropy, data)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "connectivity",
+    meta={"read": "Adilova et al. (layers): abstract and opening, and their code"},
     on="checkpoints",
     draw={
         "": "fldiag.diagnostics.connectivity.picture:draw",
@@ -103,8 +104,9 @@ def connectivity(
       ``accuracy_barrier``: the largest loss of accuracy, likewise. ``mean_loss``: E_t F (trapezoids). ``distance`` of the ends.
     - with ``layers`` ``layer_barrier`` of every path and ``layer``, and ``layer_midpoint``: as ``barrier`` and ``midpoint``, of
       the path on which this layer (a module's weights and bias) alone goes from w_1 to w_2; column ``rest``: the others are
-      those of the first or the second model, so that w(0) and w(1) differ in the layer alone (Adilova et al., "Layer-wise Linear
-      Mode Connectivity", ICLR 2024, arXiv 2307.06966; definition after the paper, read in abstract and opening).
+      those of the first or the second model, so that w(0) and w(1) differ in the layer alone; and ``layer_average``: F with the
+      mean of this layer alone, minus (F(w_1) + F(w_2)) / 2 of the models themselves (Adilova et al., "Layer-wise Linear Mode
+      Connectivity", ICLR 2024, arXiv 2307.06966: what their code computes; of the text abstract and opening were read).
     - with three models or more ``mixture``: F(sum a_k w_k) - sum a_k F(w_k), shares a in column ``shares``: the corners, the
       centre, of three models points on the edges, and ``mixtures`` draws uniform on the simplex (group connectivity, FedGuCci,
       arXiv 2402.18949: an operational definition in its spirit). ``mixture_mean`` of the draws (``stderr`` over examples,

@@ -240,16 +240,20 @@ def all_layer_rows(
 
 def layer_rows(models: Models, path: tuple[int, int, str, int]) -> list[Row]:
     """``layer_barrier`` and ``layer_midpoint`` on the path from model i's weights of a layer to model j's, all other weights
-    (and buffers) being those of model ``rest``."""
+    (and buffers) being those of model ``rest``; and ``layer_average`` of its middle."""
     i, j, layer, rest = path
     ends = [_with_layer(models, rest, layer, source) for source in (i, j)]
     mixtures = Mixtures(models.problem.at(*ends[0]), ends, models.on_paths.buffers)
-    results = Path(models, lambda t: mixtures((1 - t, t))).rows()
-    return [
+    between = Path(models, lambda t: mixtures((1 - t, t)))
+    rows = [
         {**row, "metric": f"layer_{row['metric']}"}
-        for row in results
+        for row in between.rows()
         if row["metric"] in ("barrier", "midpoint")
     ]
+    corners = [models.corners[i], models.corners[j]]
+    average = Excess.of(models.problem, between.scores(0.5), corners, (0.5, 0.5))
+    row: Row = {"metric": "layer_average", "x": 0.5, "estimator": "exact"}
+    return [*rows, {**row, "value": average.value, "stderr": average.stderr}]
 
 
 def _with_layer(models: Models, rest: int, layer: str, source: int) -> Model:

@@ -42,6 +42,7 @@ DISTANCE = Number(
 
 @diagnostic(
     "drift",
+    meta={"read": "McCandlish et al.: abstract and excerpts; uploads: abstracts only"},
     on="clients",
     draw={
         "": "fldiag.diagnostics.drift.picture:draw",

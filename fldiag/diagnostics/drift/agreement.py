@@ -32,7 +32,9 @@ def signal_to_noise(p: np.ndarray, norms: np.ndarray, apart: np.ndarray) -> floa
 
 
 def interval(p: np.ndarray, norms: np.ndarray, apart: np.ndarray) -> Interval | None:
-    """The ratio with its jackknife interval over clients."""
+    """The ratio with its jackknife interval over the clients that have a weight."""
+    counts = p > 0
+    p, norms, apart = p[counts], norms[counts], apart[np.ix_(counts, counts)]
     value = signal_to_noise(p, norms, apart)
     if value is None:
         return None
@@ -40,8 +42,7 @@ def interval(p: np.ndarray, norms: np.ndarray, apart: np.ndarray) -> Interval | 
     for k in range(len(p)):
         rest = np.arange(len(p)) != k
         share = p[rest].sum()
-        if share > 0:
-            values.append(signal_to_noise(p[rest] / share, norms[rest], apart[np.ix_(rest, rest)]))
+        values.append(signal_to_noise(p[rest] / share, norms[rest], apart[np.ix_(rest, rest)]))
     return jackknife(value, [v for v in values if v is not None] if None not in values else [])
 
 
@@ -53,18 +54,19 @@ def rows_of(squares: Mapping[str | None, tuple[Tensor, Tensor]], p: np.ndarray) 
         p: aggregation weights of the clients.
     """
     rows: list[Row] = []
+    n = int((p > 0).sum())
     for layer, (lengths, distances) in squares.items():
         norms, apart = lengths.numpy(), distances.numpy()
         about: Row = {
             "moment": "trained",
             "scope": "global",
             "layer": layer,
-            "n_clients": len(p),
+            "n_clients": n,
             "value": None,
         }
         ratio = interval(p, norms, apart)
         if ratio is None:
-            reason = "one client has no spread" if len(p) < 2 else "all updates are the same"
+            reason = "one client has no spread" if n < 2 else "all updates are the same"
             rows.append({**about, "metric": "update_snr", "note": reason})
         else:
             ends = {"value": ratio.value, "low": ratio.low, "high": ratio.high}

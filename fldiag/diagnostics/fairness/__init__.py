@@ -44,6 +44,7 @@ NUMBERS = (
 
 @diagnostic(
     "fairness",
+    meta={"read": "FLAM: abstract only"},
     on="run",
     draw="fldiag.diagnostics.fairness.picture:draw",
     summary=summary,

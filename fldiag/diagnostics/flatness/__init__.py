@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "flatness",
+    meta={"read": "FedGF, FedNSAM, FedWMSAM, FedVG: abstracts and openings"},
     on="clients",
     draw="fldiag.diagnostics.flatness.picture:draw",
     summary=summary,
@@ -39,8 +40,12 @@ def flatness(
         float, Field(gt=0, description="Radius of the adaptive sharpness: ‖δ/|w|‖₂ ≤ ρ.")
     ] = 0.5,
     steps: Annotated[
-        int, Field(ge=1, description="Maximum number of gradients of an adaptive sharpness.")
-    ] = 10,
+        int,
+        Field(
+            ge=1,
+            description="Maximum number of gradients of each of the two ascents of an adaptive sharpness.",
+        ),
+    ] = 5,
     every: Annotated[
         int,
         Field(
@@ -71,9 +76,9 @@ def flatness(
     - ``loss`` and ``accuracy`` of every model on these data.
     - ``sharpness`` F(w + rho G / ||G||) - F(w) with G = grad F(w) (paired ``stderr`` over the examples; ``residual``: a bound
       for rounding), ``adaptive_sharpness`` max over ||delta / |w|||_2 <= ``adaptive_rho`` of F(w + delta) - F(w), which a
-      rescaling of the layers leaves alone (see the diagnostic of that name; at most ``steps`` gradients), the largest
-      ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment aggregated, scope global),
-      of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).
+      rescaling of the layers leaves alone (two ascents of at most ``steps`` gradients, as in the diagnostic of that name), the
+      largest ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment aggregated, scope
+      global), of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).
     - ``sharpness_parts``, ``adaptive_sharpness_parts``, ``eigenvalue_parts``, ``trace_parts``: the p-weighted means over the
       clients (p_k adding up to 1 over those there are), at the w_k (moment trained) and at the one point w (moment aggregated);
       and the flatness gaps ``sharpness_gap``, ``adaptive_sharpness_gap``, ``eigenvalue_gap``, ``trace_gap``: F at w minus these.

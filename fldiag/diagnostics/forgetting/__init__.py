@@ -48,6 +48,9 @@ NUMBERS = (
 
 @diagnostic(
     "forgetting",
+    meta={
+        "read": "Lopez-Paz and Ranzato, Chaudhry et al.: abstract and opening; Flashback: abstract only"
+    },
     on="clients",
     draw={
         "": "fldiag.diagnostics.forgetting.picture:curves_if_any",

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from fldiag.errors import counted
 from fldiag.results.means import sample_mean, share, standard_error
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
@@ -361,7 +362,8 @@ def continual_rows(rows: list[Row], examples: list[Row]) -> list[Row]:
     - ``gem_backward_transfer``: a[T, c] - a[t, c], t the last round in which a client trained class c.
     - ``gem_forward_transfer``: a[f - 1, c] - a[0, c], f the first such round (both Lopez-Paz and Ranzato, NeurIPS 2017).
 
-    Column ``since`` has the round that is compared with T, or for the last one f - 1; ``stderr`` takes the two accuracies as
+    Column ``since`` has the round that is compared with T, or for the last one f - 1, and ``compared`` how many rounds the
+    maximum is over (the mean's ``note`` names those without numbers); ``stderr`` takes the two accuracies as
     independent. Definitions after the papers, whose tasks are trained one after the other; read in abstract and opening.
     """
     accuracy: dict[int, dict[int, Row]] = {}
@@ -399,10 +401,24 @@ def continual_rows(rows: list[Row], examples: list[Row]) -> list[Row]:
                 "n_examples": sum(cell["n_examples"] for cell in values),
                 "n_classes": len(values),
             }
+            if metric == "average_forgetting":
+                mean |= compared_rounds(accuracy, last)
         base = {name: accuracy[last][cells[0]["index"]][name] for name in ("scope", "slice")}
         base |= {"metric": metric, "round": last, "moment": "aggregated"}
         changes += [{**base, "masked": row["value"] is None, **row} for row in (*cells, mean)]
     return changes
+
+
+def compared_rounds(accuracy: dict[int, dict[int, Row]], last: int) -> Row:
+    """How many rounds before the last have numbers, and which have none: a class may have been best in one of these."""
+    missing = [t for t in range(1, last) if t not in accuracy]
+    row: Row = {"compared": last - 1 - len(missing)}
+    if missing:
+        row["note"] = (
+            f"the best of {row['compared']} of {last - 1} rounds before the last, as {counted(len(missing), 'round')} "
+            f"({', '.join(map(str, missing[:3]))}{', …' * (len(missing) > 3)}) gave no numbers"
+        )
+    return row
 
 
 def _continual_cell(
@@ -426,7 +442,8 @@ def _continual_cell(
         past = [t for t in accuracy if 0 < t < last and at(t) is not None]
         if not past:
             return {**row, "note": "no round before the last is stored"}
-        return _change(row, accuracy, max(past, key=lambda t: (at(t), t)), last, -1)
+        best = max(past, key=lambda t: (at(t), t))
+        return {**_change(row, accuracy, best, last, -1), "compared": len(past)}
     if lacking is not None:
         return {**row, "note": f"who trained in round {lacking} is not stored"}
     rounds = [t for t in range(1, last + 1) if c in trained_in[t]]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread_rounds
-from fldiag.results.summary import Item, Say, Small, missing_notes, plus_minus
+from fldiag.results.summary import Item, Note, Say, Small, missing_notes, plus_minus
 from fldiag.results.table import Row
 
 COLUMNS = {
@@ -110,6 +110,9 @@ def _continual(frame: pd.DataFrame) -> Iterator[Item]:
             texts.append(f"{text} {plus_minus(value, error, share=True)} ({words})")
     if texts:
         yield Say(f"after round {last_round(frame, 'average_forgetting')}: {'; '.join(texts)}")
+    best = only(frame, metric="average_forgetting", **WHOLE).dropna(subset=["value"])
+    for note in best["note"].dropna() if "note" in best else ():
+        yield Note(f"average forgetting is from {note}")
 
 
 def _row(values: Mapping[tuple[int, str, str], float], r: int) -> Row:

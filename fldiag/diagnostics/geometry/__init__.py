@@ -91,6 +91,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @diagnostic(
     "geometry",
+    meta={
+        "read": "Papyan et al.: excerpts, and their notebook; Roy and Vetterli, Kornblith et al.: as quoted by others"
+    },
     on="clients",
     draw="fldiag.diagnostics.geometry.picture:draw",
     summary=summary,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fldiag import losses
 from fldiag.diagnostics.lora.measure import effective_rank
@@ -21,12 +21,8 @@ from fldiag.runs.round_weights import Stored
 
 COLLAPSE = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4")
 METRICS = (*COLLAPSE, "effective_rank")
-NO_HEAD = "the model has no head apart from its body, so there are no features before it"
-NO_SPLIT = (
-    "the features before the head cannot be told: a model that is no chain of layers without buffers needs a method "
-    "`features`, with model(x) = head(features(x)) and head its last child with parameters, and inputs that are rows [n, d] or "
-    "images [n, C, H, W]"
-)
+NO_HEAD = "the model has no head: its last layer with weights is its only one, or not linear"
+REPEATED = "the model calls its last linear layer more than once, or on something else than a row of features an example"
 #: A number, or why there is none.
 Measured = float | str
 
@@ -63,11 +59,17 @@ def model_rows(
 ) -> list[Row]:
     """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
     columns = {**columns, "estimator": "exact", "centre": centre}
-    if not history.network.has_split:
-        note = {"value": None, "note": NO_SPLIT if history.layout.has_head else NO_HEAD}
+    network = history.network
+    results: tuple[Tensor, Tensor, Tensor | None] | str = NO_HEAD
+    if not (network.stackable and network.has_split):
+        results = received_and_answers(history, weights, stretch)
+    if results == NO_HEAD and network.has_split:
+        results = features_and_answers(history, weights, stretch)
+    if isinstance(results, str):
+        note = {"value": None, "note": results}
         return [{**columns, "metric": metric, **note} for metric in METRICS]
-    h, answers = features_and_answers(history, weights, stretch)
-    y, head = history.pool.y[stretch].to(h.device), head_weight(history, weights[0], h.shape[1])
+    h, answers, head = results
+    y = history.pool.y[stretch].to(h.device)
     parts = [(columns, slice(None))]
     if columns["slice"] == "train" and columns.get("client") is not None:
         examples = history.pool.train_slice(columns["client"])
@@ -91,8 +93,8 @@ def entry(value: Measured) -> Row:
 
 def features_and_answers(
     history: History, weights: Weights, stretch: slice
-) -> tuple[Tensor, Tensor]:
-    """What the head sees [n, d] in float64, and the classes that it answers [n]."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the head sees [n, d] in float64, the classes that it answers [n], and its matrix if it is one linear layer."""
     w, buffers = weights
     copies = {name: b.unsqueeze(0).clone() for name, b in buffers.items()}
     bound = history.network.bind(w.unsqueeze(0), copies)
@@ -102,7 +104,41 @@ def features_and_answers(
             z = bound.features(history.pool.read(piece.start, piece.stop)[0].unsqueeze(0))
             features.append(z[0].flatten(1).double())
             answers.append(losses.predicted(bound.head(z)[0]))
-    return torch.cat(features), torch.cat(answers)
+    h = torch.cat(features)
+    return h, torch.cat(answers), head_weight(history, w, h.shape[1])
+
+
+def received_and_answers(
+    history: History, weights: Weights, stretch: slice
+) -> tuple[Tensor, Tensor, Tensor | None] | str:
+    """The same of any module: what its last layer with weights receives, if that is linear; or why there is none."""
+    module, tensors = evaluation_copy(history, weights)
+    layers = [(n, m) for n, m in module.named_modules() if [*m.parameters(recurse=False)]]
+    name, head = layers[-1]
+    if len(layers) < 2 or not isinstance(head, nn.Linear):
+        return NO_HEAD
+    features, answers = list[Tensor](), []
+    head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    pieces = list(history.pool.batches(stretch, BATCH))
+    with torch.no_grad():
+        for piece in pieces:
+            x = history.pool.read(piece.start, piece.stop)[0]
+            if x.dim() == 4:
+                x = x.to(memory_format=torch.channels_last)
+            answers.append(losses.predicted(torch.func.functional_call(module, tensors, (x,))))
+    if [len(h) for h in features] != [piece.stop - piece.start for piece in pieces]:
+        return REPEATED
+    h = torch.cat([h.flatten(1).double() for h in features])
+    matrix = tensors.get(f"{name}.weight")
+    fits = matrix is not None and matrix.shape[1] == h.shape[1]
+    return h, torch.cat(answers), matrix.double() if matrix is not None and fits else None
+
+
+def evaluation_copy(history: History, weights: Weights) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A copy of the module that hooks may be put on, and the tensors to call it with."""
+    w, buffers = weights
+    module = copy.deepcopy(history.network.module).eval()
+    return module, {**history.layout.views(w), **{n: b.clone() for n, b in buffers.items()}}
 
 
 def head_weight(history: History, w: Tensor, width: int) -> Tensor | None:
@@ -302,8 +338,8 @@ def spread_inputs(history: History, stretch: slice, count: int) -> Tensor:
 
 def layer_outputs(history: History, weights: Weights, x: Tensor) -> dict[str, Tensor]:
     """Outputs [n, ...] of every layer with weights, by its name; of layers that return one tensor an example."""
-    w, buffers = weights
-    module, outputs = copy.deepcopy(history.network.module), dict[str, Tensor]()
+    module, tensors = evaluation_copy(history, weights)
+    outputs = dict[str, Tensor]()
     layers = {name: m for name, m in module.named_modules() if name in history.layout.layers}
 
     def keep(name: str) -> object:
@@ -316,7 +352,6 @@ def layer_outputs(history: History, weights: Weights, x: Tensor) -> dict[str, Te
     for name, layer in layers.items():
         if name:
             layer.register_forward_hook(keep(name))  # type: ignore[arg-type]
-    tensors = {**history.layout.views(w), **{n: b.clone() for n, b in buffers.items()}}
     with torch.no_grad():
         torch.func.functional_call(module, tensors, (x,))
     return outputs

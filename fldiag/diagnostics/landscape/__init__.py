@@ -16,13 +16,14 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.landscape.summary import summary
-from fldiag.diagnostics.landscape.surfaces import AXES, scale, surfaces
+from fldiag.diagnostics.landscape.surfaces import AXES, SAME, scale, surfaces
 from fldiag.errors import FldiagError
+from fldiag.execution.workspace import workspace
 from fldiag.landscape.grid import axis
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
-from fldiag.results.table import table
+from fldiag.results.table import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +67,9 @@ def caption(table: pd.DataFrame) -> str | None:
     if _is_of_lines(table):
         return None
     grids = surfaces(table)
-    lines = [f"{g.run}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
+    lines = [f"{g.name}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
+    if len(grids) > len({g.run for g in grids}):
+        lines.append(SAME)
     lines += scale(grids, **{"clip": "auto", **_height_options(table)}).notes()
     return "\n".join(lines) + "\n"
 
@@ -153,6 +156,14 @@ def landscape(
             json_schema_extra={"drawing": True, "advanced": True},
         ),
     ] = False,
+    rounds: Annotated[
+        str | None,
+        Field(
+            description="The surfaces of these rounds of a run, such as 1,5,20-30 or every:10, along the directions of the last: "
+            "a page with a slider.",
+            json_schema_extra={"joint": True},
+        ),
+    ] = None,
     through: Any = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[
@@ -185,6 +196,8 @@ def landscape(
     list or a dict round -> weights, that ends at the problem's weights; adds rows ``trajectory``, ``projection_error``,
     ``explained_variance``). These two surfaces have the buffers of the weights at the centre everywhere, while the loss of a
     point is with its own. ``clients``: the rows of ``profile`` on the lines to the clients' trained models.
+    ``rounds``: a surface of each, around its global model (column ``round``), along the directions of the last; rows of the
+    spectrum are the last one's.
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
     checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
 
@@ -208,6 +221,8 @@ def landscape(
 
     problems = [problem] if isinstance(problem, Problem) else list(problem)
     axis(points or POINTS, 1.0)
+    if rounds is not None:
+        problems = stored.rounds_of(problems, rounds, directions)
     if directions == "clients":
         if height == "log" or clip is not None:
             raise FldiagError(
@@ -223,7 +238,7 @@ def landscape(
             )
         tables = [lines_to(p, stored.client_models(p), points) for p in problems]
         return pd.concat(tables, ignore_index=True)
-    problem = problems[0]
+    problem = problems[0] if rounds is None else problems[-1]
     if through is None and directions == "plane":
         through = stored.plane(problems)
     elif through is None and directions == "pca":
@@ -235,11 +250,17 @@ def landscape(
             stacklevel=2,
         )
     points = points or POINTS
-    centre = loss_rows(problem)
-    vectors = find_directions(
-        problem, directions, through, seed, k=k, tol=tol, max_products=max_products
-    )
+    around = [problem] if rounds is None else problems
+    with workspace().part(0, 1 + len(around), ""):
+        vectors = find_directions(
+            problem, directions, through, seed, k=k, tol=tol, max_products=max_products
+        )
     coefficients = axis(points, span if span is not None else 1.25 * vectors.reach or 1.0)
-    plane = Plane(problem, (vectors.d1, vectors.d2), coefficients)
-    rows = surface_rows(plane, 0.0 if full else grid_rtol, seed)
-    return table([*at_centre(rows, centre, x=0.0, y=0.0), *vectors.rows], **problem.common)
+    rows: list[Row] = []
+    for place, centre in enumerate(around):
+        plane = Plane(centre, (vectors.d1, vectors.d2), coefficients)
+        with workspace().part(1 + place, 1 + len(around), ""):
+            surface = surface_rows(plane, 0.0 if full else grid_rtol, seed, place)
+        scored = at_centre(surface, loss_rows(centre), x=0.0, y=0.0)
+        rows += [{**centre.common, **row} for row in scored]
+    return table([*rows, *({**problem.common, **row} for row in vectors.rows)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import Any, Literal
 
 import matplotlib
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
+from fldiag.diagnostics.landscape.surfaces import SAME, Scale, Surface, scale, surfaces
 from fldiag.plotting import style
 from fldiag.plotting.pages import Chart, Interactive, Table, literal
 
@@ -31,13 +32,42 @@ def charts(
     shared = scale(grids, clip, height)
     about = layout(grids, shared, names)
     panels = []
-    for grid in grids:
-        surface, points = scene(grid, shared), marks(grid, shared)
-        panels.append(Chart(grid.run, "scene", [surface, *points], about))
+    for run, of_run in groupby(grids, key=lambda grid: grid.run):
+        frames = list(of_run)
+        surface, points = scene(frames[0], shared), marks(frames[0], shared)
+        solid = Chart(run, "scene", [surface, *points], about)
         flat = [_contours(surface, shared), *map(_flat, points)]
-        panels.append(Chart(f"{grid.run}, as contours", "map", flat, _flat_layout(about)))
+        contours = Chart(f"{run}, as contours", "map", flat, _flat_layout(about))
+        for chart in (solid, contours) if len(frames) > 1 else ():
+            chart.frames = [frame(grid, shared) for grid in frames]
+            chart.layout = {**chart.layout, **slider(frames)}
+        panels += [solid, contours]
     lead = "Drag to turn, scroll or pinch to zoom: all surfaces move together. Height and colour scale are shared."
-    return Interactive(title, lead, panels, shared.notes(), _numbers(grids))
+    notes = [SAME] if len(panels) < 2 * len(grids) else []
+    return Interactive(title, lead, panels, [*notes, *shared.notes()], _numbers(grids))
+
+
+def frame(grid: Surface, shared: Scale) -> dict[str, Any]:
+    """What changes from round to round: heights, and what hovering tells."""
+    surface = scene(grid, shared)
+    changes = {"z": surface["z"], "text": surface["text"]}
+    return {"name": str(grid.round), "data": [changes], "traces": [0]}
+
+
+def slider(grids: list[Surface]) -> dict[str, Any]:
+    """The part of a layout that moves through the rounds."""
+    still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}}
+    moving = {"fromcurrent": True, "frame": {"duration": 500, "redraw": True}}
+    steps = [
+        {"label": str(g.round), "method": "animate", "args": [[str(g.round)], still]} for g in grids
+    ]
+    buttons = [{"label": "Play", "method": "animate", "args": [None, moving]}]
+    place = {"x": 0, "y": 0, "xanchor": "right", "yanchor": "top", "pad": {"t": 62, "r": 10}}
+    return {
+        "margin": {"l": 48, "r": 8, "t": 30, "b": 110},
+        "sliders": [{"steps": steps, "currentvalue": {"prefix": "round "}, "pad": {"t": 40}}],
+        "updatemenus": [{"type": "buttons", "showactive": False, "buttons": buttons, **place}],
+    }
 
 
 def _numbers(grids: list[Surface]) -> Table:
@@ -56,7 +86,7 @@ def _numbers(grids: list[Surface]) -> Table:
     )
     rows = [
         [
-            grid.run,
+            grid.name,
             grid.slice or "–",
             "–" if grid.n is None else f"{grid.n:,}",
             style.number(grid.sharpness) + ("" if grid.converged else " (not converged)"),

@@ -36,8 +36,7 @@ def find_directions(
             return vars(rules.plane(problem, through))
         return vars(rules.pca(problem, through, workspace().show))
 
-    with workspace().part(0, 2, ""):
-        directions = Directions(**workspace().result("directions", compute))
+    directions = Directions(**workspace().result("directions", compute))
     d1, d2 = (d.to(problem.device) for d in (directions.d1, directions.d2))
     return Directions(d1, d2, directions.rows, directions.reach)
 
@@ -78,8 +77,8 @@ def losses(plane: Plane, block: Block) -> list[tuple[float, float | None]]:
     ]
 
 
-def surface_rows(plane: Plane, rtol: float, seed: int) -> list[Row]:
-    """The losses over the grid, evaluated and interpolated."""
+def surface_rows(plane: Plane, rtol: float, seed: int, number: int = 0) -> list[Row]:
+    """The losses over the grid, evaluated and interpolated. ``number``: of the surface, among those of one table."""
     count = 0
 
     def evaluate(points: np.ndarray) -> np.ndarray:
@@ -88,11 +87,11 @@ def surface_rows(plane: Plane, rtol: float, seed: int) -> list[Row]:
         size = min(-(-len(places) // BLOCKS), LARGEST)
         blocks = [Block(count + i + 1, places[i : i + size]) for i in range(0, len(places), size)]
         count += len(places)
-        results = workspace().map(losses, plane, blocks)
+        lead = f"surface {number + 1}, " if number else ""
+        results = workspace().map(losses, plane, blocks, name=lambda block: f"{lead}{block}")
         return np.array([pair for pairs in results for pair in pairs], dtype=float)
 
-    with workspace().part(1, 2, ""):
-        filled = grid.fill(len(plane.axis), evaluate, rtol, seed)
+    filled = grid.fill(len(plane.axis), evaluate, rtol, seed)
     rows: list[Row] = [
         {
             "metric": "loss",

@@ -20,6 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from fldiag.diagnostics.landscape.surfaces import Marks, Scale, Surface, scale, surfaces
 from fldiag.plotting import sheet, style
+from fldiag.results.select import spread
 
 PER_ROW = 4
 _LEFT = 0.50  # inches
@@ -43,11 +44,14 @@ def draw(
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
     ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
     ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what is above the clip is left blank.
+    Of a run with surfaces of many rounds some are drawn, evenly spread.
     ``names``: of the two directions; more runs than ``PER_ROW``, or than fit, continue in a further row. ``notes``: write slice,
     residual, errors and scale below the picture, too. Raises FldiagError for an unfit table.
     """
     grids = surfaces(table)
     shared = scale(grids, clip, height)
+    rounds = spread(sorted({g.round for g in grids if g.round is not None}), PER_ROW)
+    grids = [g for g in grids if g.round is None or g.round in rounds]
     width = style.wide()
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
     right, gap = (
@@ -58,7 +62,7 @@ def draw(
     blocks = math.ceil(len(grids) / columns)
     most = 2.15 if sheet.current().width is None else 2.6  # a journal's column is filled
     side = min(most, (width - _LEFT - right - (columns - 1) * gap) / columns)
-    titles = [style.wrap(style.plain(g.run), side, 2, BOLD) for g in grids]
+    titles = [style.wrap(style.plain(g.name), side, 2, BOLD) for g in grids]
     captions = [
         [
             line

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fldiag.diagnostics.landscape.surfaces import SAME, by_round
 from fldiag.diagnostics.profile.summary import summary as of_lines
 from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
@@ -30,10 +31,12 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if options["directions"] == "clients":
         yield from of_lines(frame, options)
         return
-    runs = list(dict.fromkeys(frame["run"]))
-    yield Small([_row(only(frame, run=run), run) for run in runs], SUMMARY)
-    for run in runs:
-        yield from _trust(only(frame, run=run), f"{run}: " if len(runs) > 1 else "")
+    parts = {run if r is None else f"{run}, round {r}": rows for run, r, rows in by_round(frame)}
+    yield Small([_row(part, name) for name, part in parts.items()], SUMMARY)
+    if options.get("rounds") is not None:
+        yield Say(SAME)
+    for name, part in parts.items():
+        yield from _trust(part, f"{name}: " if len(parts) > 1 else "")
 
 
 def _row(part: pd.DataFrame, run: str) -> Row:

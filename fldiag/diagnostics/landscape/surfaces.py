@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,10 +13,12 @@ import pandas as pd
 from fldiag.errors import FldiagError
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import number as value_of
-from fldiag.results.select import only
+from fldiag.results.select import only, rounds
 from fldiag.results.summary import number
 
 PICTURE = "loss landscape"
+#: What is said of the surfaces of several rounds.
+SAME = "All rounds have the directions of the last one, and one scale of heights."
 #: Directions -> what the two axes are.
 AXES = {
     "eigen": ("eigenvector 1", "eigenvector 2"),
@@ -55,6 +58,11 @@ class Surface:
     evaluated: int | None = None  # points that were evaluated; None = all
     error: float | None = None  # estimated, of the spline between them, as a share of the range
     marks: Marks = field(default_factory=lambda: Marks())
+    round: int | None = None  # where the run has surfaces of several
+
+    @property
+    def name(self) -> str:
+        return self.run if self.round is None else f"{self.run}, round {self.round}"
 
     @property
     def centre(self) -> float | None:
@@ -219,7 +227,7 @@ class Scale:
 
 
 def surfaces(table: pd.DataFrame) -> list[Surface]:
-    """One surface a run, in order of appearance.
+    """One surface a run, or a round of it, in order of appearance.
 
     Raises FldiagError for missing columns or rows, and for a run whose points are not one rectangular grid.
     """
@@ -227,10 +235,21 @@ def surfaces(table: pd.DataFrame) -> list[Surface]:
     select(table, "loss", PICTURE)
     table = table.assign(run=names(table["run"]))
     return [
-        _surface(run, rows)
-        for run, rows in table.groupby("run", sort=False)
+        replace(_surface(run, rows), round=r)
+        for run, r, rows in by_round(table)
         if len(only(rows, metric="loss"))
     ]
+
+
+def by_round(table: pd.DataFrame) -> Iterator[tuple[str, int | None, pd.DataFrame]]:
+    """Run, round and rows of every surface; the round is None where the run has one surface."""
+    for run, rows in table.groupby("run", sort=False):
+        numbers = rounds(rows, "loss")
+        if len(numbers) < 2:
+            yield str(run), None, rows
+        else:
+            name = re.sub(r" round \d+$", "", str(run))  # that of its last checkpoint
+            yield from ((name, r, only(rows, round=r)) for r in numbers)
 
 
 def _surface(run: str, rows: pd.DataFrame) -> Surface:

@@ -8,10 +8,13 @@ from typing import Any
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
+from fldiag.runs.run import select_rounds
 from fldiag.runs.schema import Checkpoint
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
 LONGEST = 50
+#: A page turns through at most so many surfaces.
+FRAMES = 24
 
 
 def plane(problems: Sequence[Problem]) -> list[dict[str, Any]]:
@@ -58,6 +61,38 @@ def checkpoints_of(problems: Sequence[Problem]) -> list[Checkpoint]:
             usage=True,
         )
     return checkpoints
+
+
+def rounds_of(problems: Sequence[Problem], text: str, directions: str) -> list[Problem]:
+    """The problem around the global models of a run's rounds, in their order.
+
+    Raises FldiagError for what is no single run, for rounds that it has not, and for too many.
+    """
+    problem = problems[0]
+    if problem.run is None or len(problems) > 1 or "client" in problem.labels:
+        raise FldiagError(
+            "--rounds are those of the global model of one run",
+            "give one run's folder, without --client",
+            usage=True,
+        )
+    if directions not in ("eigen", "random"):
+        raise FldiagError(
+            f"surfaces of several rounds along the directions {directions!r} are not defined",
+            "leave out --rounds, or --directions",
+            usage=True,
+        )
+    stored = problem.run.rounds
+    rounds = select_rounds(text, stored) or stored
+    if len(rounds) > FRAMES:
+        raise FldiagError(
+            f"--rounds {text} are {len(rounds)} surfaces, and a page holds {FRAMES}",
+            f"choose fewer, such as --rounds every:{-(-max(rounds) // FRAMES) + 1}",
+            usage=True,
+        )
+    return [
+        problem.at(problem.run.checkpoint(r).state, labels={**problem.labels, "round": r})
+        for r in rounds
+    ]
 
 
 def client_models(problem: Problem) -> dict[int, Any]:

@@ -55,6 +55,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @diagnostic(
     "lora",
+    meta={"read": "FedEx-LoRA, FedRot-LoRA, raFLoRA: abstracts only"},
     on="run",
     draw="fldiag.diagnostics.lora.picture:draw",
     summary=summary,

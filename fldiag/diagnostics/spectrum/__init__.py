@@ -178,6 +178,7 @@ LAMBDA_1 = Number(
 
 @diagnostic(
     "spectrum",
+    meta={"read": "Kunstner et al. (Fisher): abstract and introduction"},
     draw={
         "": "fldiag.diagnostics.spectrum.picture:draw",
         "-layers": "fldiag.plotting.layers:draw",

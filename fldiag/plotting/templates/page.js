@@ -38,13 +38,14 @@
     const scene = chart.kind === "scene";
     const name = plot.closest("figure").querySelector("figcaption").textContent;
     if (coarse && !scene) chart.layout.dragmode = false; // a finger scrolls past it
-    return Plotly.newPlot(plot, chart.traces, { autosize: true, font: { family: "system-ui, sans-serif" }, ...chart.layout }, {
+    const layout = { autosize: true, font: { family: "system-ui, sans-serif" }, ...chart.layout };
+    return Plotly.newPlot(plot, { data: chart.traces, layout, frames: chart.frames, config: {
       displaylogo: false, responsive: true, displayModeBar: coarse ? false : "hover",
       // Named one by one: plotly's own choice includes a button that sends the data to a server.
       modeBarButtons: [scene ? ["toImage", "zoom3d", "pan3d", "tableRotation", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]],
       toImageButtonOptions: { filename: name.replace(/[^\w.-]+/g, "-").slice(0, 60) },
       showSendToCloud: false, showEditInChartStudio: false, plotlyServerURL: "",
-    });
+    } });
   }
 
   // All surfaces take the camera of the one that was touched last; it moves on a moment after it is let go.

@@ -96,6 +96,7 @@ def _of(index: int) -> str:
 
 @diagnostic(
     "leave-one-out",
+    meta={"read": "arXiv 2605.20341: abstract only"},
     on="runs",
     draw="fldiag.training.diagnostics.leave_one_out.picture:draw",
     summary=summary,
