@@ -281,6 +281,40 @@ def correlations(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """What the answer depends on: mean, smallest and largest over the runs (of rank correlations over the seeds)."""
+    whole = rows[rows["client"].isna()]
+    path = whole[whole["method"] == "fedavg"].pivot_table(
+        index=["seed", "round"], columns="measure", values="value"
+    )
+    lambda_1 = whole[(whole["measure"] == "lambda_1") & (whole["round"] == ROUNDS)]
+
+    def ranks(a: str, b: str) -> list[float]:
+        seeds = table.groupby("seed")
+        return [float(stats.spearmanr(part[a], part[b]).statistic) for _, part in seeds]
+
+    def over_rounds(measure: str, first: int) -> np.ndarray:
+        values = path[measure].unstack("round")
+        return (values[ROUNDS] / values[first]).to_numpy()
+
+    values = {
+        "λ₁ on 500 over λ₁ on 2,000 images": table["lambda_1_500"] / table["lambda_1"],
+        "standard error of λ₁ over λ₁": lambda_1["stderr"] / lambda_1["value"],
+        "rank correlation of λ₁ on 500 and on 2,000 images": ranks("lambda_1_500", "lambda_1"),
+        "rank correlation of λ₁ and trace": ranks("lambda_1", "trace"),
+        "rank correlation of λ₁ and adaptive sharpness": ranks("lambda_1", "adaptive_sharpness"),
+        "rank correlation of λ₁ and clients' λ₁": ranks("lambda_1", "clients_lambda_1"),
+        "FedAvg's λ₁, round 40 over round 20": over_rounds("lambda_1", 20),
+        "FedAvg's adaptive sharpness, round 40 over round 20": over_rounds(
+            "adaptive_sharpness", 20
+        ),
+    }
+    return pd.DataFrame(
+        {"number": name, "mean": np.mean(v), "smallest": np.min(v), "largest": np.max(v)}
+        for name, v in values.items()
+    )
+
+
 def markdown(table: pd.DataFrame, lines: pd.DataFrame) -> str:
     """A row for each method, by accuracy: mean ± deviation over the seeds, and both sharpnesses over FedAvg's."""
     means, spread = (getattr(table.groupby("method"), f)() for f in ("mean", "std"))
@@ -314,35 +348,48 @@ def markdown(table: pd.DataFrame, lines: pd.DataFrame) -> str:
 
 def draw(table: pd.DataFrame, lines: pd.DataFrame) -> Figure:
     """Every method over FedAvg, a panel for each measure, with 95 % intervals; methods from the most accurate down."""
-    panels = ("lambda_1", "trace", "adaptive_sharpness", "clients_adaptive_sharpness", "accuracy")
+    panels = {
+        "lambda_1": "λ₁",
+        "lambda_1 at equal loss": "λ₁ at equal\ntraining loss",
+        "adaptive_sharpness": "adaptive\nsharpness",
+        "clients_adaptive_sharpness": "adaptive sharpness\nof the clients",
+        "accuracy": "test accuracy,\npoints",
+    }
     means = table.groupby("method")["accuracy"].mean().sort_values(ascending=False)
     methods = [m for m in means.index if m != "fedavg"]
-    against = lines[lines["other"] == "fedavg"].set_index(["measure", "method"])
+    against = lines[lines["other"] == "fedavg"].set_index("method")
+    ratios = against[against["measure"].isin(list(panels)[:-1])]
+    limits = ratios["low"].min() / 1.1, ratios["high"].max() * 1.1
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10) if limits[0] <= t <= limits[1]]
     with style.paper():
-        fig = style.figure(style.TWO_COLUMNS, 1.1 + 0.2 * len(methods), layout="constrained")
-        for ax, measure in zip(fig.subplots(1, len(panels), sharey=True), panels, strict=True):
-            title, kind = MEASURES[measure]
-            scale = 100 if kind == "difference" else 1
-            part = scale * against.loc[measure].loc[methods, ["value", "low", "high"]].astype(float)
-            reach = np.abs(part[["low", "high"]].to_numpy().T - part["value"].to_numpy())
-            ax.axvline(0 if kind == "difference" else 1, color="black", linewidth=0.6)
+        fig = style.figure(style.TWO_COLUMNS, 1.3 + 0.2 * len(methods), layout="constrained")
+        for ax, (measure, title) in zip(
+            fig.subplots(1, len(panels), sharey=True), panels.items(), strict=True
+        ):
+            scale = 100 if measure == "accuracy" else 1
+            part = against[against["measure"] == measure].reindex(methods)
+            value, low, high = (scale * part[c].to_numpy(float) for c in ("value", "low", "high"))
+            ax.axvline(0 if measure == "accuracy" else 1, color="black", linewidth=0.6)
             ax.errorbar(
-                part["value"],
+                value,
                 range(len(methods)),
-                xerr=reach,
+                xerr=(value - low, high - value),
                 fmt="o",
                 markersize=3.5,
                 linewidth=0.9,
             )
-            ax.set_title(title.replace("clients' ", "clients'\n"), fontsize=7.5)
-            if kind == "ratio":
-                ax.set_xscale("log")
-                ax.set_xlabel("FedAvg's ×")
-            else:
-                ax.set_xlabel("FedAvg's + points")
+            if measure != "accuracy":
+                ax.set(xscale="log", xlim=limits)
+                ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+                ax.set_xticks([], minor=True)
+            ax.set_title(title, fontsize=7.5)
             ax.grid(True, axis="x")
         ax.set_yticks(range(len(methods)), [words.method(m) for m in methods])
         ax.invert_yaxis()
+        fig.suptitle(
+            f"Over FedAvg's (ratios), and minus FedAvg's (accuracy): CIFAR-10, small LeNet, {ROUNDS} rounds, {len(SEEDS)} seeds",
+            fontsize=8,
+        )
     return fig
 
 
@@ -351,18 +398,20 @@ def write(rows: pd.DataFrame, out: Path) -> None:
     seeds = rows.groupby("method")["seed"].nunique()
     rows = rows[rows["method"].map(seeds) == len(SEEDS)]
     table, lines = final_numbers(rows), statements(rows)
-    correlation = correlations(table)
+    correlation, dependence = correlations(table), changes(rows, table)
     about = provenance(rounds=ROUNDS, seeds=len(SEEDS), examples=EXAMPLES, preset=PRESET)
     text = markdown(table, lines)
     rows.to_csv(out / "rows.csv", index=False, float_format="%.6g")
     table.to_csv(out / "runs.csv", float_format="%.6g")
     lines.to_csv(out / "statements.csv", index=False, float_format="%.4g")
     correlation.to_csv(out / "correlations.csv", index=False, float_format="%.3f")
+    dependence.to_csv(out / "changes.csv", index=False, float_format="%.3f")
     (out / "flatter.json").write_text(json.dumps(about, indent=1), "utf-8")
     (out / "flatter.md").write_text(text, "utf-8")
     style.save(draw(table, lines), out / "flatter.png")
     print(lines[lines["verdict"] != "open"].to_string(index=False))
     print(correlation.to_string(index=False))
+    print(dependence.to_string(index=False))
     print(text)
     print(out / "flatter.md")
 
