@@ -258,27 +258,31 @@ def columns_of(interval: Interval, measure: str) -> dict[str, Any]:
 
 
 def correlations(table: pd.DataFrame) -> pd.DataFrame:
-    """Spearman's rank correlation over the methods of every measure with the test accuracy and with the training loss: of every
-    seed, whose mean has a t interval."""
+    """Spearman's rank correlation over the methods of every measure with the test accuracy and with the training loss: of the
+    methods' means, with its p by the t distribution, and the smallest and largest of one seed alone."""
+    means = table.groupby("method").mean()
     lines = []
     for measure in MEASURES:
         for outcome in ("accuracy", "loss"):
-            by_seed = [
-                float(stats.spearmanr(part[measure], part[outcome]).statistic)
-                for _, part in table.groupby("seed")
-            ]
-            interval = paired_t(np.array(by_seed))
+            test = stats.spearmanr(means[measure], means[outcome])
+            seeds = rank_correlations(table, measure, outcome)
             lines.append(
                 {
                     "measure": measure,
                     "outcome": outcome,
-                    "value": interval.value,
-                    "low": interval.low,
-                    "high": interval.high,
-                    "methods": table.index.get_level_values("method").nunique(),
+                    "value": float(test.statistic),
+                    "p": float(test.pvalue),
+                    "smallest": min(seeds),
+                    "largest": max(seeds),
+                    "methods": len(means),
                 }
             )
     return pd.DataFrame(lines)
+
+
+def rank_correlations(table: pd.DataFrame, a: str, b: str) -> list[float]:
+    """Spearman's over the methods, of every seed."""
+    return [float(stats.spearmanr(part[a], part[b]).statistic) for _, part in table.groupby("seed")]
 
 
 def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
@@ -289,10 +293,6 @@ def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     )
     lambda_1 = whole[(whole["measure"] == "lambda_1") & (whole["round"] == ROUNDS)]
 
-    def ranks(a: str, b: str) -> list[float]:
-        seeds = table.groupby("seed")
-        return [float(stats.spearmanr(part[a], part[b]).statistic) for _, part in seeds]
-
     def over_rounds(measure: str, first: int) -> np.ndarray:
         values = path[measure].unstack("round")
         return (values[ROUNDS] / values[first]).to_numpy()
@@ -300,10 +300,16 @@ def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     values = {
         "λ₁ on 500 over λ₁ on 2,000 images": table["lambda_1_500"] / table["lambda_1"],
         "standard error of λ₁ over λ₁": lambda_1["stderr"] / lambda_1["value"],
-        "rank correlation of λ₁ on 500 and on 2,000 images": ranks("lambda_1_500", "lambda_1"),
-        "rank correlation of λ₁ and trace": ranks("lambda_1", "trace"),
-        "rank correlation of λ₁ and adaptive sharpness": ranks("lambda_1", "adaptive_sharpness"),
-        "rank correlation of λ₁ and clients' λ₁": ranks("lambda_1", "clients_lambda_1"),
+        "rank correlation of λ₁ on 500 and on 2,000 images": rank_correlations(
+            table, "lambda_1_500", "lambda_1"
+        ),
+        "rank correlation of λ₁ and trace": rank_correlations(table, "lambda_1", "trace"),
+        "rank correlation of λ₁ and adaptive sharpness": rank_correlations(
+            table, "lambda_1", "adaptive_sharpness"
+        ),
+        "rank correlation of λ₁ and clients' λ₁": rank_correlations(
+            table, "lambda_1", "clients_lambda_1"
+        ),
         "FedAvg's λ₁, round 40 over round 20": over_rounds("lambda_1", 20),
         "FedAvg's adaptive sharpness, round 40 over round 20": over_rounds(
             "adaptive_sharpness", 20
