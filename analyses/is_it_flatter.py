@@ -356,7 +356,7 @@ def draw(table: pd.DataFrame, lines: pd.DataFrame) -> Figure:
     """Every method over FedAvg, a panel for each measure, with 95 % intervals; methods from the most accurate down."""
     panels = {
         "lambda_1": "λ₁",
-        "lambda_1 at equal loss": "λ₁ at equal\ntraining loss",
+        "trace": "trace",
         "adaptive_sharpness": "adaptive\nsharpness",
         "clients_adaptive_sharpness": "adaptive sharpness\nof the clients",
         "accuracy": "test accuracy,\npoints",
