@@ -1,0 +1,98 @@
+"""The statements of analyses/is_it_flatter.py: their signs, ratios and intervals, on planted numbers."""
+
+import math
+
+import pandas as pd
+import pytest
+from helpers import analysis
+
+from fldiag.results.uncertainty import Interval
+
+study = analysis("is_it_flatter")
+
+#: Two-sided 95 % quantile of t with two degrees of freedom.
+T2 = 4.302652729749464
+FEDAVG = {10: (2.0, 10.0), 20: (1.8, 20.0), 40: (1.6, 40.0)}
+
+
+def planted():
+    """FedAvg, and FedSAM with half its λ₁ but for e^-0.1, 1, e^0.1; one client each, a hundred times as sharp."""
+    rows = []
+
+    def add(method, seed, round, client=None, **numbers):
+        about = {"method": method, "seed": seed, "round": round, "client": client}
+        rows.extend({**about, "measure": m, "value": v} for m, v in numbers.items())
+
+    for seed in study.SEEDS:
+        for round, (loss, curvature) in FEDAVG.items():
+            add("fedavg", seed, round, loss=loss, lambda_1=curvature, accuracy=0.4)
+        curvature = 20.0 * math.exp(0.1 * (seed - 1))
+        add("fedsam", seed, 40, loss=1.7, lambda_1=curvature, accuracy=0.38 - 0.01 * seed)
+        add("fedavg", seed, 40, client=3, lambda_1=4000.0)
+        add("fedsam", seed, 40, client=3, lambda_1=2000.0)
+    return pd.DataFrame(rows)
+
+
+def test_a_flatter_method_is_below_one_and_a_swap_turns_the_ratio_round():
+    table = study.final_numbers(planted())
+    half = T2 * 0.1 / math.sqrt(3)
+    ratio = study.compare(table, "lambda_1", "fedsam", "fedavg")
+    ends = [0.5, 0.5 * math.exp(-half), 0.5 * math.exp(half)]
+    assert [ratio.value, ratio.low, ratio.high] == pytest.approx(ends)
+    assert study.columns_of(ratio, "lambda_1")["verdict"] == "lower"
+    swapped = study.compare(table, "lambda_1", "fedavg", "fedsam")
+    assert [swapped.value, swapped.low, swapped.high] == pytest.approx(
+        [2, 1 / ends[2], 1 / ends[1]]
+    )
+    assert study.columns_of(swapped, "lambda_1")["verdict"] == "higher"
+
+
+def test_accuracies_are_subtracted():
+    loss = study.compare(study.final_numbers(planted()), "accuracy", "fedsam", "fedavg")
+    half = T2 * 0.01 / math.sqrt(3)
+    assert [loss.value, loss.low, loss.high] == pytest.approx([-0.03, -0.03 - half, -0.03 + half])
+
+
+def test_numbers_of_clients_and_of_earlier_rounds_are_no_part_of_the_final_models():
+    table = study.final_numbers(planted())
+    assert table.loc[("fedavg", 0), "lambda_1"] == 40
+    assert table.loc[("fedavg", 0), "clients_lambda_1"] == 4000
+
+
+def test_at_equal_loss_the_logarithm_is_interpolated_between_rounds_of_fedavg():
+    ratio = study.at_equal_loss(planted(), "lambda_1", "fedsam")  # at 1.7 FedAvg has sqrt(20 * 40)
+    assert ratio.value == pytest.approx(20 / math.sqrt(800))
+    outside = planted()
+    outside.loc[(outside["method"] == "fedsam") & (outside["measure"] == "loss"), "value"] = 1.5
+    assert study.at_equal_loss(outside, "lambda_1", "fedsam") is None
+
+
+@pytest.mark.parametrize(
+    ("interval", "neutral", "verdict"),
+    [
+        (Interval(0.9, 0.8, 0.99), 1, "lower"),
+        (Interval(0.9, 0.7, 1.1), 1, "open"),
+        (Interval(0.2, 0.1, 0.3), 0, "higher"),
+        (Interval(0.2), 0, "open"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(interval, neutral, verdict):
+    assert study.verdict(interval, neutral) == verdict
+
+
+def test_rank_correlation_with_accuracy_has_its_sign():
+    table = pd.DataFrame(
+        [
+            {
+                "method": m,
+                "seed": s,
+                **dict.fromkeys(study.MEASURES, float(i)),
+                "accuracy": -float(i),
+            }
+            for i, m in enumerate("abcd")
+            for s in study.SEEDS
+        ]
+    ).set_index(["method", "seed"])
+    found = study.correlations(table).set_index(["measure", "outcome"])["value"]
+    assert found["lambda_1", "accuracy"] == pytest.approx(-1)
+    assert found["lambda_1", "loss"] == pytest.approx(1)
