@@ -189,7 +189,7 @@ class _Comparison:
     def wrong_slopes(self, value: float, gradient: Tensor) -> tuple[float, float] | None:
         """The first slope, by differences and by the gradient, if they disagree in most directions. It stops where the
         directions that are left cannot decide otherwise."""
-        wrong = []
+        wrong: list[tuple[float, float]] = []
         scale = float(gradient.norm()) * self.size
         for i in range(DIRECTIONS):
             if len(wrong) + DIRECTIONS - i < DISAGREEING:
