@@ -70,16 +70,16 @@ def _cell_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
     from IPython.display import HTML, display
 
     cell = display(HTML(escape(title)), display_id=True)
-    first, began, total_before, shown = 0, 0.0, -1, -math.inf
+    first, began, total_before, last_update = 0, 0.0, -1, -math.inf
 
     def show(done: int, total: int, text: str) -> None:
-        nonlocal first, began, total_before, shown
+        nonlocal first, began, total_before, last_update
         now = time.monotonic()
         if total != total_before:
             first, began, total_before = done, now, total
-        if now - shown < REFRESH:
+        if now - last_update < REFRESH:
             return
-        shown = now
+        last_update = now
         remaining = ""
         if done > first:
             minutes, seconds = divmod(round((now - began) / (done - first) * (total - done)), 60)
