@@ -407,7 +407,6 @@ def write(rows: pd.DataFrame, out: Path) -> None:
     correlation, dependence = correlations(table), changes(rows, table)
     about = provenance(rounds=ROUNDS, seeds=len(SEEDS), examples=EXAMPLES, preset=PRESET)
     text = markdown(table, lines)
-    rows.to_csv(out / "rows.csv", index=False, float_format="%.6g")
     table.to_csv(out / "runs.csv", float_format="%.6g")
     lines.to_csv(out / "statements.csv", index=False, float_format="%.4g")
     correlation.to_csv(out / "correlations.csv", index=False, float_format="%.3f")
@@ -434,23 +433,19 @@ def main() -> None:
     cells = [(method, seed) for method in args.only.split(",") for seed in SEEDS]
     for method, seed in cells[part - 1 :: parts] if args.verb != "write" else ():
         path = args.store / f"{method}-s{seed}"
+        table = args.out / "runs" / path.name / "rows.csv"
         if args.verb == "train":
             run = train(method, seed, path)
             accuracy = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
             print(f"{method} seed {seed}: {run.status}, accuracy {accuracy}", flush=True)
-        elif (
-            (run := open_run(path))
-            and run.status == "finished"
-            and not (path / "rows.csv").exists()
-        ):
-            run = fldiag.load(path, allow_code=MODEL)
-            rows = measure(run)
+        elif (run := open_run(path)) and run.status == "finished" and not table.exists():
+            rows = measure(fldiag.load(path, allow_code=MODEL))
             records.keep(run, args.out / "runs")
-            rows.to_csv(path / "rows.csv", index=False)
+            rows.to_csv(table, index=False, float_format="%.6g")
             print(f"{method} seed {seed}: {len(rows)} numbers", flush=True)
     if args.verb == "write":
-        files = [args.store / f"{m}-s{seed}" / "rows.csv" for m, seed in cells]
-        write(pd.concat([pd.read_csv(f) for f in files if f.exists()]), args.out)
+        tables = sorted((args.out / "runs").glob("*/rows.csv"))
+        write(pd.concat([pd.read_csv(table) for table in tables]), args.out)
 
 
 if __name__ == "__main__":
