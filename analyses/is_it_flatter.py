@@ -430,7 +430,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("figures/flatter"))
     args = parser.parse_args()
     part, parts = map(int, args.part.split("/"))
-    cells = [(method, seed) for method in args.only.split(",") for seed in SEEDS]
+    methods = args.only.split(",")
+    if unknown := sorted(set(methods) - set(METHODS)):
+        parser.error(f"--only {unknown[0]} is none of {', '.join(METHODS)}")
+    cells = [(method, seed) for method in methods for seed in SEEDS]
     for method, seed in cells[part - 1 :: parts] if args.verb != "write" else ():
         path = args.store / f"{method}-s{seed}"
         table = args.out / "runs" / path.name / "rows.csv"
@@ -445,6 +448,8 @@ def main() -> None:
             print(f"{method} seed {seed}: {len(rows)} numbers", flush=True)
     if args.verb == "write":
         tables = sorted((args.out / "runs").glob("*/rows.csv"))
+        if not tables:
+            parser.error(f"no numbers under {args.out / 'runs'}; measure the runs first")
         write(pd.concat([pd.read_csv(table) for table in tables]), args.out)
 
 
