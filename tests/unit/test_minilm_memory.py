@@ -18,6 +18,7 @@ def study():
 def answer(peak, basis=0.0, **more):
     return {
         "peak": peak,
+        "peak without basis": peak - basis,
         "before": BEFORE,
         "basis": basis,
         "seconds": 1.0,

@@ -60,8 +60,8 @@ def draw(table: pd.DataFrame) -> Figure:
 def _parts(ax: Axes, rows: pd.DataFrame, metric: str) -> None:
     clients = only(rows, metric=metric, scope="client", moment="trained")
     dots(ax, clients, _LOOKS["trained"].color)
-    whole = only(rows, metric=metric, scope="global", moment="aggregated")
-    mean_line(ax, whole, _LOOKS["whole"], is_banded=False)
+    of_global = only(rows, metric=metric, scope="global", moment="aggregated")
+    mean_line(ax, of_global, _LOOKS["whole"], is_banded=False)
     for moment in ("trained", "aggregated"):
         parts = only(rows, metric=f"{metric}_parts", moment=moment)
         mean_line(ax, parts, _LOOKS[moment], is_banded=moment == "trained")

@@ -81,8 +81,8 @@ def rounds_of(problems: Sequence[Problem], text: str, directions: str) -> list[P
             "leave out --rounds, or --directions",
             usage=True,
         )
-    stored = problem.run.rounds
-    rounds = select_rounds(text, stored) or stored
+    available = problem.run.rounds
+    rounds = select_rounds(text, available) or available
     if len(rounds) > FRAMES:
         raise FldiagError(
             f"--rounds {text} are {len(rounds)} surfaces, and a page holds {FRAMES}",
