@@ -113,9 +113,11 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         for row in metric_rows(part, kind, case).to_dict("records")
     ]
     yield Small(rows, COLUMNS)
-    starts = frame["starts"].max()
+    ascents = "ascents"  # tables of before have no number of them
+    if "starts" in frame.columns:
+        ascents = f"{frame['starts'].max():.0f} ascents from opposite starts"
     yield Say(
-        f"worst cases are the largest rise that {starts:.0f} ascents from opposite starts met, so lower bounds (--restarts looks "
+        f"worst cases are the largest rise that {ascents} met, so lower bounds (--restarts looks "
         "elsewhere); adaptive numbers stay where a rescaling "
         "of the layers leaves the model alone, plain ones do not"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -454,6 +454,15 @@ class Problem(Ingredients):
         Raises:
             FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
         """
+        matrices = (*get_args(Matrix), *get_args(Fisher))
+        if matrix not in matrices:
+            raise FldiagError(
+                f"matrix = {matrix!r} is not known", f"use {', '.join(matrices)}", usage=True
+            )
+        if draws < 1:
+            raise FldiagError(
+                f"draws = {draws} is no number of labels", "use 1 or more", usage=True
+            )
         index = torch.arange(self.layout.size, device=self.device)
         if layers is not None:
             patterns = [layers] if isinstance(layers, str) else list(layers)

@@ -151,3 +151,12 @@ def test_ignored_labels_have_an_exact_fisher():
     expected = expected_matrix(counted, "fisher", 1, 0)
     operator = fisher_operator(q, "fisher", draws=1, seed=0)
     assert torch.allclose(dense(operator), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"matrix": "gnn"}, "is not known"), ({"matrix": "fisher-mc", "draws": 0}, "no number")],
+)
+def test_a_dense_matrix_of_another_name_is_refused(options, words):
+    with pytest.raises(FldiagError, match=words):
+        problem().dense(**options)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
-from fldiag.diagnostics.landscape import axis, landscape
+from fldiag.diagnostics.landscape import axis, caption, landscape
 from fldiag.errors import FldiagError
 from fldiag.landscape import directions as rules
 from fldiag.problem.eigenpairs import eigenpairs
@@ -318,6 +318,15 @@ def test_rounds_have_one_pair_of_directions_and_their_own_weights_and_buffers(re
             w = problem.w.double() + row.x * d1 + row.y * d2
             assert row.value == pytest.approx(problem.loss(w)[0], rel=1e-5)
     assert set(frame[frame["metric"] == "eigenvalue"]["round"]) == {3}
+
+
+@pytest.mark.parametrize("rounds", ["2", "1,2"])
+def test_surfaces_have_the_name_of_the_last_round_that_was_chosen(recorded, rounds):
+    frame = fldiag.diagnose(recorded, "landscape", rounds=rounds, points=3, full=True)
+    (name,) = frame["run"].unique()
+    assert name.endswith("round 2")
+    text = caption(frame)
+    assert ("All rounds have the directions" in text) == (rounds == "1,2") and "round 3" not in text
 
 
 @pytest.mark.parametrize(

@@ -262,5 +262,5 @@ def landscape(
         with workspace().part(1 + place, 1 + len(around), ""):
             surface = surface_rows(plane, 0.0 if full else grid_rtol, seed, place)
         scored = at_centre(surface, loss_rows(centre), x=0.0, y=0.0)
-        rows += [{**centre.common, **row} for row in scored]
+        rows += [{**centre.common, "run": problem.name, **row} for row in scored]
     return table([*rows, *({**problem.common, **row} for row in vectors.rows)])

@@ -33,7 +33,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         return
     parts = {run if r is None else f"{run}, round {r}": rows for run, r, rows in by_round(frame)}
     yield Small([_row(part, name) for name, part in parts.items()], SUMMARY)
-    if options.get("rounds") is not None:
+    if options.get("rounds") is not None and len(parts) > 1:
         yield Say(SAME)
     for name, part in parts.items():
         yield from _trust(part, f"{name}: " if len(parts) > 1 else "")

@@ -248,7 +248,7 @@ def by_round(table: pd.DataFrame) -> Iterator[tuple[str, int | None, pd.DataFram
         if len(numbers) < 2:
             yield str(run), None, rows
         else:
-            name = re.sub(r" round \d+$", "", str(run))  # that of its last checkpoint
+            name = re.sub(r",? round \d+$", "", str(run))  # that of its last checkpoint
             yield from ((name, r, only(rows, round=r)) for r in numbers)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
+from fldiag.results.select import spread
 from fldiag.runs.run import select_rounds
 from fldiag.runs.schema import Checkpoint
 
@@ -86,11 +88,16 @@ def rounds_of(problems: Sequence[Problem], text: str, directions: str) -> list[P
     if len(rounds) > FRAMES:
         raise FldiagError(
             f"--rounds {text} are {len(rounds)} surfaces, and a page holds {FRAMES}",
-            f"choose fewer, such as --rounds every:{-(-max(rounds) // FRAMES) + 1}",
+            f"choose fewer, such as --rounds {','.join(map(str, spread(rounds, FRAMES)))}",
             usage=True,
         )
+    name = re.sub(r" round \d+$", "", problem.name)
     return [
-        problem.at(problem.run.checkpoint(r).state, labels={**problem.labels, "round": r})
+        problem.at(
+            problem.run.checkpoint(r).state,
+            name=f"{name} round {r}",
+            labels={**problem.labels, "round": r},
+        )
         for r in rounds
     ]
 
