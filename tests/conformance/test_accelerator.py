@@ -22,6 +22,11 @@ def diagnostics(on):
     return [n for n in registry.diagnostic.names() if registry.diagnostic.get(n).on == on]
 
 
+#: Kinds of subjects of weights or runs; of each there is a quick diagnostic among the quick tests.
+KINDS = ("problem", "checkpoints", "run", "clients")
+QUICK = ("trace", "connectivity", "fairness", "forgetting", "geometry")
+
+
 #: A stack of clients, or one after the other where a method's model cannot be stacked.
 TRAINED = [
     (n, s) for n in registry.method.names() for s in ("off", "on") if s == "off" or stacks(n)
@@ -62,6 +67,10 @@ def problem(device, seed=0):
     return Problem(module, cross_entropy, examples(), device=device, dtype=torch.float64)
 
 
+def test_each_kind_of_subject_is_among_the_quick_tests():
+    assert all(set(diagnostics(on)) & set(QUICK) for on in KINDS)
+
+
 @pytest.mark.parametrize(("name", "stack"), TRAINED)
 @pytest.mark.slow
 def test_training(name, stack, monkeypatch):
@@ -79,9 +88,13 @@ def test_training(name, stack, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [n for on in ("problem", "checkpoints", "run", "clients") for n in diagnostics(on)]
+    "name",
+    [
+        n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
+        for on in KINDS
+        for n in diagnostics(on)
+    ],
 )
-@pytest.mark.slow
 def test_diagnostics_also_where_what_was_kept_meets_what_is_new(name, tmp_path, monkeypatch):
     """Each part is computed on the accelerator; every third interrupts."""
     entry = registry.diagnostic.get(name)

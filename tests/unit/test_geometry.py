@@ -256,12 +256,89 @@ def normalised():
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize(("build", "last"), [(normalised, "3"), (Sequence, "head.1")])
-def test_features_of_any_model_are_what_its_last_linear_layer_receives(build, last):
-    """Models with buffers, or with features of three axes: against the layers called by hand."""
+class TwoLayers(nn.Module):
+    """A body and a head in one of the ways that models have them."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def before_head(self, x):
+        return torch.tanh(self.body(x))
+
+    def forward(self, x):
+        return self.head(self.before_head(x))
+
+
+def head_first():
+    return TwoLayers(head=nn.Linear(5, 3), body=nn.Linear(6, 5))
+
+
+class AuxiliaryLast(TwoLayers):
+    """A second head for training, declared and called last; both answer 0 at first."""
+
+    def forward(self, x):
+        z = self.before_head(x)
+        outputs, _ = self.head(z), self.other(self.first(x))
+        return outputs
+
+
+def auxiliary_last():
+    layers = {"body": nn.Linear(6, 5), "first": nn.Linear(6, 5)}
+    return AuxiliaryLast(**layers, head=nn.Linear(5, 3), other=nn.Linear(5, 3))
+
+
+class GateLast(TwoLayers):
+    def before_head(self, x):
+        return torch.tanh(self.body(x)) * torch.sigmoid(self.gate(x))
+
+
+def gate_last():
+    return GateLast(head=nn.Linear(5, 3), body=nn.Linear(6, 5), gate=nn.Linear(6, 5))
+
+
+class LogSoftmax(TwoLayers):
+    def forward(self, x):
+        return super().forward(x).log_softmax(1)
+
+
+class Softmax(TwoLayers):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
+class Twice(TwoLayers):
+    """One layer called twice: before the head's call comes that of the same layer."""
+
+    def before_head(self, x):
+        return torch.tanh(self.head(self.body(x)))
+
+
+HEADS = {
+    "batch norm": (normalised, lambda net, x: net[:-1](x), "3"),
+    "sequence": (Sequence, lambda net, x: net.features(x).mean(1), "head.1"),
+    **{
+        name: (build, lambda net, x: net.before_head(x), "head")
+        for name, build in {
+            "head first": head_first,
+            "auxiliary last": auxiliary_last,
+            "gate last": gate_last,
+            "log-softmax": lambda: LogSoftmax(head=nn.Linear(5, 3), body=nn.Linear(6, 5)),
+            "softmax": lambda: Softmax(head=nn.Linear(5, 3), body=nn.Linear(6, 5)),
+            "called twice": lambda: Twice(body=nn.Linear(6, 6), head=nn.Linear(6, 6)),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_features_of_any_model_are_what_the_linear_layer_receives_that_answers(case):
+    """Wherever it is declared; against the layers called by hand."""
     torch.manual_seed(0)
+    build, features, head = HEADS[case]
     net = build().double().train()  # the mode of the caller's module does not matter
-    if build is normalised:
+    if case == "batch norm":
         nn.init.normal_(net[1].running_mean), nn.init.uniform_(net[1].running_var, 1, 2)
     made = federation(net)
     record = made.stored(1)
@@ -271,39 +348,110 @@ def test_features_of_any_model_are_what_its_last_linear_layer_receives(build, la
     copy_of_net = copy.deepcopy(net).eval()
     state = {**made.layout.views(record.aggregated), **record.buffers}
     copy_of_net.load_state_dict(state, strict=False)
-    h = copy_of_net[:-1](x) if build is normalised else copy_of_net.features(x).mean(1)
-    head = copy_of_net.get_submodule(last).weight
-    expected = geometry_of(h.detach(), y, copy_of_net(x).argmax(1), head.detach(), "classes")
+    h, matrix = features(copy_of_net, x), copy_of_net.get_submodule(head).weight
+    expected = geometry_of(h.detach(), y, copy_of_net(x).argmax(1), matrix.detach(), "classes")
     for metric, number in expected.items():
         row = one(frame, metric, round=1, moment="aggregated", scope="global")
         assert row.value == pytest.approx(number, rel=1e-6, abs=1e-9), metric
 
 
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(6, 6), nn.Linear(6, 6)
+def test_heads_that_are_zero_are_told_apart():
+    """At the start all heads may answer 0, and the last one called is not the model's."""
+    net = auxiliary_last()
+    for layer in (net.head, net.other):
+        nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
+    made = federation(net)
+    row = one(geometry(made), "effective_rank", round=1, moment="received")
+    stretch = made.stretch("train")
+    x, y = made.pool.read(stretch.start, stretch.stop)[0], made.pool.y[stretch]
+    h = net.double().before_head(x).detach()
+    assert row.value == pytest.approx(numbers(h, y, None)["effective_rank"])
+
+
+class ConvolutionLast(TwoLayers):
+    def forward(self, x):
+        return self.head(self.before_head(x).unsqueeze(1)).squeeze(2)
+
+
+class AttentionLast(TwoLayers):
+    """Attention over one token: its linear layer `out_proj` is never called as a module."""
 
     def forward(self, x):
-        return self.head(torch.tanh(self.head(self.body(x))))
+        z = self.before_head(x).unsqueeze(1)
+        return self.head(z, z, z, need_weights=False)[0].squeeze(1)
 
 
-class ConvolutionLast(nn.Module):
+class Scaled(TwoLayers):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Dictionary(TwoLayers):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+def adapted(kind=TwoLayers):
+    """The head as a base and an adapter, whose last linear layer sees a code of two numbers."""
+    return kind(body=nn.Linear(6, 5), head=Adapted())
+
+
+class Adapted(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(6, 6), nn.Conv1d(1, 3, 6)
+        self.base, self.A, self.B = nn.Linear(5, 3), nn.Linear(5, 2), nn.Linear(2, 3)
 
     def forward(self, x):
-        return self.head(torch.tanh(self.body(x)).unsqueeze(1)).squeeze(2)
+        return self.base(x) + self.B(self.A(x))
+
+
+class AdaptedInPlace(Adapted):
+    def forward(self, x):
+        outputs = self.base(x)
+        outputs += self.B(self.A(x))
+        return outputs
 
 
 @pytest.mark.parametrize(
-    ("net", "reason"), [(Twice(), "more than once"), (ConvolutionLast(), "has no head")]
+    "net",
+    [
+        adapted(),
+        TwoLayers(body=nn.Linear(6, 5), head=AdaptedInPlace()),
+        ConvolutionLast(body=nn.Linear(6, 6), head=nn.Conv1d(1, 3, 6)),
+        AttentionLast(body=nn.Linear(6, 4), head=nn.MultiheadAttention(4, 1, batch_first=True)),
+        Scaled(body=nn.Linear(6, 5), head=nn.Linear(5, 3)),
+        Dictionary(body=nn.Linear(6, 5), head=nn.Linear(5, 3)),
+    ],
+    ids=["adapted", "adapted in place", "convolution", "attention", "scaled", "dictionary"],
 )
-def test_models_without_one_linear_head_are_masked(net, reason):
+def test_models_without_one_linear_head_are_masked(net):
     frame = geometry(federation(net))
     rows = frame[frame["metric"].isin([*COLLAPSE, "effective_rank"])]
-    assert rows["masked"].all() and rows["note"].str.contains(reason).all()
+    assert rows["masked"].all() and rows["note"].str.contains("method `features`").all()
+
+
+class WithFeatures(TwoLayers):
+    def features(self, x):
+        return self.before_head(x)
+
+
+class WrongFeatures(TwoLayers):
+    """A method `features` that leaves something out."""
+
+    def features(self, x):
+        return self.body(x)
+
+
+def test_the_remedy_for_models_without_a_linear_head():
+    net = adapted(WithFeatures)
+    made = federation(net)
+    row = one(geometry(made), "effective_rank", round=1, moment="received")
+    stretch = made.stretch("train")
+    x, y = made.pool.read(stretch.start, stretch.stop)[0], made.pool.y[stretch]
+    h = net.double().features(x).detach()
+    assert row.value == pytest.approx(numbers(h, y, None)["effective_rank"])
+    frame = geometry(federation(adapted(WrongFeatures)))
+    assert frame[frame["metric"].isin(METRICS)]["masked"].all()
 
 
 def test_models_that_overflow_are_masked():

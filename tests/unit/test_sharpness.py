@@ -96,6 +96,22 @@ def test_elsewhere_it_is_the_trust_region_value(seed, rho):
     assert value(frame, "adaptive_sharpness") == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_the_higher_side_counts(side):
+    """F(2 + d) - F(2) = d^2/2 + side d^3/10 in one dimension: rises on both sides, and from a start on one none leads to the other."""
+
+    def loss(z, y):
+        d = z - 2.0
+        return (d**2 / 2 + side * d**3 / 10).mean()
+
+    data = torch.zeros(1, 1), torch.zeros(1)
+    frame = sharpness(
+        Problem(Quadratic([2.0]), loss, data, dtype=torch.float64), rho=0.5, plain_rho=1.0
+    )
+    for metric in ("adaptive_sharpness", "plain_sharpness"):  # both of them: |d| <= 1
+        assert value(frame, metric) == pytest.approx(1 / 2 + 1 / 10)
+
+
 def test_a_maximum_does_not_rise():
     frame = sharpness(quadratic([1.0, 2.0], -np.eye(2)), steps=50)
     assert value(frame, "adaptive_sharpness") == value(frame, "plain_sharpness") == 0.0

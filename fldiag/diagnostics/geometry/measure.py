@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -21,8 +22,13 @@ from fldiag.runs.round_weights import Stored
 
 COLLAPSE = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4")
 METRICS = (*COLLAPSE, "effective_rank")
-NO_HEAD = "the model has no head: its last layer with weights is its only one, or not linear"
-REPEATED = "the model calls its last linear layer more than once, or on something else than a row of features an example"
+NO_BODY = "the model has no head: it has a single layer with weights"
+NO_HEAD = (
+    "the model has no head that is known (no linear layer's output is its own): a method `features`, with "
+    "model(x) = head(features(x)) and head its last child with parameters, says what the head receives"
+)
+#: Examples that show which layer is the head: more than two, for a ReLU that none switches off would hide itself.
+FEW = 16
 #: A number, or why there is none.
 Measured = float | str
 
@@ -63,7 +69,7 @@ def model_rows(
     results: tuple[Tensor, Tensor, Tensor | None] | str = NO_HEAD
     if not (network.stackable and network.has_split):
         results = received_and_answers(history, weights, stretch)
-    if results == NO_HEAD and network.has_split:
+    if results == NO_HEAD and is_split(history, weights, stretch):
         results = features_and_answers(history, weights, stretch)
     if isinstance(results, str):
         note = {"value": None, "note": results}
@@ -108,30 +114,84 @@ def features_and_answers(
     return h, torch.cat(answers), head_weight(history, w, h.shape[1])
 
 
+def is_split(history: History, weights: Weights, stretch: slice) -> bool:
+    """Whether the model is head(features(x)) with its last child as head."""
+    network, (w, buffers) = history.network, weights
+    if network.stackable or not network.has_split:
+        return network.has_split
+    x = history.pool.read(stretch.start, min(stretch.start + FEW, stretch.stop))[0]
+    copies = {name: b.unsqueeze(0) for name, b in buffers.items()}
+    return network.agrees_with_split(w.unsqueeze(0), copies, x.unsqueeze(0), train=False)
+
+
 def received_and_answers(
     history: History, weights: Weights, stretch: slice
 ) -> tuple[Tensor, Tensor, Tensor | None] | str:
-    """The same of any module: what its last layer with weights receives, if that is linear; or why there is none."""
+    """The same of any module: what the linear layer receives whose output is the model's; or why there is none."""
     module, tensors = evaluation_copy(history, weights)
-    layers = [(n, m) for n, m in module.named_modules() if [*m.parameters(recurse=False)]]
-    name, head = layers[-1]
-    if len(layers) < 2 or not isinstance(head, nn.Linear):
-        return NO_HEAD
-    features, answers = list[Tensor](), []
-    head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-    pieces = list(history.pool.batches(stretch, BATCH))
-    with torch.no_grad():
-        for piece in pieces:
-            x = history.pool.read(piece.start, piece.stop)[0]
-            if x.dim() == 4:
-                x = x.to(memory_format=torch.channels_last)
-            answers.append(losses.predicted(torch.func.functional_call(module, tensors, (x,))))
-    if [len(h) for h in features] != [piece.stop - piece.start for piece in pieces]:
-        return REPEATED
-    h = torch.cat([h.flatten(1).double() for h in features])
-    matrix = tensors.get(f"{name}.weight")
+    layers = [m for m in module.modules() if [*m.parameters(recurse=False)]]
+    if len(layers) < 2:
+        return NO_BODY
+    heads = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    # few examples first: what all linear layers of a transformer receive is many times what its head does
+    beginning = slice(stretch.start, min(stretch.start + FEW, stretch.stop))
+    features, answers, matrix = list[Tensor](), list[Tensor](), None
+    for i, piece in enumerate([beginning, *history.pool.batches(stretch, BATCH)]):
+        x = history.pool.read(piece.start, piece.stop)[0]
+        outputs, calls = call_heads(module, tensors, x, heads)
+        heads = [call.layer for call in calls]
+        if not heads or (i and len(heads) > 1):
+            return NO_HEAD
+        if i:
+            features.append(calls[0].inputs.flatten(1).double())
+            answers.append(losses.predicted(outputs))
+            matrix = calls[0].matrix.double()
+    h = torch.cat(features)
     fits = matrix is not None and matrix.shape[1] == h.shape[1]
-    return h, torch.cat(answers), matrix.double() if matrix is not None and fits else None
+    return h, torch.cat(answers), matrix if fits else None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a linear layer: what it receives and gives, and its matrix, which may be computed from others.
+
+    ``version`` of the output: another one later says that the model added to it in place."""
+
+    layer: nn.Linear
+    inputs: Tensor
+    output: Tensor
+    version: int
+    matrix: Tensor
+
+
+def call_heads(
+    module: nn.Module, tensors: dict[str, Tensor], x: Tensor, layers: Sequence[nn.Linear]
+) -> tuple[Tensor, list[Call]]:
+    """The module's outputs, and the calls of the layers that give them, or give what they are the (log-)softmax of."""
+    calls = list[Call]()
+
+    def keep(layer: nn.Linear, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append(Call(layer, inputs[0], output, output._version, layer.weight))
+
+    hooks = [layer.register_forward_hook(keep) for layer in layers]  # type: ignore[arg-type]
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        outputs: Tensor = torch.func.functional_call(module, tensors, (x,))
+    for hook in hooks:
+        hook.remove()
+    calls = [call for call in calls if call.output._version == call.version]
+    # by identity, for equal numbers may come from several layers: all of them zeros, or not finite
+    heads = [call for call in calls if call.output is outputs]
+    return outputs, heads or [call for call in calls if is_softmax(outputs, call.output)]
+
+
+def is_softmax(outputs: object, logits: Tensor) -> bool:
+    """Whether outputs are the softmax or the log-softmax of these logits."""
+    if not isinstance(outputs, Tensor) or outputs.shape != logits.shape:
+        return False
+    candidates = (logits.softmax(-1), logits.log_softmax(-1))
+    return any(torch.allclose(p, outputs, equal_nan=True) for p in candidates)
 
 
 def evaluation_copy(history: History, weights: Weights) -> tuple[nn.Module, dict[str, Tensor]]:
