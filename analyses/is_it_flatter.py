@@ -1,22 +1,25 @@
 """Is FedX flatter? Methods on CIFAR-10 with three seeds: curvature, sharpness, accuracy and forgetting of the final models.
 
-    python analyses/is_it_flatter.py train   [--only fedavg,fedsam] [--part 1/2] [--store checkpoints/flatter]
-    python analyses/is_it_flatter.py measure [--only fedavg,fedsam] [--part 1/2]
+    python analyses/is_it_flatter.py train   [--only fedavg,fedsam] [--shard 1/2] [--store checkpoints/flatter]
+    python analyses/is_it_flatter.py measure [--only fedavg,fedsam] [--shard 1/2] [--store checkpoints/flatter]
+                                            [--out figures/flatter]
     python analyses/is_it_flatter.py write   [--out figures/flatter]
 
 The 50,000 images of CIFAR-10 under FedTOGA's protocol (100 clients, 10 a round, Dirichlet 0.1, lr 0.1, weight decay 1e-3,
 clipping at 10, uniform averages), reduced to a core-minute a run: ``small_lenet`` in place of LeNet, 40 rounds in place of 800
 with a decay of the lr of 0.97 in place of 0.997, one local epoch in batches of 20 in place of five in batches of 50.
 
-``train``: a run that is there is used again, and a broken one is continued. ``measure``: the numbers of every finished run, and
-its record without weights under ``figures/flatter/runs``. ``write``: statements paired over the seeds, rank correlations, a table
-and a picture, of the methods whose three seeds are measured. Runs name ``is_it_flatter:small_lenet`` as their model: have
-``analyses`` on PYTHONPATH, and FLDIAG_DATA. About a minute a run to train and half a minute to measure, on one core.
+``train``: a run that is there is used again, and a broken one is continued. ``measure``: the numbers of every finished run, their
+provenance, and the run's record without weights under ``figures/flatter/runs``. ``write``: statements paired over the seeds, rank
+correlations, a table and a picture, of the methods whose three seeds are measured. Runs name ``is_it_flatter:small_lenet`` as
+their model: have ``analyses`` on PYTHONPATH, and FLDIAG_DATA. About a minute a run to train and half a minute to measure, on one
+core.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -32,6 +35,8 @@ from torch import nn
 import fldiag
 from fldiag import Config, Problem
 from fldiag.curvature.lanczos import lanczos
+from fldiag.errors import FldiagError
+from fldiag.execution.executor import Shard
 from fldiag.plotting import style, words
 from fldiag.results.provenance import provenance
 from fldiag.results.select import WHOLE, number
@@ -65,6 +70,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedtoga": {},
     "fedntd": {},
 }
+#: Nearly FedAvg's model at these options, so that each counts FedAvg once more in a rank correlation.
+NEAR_FEDAVG = ("fedlesam", "fedprox")
 #: Measure -> how a reader calls it, and how two methods are compared: by the ratio or by the difference.
 MEASURES: dict[str, tuple[str, str]] = {
     "lambda_1": ("λ₁", "ratio"),
@@ -196,21 +203,29 @@ def exponential(logs: Interval) -> Interval:
 
 
 def at_equal_loss(rows: pd.DataFrame, measure: str, method: str) -> Interval | None:
-    """The final model's measure over FedAvg's at the same training loss and seed, between FedAvg's rounds in straight lines of
-    its logarithm; None where a model's loss lies outside those of FedAvg's rounds."""
+    """The final model's measure over FedAvg's at the same training loss and seed; None where FedAvg's loss crosses the model's
+    between no neighbouring rounds."""
     wide = rows[rows["client"].isna()].pivot_table(
         index=["method", "seed", "round"], columns="measure", values="value"
     )
     logs = []
     for seed in SEEDS:
         model, path = wide.loc[(method, seed, ROUNDS)], wide.loc[("fedavg", seed)]
-        path = path.sort_values("loss")
-        if not path["loss"].iloc[0] <= model["loss"] <= path["loss"].iloc[-1]:
+        log = latest_crossing(path["loss"], np.log(path[measure]), model["loss"])
+        if log is None:
             return None
-        logs.append(
-            np.log(model[measure]) - np.interp(model["loss"], path["loss"], np.log(path[measure]))
-        )
+        logs.append(np.log(model[measure]) - log)
     return exponential(paired_t(np.array(logs)))
+
+
+def latest_crossing(losses: pd.Series, logs: pd.Series, loss: float) -> float | None:
+    """The logarithm where the losses, by round, last pass this one: on the straight line between the two rounds."""
+    for i in reversed(range(len(losses) - 1)):
+        ends = losses.iloc[i : i + 2].to_numpy()
+        if ends.min() <= loss <= ends.max():
+            order = np.argsort(ends)
+            return float(np.interp(loss, ends[order], logs.iloc[i : i + 2].to_numpy()[order]))
+    return None
 
 
 def verdict(interval: Interval, neutral: float) -> str:
@@ -262,8 +277,8 @@ def correlations(table: pd.DataFrame) -> pd.DataFrame:
     methods' means, with its p by the t distribution, and the smallest and largest of one seed alone."""
     means = table.groupby("method").mean()
     lines = []
-    for measure in MEASURES:
-        for outcome in ("accuracy", "loss"):
+    for measure, outcome in itertools.product(MEASURES, ("accuracy", "loss")):
+        if measure != outcome:
             test = stats.spearmanr(means[measure], means[outcome])
             seeds = rank_correlations(table, measure, outcome)
             lines.append(
@@ -399,12 +414,22 @@ def draw(table: pd.DataFrame, lines: pd.DataFrame) -> Figure:
     return fig
 
 
-def write(rows: pd.DataFrame, out: Path) -> None:
-    """Tables, statements and the picture, of the methods with all seeds."""
+def with_all_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     seeds = rows.groupby("method")["seed"].nunique()
-    rows = rows[rows["method"].map(seeds) == len(SEEDS)]
+    return rows[rows["method"].map(seeds) == len(SEEDS)]
+
+
+def write(rows: pd.DataFrame, out: Path) -> None:
+    """Tables, statements and the picture."""
     table, lines = final_numbers(rows), statements(rows)
-    correlation, dependence = correlations(table), changes(rows, table)
+    others = table.drop(index=list(NEAR_FEDAVG), level="method", errors="ignore")
+    correlation = pd.concat(
+        [
+            correlations(table).assign(without=""),
+            correlations(others).assign(without=" ".join(NEAR_FEDAVG)),
+        ]
+    )
+    dependence = changes(rows, table)
     about = provenance(rounds=ROUNDS, seeds=len(SEEDS), examples=EXAMPLES, preset=PRESET)
     text = markdown(table, lines)
     table.to_csv(out / "runs.csv", float_format="%.6g")
@@ -423,34 +448,60 @@ def write(rows: pd.DataFrame, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("verb", choices=("train", "measure", "write"))
-    parser.add_argument("--only", default=",".join(METHODS), help="comma-separated methods")
-    parser.add_argument("--part", default="1/1", help="K/N: every N-th run from the K-th on")
-    parser.add_argument("--store", type=Path, default=Path("checkpoints/flatter"))
-    parser.add_argument("--out", type=Path, default=Path("figures/flatter"))
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("train", "measure", "write"):
+        options = verbs.add_parser(verb)
+        if verb != "write":
+            options.add_argument("--only", default=",".join(METHODS), help="methods, with commas")
+            options.add_argument("--shard", default="1/1", help="I/N: the I-th of N parts")
+            options.add_argument("--store", type=Path, default=Path("checkpoints/flatter"))
+        if verb != "train":
+            options.add_argument("--out", type=Path, default=Path("figures/flatter"))
     args = parser.parse_args()
-    part, parts = map(int, args.part.split("/"))
-    methods = args.only.split(",")
-    if unknown := sorted(set(methods) - set(METHODS)):
-        parser.error(f"--only {unknown[0]} is none of {', '.join(METHODS)}")
-    cells = [(method, seed) for method in methods for seed in SEEDS]
-    for method, seed in cells[part - 1 :: parts] if args.verb != "write" else ():
-        path = args.store / f"{method}-s{seed}"
-        table = args.out / "runs" / path.name / "rows.csv"
-        if args.verb == "train":
-            run = train(method, seed, path)
-            accuracy = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
-            print(f"{method} seed {seed}: {run.status}, accuracy {accuracy}", flush=True)
-        elif (run := open_run(path)) and run.status == "finished" and not table.exists():
-            rows = measure(fldiag.load(path, allow_code=MODEL))
-            records.keep(run, args.out / "runs")
-            rows.to_csv(table, index=False, float_format="%.6g")
-            print(f"{method} seed {seed}: {len(rows)} numbers", flush=True)
     if args.verb == "write":
         tables = sorted((args.out / "runs").glob("*/rows.csv"))
         if not tables:
             parser.error(f"no numbers under {args.out / 'runs'}; measure the runs first")
-        write(pd.concat([pd.read_csv(table) for table in tables]), args.out)
+        rows = with_all_seeds(pd.concat([pd.read_csv(table) for table in tables]))
+        for method in ("fedavg", "fedsam"):
+            if method not in set(rows["method"]):
+                parser.error(
+                    f"not all seeds of {method} are measured, and all are compared with it"
+                )
+        write(rows, args.out)
+        return
+    methods = args.only.split(",")
+    if unknown := sorted(set(methods) - set(METHODS)):
+        parser.error(f"--only {unknown[0]} is none of {', '.join(METHODS)}")
+    try:
+        shard = Shard.parse(args.shard)
+    except FldiagError as error:
+        parser.error(str(error))
+    cells = shard.part([(method, seed) for method in methods for seed in SEEDS])
+    if args.verb == "train":
+        for method, seed in cells:
+            run = train(method, seed, path_of(args.store, method, seed))
+            accuracy = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
+            print(f"{method} seed {seed}: {run.status}, accuracy {accuracy}", flush=True)
+        return
+    runs = [open_run(path_of(args.store, method, seed)) for method, seed in cells]
+    finished = [run for run in runs if run is not None and run.status == "finished"]
+    if not finished:
+        parser.error(f"none of these runs is finished under {args.store}; train them first")
+    for run in finished:
+        record = args.out / "runs" / run.name
+        if (record / "rows.csv").exists():
+            continue
+        rows = measure(fldiag.load(run.path, allow_code=MODEL))
+        about = provenance(examples=EXAMPLES, clients=CLIENTS, own_examples=OWN_EXAMPLES)
+        records.keep(run, args.out / "runs")
+        (record / "measured.json").write_text(json.dumps(about, indent=1), "utf-8")
+        rows.to_csv(record / "rows.csv", index=False, float_format="%.6g")
+        print(f"{run.name}: {len(rows)} numbers", flush=True)
+
+
+def path_of(store: Path, method: str, seed: int) -> Path:
+    return store / f"{method}-s{seed}"
 
 
 if __name__ == "__main__":

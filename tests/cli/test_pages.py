@@ -30,6 +30,8 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CONSOLE = (
     "$ pip install",
     "$ python flower_digits.py",
+    "$ export PYTHONPATH=analyses",
+    "$ python analyses/is_it_flatter.py",
     "$ fldiag forgetting runs/flower",
     "$ fldiag convert received/",
     "    --model small_cnn",

@@ -68,6 +68,20 @@ def test_at_equal_loss_the_logarithm_is_interpolated_between_rounds_of_fedavg():
 
 
 @pytest.mark.parametrize(
+    ("loss", "log"),
+    [
+        (1.75, 3.75),  # passed twice: the later pair, not the rounds whose losses are nearest
+        (1.95, 1.25),
+        (1.4, None),
+    ],
+)
+def test_only_neighbouring_rounds_are_interpolated(loss, log):
+    losses = pd.Series([2.0, 1.8, 1.6, 1.8])
+    crossing = study.latest_crossing(losses, pd.Series([1.0, 2, 3, 4]), loss)
+    assert crossing == (log and pytest.approx(log))
+
+
+@pytest.mark.parametrize(
     ("interval", "neutral", "verdict"),
     [
         (Interval(0.9, 0.8, 0.99), 1, "lower"),
@@ -93,6 +107,32 @@ def test_rank_correlation_with_accuracy_has_its_sign():
             for s in study.SEEDS
         ]
     ).set_index(["method", "seed"])
-    found = study.correlations(table).set_index(["measure", "outcome"])["value"]
-    assert found["lambda_1", "accuracy"] == pytest.approx(-1)
-    assert found["lambda_1", "loss"] == pytest.approx(1)
+    correlation = study.correlations(table).set_index(["measure", "outcome"])["value"]
+    assert correlation["lambda_1", "accuracy"] == pytest.approx(-1)
+    assert correlation["lambda_1", "loss"] == pytest.approx(1)
+    assert ("accuracy", "accuracy") not in correlation.index
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("write --only fedavg", "unrecognized arguments: --only"),
+        ("train --out {folder}", "unrecognized arguments: --out"),
+        ("measure --shard 3/2 --store {folder}", "--shard 3/2"),
+        ("measure --shard 2 --store {folder}", "--shard 2"),
+        ("measure --only fedfoo --store {folder}", "--only fedfoo is none of fedavg"),
+        ("measure --store {folder}", "none of these runs is finished under"),
+        ("write --out {folder}", "no numbers under"),
+        ("write --out {folder}/fedavg", "not all seeds of fedsam are measured"),
+    ],
+)
+def test_wrong_words_are_refused(words, message, tmp_path, monkeypatch, capsys):
+    rows = planted()
+    (tmp_path / "fedavg" / "runs" / "fedavg-s0").mkdir(parents=True)
+    rows[rows["method"] == "fedavg"].to_csv(tmp_path / "fedavg" / "runs" / "fedavg-s0" / "rows.csv")
+    arguments = words.format(folder=tmp_path).split()
+    monkeypatch.setattr("sys.argv", ["is_it_flatter.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        study.main()
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
