@@ -11,6 +11,7 @@ the sum, as the loss is one. Weight decay is part of no likelihood, and so of no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.memory import graphs_to_keep
 from fldiag.problem.objective import entropy_of
-from fldiag.problem.problem import Problem
 from fldiag.seeding import torch_rng
 
 
@@ -80,9 +80,9 @@ class LabelledFisher(GaussNewton):
         return torch.stack(parts).sum(0) if parts else v.new_zeros(1, dtype=torch.float64)
 
 
-def fisher_operator(problem: Problem, matrix: Fisher, *, draws: int, seed: int) -> Operator:
+def fisher_operator(problem: Any, matrix: Fisher, *, draws: int, seed: int) -> Operator:
     """The Fisher matrix at ``problem.w``: ``fisher`` (exact), ``fisher-mc`` (of ``draws`` labels an example) or
-    ``fisher-empirical``.
+    ``fisher-empirical``; ``problem`` is a Problem, whose module imports this one.
 
     Raises FldiagError where the loss is no likelihood, or products would be differences of gradients.
     """
@@ -135,7 +135,7 @@ def sample_labels(z: Tensor, chances: Tensor) -> Tensor:
     return labels.clamp_max(z.shape[1] - 1)
 
 
-def check_likelihood(problem: Problem, matrix: Fisher) -> None:
+def check_likelihood(problem: Any, matrix: Fisher) -> None:
     """Refuse a loss that is not the mean of -log p(y) for class labels y."""
     entropy = entropy_of(problem.user_loss)
     if entropy is None or entropy.take is not F.cross_entropy:

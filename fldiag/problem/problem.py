@@ -18,6 +18,7 @@ from fldiag.curvature.finite_differences import Differences, DifferenceStep, bes
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
 from fldiag.errors import FldiagError
+from fldiag.problem.fisher import fisher_operator
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.inputs import TensorData
 from fldiag.problem.memory import (
@@ -480,8 +481,6 @@ class Problem(Ingredients):
                 f"memory = {self.memory / 1e9:,.1f} GB",
                 "choose fewer layers, or a larger memory",
             )
-        from fldiag.problem.fisher import fisher_operator  # it is about problems
-
         operator: Operator
         if matrix == "hessian" or matrix == "ggn":
             operator = self.hessian(matrix=matrix)

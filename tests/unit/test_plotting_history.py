@@ -193,8 +193,6 @@ def test_odd_tables(tables, tmp_path):
         forgetting.curves(tables["drift"].query("metric != 'accuracy'"))
     with pytest.raises(FldiagError, match="no class_forgetting of round 4"):
         forgetting.heatmap(tables["forgetting"], round=4)
-    with pytest.raises(FldiagError, match="no account of round 1"):
-        account.draw(tables["account"], round=1)
     with pytest.raises(FldiagError, match="lacks the columns"):
         drift.draw(pd.DataFrame({"metric": ["x"]}))
     csv = tmp_path / "f.csv"
