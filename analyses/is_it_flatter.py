@@ -302,11 +302,11 @@ def rank_correlations(table: pd.DataFrame, a: str, b: str) -> list[float]:
 
 def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """What the answer depends on: mean, smallest and largest over the runs (of rank correlations over the seeds)."""
-    whole = rows[rows["client"].isna()]
-    path = whole[whole["method"] == "fedavg"].pivot_table(
+    of_models = rows[rows["client"].isna()]
+    path = of_models[of_models["method"] == "fedavg"].pivot_table(
         index=["seed", "round"], columns="measure", values="value"
     )
-    lambda_1 = whole[(whole["measure"] == "lambda_1") & (whole["round"] == ROUNDS)]
+    lambda_1 = of_models[(of_models["measure"] == "lambda_1") & (of_models["round"] == ROUNDS)]
 
     def over_rounds(measure: str, first: int) -> np.ndarray:
         values = path[measure].unstack("round")

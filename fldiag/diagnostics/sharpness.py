@@ -113,7 +113,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         for row in metric_rows(part, kind, case).to_dict("records")
     ]
     yield Small(rows, COLUMNS)
-    ascents = "ascents"  # tables of before have no number of them
+    ascents = "ascents"  # older tables lack the column
     if "starts" in frame.columns:
         ascents = f"{frame['starts'].max():.0f} ascents from opposite starts"
     yield Say(

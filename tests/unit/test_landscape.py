@@ -336,6 +336,7 @@ def test_surfaces_have_the_name_of_the_last_round_that_was_chosen(recorded, roun
         ({"rounds": "1", "directions": "pca"}, "directions 'pca' are not defined"),
         ({"rounds": "x"}, "'x' is not valid"),
         ({"rounds": "1", "client": 4}, "global model of one run"),
+        ({"rounds": "1,3", "round": 2}, "without a client or a single round"),
     ],
 )
 def test_rounds_that_cannot_be_shown_are_refused(recorded, options, message):

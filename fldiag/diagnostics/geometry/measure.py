@@ -27,7 +27,7 @@ NO_HEAD = (
     "the model has no head that is known (no linear layer's output is its own): a method `features`, with "
     "model(x) = head(features(x)) and head its last child with parameters, says what the head receives"
 )
-#: Examples that show which layer is the head: more than two, for a ReLU that none switches off would hide itself.
+#: Examples that show which layer is the head: not so few that a ReLU after another layer may let all of them through.
 FEW = 16
 #: A number, or why there is none.
 Measured = float | str
@@ -127,13 +127,15 @@ def is_split(history: History, weights: Weights, stretch: slice) -> bool:
 def received_and_answers(
     history: History, weights: Weights, stretch: slice
 ) -> tuple[Tensor, Tensor, Tensor | None] | str:
-    """The same of any module: what the linear layer receives whose output is the model's; or why there is none."""
+    """What ``features_and_answers`` returns, for any module: its head is the linear layer whose output is the model's.
+
+    A text says why there is none."""
     module, tensors = evaluation_copy(history, weights)
     layers = [m for m in module.modules() if [*m.parameters(recurse=False)]]
     if len(layers) < 2:
         return NO_BODY
     heads = [m for m in module.modules() if isinstance(m, nn.Linear)]
-    # few examples first: what all linear layers of a transformer receive is many times what its head does
+    # a few examples choose the head: to keep the inputs of all linear layers for all examples would take too much memory
     beginning = slice(stretch.start, min(stretch.start + FEW, stretch.stop))
     features, answers, matrix = list[Tensor](), list[Tensor](), None
     for i, piece in enumerate([beginning, *history.pool.batches(stretch, BATCH)]):

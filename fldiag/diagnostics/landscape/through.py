@@ -74,7 +74,7 @@ def rounds_of(problems: Sequence[Problem], text: str, directions: str) -> list[P
     if problem.run is None or len(problems) > 1 or "client" in problem.labels:
         raise FldiagError(
             "--rounds are those of the global model of one run",
-            "give one run's folder, without --client",
+            "give one run's folder, without a client or a single round",
             usage=True,
         )
     if directions not in ("eigen", "random"):
