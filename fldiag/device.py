@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def device_of(name: Any, dtype: Any = None) -> str:
     if kind == "mps" and dtype == torch.float64:
         raise FldiagError("mps has no float64", "use precision fp32, or the device cpu", usage=True)
     return text
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """In this context a GPU's convolutions in float32 are that, and come out the same each time.
+
+    PyTorch rounds their inputs to 10 bits of the mantissa (TF32) and may add in another order at each call, unless told
+    otherwise; the settings are the process's, and afterwards what they were. Those of matrix products are left alone: by default
+    they are exact.
+    """
+    import torch
+
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
 
 
 @cache

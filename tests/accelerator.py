@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import fldiag.device
 
 DEVICE = torch.device("lazy")
+#: What tests try: the pretended one, and a GPU where there is one.
+DEVICES = ("lazy", *(["cuda"] if torch.cuda.is_available() else []))
 #: Operators that take tensors of two devices on a real accelerator as well.
 ACROSS = {"aten::copy_", "aten::index", "aten::index_put_", "aten::index_put"}
 
@@ -86,6 +88,11 @@ def dispatch(operator, args, kwargs):
 class Accelerator(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         return dispatch(operator, args, kwargs or {})
+
+
+def there(device, monkeypatch):
+    """A context in which the device is there."""
+    return accelerator(monkeypatch) if device == "lazy" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import pydantic
 import torch
 
 from fldiag import registry
+from fldiag.device import full_precision
 from fldiag.diagnosis.options import plain
 from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.diagnosis.subjects import Subject, remarks
@@ -183,6 +184,7 @@ def measure(
     return _marked(entry, values, table, key)
 
 
+@full_precision()
 def _build(
     entry: Diagnostic,
     subject: Subject,

@@ -75,7 +75,7 @@ class Serial(Pool):
     ) -> Iterator[tuple[int, Any]]:
         for number, unit in enumerate(units):
             with self.doing(unit):
-                result = self.work.function(self.work.shared, unit)
+                result = self.work.perform(unit)
             yield number, result
             if beat is not None:
                 beat()

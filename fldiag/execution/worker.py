@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fldiag.device import full_precision
 from fldiag.version import version
 
 #: Works that a worker keeps; a cluster's workers live longer than one command.
@@ -23,11 +24,15 @@ MISSING = "fldiag: state is missing"
 
 @dataclass(frozen=True)
 class Work:
-    """``function(shared, unit)``. ``threads``: of PyTorch, at every unit."""
+    """``function(shared, unit)``. ``threads``: of PyTorch, at every unit that a worker does."""
 
     function: Callable[[Any, Any], Any]
     shared: Any
     threads: int
+
+    def perform(self, unit: Any) -> Any:
+        with full_precision():
+            return self.function(self.shared, unit)
 
 
 _works: OrderedDict[str, Work] = OrderedDict()
@@ -54,7 +59,7 @@ def perform(key: str, unit: Any, work: Work | None = None) -> Any:
         else:
             keep(key, work)
         with threads(_works[key].threads):
-            return _works[key].function(_works[key].shared, unit)
+            return _works[key].perform(unit)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 from fldiag.config import Config, check_config
 from fldiag.config_files import kept_initial
+from fldiag.device import full_precision
 from fldiag.errors import FldiagError
 from fldiag.execution.executor import ExecutorSpec, parse_executor
 from fldiag.execution.pool import Pool
@@ -58,6 +59,7 @@ SOME, CHANCE = 2.0, 1.5
 Listener = Callable[[dict[str, Any]], None]
 
 
+@full_precision()
 def train(
     config: Config,
     *,

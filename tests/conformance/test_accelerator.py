@@ -1,13 +1,14 @@
-"""Every diagnostic, method and model on a pretended accelerator: tensors of host and device never meet."""
+"""Every diagnostic and method on a pretended accelerator, where tensors of host and device never meet, and on a GPU if there is one."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from accelerator import DEVICE, Accelerated, accelerator
+from accelerator import DEVICE, DEVICES, Accelerated, accelerator, there
 from helpers import config, needs, play, stacks, world
 from test_diagnostics import SMALL, examples, network
 from test_run_diagnostics import FEW, federation
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
@@ -71,9 +72,43 @@ def test_each_kind_of_subject_is_among_the_quick_tests():
     assert all(set(diagnostics(on)) & set(QUICK) for on in KINDS)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_float32_is_float32_also_in_convolutions(device, monkeypatch):
+    """A GPU rounds their inputs to 10 bits, an error of 1e-3, unless it is told otherwise."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Flatten(), nn.Linear(512, 3))
+    data = torch.randn(20, 3, 8, 8), torch.arange(20) % 3
+
+    def eigenvalue(device, dtype):
+        problem = Problem(net, cross_entropy, data, device=device, dtype=dtype)
+        table = fldiag.diagnose(problem, "spectrum", k=1)
+        return table.loc[table["metric"] == "eigenvalue", "value"].item()
+
+    exact = eigenvalue("cpu", torch.float64)
+    with there(device, monkeypatch):
+        first, second = (eigenvalue(device, torch.float32) for _ in range(2))
+    assert first == second == pytest.approx(exact, rel=2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.slow
+def test_training_twice_gives_the_same_bits(device, tmp_path, monkeypatch):
+    settings = fldiag.Config.load("digits", rounds=2, method__name="fedsol", clients__per_round=2)
+    with there(device, monkeypatch):
+        first, second = (
+            fldiag.train(settings, out=tmp_path / name, setup=Setup(settings, device=device))
+            for name in ("first", "second")
+        )
+    for a, b in zip(
+        first.checkpoint().state.values(), second.checkpoint().state.values(), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("name", "stack"), TRAINED)
 @pytest.mark.slow
-def test_training(name, stack, monkeypatch):
+def test_training(name, stack, device, monkeypatch):
     settings = config(name, stack=stack, precision="fp64", **needs(name))
 
     def weights(device):
@@ -83,10 +118,11 @@ def test_training(name, stack, monkeypatch):
         return trained.w.cpu()
 
     expected = weights("cpu")
-    with accelerator(monkeypatch):
-        torch.testing.assert_close(weights("lazy"), expected, rtol=1e-9, atol=1e-11)
+    with there(device, monkeypatch):
+        torch.testing.assert_close(weights(device), expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "name",
     [
@@ -95,7 +131,9 @@ def test_training(name, stack, monkeypatch):
         for n in diagnostics(on)
     ],
 )
-def test_diagnostics_also_where_what_was_kept_meets_what_is_new(name, tmp_path, monkeypatch):
+def test_diagnostics_also_where_what_was_kept_meets_what_is_new(
+    name, device, tmp_path, monkeypatch
+):
     """Each part is computed on the accelerator; every third interrupts."""
     entry = registry.diagnostic.get(name)
     small = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
@@ -120,11 +158,11 @@ def test_diagnostics_also_where_what_was_kept_meets_what_is_new(name, tmp_path, 
         )
 
     expected = table("cpu")
-    with accelerator(monkeypatch):
+    with there(device, monkeypatch):
         monkeypatch.setattr(FinishedItems, "keep", stopping)
         while True:
             try:
-                resumed = table("lazy", cache=tmp_path)
+                resumed = table(device, cache=tmp_path)
             except KeyboardInterrupt:
                 continue
             break

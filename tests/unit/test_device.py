@@ -12,7 +12,7 @@ import torch
 
 import fldiag
 from fldiag import device
-from fldiag.device import device_of
+from fldiag.device import device_of, full_precision
 from fldiag.errors import FldiagError
 from fldiag.training.setup import Setup
 
@@ -127,3 +127,13 @@ def test_memory_that_was_freed_is_kept():
             [sys.executable, "-c", PAGES], check=True, capture_output=True, text=True, env=env
         )
         assert int(result.stdout) < 1000
+
+
+def test_full_precision_holds_inside_alone():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+    with full_precision():
+        assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == (
+            False,
+            True,
+        )
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == before
