@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -289,7 +288,7 @@ def _loop(
             run.index["status"] = "diverged"
             if t > 1 and t - 1 not in run.rounds:  # the last finite state is worth keeping
                 federation.t, federation.w, federation.buffers = t - 1, *former
-                store(run, federation, [replace(result, ids=[])], received)
+                store(run, federation, [], received)
                 run.index["done"] = t - 1
             segment.note(federation.t)
             return _end(run)

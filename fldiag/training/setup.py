@@ -40,7 +40,7 @@ from fldiag.training.record import check as check_metrics
 
 #: Clients in one stack, at the most: bounds memory and leaves work for several processes.
 STACK = 16
-#: Stack when a step of one client has fewer multiply-adds than this (calibrated by analyses/speed/training.py).
+#: On a CPU, stack when a step of one client has fewer multiply-adds than this (calibrated by analyses/speed/training.py).
 STACK_BELOW = 100_000_000
 
 
@@ -295,8 +295,9 @@ class Setup:
                 usage=True,
             )
         if train.stack == "auto" and self.network.stackable:
+            # a GPU is done with a step of one client before the next one is asked of it
             macs = forward_macs(self.module, self.dataset.shape) * train.batch_size
-            return macs < STACK_BELOW
+            return self.device.type != "cpu" or macs < STACK_BELOW
         return train.stack == "on"
 
     def _check_batches(self) -> None:

@@ -154,15 +154,12 @@ class Segment:
 
 
 def store(run: Run, federation: Federation, results: list[CohortResult], received: Tensor) -> None:
-    """Write the checkpoint and the state after a round, of whose clients ``results`` are."""
+    """Write the checkpoint and the state after a round, of whose clients ``results`` are (none: without clients' weights)."""
     setup, t = federation.setup, federation.t
     config = setup.config
-    result = merge(
-        [replace(result, state={}, uploads={}, notes=None) for result in results],
-        sorted(i for result in results for i in result.ids),
-    )
-    clients = clients_to_store(config, setup.model_bytes, t, result.ids)
-    rows = [j for j, i in enumerate(result.ids) if i in clients]
+    ids = sorted(i for result in results for i in result.ids)
+    clients = clients_to_store(config, setup.model_bytes, t, ids)
+    rows = [j for j, i in enumerate(ids) if i in clients]
     spec = config.model_dump(mode="json")
     manifest = {
         "round": t,
@@ -171,13 +168,16 @@ def store(run: Run, federation: Federation, results: list[CohortResult], receive
         **{k: spec[k] for k in ("method", "model", "data", "partition")},
         "shape": list(setup.dataset.shape),
         "classes": setup.dataset.classes,
-        "clients": [result.ids[j] for j in rows],
+        "clients": [ids[j] for j in rows],
         "provenance": run.index["provenance"],
         "run": run.path.name,
     }
     views = {n: v.clone() for n, v in setup.network.layout.views(federation.w).items()}
     extra: dict[str, Any] = {}
     if rows:
+        result = merge(
+            [replace(result, state={}, uploads={}, notes=None) for result in results], ids
+        )
         extra = {
             "received": received.cpu(),
             "clients": result.rows[rows].cpu(),

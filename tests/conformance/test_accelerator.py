@@ -91,6 +91,14 @@ def test_float32_is_float32_also_in_convolutions(device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_clients_train_side_by_side_also_where_a_step_is_long(device, monkeypatch):
+    settings = fldiag.Config.load("digits", train__batch_size=1_000_000)
+    assert not Setup(settings, device="cpu").stack
+    with there(device, monkeypatch):
+        assert Setup(settings, device=device).stack
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.slow
 def test_training_twice_gives_the_same_bits(device, tmp_path, monkeypatch):
     settings = fldiag.Config.load("digits", rounds=2, method__name="fedsol", clients__per_round=2)

@@ -14,11 +14,13 @@ from fldiag.training import evaluate, rounds
 from fldiag.training.setup import Setup
 
 
-def test_divergence_is_an_outcome(tmp_path):
+@pytest.mark.parametrize("every", [1, 20])
+def test_divergence_is_an_outcome(every, tmp_path):
     events = []
-    run = rounds.train(
-        config(rounds=50, lr=1e6, precision="fp32"), out=tmp_path, on_event=events.append
+    settings = config(
+        rounds=50, lr=0.01, lr_decay=100.0, precision="fp32", checkpoint={"every": every}
     )
+    run = rounds.train(settings, out=tmp_path, on_event=events.append)
     assert run.status == Run.open(tmp_path).status == "diverged"
     assert events[-1]["status"] == "diverged"
     last = run.metrics[run.metrics["metric"] == "diverged"]
@@ -26,7 +28,8 @@ def test_divergence_is_an_outcome(tmp_path):
     assert int(last["round"].iloc[0]) == run.done + 1 < 50
     for r in run.rounds:
         assert all(bool(torch.isfinite(v).all()) for v in run.checkpoint(r).state.values())
-    again = rounds.train(config(rounds=50, lr=1e6, precision="fp32"), out=tmp_path, resume=True)
+    assert run.done in run.rounds
+    again = rounds.train(settings, out=tmp_path, resume=True)
     assert again.status == "diverged"
 
 
