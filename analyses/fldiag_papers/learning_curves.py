@@ -183,7 +183,7 @@ def _line(
             ax.fill_between(rounds, low, high, color=look.color, alpha=0.15, linewidth=0)
         else:  # bands on bands are mud
             shift = 0.012 * (place - (lines - 1) / 2) * np.ptp(rounds)
-            x = rounds[at] + shift
+            x = np.clip(rounds[at] + shift, rounds[0], rounds[-1])
             ax.vlines(x, low[at], high[at], color=look.color, linewidth=0.7, alpha=0.8)
     ax.plot(rounds, values, markevery=at, label="curve", **look.line)
     finite = np.flatnonzero(np.isfinite(raw))

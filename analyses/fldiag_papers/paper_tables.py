@@ -37,6 +37,8 @@ VALUES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("fedproj", "fedprox"): {"method.mu": 1e-4},
     ("fedproj", "fedrcl"): {"train.clip": 10.0},
     ("fedproj", "feddyn"): {"train.clip": 5.0},
+    ("fedsol", "fedsol_ft"): {"method.lambda_norm": "dim0"},  # as the presets' own method
+    ("fedsol", "strategy"): {"method.lambda_norm": "dim0"},
     ("fedtoga", "fedsam"): {"method.rho": 0.01},
     ("fedtoga", "mofedsam"): {"method.rho": 0.01},
     ("fedtoga/table2_reference", "fedprox"): {"method.mu": 0.1},

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fldiag.choices import Strength
+from fldiag.choices import Rule, Strength
 from fldiag.method import Method, Perturbation, method
 from fldiag.methods.fedsol import FedSOL, Rho, radius
 from fldiag.parts.proximal import KL, L2
@@ -39,8 +39,9 @@ class Strategy(FedSOL):
         rho: float,
         part: Literal["full", "body", "head"],
         strength: Strength,
+        lambda_norm: Rule,
     ):
-        super().__init__(loss_p, rho, part, strength)
+        super().__init__(loss_p, rho, part, strength, lambda_norm)
         self.local_at, self.proximal_at = POINTS[id]
         self.beta = beta if self.proximal_at else 0.0
 
@@ -97,6 +98,7 @@ def strategy(
     tau: Positive = 3.0,
     part: Literal["full", "body", "head"] = "head",
     strength: Strength = "adaptive",
+    lambda_norm: Rule = "layer",
 ) -> Method:
     """Ways to combine the local and the proximal loss, by the points where their gradients are taken.
 
@@ -108,13 +110,19 @@ def strategy(
                  A4: grad L_l(w + eps_c) + b grad L_p(w + eps_c)    (SAM of the sum, Eq. 13)
                  A5: grad L_l(w)         + b grad L_p(w)            (FedProx with l2)
                  A6: grad L_l(w + eps_p) + b grad L_p(w)
-    L_p, Lambda: loss (kl at temperature tau, or l2), part and strength as in FedSOL
+    L_p, Lambda: loss (kl at temperature tau, or l2), part, strength and lambda_norm as in FedSOL
     Server:      as FedAvg.
     Cost:        1.33 P a step for A1 with the head, as FedSOL; each further gradient up to 1 P more. Uplink 1x.
     Values:      not printed for this table; beta_prox = 1 and FedSOL's rho (1.5 with kl, 2.0 with l2) are an assumption.
     """
     return Method(
         Strategy(
-            id, beta_prox, KL(tau) if loss == "kl" else L2(), radius(rho, loss), part, strength
+            id,
+            beta_prox,
+            KL(tau) if loss == "kl" else L2(),
+            radius(rho, loss),
+            part,
+            strength,
+            lambda_norm,
         )
     )
