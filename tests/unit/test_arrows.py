@@ -50,7 +50,7 @@ MAY = {
     "losses": {"errors", "seeding", "params", "choices"},
     "plugins": {"errors"},
     "registry": {"errors", "plugins"},
-    "execution": {"errors", "version"},
+    "execution": {"errors", "version", "device"},
     "identity": {"registry"},
     "config_files": {"errors"},
     "config": {
