@@ -441,9 +441,9 @@ def test_a_barrier_in_one_layer_is_found_in_it_alone_and_depends_on_the_rest():
         average = only(frame, metric="layer_average", layer=layer, rest=rest).iloc[0]
         assert average.value == pytest.approx(value)  # both models have the loss 0
     assert number(frame, "barrier") == pytest.approx(2, rel=0.1)  # (1 + 2 t) in the middle
-    assert "single layers: the largest 3 ± 0 (a, the rest of the second model); of all" in said(
-        frame
-    )
+    largest = "the largest 3 ± 0 (a, the rest of the second model)"
+    assert f"single layers: {largest}; of all" in said(frame)
+    assert f"a single layer averaged, above the mean of the two models': {largest}" in said(frame)
     assert layers_if_any(frame) is not None
 
 

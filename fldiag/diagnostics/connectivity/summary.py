@@ -39,16 +39,14 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
     layers = only(frame, metric="layer_barrier").dropna(subset=["value"])
     if len(layers):
-        top = layers.loc[layers["value"].astype(float).idxmax()]
-        error = number(layers.loc[[top.name]], column="stderr")
-        all_layers = number(frame, "barrier", path="straight", index=top["index"])
-        highest = (
-            f"the largest {plus_minus(top['value'], error)} ({top['layer']}, the rest of the {top['rest']} model)"
-            if top["value"] > 0
-            else "none"
-        )
+        all_layers = number(frame, "barrier", path="straight", index=_largest(layers)["index"])
+        highest = _of_a_layer(layers) if (layers["value"] > 0).any() else "none"
         yield Say(
             f"barriers of single layers: {highest}; of all layers together {plus_minus(all_layers, None)}"
+        )
+        averages = only(frame, metric="layer_average").dropna(subset=["value"])
+        yield Say(
+            f"loss with a single layer averaged, above the mean of the two models': {_of_a_layer(averages)}"
         )
     if (centre := number(frame, "mixture_centre")) is not None:
 
@@ -66,6 +64,15 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
     for row in frame[frame["note"].notna()].itertuples() if "note" in frame else ():
         yield Note(f"{row.run}: {row.note}")
+
+
+def _largest(rows: pd.DataFrame) -> pd.Series:
+    return rows.loc[rows["value"].astype(float).idxmax()]
+
+
+def _of_a_layer(rows: pd.DataFrame) -> str:
+    top = _largest(rows)
+    return f"the largest {plus_minus(top['value'], top['stderr'])} ({top['layer']}, the rest of the {top['rest']} model)"
 
 
 def paths(frame: pd.DataFrame) -> list[Row]:
