@@ -71,8 +71,24 @@ def full_precision() -> Iterator[None]:
     import torch
 
     cudnn = torch.backends.cudnn
-    with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+    settings: list[tuple[Any, str, Any]] = [
+        (cudnn, "benchmark", False),
+        (cudnn, "deterministic", True),
+    ]
+    if hasattr(
+        cudnn, "conv"
+    ):  # since torch 2.9; who has used one of the two ways may not read the other
+        settings += [(part, "fp32_precision", "ieee") for part in (cudnn.conv, cudnn.rnn)]
+    else:
+        settings.append((cudnn, "allow_tf32", False))
+    before = [getattr(place, name) for place, name, _ in settings]
+    for place, name, value in settings:
+        setattr(place, name, value)
+    try:
         yield
+    finally:
+        for (place, name, _), value in zip(settings, before, strict=True):
+            setattr(place, name, value)
 
 
 @cache

@@ -42,6 +42,8 @@ ADDED_KEYS: dict[str, Any] = {
     "partition.digest": None,
     "train.initial": None,
     "train.initial_digest": None,
+    "method.fedsol_ft.lambda_norm": "layer",
+    "method.strategy.lambda_norm": "layer",
 }
 #: Where files lie, as section and key: the content counts, not the place.
 PLACES = (("data", "root"), ("partition", "path"), ("train", "initial"))

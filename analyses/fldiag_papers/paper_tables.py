@@ -186,7 +186,7 @@ def trial(row: Reported, over: Mapping[str, Any] | None = None) -> Trial:
 
 
 def values(preset: str, method: str, id: str = "") -> dict[str, Any]:
-    """What is set for a method that is not the preset's own."""
+    """What is set for a method that is not the preset's own; one with an id (``strategy:A1``) is called by its name."""
     paper, data = preset.split("-")[:2]
     overrides: dict[str, Any] = {}
     method_of_preset = configs.load(preset).method
@@ -196,7 +196,7 @@ def values(preset: str, method: str, id: str = "") -> dict[str, Any]:
             f"method.{k}": method_of_preset.options[k] for k in COMMON.get(paper, ()) if k in theirs
         }
     for name in (paper, f"{paper}-{data}", f"{paper}/{id}"):
-        overrides |= VALUES.get((name, method), {})
+        overrides |= VALUES.get((name, method.partition(":")[0]), {})
     return overrides
 
 

@@ -13,6 +13,7 @@ import torch
 
 from fldiag.choices import FEWEST
 from fldiag.compare.sides import Member
+from fldiag.device import full_precision
 from fldiag.diagnosis import places
 from fldiag.diagnosis.measure import Bar, measure_all
 from fldiag.diagnosis.options import HistoryOptions, ProblemOptions
@@ -137,6 +138,7 @@ class Reader:
     def tested(self, member: Member) -> Tested:
         """What the last global model does on the test examples; where the examples themselves were given, on these."""
 
+        @full_precision()
         def find() -> Tested:
             options = ProblemOptions(slice="test", **self.subject_options)
             try:

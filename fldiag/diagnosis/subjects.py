@@ -13,6 +13,7 @@ import torch
 
 from fldiag import data as data_sets
 from fldiag import registry
+from fldiag.device import full_precision
 from fldiag.diagnosis.options import (
     HistoryOptions,
     ProblemOptions,
@@ -263,6 +264,7 @@ def _distinct_names(problems: Sequence[Problem]) -> list[str]:
     return names
 
 
+@full_precision()
 def remarks(subject: Subject) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     if isinstance(subject, History):

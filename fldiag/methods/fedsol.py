@@ -147,8 +147,8 @@ def fedsol(
     Values:      rho, from {0.1, 0.5, 1, 2}: if not given, 1.5 with kl (with the head and adaptive strengths it gives the headline
                  number) and 2.0 with the other losses (Table 4, which perturbs the full net).
     Paper vs code: the released code normalises Lambda along the first axis of each tensor (lambda_norm =
-    "dim0", which perturbs the head 10 times as much, comes near the paper's accuracies, and is what the presets
-    set) and perturbs along rounding noise in the first step of a round (official_eps; here no
+    "dim0", which perturbs the head 10 to 13 times as much, comes near the paper's accuracies under LDA 0.1, and
+    is what the presets set) and perturbs along rounding noise in the first step of a round (official_eps; here no
     perturbation while ||g_p|| < gp_floor, by default 1e-6 in float32 and 1e-12 in float64). The paper counts 1.33 P for the
     head without the received model; here both passes share the body's features. The paper averages uniformly
     (train.aggregate = "uniform"), the code by examples. g_p of the other methods is not printed; d_k, d are a reconstruction.

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from fldiag.config import Config, check_config
+from fldiag.device import full_precision
 from fldiag.errors import duration
 from fldiag.execution.executor import parse_executor
 from fldiag.training.server import Federation
@@ -151,6 +152,7 @@ def _shorten(unit: Cohort, steps: int) -> Cohort:
     return replace(unit, batches=[b[:steps] for b in unit.batches])
 
 
+@full_precision()
 def _time_step(setup: Setup, unit: Cohort) -> float:
     """Seconds of a local step when it is warm; a slow one is timed once, cold."""
     for steps in (1, 3):

@@ -295,7 +295,7 @@ class Setup:
                 usage=True,
             )
         if train.stack == "auto" and self.network.stackable:
-            # a GPU is done with a step of one client before the next one is asked of it
+            # an accelerator is done with a step of one client before the next one is asked of it
             macs = forward_macs(self.module, self.dataset.shape) * train.batch_size
             return self.device.type != "cpu" or macs < STACK_BELOW
         return train.stack == "on"

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 
+import helpers
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ import fldiag
 from fldiag import device
 from fldiag.device import device_of, full_precision
 from fldiag.errors import FldiagError
+from fldiag.execution.pools import open_pool
 from fldiag.training.setup import Setup
 
 NET, DATA = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 2]))
@@ -129,11 +131,70 @@ def test_memory_that_was_freed_is_kept():
         assert int(result.stdout) < 1000
 
 
-def test_full_precision_holds_inside_alone():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
-    with full_precision():
-        assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == (
-            False,
-            True,
-        )
-    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == before
+CUDNN = torch.backends.cudnn
+#: What somebody may have set, and set back; since torch 2.9 in another way too.
+CHOICES = [(CUDNN, "allow_tf32", False), (CUDNN, "allow_tf32", True)]
+if hasattr(CUDNN, "conv"):
+    CHOICES += [
+        (place, "fp32_precision", value)
+        for place in (CUDNN.conv, CUDNN, torch.backends)
+        for value in ("ieee", "tf32")
+    ]
+
+
+def precision():
+    """Of convolutions; and whether they come out the same each time."""
+    tf32 = CUDNN.conv.fp32_precision == "tf32" if hasattr(CUDNN, "conv") else CUDNN.allow_tf32
+    return tf32, CUDNN.deterministic
+
+
+@pytest.mark.parametrize(("place", "name", "value"), CHOICES)
+def test_full_precision_holds_inside_alone_whatever_was_chosen(place, name, value):
+    chosen = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        before = precision()
+        with full_precision(), full_precision():
+            assert precision() == (False, True)
+        assert precision() == before
+    finally:
+        setattr(place, name, chosen)
+
+
+class Observer(torch.nn.Linear):
+    """Notes in which precision it is called."""
+
+    seen: list = []  # noqa: RUF012
+
+    def forward(self, x):
+        self.seen.append(precision())
+        return super().forward(x)
+
+
+def train_observed(tmp_path):
+    config, module = helpers.config(rounds=1), torch.nn.Sequential(Observer(6, 3))
+    setup = helpers.setup(config, helpers.classification((9, 9, 9)), module=module)
+    Observer.seen.clear()  # its shapes were tried
+    fldiag.train(config, out=tmp_path, setup=setup)
+
+
+def diagnose_observed(tmp_path):
+    problem = fldiag.Problem(Observer(2, 3), torch.nn.functional.cross_entropy, DATA)
+    Observer.seen.clear()
+    fldiag.diagnose(problem, "sharpness")
+
+
+@pytest.mark.parametrize("compute", [train_observed, diagnose_observed])
+def test_training_and_diagnostics_compute_in_full_precision(compute, tmp_path):
+    compute(tmp_path)
+    assert Observer.seen and set(Observer.seen) == {(False, True)}
+
+
+def flags(shared, item):
+    return precision()
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes:2"])
+def test_units_of_work_are_done_in_full_precision(executor):
+    with open_pool(executor, flags, None) as pool:
+        assert set(pool.map([1, 2])) == {(False, True)}

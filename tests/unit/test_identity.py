@@ -29,7 +29,7 @@ KEEP = {
 
 def test_hashes_are_yesterdays():
     assert build({}).hash == DEFAULT
-    assert load("fedsol-cifar10-lda0.1").hash == PRESET
+    assert load("fedsol-cifar10-lda0.1", ["method.lambda_norm=layer"]).hash == PRESET
     assert build({"method": {"name": "fedtoga"}}).fingerprint(version=1) == TOGA
 
 

@@ -14,11 +14,12 @@ from fldiag.training import evaluate, rounds
 from fldiag.training.setup import Setup
 
 
-@pytest.mark.parametrize("every", [1, 20])
-def test_divergence_is_an_outcome(every, tmp_path):
+@pytest.mark.parametrize(("lr", "every"), [(1e6, 1), (0.01, 1), (0.01, 20)])
+def test_divergence_is_an_outcome(lr, every, tmp_path):
+    """In the first round, after a stored one, and between stored ones."""
     events = []
     settings = config(
-        rounds=50, lr=0.01, lr_decay=100.0, precision="fp32", checkpoint={"every": every}
+        rounds=50, lr=lr, lr_decay=100.0, precision="fp32", checkpoint={"every": every}
     )
     run = rounds.train(settings, out=tmp_path, on_event=events.append)
     assert run.status == Run.open(tmp_path).status == "diverged"
@@ -28,7 +29,7 @@ def test_divergence_is_an_outcome(every, tmp_path):
     assert int(last["round"].iloc[0]) == run.done + 1 < 50
     for r in run.rounds:
         assert all(bool(torch.isfinite(v).all()) for v in run.checkpoint(r).state.values())
-    assert run.done in run.rounds
+    assert run.done in (0, *run.rounds)
     again = rounds.train(settings, out=tmp_path, resume=True)
     assert again.status == "diverged"
 

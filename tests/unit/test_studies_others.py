@@ -200,10 +200,12 @@ def test_values_of_a_paper_reach_its_trials():
         )
         mine = [
             (s, t)
-            for s in OTHERS.values()
+            for s in reported.studies().values()
             if s.paper == paper and id in ("", s.id)
             for t in s.trials
-            if t.train and t.method == name and data in ("", t.preset.split("-")[1])
+            if t.train
+            and t.method.partition(":")[0] == name
+            and data in ("", t.preset.split("-")[1])
         ]
         for study, t in mine:
             more = {

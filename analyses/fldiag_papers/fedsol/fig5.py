@@ -59,8 +59,9 @@ STUDY = Study(
     title="Adaptive strength",
     source="FedSOL Figure 5",
     caption="Left: final test accuracy against rho with adaptive and with fixed strength, with the head perturbed. Right: mean "
-    "strength of each layer at the clients' trained weights in round 200, or in the last round if that is earlier, rho "
-    "= 1; multiplied by the square root of the layer's size, it is 1 if all entries move equally.",
+    "strength of each layer, normalised by layer as the paper defines it, at the clients' trained weights in round 200, or in "
+    "the last round if that is earlier, rho = 1; multiplied by the square root of the layer's size, it is 1 if all entries "
+    "move equally.",
     trials=tuple(
         Trial(PRESET, "fedsol", {"method.rho": rho, **more}, label, setting=f"rho={rho}", ask=ask)
         for label, more in (("adaptive", {}), ("fixed", {"method.strength": "fixed"}))

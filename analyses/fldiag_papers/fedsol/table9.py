@@ -1,6 +1,7 @@
 """FedSOL Table 9: the clients' own models after fine-tuning."""
 
 from fldiag_papers import pictures
+from fldiag_papers.paper_tables import with_values
 from fldiag_papers.reported import rows
 from fldiag_papers.study import Study, Trial, personal
 
@@ -25,8 +26,14 @@ def trial(row):
     if row.method == "local_only" and row.data == "tissuemnist":
         over["clients.per_round"] = 200
     epochs = int(row.settings.get("tune_epochs", 0))
-    return Trial(
-        f"fedsol-{row.data}-lda0.1", row.method, over, setting=row.setting, ask=(personal(epochs),)
+    return with_values(
+        Trial(
+            f"fedsol-{row.data}-lda0.1",
+            row.method,
+            over,
+            setting=row.setting,
+            ask=(personal(epochs),),
+        )
     )
 
 
