@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from inspect import getdoc
 from typing import Annotated, Any
 
 import pandas as pd
@@ -169,4 +170,4 @@ def _with(run: Run, model: Any, data: Any) -> Run:
     return target
 
 
-doctor.__doc__ = f"{(doctor.__doc__ or '').rstrip()}\n\n    " + described().replace("\n", "\n    ")
+doctor.__doc__ = f"{getdoc(doctor)}\n\n{described()}"
