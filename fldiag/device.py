@@ -74,14 +74,12 @@ def full_precision() -> Iterator[None]:
     settings: list[tuple[Any, str, Any]] = [
         (cudnn, "benchmark", False),
         (cudnn, "deterministic", True),
+        (cudnn, "allow_tf32", False),
     ]
-    if hasattr(
-        cudnn, "conv"
-    ):  # since torch 2.9; who has used one of the two ways may not read the other
-        settings += [(part, "fp32_precision", "ieee") for part in (cudnn.conv, cudnn.rnn)]
-    else:
-        settings.append((cudnn, "allow_tf32", False))
-    before = [getattr(place, name) for place, name, _ in settings]
+    # torch 2.9 added a second way to say it; the two have to agree, or models that set ``cudnn.flags`` fail
+    parts = (getattr(cudnn, name, None) for name in ("conv", "rnn"))
+    settings += [(part, "fp32_precision", "ieee") for part in parts if part is not None]
+    before = [_setting(place, name) for place, name, _ in settings]
     for place, name, value in settings:
         setattr(place, name, value)
     try:
@@ -89,6 +87,14 @@ def full_precision() -> Iterator[None]:
     finally:
         for (place, name, _), value in zip(settings, before, strict=True):
             setattr(place, name, value)
+
+
+def _setting(place: Any, name: str) -> Any:
+    """What is set. ``allow_tf32`` cannot be read where somebody has set the second way alone: then it is at its default."""
+    try:
+        return getattr(place, name)
+    except RuntimeError:
+        return True
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Every diagnostic and method on a pretended accelerator, where tensors of host and device never meet, and on a GPU if there is one."""
+"""Every diagnostic and method on a pretended accelerator, where tensors of host and device never meet, and on a GPU if any."""
 
 import numpy as np
 import pandas as pd
