@@ -1,4 +1,4 @@
-"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, and which are numeric."""
+"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, which are numeric, and a few trained runs."""
 
 import gc
 import sys
@@ -10,7 +10,9 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cases import Toy
 from processors import numeric
+from reference import train
 
 # torch.manual_seed also writes down the call stack for CUDA, which takes milliseconds below pytest.
 if not torch.cuda.is_available():
@@ -48,3 +50,16 @@ def _user_code_forgotten(tmp_path_factory):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(base):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory):
+    return Toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """A run of a method without and one with a memory, four rounds of digits."""
+    folder = tmp_path_factory.mktemp("runs")
+    names = ("fedavg", "scaffold")
+    return {n: train(folder / n, rounds=4, clients__per_round=3, method__name=n) for n in names}
