@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from reference import clients_of, train, values, vector
 from torch import zeros_like
 from torch.func import grad
 
 import fldiag
 from fldiag import registry
-from reference import clients_of, train, values, vector
 
 LR, DECAY, STEPS = 0.1, 0.9, 3
 

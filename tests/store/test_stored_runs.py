@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from reference import train
 
 import fldiag
-from reference import train
 
 KILLED = """
 import os, signal, sys
