@@ -129,20 +129,24 @@ def _drift(task, **options):
         {**row, "layer": "part:head", "value": 9.0} for row in rows if row["metric"] == "cos_gu_gp"
     ]
     rows += [{**row, "scope": "client", "client": 3, "value": 9.0} for row in rows]
-    return rows + [
-        {
-            **base,
-            "round": r,
-            "metric": "lambda_mean",
-            "layer": name,
-            "value": 0.5 / n,
-            "scaled": 0.5,
-            "estimator": e,
-        }
-        for r in ROUNDS
-        for n, name in ((10, "conv"), (100, "fc"))
-        for e in ("exact", "steps")
-    ]
+    return (
+        rows
+        + [
+            {
+                **base,
+                "round": r,
+                "metric": "lambda_mean",
+                "layer": name,
+                "value": 0.5 / n,
+                "scaled": 0.5,
+                "estimator": e,
+            }
+            for r in ROUNDS
+            for n, name in ((10, "conv"), (100, "fc"))
+            for e in ("exact", "steps")
+        ]
+        + [{**base, "round": r, "metric": "accuracy", "value": 0.7} for r in ROUNDS]
+    )
 
 
 def _forgetting(task, **options):
@@ -419,6 +423,7 @@ def test_figure_5_shows_the_strength_of_every_layer_at_rho_1(tables):
         left.lines
     ) == 2
     assert {t.over["method.rho"] for t in STUDIES["fedsol/fig5"].trials if t.ask} == {1.0}
+    assert min(min(line.get_ydata()) for line in left.lines) > 1, "no share among percentages"
     (left,) = (
         STUDIES["fedsol/fig5"].picture(tables[1]["fedsol/fig5"].query("label == 'fixed'")).axes
     )  # without that run
