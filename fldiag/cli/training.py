@@ -106,7 +106,7 @@ def demo(
             "loss": "train loss",
             "lambda_1": "λ1",
             "residual": "± (residual)",
-            "ratio": "λ1/λ5",
+            "ratio_5": "λ1/λ5",
         }
         console.table(rows, columns)
         paths = [run.path for run in runs]

@@ -208,7 +208,8 @@ def eigenvalue_rows(
     matrix: Matrix | Fisher = "hessian",
     estimator: str = "lanczos",
 ) -> list[Row]:
-    """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_5 with its first-order error.
+    """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_k (index k: 5, or the last) with its
+    first-order error.
 
     No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding
     (``noise``, relative to the largest one).

@@ -189,6 +189,12 @@ def test_given_ratio_is_preferred_to_the_quotient():
     assert surfaces(frame)[0].ratio == 7.5 and surfaces(frame)[0].centre == 1.0
 
 
+def test_a_ratio_names_the_eigenvalue_that_was_computed():
+    frame = table([*rows("A", 8, 3), dict(metric="eigenvalue_ratio", run="A", index=12, value=7.5)])
+    assert "λ₁/λ₁₂ = 7.5" in caption(frame) and "λ₁/λ₁₂ = 7.5" in page(frame)[0]
+    assert surfaces(frame)[0].numbers()[0] == "λ₁ = 8, λ₁/λ₁₂ = 7.5"
+
+
 def test_automatic_clip_spares_bowls_and_cuts_explosions_and_says_so():
     bowls = surfaces(
         table([*rows("sharp", 500, 0), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)])
@@ -379,7 +385,7 @@ def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale():
     corner = scenes[0]["text"][-1][0]  # beyond the clip the true loss is still told
     assert corner.startswith("x -1<br>y 1<br>loss 55.9<br>stderr 0.8")
     assert "clipped at 20" in read.words and "undefined loss" in read.words
-    assert re.search(r"<td[^>]*>80</td><td[^>]*>0\.25</td><td[^>]*>5</td>", text)
+    assert re.search(r"<td[^>]*>80</td><td[^>]*>0\.25</td><td[^>]*>λ₁/λ₅ = 5</td>", text)
 
 
 def test_page_never_offers_to_send_the_data_away():

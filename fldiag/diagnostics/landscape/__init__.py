@@ -185,7 +185,7 @@ def landscape(
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
-    """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
+    """Draw the loss surface around checkpoints, with λ1 and λ1/λk: picture, interactive page and table.
 
     Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples; ``accuracy`` at the
     centre.

@@ -38,7 +38,7 @@ def draw(
     names: tuple[str, str] = ("direction 1", "direction 2"),
     notes: bool = False,
 ) -> Figure:
-    """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and its ratio to the fifth.
+    """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and lambda_1 / lambda_k.
 
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),

@@ -21,7 +21,6 @@ SUMMARY = {
     "loss": "loss",
     "lambda_1": "λ1",
     "residual": "± (residual)",
-    "ratio": "λ1/λ5",
     "converged": "converged",
 }
 
@@ -32,7 +31,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield from of_lines(frame, options)
         return
     parts = {run if r is None else f"{run}, round {r}": rows for run, r, rows in by_round(frame)}
-    yield Small([_row(part, name) for name, part in parts.items()], SUMMARY)
+    rows = [_row(part, name) for name, part in parts.items()]
+    ratios = {key: f"λ1/λ{key[6:]}" for row in rows for key in row if key.startswith("ratio_")}
+    yield Small(rows, {**SUMMARY, **ratios})
     if options.get("rounds") is not None and len(parts) > 1:
         yield Say(SAME)
     for name, part in parts.items():
@@ -40,7 +41,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def _row(part: pd.DataFrame, run: str) -> Row:
-    """Loss at the centre, λ1 with its residual, λ1/λ5."""
+    """Loss at the centre, λ1 with its residual, λ1/λk as ``ratio_k``."""
     centre = only(part, metric="loss", x=0, y=0)
     row: Row = {
         "run": run,
@@ -55,8 +56,8 @@ def _row(part: pd.DataFrame, run: str) -> Row:
             "residual": number(part, "eigenvalue", column="residual", index=1),
             "converged": bool(only(part, metric="eigenvalue")["converged"].all()),
         }
-    ratio = number(part, "eigenvalue_ratio")
-    return row if ratio is None else row | {"ratio": ratio}
+    ratio, k = (number(part, "eigenvalue_ratio", column=c) for c in ("value", "index"))
+    return row if ratio is None or k is None else row | {f"ratio_{k:.0f}": ratio}
 
 
 def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:

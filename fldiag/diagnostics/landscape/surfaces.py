@@ -17,6 +17,7 @@ from fldiag.results.select import only, rounds
 from fldiag.results.summary import number
 
 PICTURE = "loss landscape"
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 #: What is said of the surfaces of several rounds.
 SAME = "All rounds have the directions of the last one, and one scale of heights."
 #: Directions -> what the two axes are.
@@ -54,7 +55,8 @@ class Surface:
     sharpness: float | None  # lambda_1
     residual: float | None
     converged: bool
-    ratio: float | None  # lambda_1 / lambda_5
+    ratio: float | None  # lambda_1 / lambda_k
+    ratio_index: int  # that k
     evaluated: int | None = None  # points that were evaluated; None = all
     error: float | None = None  # estimated, of the spline between them, as a share of the range
     marks: Marks = field(default_factory=lambda: Marks())
@@ -63,6 +65,10 @@ class Surface:
     @property
     def name(self) -> str:
         return self.run if self.round is None else f"{self.run}, round {self.round}"
+
+    @property
+    def ratio_name(self) -> str:
+        return f"λ₁/λ{str(self.ratio_index).translate(SUBSCRIPTS)}"
 
     @property
     def centre(self) -> float | None:
@@ -83,10 +89,10 @@ class Surface:
         return float(np.nanmax(self.loss, initial=-np.inf))
 
     def numbers(self) -> list[str]:
-        """What stands under the contours: lambda_1 and lambda_1 / lambda_5, and that the surface is drawn as a spline."""
+        """What stands under the contours: lambda_1 and lambda_1 / lambda_k, and that the surface is drawn as a spline."""
         curvature = [
             f"{name} = {number(value, 3)}"
-            for name, value in (("λ₁", self.sharpness), ("λ₁/λ₅", self.ratio))
+            for name, value in (("λ₁", self.sharpness), (self.ratio_name, self.ratio))
             if value is not None
         ]
         count = (
@@ -108,7 +114,7 @@ class Surface:
             lines += [
                 f"λ₁ = {number(self.sharpness)}{error}",
                 *([] if self.converged else ["(not converged)"]),
-                f"λ₁/λ₅ = {number(self.ratio)}",
+                f"{self.ratio_name} = {number(self.ratio)}",
             ]
         return lines + self.interpolation()
 
@@ -319,16 +325,16 @@ def _places(rows: pd.DataFrame) -> np.ndarray:
     return np.column_stack([floats(rows["x"]), floats(rows["y"])])
 
 
-def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:
-    """lambda_1, its residual, whether it converged, and lambda_1 / lambda_5, as far as the table has them."""
+def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None, int]:
+    """lambda_1, its residual, whether it converged, lambda_1 / lambda_k and k, as far as the table has them."""
     first, fifth = (value_of(rows, "eigenvalue", index=i) for i in (1, 5))
-    ratio = value_of(rows, "eigenvalue_ratio")
+    ratio, k = (value_of(rows, "eigenvalue_ratio", column=c) for c in ("value", "index"))
     if ratio is None and first is not None and fifth:
         ratio = first / fifth
     residual, converged = (
         value_of(rows, "eigenvalue", index=1, column=c) for c in ("residual", "converged")
     )
-    return first, residual, converged != 0.0, ratio
+    return first, residual, converged != 0.0, ratio, int(k or 5)
 
 
 def scale(
