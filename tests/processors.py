@@ -15,6 +15,7 @@ import torch
 ROOT = Path(__file__).parent
 #: Folders and files whose tests depend on how a processor rounds: `make test-processors` and CI run them as other ones, too.
 NUMERIC = {
+    "curvature",
     "golden",
     "parity",
     "conformance/test_diagnostics.py",
