@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import density, llc, sharpness, stability
+from fldiag.diagnostics import density, sharpness, stability
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.connectivity import picture as connectivity
 from fldiag.diagnostics.doctor import picture as doctor
@@ -422,18 +422,6 @@ def sharp():
     return sharpness.draw(table(rows))
 
 
-def sampled():
-    rows = []
-    for run in RUNS:
-        rows.append(dict(run=run, metric="llc", value=6.0, stderr=0.2))
-        rows += [
-            dict(run=run, metric="excess", index=5 * i, chain=chain, value=v)
-            for chain in range(4)
-            for i, v in enumerate(6 + np.random.default_rng(chain).normal(size=80), 1)
-        ]
-    return llc.draw(table(rows))
-
-
 def shapes():
     metrics = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4", "effective_rank")
     rows = [
@@ -724,7 +712,6 @@ KINDS = {
     "flatness": flat,
     "geometry": shapes,
     "sharpness": sharp,
-    "llc": sampled,
     "stability": stable,
     "connectivity": lambda: connected(3),
     "connectivity, many": lambda: connected(5),

@@ -41,7 +41,6 @@ NUMERIC = {
             "lanczos",
             "landscape",
             "layers",
-            "llc",
             "losses",
             "matching",
             "piecewise_linear",
