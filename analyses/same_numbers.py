@@ -125,7 +125,6 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("spectrum", ("fedsol-cifar10",), {"k": 2}),
     ("spectrum", ("lora",), {"samples": 100, "k": 2, "trainable": True}),
     ("sharpness", ("fedsol-digits",), {"samples": 100, "m": 20}),
-    ("stability", ("plain",), {"every": 2}),
     ("trace", ("fedsol-digits",), {"samples": 100, "per": "tensor"}),
     ("trace", ("fedsol-digits",), {"samples": 100, "estimate": "hutchinson", "max_products": 20}),
     ("trace", ("fedavg-cifar10",), {}),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import density, sharpness, stability
+from fldiag.diagnostics import density, sharpness
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.connectivity import picture as connectivity
 from fldiag.diagnostics.doctor import picture as doctor
@@ -443,16 +443,6 @@ def shapes():
     return geometry.draw(table(rows))
 
 
-def stable():
-    rows = [
-        dict(metric=m, round=r, moment=moment, scope="global", value=v, stderr=v / 9)
-        for r, v in enumerate(0.5 + rng().random(6), 1)
-        for m in ("stability", "eigenvalue", "update_curvature", "gradient_alignment")
-        for moment in ("received", "trained")
-    ]
-    return stability.draw(table(rows))
-
-
 def flat():
     rows = []
     for r, v in enumerate(1 + rng().random(6), 1):
@@ -712,7 +702,6 @@ KINDS = {
     "flatness": flat,
     "geometry": shapes,
     "sharpness": sharp,
-    "stability": stable,
     "connectivity": lambda: connected(3),
     "connectivity, many": lambda: connected(5),
     "density": densities,

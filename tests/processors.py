@@ -53,7 +53,6 @@ NUMERIC = {
             "rounding",
             "sharpness",
             "spectrum",
-            "stability",
             "stacked",
             "trust",
             # training

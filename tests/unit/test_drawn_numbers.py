@@ -217,7 +217,6 @@ ELSEWHERE = {
     "leave-one-out": "test_leave_one_out.py",
     "lora": "test_lora.py",
     "sharpness": "test_sharpness.py",
-    "stability": "test_stability.py",
     "trace": "test_matching.py",
 }
 
