@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import density, sharpness
+from fldiag.diagnostics import connectivity, density, sharpness
 from fldiag.diagnostics.account import picture as account
-from fldiag.diagnostics.connectivity import picture as connectivity
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
@@ -484,7 +483,7 @@ def flat():
 
 
 def connected(models):
-    x, draw, rows = np.linspace(0, 1, 11), rng(), []
+    x, rows = np.linspace(0, 1, 11), []
     for i, (a, b) in enumerate(itertools.combinations(range(models), 2), 1):
         ends = dict(
             run=f"client {a}",
@@ -495,41 +494,11 @@ def connected(models):
             slice="train",
             n_examples=1000,
         )
-        for path, top in (("straight", i), ("curve", i / 5)):
-            rows += [
-                {
-                    **ends,
-                    "metric": "loss",
-                    "path": path,
-                    "x": v,
-                    "value": 1 + top * v * (1 - v),
-                    "stderr": 0.02,
-                }
-                for v in x
-            ]
-            rows.append(
-                {
-                    **ends,
-                    "metric": "barrier",
-                    "path": path,
-                    "x": 0.5,
-                    "value": top / 4,
-                    "stderr": 0.02,
-                }
-            )
-    rows += [
-        dict(metric="model_loss", run=f"client {k}", client=k, value=1.0) for k in range(models)
-    ]
-    shares = [*np.eye(models), np.full(models, 1 / models), *draw.dirichlet(np.ones(models), 40)]
-    rows += [
-        dict(
-            metric="mixture",
-            run="clients",
-            shares=" ".join(f"{a:.3f}" for a in s),
-            value=1 - (s**2).sum(),
-        )
-        for s in shares
-    ]
+        rows += [
+            {**ends, "metric": "loss", "x": v, "value": 1 + i * v * (1 - v), "stderr": 0.02}
+            for v in x
+        ]
+        rows.append({**ends, "metric": "barrier", "x": 0.5, "value": i / 4, "stderr": 0.02})
     return connectivity.draw(table(rows))
 
 

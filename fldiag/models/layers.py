@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +47,6 @@ _convolution_backward: Any = torch.ops.aten.convolution_backward
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 Chain = Sequence[tuple[str, nn.Module]]
-#: What a layer does with the units (channels, features) of its input: ``mixes`` them into new ones (weight [units, units of the
-#: input, ...]), ``scales`` each by numbers of its own, ``preserves`` them, or ``flattens`` the positions of each side by side.
-UnitsRule = Literal["mixes", "scales", "preserves", "flattens"]
 
 
 def always(m: Any) -> bool:
@@ -71,14 +68,6 @@ def no_obstacle(m: Any) -> str | None:
 def apply_layer(m: Any, name: str, views: Views, x: Tensor, rows: int) -> Tensor:
     """The ``stacked`` rule of a layer without weights that treats examples and channels alike."""
     return m(x)
-
-
-def no_units(m: Any) -> UnitsRule | None:
-    return None
-
-
-def preserves_units(m: Any) -> UnitsRule | None:
-    return "preserves"
 
 
 def layer_input(m: Any, a: Tensor) -> Tensor:
@@ -111,7 +100,6 @@ class Layer:
     ``monotone``: its output, number by number, never falls as the input rises. ``takes_maximum``: its output is the maximum
     over some positions; it can then change places with a monotone layer.
     ``random``: it draws random numbers in training mode.
-    ``units(m)``: how the layer lets the order of its input's units be changed; None where it does not, or is not known to.
     ``channels_last``: without gradients it is faster in that memory format.
     """
 
@@ -130,7 +118,6 @@ class Layer:
     monotone: bool = False
     takes_maximum: bool = False
     random: bool = False
-    units: Callable[[Any], UnitsRule | None] = no_units
     channels_last: bool = False
 
 
@@ -237,7 +224,6 @@ LINEAR = Layer(
     obstacle=no_obstacle,
     macs=lambda m, out: out.numel() * m.in_features,
     slim=_slim_linear,
-    units=lambda m: "mixes",
 )
 
 
@@ -354,7 +340,6 @@ CONV2D = Layer(
     obstacle=lambda m: None if _pads_with_zeros(m) else f"pads in mode {m.padding_mode!r}",
     macs=_convolution_macs,
     slim=_slim_convolution,
-    units=lambda m: "mixes" if m.groups == 1 else None,
     channels_last=True,
 )
 
@@ -454,11 +439,9 @@ BATCH_NORM = Layer(
     obstacle=_batch_norm_obstacle,
     slim=_slim_batch_norm,
     mixes_examples=_uses_batch_statistics,
-    units=lambda m: "scales",
 )
 GROUP_NORM = Layer(
     slim=_slim_group_norm,
-    units=lambda m: "scales" if m.num_groups in (1, m.num_channels) else None,
 )
 
 
@@ -509,14 +492,11 @@ RELU = Layer(
     links=single(lambda m: Positive()),
     obstacle=no_obstacle,
     monotone=True,
-    units=preserves_units,
 )
-LEAKY_RELU = Layer(
-    links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle, units=preserves_units
-)
+LEAKY_RELU = Layer(links=single(lambda m: Slopes(m.negative_slope)), obstacle=no_obstacle)
 #: Piecewise linear, with more than one kink.
-CLIPPED = Layer(obstacle=no_obstacle, units=preserves_units)
-SMOOTH = Layer(stacked=apply_layer, units=preserves_units)
+CLIPPED = Layer(obstacle=no_obstacle)
+SMOOTH = Layer(stacked=apply_layer)
 
 
 # Pooling over positions of an image
@@ -584,12 +564,9 @@ MAX_POOL = Layer(
     links=single(MaxPool),
     obstacle=no_obstacle,
     takes_maximum=True,
-    units=preserves_units,
 )
-AVERAGE_POOL = Layer(
-    stacked=apply_layer, links=single(LinearMap), obstacle=no_obstacle, units=preserves_units
-)
-ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle, units=preserves_units)
+AVERAGE_POOL = Layer(stacked=apply_layer, links=single(LinearMap), obstacle=no_obstacle)
+ADAPTIVE_MAX_POOL = Layer(obstacle=no_obstacle)
 
 
 # Layers that rearrange, copy or pass on their input, and dropout, which passes it on in eval mode
@@ -633,20 +610,18 @@ FLATTEN = Layer(
     takes_rows=True,
     links=single(lambda m: FlattenLink()),
     obstacle=no_obstacle,
-    units=lambda m: "flattens" if _flattens_all_but_examples(m) else None,
 )
-IDENTITY = Layer(stacked=apply_layer, links=_no_links, obstacle=no_obstacle, units=preserves_units)
+IDENTITY = Layer(stacked=apply_layer, links=_no_links, obstacle=no_obstacle)
 DROPOUT = Layer(
     fits=lambda m: not m.training,
     links=_no_links,
     obstacle=no_obstacle,
     random=True,
-    units=preserves_units,
 )
 #: Linear, with neither a stacked form nor links.
 UNFLATTEN = Layer(obstacle=no_obstacle)
-PADDING = Layer(obstacle=no_obstacle, units=preserves_units)
-UPSAMPLE = Layer(obstacle=_upsample_obstacle, units=preserves_units)
+PADDING = Layer(obstacle=no_obstacle)
+UPSAMPLE = Layer(obstacle=_upsample_obstacle)
 
 
 #: By the exact type: a subclass may compute anything.

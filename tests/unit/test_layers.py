@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.layers import (
     LAYERS,
     Layer,
@@ -110,7 +109,7 @@ def dense(p):
 def test_without_an_entry_everything_goes_the_general_way():
     p = problem()
     assert chain_of(net()) is None and not Network(net()).stackable
-    assert p.hessian().form == "double backward" and Evaluator(p, [p.w]).chain is None
+    assert p.hessian().form == "double backward"
     assert "(Gain) holds weights outside affine layers" in inexact(p)
     assert (
         diagonal_of(p, max_products=30).estimator.startswith("hutchinson")
@@ -144,14 +143,6 @@ def test_curvature_is_computed_by_the_entry(known):
     assert inexact(p) is None and d.estimator == "exact"
     assert torch.allclose(d.values, expected.diagonal(), rtol=1e-9, atol=1e-12)
     assert diagonal_of(p, entries=False).trace == pytest.approx(float(expected.trace()), rel=1e-12)
-
-
-def test_surfaces_are_evaluated_by_the_entry(known):
-    p = problem()
-    direction = torch.randn(p.layout.size, dtype=torch.float64)
-    evaluator = Evaluator(p, [direction])
-    assert evaluator.chain is not None
-    assert evaluator(0.3)[0] == pytest.approx(p.loss(p.w + 0.3 * direction)[0], rel=1e-12)
 
 
 def test_a_sub_network_is_cut_by_the_entry(known, monkeypatch):
@@ -201,11 +192,7 @@ def test_a_rule_left_out_falls_back_alone(known, monkeypatch):
     )
     p = problem()
     assert Network(net()).stackable
-    assert (
-        p.hessian().form == "double backward"
-        and inexact(p) is not None
-        and Evaluator(p, [p.w]).chain is None
-    )
+    assert p.hessian().form == "double backward" and inexact(p) is not None
 
 
 def test_settings_that_do_not_fit_fall_back(known, monkeypatch):

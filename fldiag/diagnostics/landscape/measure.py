@@ -55,7 +55,7 @@ class Plane:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.problem, list(self.directions), reach=float(self.axis[-1]))
+        return Evaluator(self.problem, list(self.directions))
 
 
 @dataclass(frozen=True)
