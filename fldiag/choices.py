@@ -8,8 +8,6 @@ from pydantic import Field, JsonValue
 
 #: The Hessian, or the Gauss-Newton matrix.
 Matrix = Literal["hessian", "ggn"]
-#: The Fisher matrix: exact, by sampled labels (Monte Carlo), with the labels of the data.
-Fisher = Literal["fisher", "fisher-mc", "fisher-empirical"]
 #: Which end of a spectrum; magnitude: both.
 Which = Literal["largest", "smallest", "magnitude"]
 #: Whether models are evaluated side by side.

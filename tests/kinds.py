@@ -416,7 +416,7 @@ def sharp():
         dict(run=run, metric=f"{kind}_{case}", value=v, stderr=v / 9)
         for run, v in (("fedsol-digits", 0.04), ("fedavg-digits", 0.05))
         for kind in ("adaptive", "plain")
-        for case in ("sharpness", "m_sharpness", "average")
+        for case in ("sharpness", "average")
     ]
     return sharpness.draw(table(rows))
 

@@ -34,7 +34,6 @@ NUMERIC = {
             "diagonal",
             "drift",
             "evaluator",
-            "fisher",
             "geometry",
             "grid",
             "hvp",

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fldiag.choices import Fisher, Matrix
+from fldiag.choices import Matrix
 from fldiag.curvature.finite_differences import Differences, DifferenceStep, best_step
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
 from fldiag.errors import FldiagError
-from fldiag.problem.fisher import fisher_operator
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.inputs import TensorData
 from fldiag.problem.memory import (
@@ -437,17 +436,13 @@ class Problem(Ingredients):
         self,
         layers: str | Sequence[str] | None = None,
         *,
-        matrix: Matrix | Fisher = "hessian",
-        draws: int = 1,
-        seed: int = 0,
+        matrix: Matrix = "hessian",
     ) -> Tensor:
-        """The Hessian, Gauss-Newton or Fisher matrix at ``.w`` as a dense matrix, or its block of some layers.
+        """The Hessian or Gauss-Newton matrix at ``.w`` as a dense matrix, or its block of some layers.
 
         Args:
             layers: names or patterns (``features.*``) of layers or of their tensors; None: the whole matrix.
-            matrix: hessian, ggn, or fisher, fisher-mc and fisher-empirical, as ``spectrum`` has them.
-            draws: labels that fisher-mc samples for each example.
-            seed: of these.
+            matrix: hessian or ggn (of the cross entropy also the Fisher matrix).
 
         Returns:
             [p, p] in float64, symmetric; rows and columns in the order of the weights. It takes p products.
@@ -455,15 +450,6 @@ class Problem(Ingredients):
         Raises:
             FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
         """
-        matrices = (*get_args(Matrix), *get_args(Fisher))
-        if matrix not in matrices:
-            raise FldiagError(
-                f"matrix = {matrix!r} is not known", f"use {', '.join(matrices)}", usage=True
-            )
-        if draws < 1:
-            raise FldiagError(
-                f"draws = {draws} is no number of labels", "use 1 or more", usage=True
-            )
         index = torch.arange(self.layout.size, device=self.device)
         if layers is not None:
             patterns = [layers] if isinstance(layers, str) else list(layers)
@@ -481,11 +467,7 @@ class Problem(Ingredients):
                 f"memory = {self.memory / 1e9:,.1f} GB",
                 "choose fewer layers, or a larger memory",
             )
-        operator: Operator
-        if matrix == "hessian" or matrix == "ggn":
-            operator = self.hessian(matrix=matrix)
-        else:
-            operator = fisher_operator(self, matrix, draws=draws, seed=seed)
+        operator = self.hessian(matrix=matrix)
         block, rows = OperatorBlock(operator, index), torch.eye(size, dtype=torch.float64)
         for i in range(size):
             rows[i] = block(rows[i].to(self.device)).cpu()
