@@ -143,7 +143,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("profile", ("fedsol-digits",), {"samples": 100, "directions": "random", "points": 7}),
     ("landscape", ("fedsol-digits",), {"samples": 100, "k": 2, "points": 11}),
     ("landscape", ("fedsol-digits",), {"samples": 100, "directions": "random", "points": 21}),
-    ("landscape", DIGITS, {"samples": 50, "directions": "random", "points": 5, "full": True}),
+    ("landscape", DIGITS, {"samples": 50, "directions": "random", "points": 5}),
     ("landscape", ("fedsol-cifar10",), {"directions": "random", "points": 3}),
     ("landscape", ("plain",), {"samples": 100, "directions": "pca", "points": 7}),
     ("landscape", ("plain",), {"samples": 100, "directions": "clients", "points": 7}),

@@ -649,7 +649,7 @@ def harmed_by_class():
 KINDS = {
     "learning": learning,
     "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
-    "landscape, log, notes": lambda: landscape.draw(surface(True), notes=True),
+    "landscape, log": lambda: landscape.draw(surface(True)),
     "account": accounted,
     "account, far": lambda: accounted(1e3),
     "matching": matched,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fldiag.curvature.cross_entropy import ClosedForm
 from fldiag.curvature.operator import Operator, add
 from fldiag.errors import FldiagError, out_of_memory
 from fldiag.params import Layout
@@ -30,9 +29,9 @@ Parts = list[Tensor | None]
 
 @contextlib.contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Graphs are recorded, attention runs in a kernel that has a second derivative, which the fused ones have not, and cross
-    entropy of many classes keeps less. What was allowed before is allowed again afterwards, also after an exception."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), ClosedForm():
+    """Graphs are recorded, and attention runs in a kernel that has a second derivative, which the fused ones have not. What
+    was allowed before is allowed again afterwards, also after an exception."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 

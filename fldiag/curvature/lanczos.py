@@ -10,7 +10,7 @@ rounding did to the recurrence.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, get_args
@@ -65,36 +65,6 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, **options: 
             vectors.append(steps.send(operator(vectors.pop())))
         except StopIteration as end:
             return end.value
-
-
-def batched_lanczos(
-    operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]], searches: Sequence[Steps]
-) -> list[EigenPairs | FldiagError]:
-    """Several searches in lockstep, whose products are taken together; of each its result, or why it failed.
-
-    ``operator(active)`` gives the products [len(active), P] -> [len(active), P] of these searches. It is called for
-    another one when a quarter of the searches it serves have come to their end; until then, those get zeros.
-    """
-    results: dict[int, EigenPairs | FldiagError] = {}
-    vectors = {i: next(search) for i, search in enumerate(searches)}
-    active: list[int] = []
-    while vectors:
-        if not active or 4 * len(vectors) <= 3 * len(active):
-            active = sorted(vectors)
-            multiply = operator(active)
-        zero = torch.zeros_like(next(iter(vectors.values())))
-        products = multiply(torch.stack([vectors.get(i, zero) for i in active]))
-        for i, product in zip(active, products, strict=True):
-            if i not in vectors:
-                continue
-            try:
-                vectors[i] = searches[i].send(product)
-            except StopIteration as end:
-                results[i] = end.value
-            except FldiagError as error:
-                results[i] = error
-        vectors = {i: v for i, v in vectors.items() if i not in results}
-    return [results[i] for i in range(len(searches))]
 
 
 @dataclass

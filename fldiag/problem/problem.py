@@ -25,9 +25,8 @@ from fldiag.problem.memory import (
     batch_size,
     graphs_to_keep,
     recomputing_gradient,
-    room_for_graphs,
 )
-from fldiag.problem.operators import Batches, agrees, block_index, by_hand, double_backward
+from fldiag.problem.operators import Batches, block_index, double_backward
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
@@ -391,9 +390,6 @@ class Problem(Ingredients):
         """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
         ``H(v) -> Hv`` in float64.
 
-        Products are written by hand for sequential networks (``form`` "r-operator"), else by "double backward". Those by
-        hand are compared with double backward once, on a few examples and a random vector, and never used where they disagree.
-
         With ``keep``, what does not depend on v stays alive between products as far as ``memory.room_for_graphs`` reaches;
         ``release()`` frees it. ``w`` is copied; weights that you change yourself (``problem.w``) are not.
 
@@ -421,14 +417,9 @@ class Problem(Ingredients):
         self.probe()
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
         memory = self.memory if keep else 0
-        product: Operator | None = None
-        if self.recall(("agrees", matrix), lambda: agrees(self, matrix)):
-            room = room_for_graphs(w, memory)
-            product = by_hand(self, matrix, w, batches, self._shares, room=room)
-        if product is None:
-            graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
-            graphs = graphs_to_keep(graph, len(batches), w, memory)
-            product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
+        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
+        graphs = graphs_to_keep(graph, len(batches), w, memory)
+        product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
         product.shift = self.weight_decay
         return product
 

@@ -132,7 +132,7 @@ def test_arbitrary_directions_are_said_to_be(own):
 
 @pytest.mark.slow
 def test_a_plane_through_nets_with_batch_norm_tells_whose_statistics_count(own):
-    result = own("landscape", "normed", "--directions", "plane", "--points", 3, "--full", count=3)
+    result = own("landscape", "normed", "--directions", "plane", "--points", 3, count=3)
     assert "the surface has the buffers of the first checkpoint everywhere" in result.stderr
     points = table(result).query("metric == 'point'")
     assert points.buffers.tolist() == ["own"] * 3

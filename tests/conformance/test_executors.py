@@ -85,7 +85,7 @@ def test_of_several_checkpoints(trained, name):
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_a_landscape_of_one_checkpoint(trained, executor):
-    same(trained.checkpoint(3), "landscape", executor, points=9, full=True, samples=100)
+    same(trained.checkpoint(3), "landscape", executor, points=9, samples=100)
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])

@@ -157,18 +157,14 @@ def rows_along(
     return [*rows, *result["rows"]]
 
 
-def rows_between(
-    problem: Problem, ends: Mapping[Any, Any], points: int, clients: bool
-) -> list[Row]:
-    """Of straight paths to other models the losses, and barrier and length. ``clients``: integer labels are clients."""
+def rows_between(problem: Problem, ends: Mapping[int, Any], points: int) -> list[Row]:
+    """Of straight paths to the models of clients the losses, and barrier and length."""
     places = np.linspace(0.0, 1.0, points)
     lines = Lines(problem, list(ends.values()), to_models=True)
     rows: list[Row] = []
-    for i, (label, line_rows) in enumerate(zip(ends, loss_rows(lines, places), strict=True)):
+    for i, (client, line_rows) in enumerate(zip(ends, loss_rows(lines, places), strict=True)):
         path = lines.path(i)
-        columns: Row = {"index": i + 1}
-        if clients and isinstance(label, int):
-            columns["client"] = label
+        columns: Row = {"index": i + 1, "client": client}
         if path.buffers:
             columns["buffers"] = path.buffers
         losses = np.array([row["value"] for row in line_rows])
