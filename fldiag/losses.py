@@ -86,16 +86,6 @@ def predicted(outputs: Tensor) -> Tensor:
     return (outputs.squeeze(-1) > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
 
 
-def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross entropy [...] of each example, and the gradient of their sum with these weights [...] in the outputs [..., C].
-
-    The same bits as autograd's.
-    """
-    logs, at = F.log_softmax(outputs, -1), y.unsqueeze(-1)
-    slope = torch.zeros_like(logs).scatter_(-1, at, -weight.unsqueeze(-1))  # in the log-softmax
-    return -logs.gather(-1, at).squeeze(-1), _log_softmax_backward(slope, logs, -1, logs.dtype)
-
-
 def half_squared_error(
     outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean"
 ) -> Tensor:

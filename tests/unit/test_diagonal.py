@@ -15,7 +15,7 @@ from fldiag.curvature.lanczos import krylov
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
-from fldiag.models import kernels
+from fldiag.models import squares as kernels
 from fldiag.models.bert import Bert
 from fldiag.models.layers import LAYERS, LINEAR
 from fldiag.problem import diagonal as module
