@@ -119,7 +119,6 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
         {"samples": 100, "k": 2, "which": "magnitude", "strict": True},
     ),
     ("spectrum", ("fedsol-digits",), {"samples": 100, "k": 2, "engine": "pyhessian"}),
-    ("spectrum", ("fedsol-digits",), {"samples": 50, "k": 2, "differences": True}),
     ("spectrum", ("fedsol-digits",), {"samples": 50, "k": 2, "precision": "fp64"}),
     ("spectrum", ("fedsol-cifar10",), {"k": 2}),
     ("spectrum", ("lora",), {"samples": 100, "k": 2, "trainable": True}),

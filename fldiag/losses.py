@@ -30,8 +30,6 @@ GUARD = 1e-12
 #: Label of what counts for nothing: transformers' models and torch's losses pass over it unless told otherwise.
 IGNORED = -100
 
-_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
-
 
 # -- losses of a model's outputs
 

@@ -67,7 +67,7 @@ def _refuse_dead_ends(gradients: Parts) -> None:
         if node.name().endswith("::Error"):
             raise FldiagError(
                 "the model cannot be differentiated twice: it uses a once_differentiable function",
-                "give that function a differentiable backward, or use differences = True",
+                "give that function a differentiable backward",
             )
         visited.add(node)
         stack += [following for following, _ in node.next_functions]
@@ -83,7 +83,7 @@ def _second_derivative(
             raise
         raise FldiagError(
             f"the model cannot be differentiated twice: {error}",
-            "replace that operation by a twice differentiable one, or use differences = True",
+            "replace that operation by a twice differentiable one",
         ) from error
     return [part if part is None else part.detach() for part in parts]
 
