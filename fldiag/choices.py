@@ -10,8 +10,6 @@ from pydantic import Field, JsonValue
 Matrix = Literal["hessian", "ggn"]
 #: Which end of a spectrum; magnitude: both.
 Which = Literal["largest", "smallest", "magnitude"]
-#: Whether models are evaluated side by side.
-Stack = Literal["auto", "on", "off"]
 
 #: The proximal losses that need nothing but the received model.
 Proximal = Literal["kl", "l2"]
