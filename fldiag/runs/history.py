@@ -73,7 +73,7 @@ class History:
         stack: evaluate models side by side: auto, on or off.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: in which everything is evaluated.
-        memory, allow: as for ``Problem``.
+        memory: as for ``Problem``.
         files: name -> sha256 of what the weights are read from, which then tells histories apart.
         notes: what is known to be missing.
         steps: round -> what training recorded of its local steps.
@@ -107,7 +107,6 @@ class History:
         files: Mapping[str, str | None] | None = None,
         notes: Sequence[str] = (),
         steps: Callable[[int], pd.DataFrame | None] | None = None,
-        allow: str = "",
     ):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(
@@ -128,7 +127,7 @@ class History:
             samples,
             int(memory),
         )
-        self._dataset, self.allow = dataset, allow
+        self._dataset = dataset
         self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._pool = (
             None
@@ -179,7 +178,6 @@ class History:
         model: Any = None,
         data: Any = None,
         name: str | None = None,
-        allow: str = "",
     ) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
@@ -253,7 +251,6 @@ class History:
             },
             steps=lambda r: run.steps(r) if r in run.recorded else None,
             notes=[*notes, *origin],
-            allow=allow,
         )
         options = {
             "rounds": rounds,
@@ -267,7 +264,6 @@ class History:
             "model": model,
             "data": data,
             "name": name,
-            "allow": allow,
         }
         history.recipe = run.path.absolute(), options, run.allow_code
         history.run = run
@@ -626,7 +622,6 @@ class History:
             device=self.device,
             memory=self.memory,
             labels={**self.labels, **labels},
-            allow=self.allow,
         )
         problem.shared = self._shared
         return problem

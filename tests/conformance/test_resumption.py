@@ -81,7 +81,7 @@ def adapted():
 CASES = {
     "connectivity": (
         lambda: [network(seed) for seed in range(3)],
-        {"curve": 3, "points": 3, "refine": 0, "mixtures": 2},
+        {"points": 3},
     ),
     "density": (network, {"k": 2, "steps": 5}),
     "profile": (network, {"points": 5}),

@@ -156,7 +156,7 @@ def test_parts_that_cannot_be_kept_do_not_end_the_work(tmp_path):
     problem = fldiag.Problem(
         net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
     )
-    asked = {"directions": "random", "points": 5, "full": True}
+    asked = {"directions": "random", "points": 5}
     told.clear()
     found = fldiag.diagnose(
         problem, "landscape", cache=tmp_path / "file" / "cache", tell=told.append, **asked

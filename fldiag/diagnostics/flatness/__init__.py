@@ -90,6 +90,9 @@ def flatness(
     - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean. Not
       along the local steps: what a run records of them are numbers, not the weights, which it would need.
     - ``gradient_score``: norm of the gradient of the test loss at w_k, whole and by layer; and its mean.
+    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round), and its mean. Above 1, gradient
+      descent without momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read).
+      None where the run does not say lr, or its optimizer is not SGD.
     - Of all rounds, with u the server's updates w_new - w_old: ``momentum_echo`` <u, u'> / (||u|| ||u'||) of a round's update
       and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round; ``stderr`` as if these were
       independent: too small where one update is like the next).

@@ -13,7 +13,7 @@ from fldiag.results.table import Row
 
 MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
 #: Measured of each client, and summed up by a plain mean.
-AVERAGED = ("flatness_distance", "perturbation_misalignment", "gradient_score")
+AVERAGED = ("flatness_distance", "perturbation_misalignment", "gradient_score", "stability")
 
 
 def gaps(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
@@ -113,13 +113,14 @@ def means(rows: Sequence[Row]) -> list[Row]:
         values = np.array(
             [row["value"] for row in members if row["value"] is not None], dtype=float
         )
+        slices = {"gradient_score": members[0]["slice"], "stability": "client:*/train"}
         about: Row = {
             "metric": metric,
             "moment": moment,
             "layer": layer,
             "scope": "global",
-            "estimator": "exact",
-            "slice": members[0]["slice"] if metric == "gradient_score" else "train",
+            "estimator": members[0]["estimator"],
+            "slice": slices.get(metric, "train"),
             "n_clients": len(values),
         }
         if not len(values):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def flatness_of(
         weights = record.client(record.ids.index(client))
         columns["moment"] = "trained"
         result = point_flatness(history, weights, slice_, columns, f"client {client}", settings)
-        rows += result["rows"]
+        rows += result["rows"] + stability_rows(result["rows"], history.training, round)
         failures += result["failures"]
         rows.append(
             cosine_row(
@@ -150,6 +150,23 @@ def point_flatness(
         return {"rows": [], "failures": [(text, columns.get("client"))]}
     columns = {**columns, "n_examples": problem.n}
     return {"rows": [{**columns, **row} for row in rows], "failures": []}
+
+
+def stability_rows(rows: Sequence[Row], training: Mapping[str, Any], round: int) -> list[Row]:
+    """lr lambda_1 / 2 for the lambda_1 among a client's rows; none where no learning rate of SGD is known."""
+    if training.get("lr") is None or training.get("optimizer", "sgd") != "sgd":
+        return []
+    half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (round - 1) / 2
+    return [
+        {
+            **row,
+            "metric": "stability",
+            "value": half * row["value"],
+            **{error: half * row[error] for error in ("residual", "bound")},
+        }
+        for row in rows
+        if row["metric"] == "eigenvalue"
+    ]
 
 
 def gradient(history: History, weights: Weights, examples: slice) -> Tensor:

@@ -32,6 +32,7 @@ GRADIENTS = {
     "flatness_distance": "flatness distance",
     "perturbation_misalignment": "perturbation misalignment",
     "gradient_score": "gradient score",
+    "stability": "lr λ1 / 2",
 }
 ECHO = {"lag": "lag", "value": "momentum echo", "stderr": "± stderr", "rounds": "pairs of rounds"}
 #: Rounds shown.

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.diagnostics.landscape.surfaces import SAME, by_round
 from fldiag.diagnostics.profile.summary import summary as of_lines
 from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
@@ -26,16 +25,13 @@ SUMMARY = {
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-
     if options["directions"] == "clients":
         yield from of_lines(frame, options)
         return
-    parts = {run if r is None else f"{run}, round {r}": rows for run, r, rows in by_round(frame)}
+    parts = {str(run): rows for run, rows in frame.groupby("run", sort=False)}
     rows = [_row(part, name) for name, part in parts.items()]
     ratios = {key: f"λ1/λ{key[6:]}" for row in rows for key in row if key.startswith("ratio_")}
     yield Small(rows, {**SUMMARY, **ratios})
-    if options.get("rounds") is not None and len(parts) > 1:
-        yield Say(SAME)
     for name, part in parts.items():
         yield from _trust(part, f"{name}: " if len(parts) > 1 else "")
 
