@@ -21,6 +21,7 @@ from fldiag.runs.run import Run
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import score_rows
 from fldiag.training.server import Federation, merge
+from fldiag.training.setup import Setup
 
 #: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
 SMALL = 100_000_000
@@ -97,8 +98,15 @@ def client_bytes(config: Config, model_bytes: int) -> int:
     return (count_checkpoints(config) if is_every else 1) * (len(clients) + 1) * model_bytes
 
 
+def disk_bytes(setup: Setup) -> int:
+    """What the weights of a run take on disk, without its tables: models, the clients' states, one for the server."""
+    config, size = setup.config, setup.model_bytes
+    states = config.clients.total * len(setup.method.client_init(setup.initial())) + 1
+    return size * (count_checkpoints(config) + states) + client_bytes(config, size)
+
+
 def describe_clients(config: Config, model_bytes: int) -> str:
-    """For the forecast and the start of a run: which rounds hold whose weights, and why."""
+    """For the start of a run: which rounds hold whose weights, and why."""
     clients, size = config.checkpoint.clients, client_bytes(config, model_bytes) / 1e6
     if clients == "none":
         return "checkpoints hold no client's weights (checkpoint.clients = none)"
