@@ -1,4 +1,4 @@
-"""The verbs of run folders and files: list and thin runs, bring results in from other programs and out to them."""
+"""The verbs of run folders and files: list and thin runs, bring results in from other programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import typer
 
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
-from fldiag.cli.options import Data, Debug, Download, Json, Out, Root, TrustFile
-from fldiag.diagnosis.places import prepare
-from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
+from fldiag.cli.options import Data, Debug, Download, Json, Root, TrustFile
+from fldiag.errors import FldiagError, counted, short_path
 
 if TYPE_CHECKING:
     from fldiag.runs.run import Run
@@ -264,50 +263,3 @@ def convert(
             rows = [rows[i * (len(rows) - 1) // 11] for i in range(12)]
         console.table(rows, columns)
         console.done(output.path / "run.json", output.path)
-
-
-@app.command(rich_help_panel="Files")
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    to: Annotated[str, typer.Option(help="tensorboard, wandb (offline) or mlflow (local store).")],
-    table: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="More tables to export, csv or parquet (those in "
-            "RUN/diagnostics are always exported)."
-        ),
-    ] = None,
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="Also export the numbers of each client.")
-    ] = False,
-    out: Out = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Export a run's metrics and diagnostics to TensorBoard, Weights & Biases or MLflow; nothing is sent over the network.
-
-    Example: fldiag export checkpoints/digits-fedavg-s0-1a2b3c4d --to tensorboard
-    """
-    with errors(debug):
-        from fldiag.diagnosis.subjects import load
-        from fldiag.integrations import trackers
-        from fldiag.runs.run import Run
-
-        console = Console(json)
-        if to not in trackers.WRITERS:
-            raise unknown("format", to, trackers.WRITERS)
-        subject = load(run)
-        if not isinstance(subject, Run):
-            raise FldiagError(f"{run} is one checkpoint", "give the run's folder", usage=True)
-        scalars = trackers.collect(subject, table or [], per_client=per_client)
-        folder = prepare(out or subject.path / "export" / to)
-        check_name(folder)
-        with console.progress(f"{len(scalars.series)} numbers to {to}"):
-            output = trackers.WRITERS[to](scalars, folder)
-        row = {
-            "run": subject.path.name,
-            "series": scalars.series["tag"].nunique(),
-            "numbers": len(scalars.series),
-        }
-        console.table([row], {name: name for name in row})
-        console.done(output)

@@ -86,8 +86,6 @@ CALLS = [
     ("prune empty", 2, "has no run.json"),
     ("convert / out", 2, "all files of this machine|folder that holds the clients' files"),
     ("convert CKPT /", 2, "not a conversion"),
-    ("export CKPT --to tensorboard", 2, "one checkpoint"),
-    ("export empty --to tensorbord", 2, "did you mean 'tensorboard'?"),
     ("drift checkpoints/nothing", 2, "checkpoints/nothing is not there"),
     ("drift empty", 2, "has no run.json"),
     ("drift deep_run", 1, "deep_run/run.json|nested more than 110 levels deep"),

@@ -113,7 +113,6 @@ def every_verb(run, tmp_path):
         ["report", run, "--compute"],
         ["runs", run],
         ["prune", run, "--dry-run"],
-        ["export", run, "--to", "tensorboard"],
         ["convert", file, tmp_path / "x.safetensors"],
     )
 
