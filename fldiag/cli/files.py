@@ -150,21 +150,18 @@ def convert(
         Path,
         typer.Argument(
             metavar="IN",
-            help="A .pt or .safetensors file, a folder of per-client files, or an array of all clients (.npy).",
+            help="A folder of per-client files, or of global models.",
         ),
     ],
     target: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT", help="The file in the other format, or the run folder to make."
-        ),
+        typer.Argument(metavar="OUT", help="The run folder to make."),
     ],
     pattern: Annotated[
         str | None,
         typer.Option(
             help="Paths of the clients' files, such as "
-            "'round_{round}/client_{client}.pt' (* stands for any text; not "
-            "needed where a word before each number says what it is)."
+            "'round_{round}/client_{client}.pt' (* stands for any text)."
         ),
     ] = None,
     global_pattern: Annotated[
@@ -209,14 +206,13 @@ def convert(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Convert .pt to .safetensors or back (with the manifest), or turn a folder of client checkpoints into a run.
+    """Turn a folder of client checkpoints, or of global models, into a run.
 
     Example: fldiag convert received/ checkpoints/theirs --pattern 'round_{round}/client_{client}.pt' --model small_cnn
     --data digits --partition partition.json
     """
     with errors(debug):
         from fldiag.integrations.convert import convert as convert_files
-        from fldiag.runs.run import Run
 
         console = Console(json)
         columns = {
@@ -237,7 +233,7 @@ def convert(
                     rows.append({key: event[key] for key in columns if key in event})
                     progress(event["done"], event["total"], f"round {event['round']}")
 
-            output = convert_files(
+            converted = convert_files(
                 source,
                 target,
                 pattern=pattern,
@@ -255,11 +251,9 @@ def convert(
                 download=download,
                 on_event=on_event,
             )
-        if not isinstance(output, Run):
-            return console.done(output)
         if not any("loss" in row for row in rows):
             del columns["accuracy"], columns["loss"]
         if len(rows) > 12:
             rows = [rows[i * (len(rows) - 1) // 11] for i in range(12)]
         console.table(rows, columns)
-        console.done(output.path / "run.json", output.path)
+        console.done(converted.path / "run.json", converted.path)

@@ -85,7 +85,6 @@ CALLS = [
     ("runs empty", 2, "there is no run under empty"),
     ("prune empty", 2, "has no run.json"),
     ("convert / out", 2, "all files of this machine|folder that holds the clients' files"),
-    ("convert CKPT /", 2, "not a conversion"),
     ("drift checkpoints/nothing", 2, "checkpoints/nothing is not there"),
     ("drift empty", 2, "has no run.json"),
     ("drift deep_run", 1, "deep_run/run.json|nested more than 110 levels deep"),

@@ -195,8 +195,6 @@ def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
         ["drift", umlaut.path],
         ["report", umlaut.path, "--out", "seite é"],
         ["runs", umlaut.path.parent],
-        ["convert", one, "gewichte ü.safetensors"],
-        ["spectrum", "gewichte ü.safetensors", "--k", "1"],
     ):
         result = invoke(*words)
         assert result.exit_code == 0, (words, result.output)
