@@ -181,7 +181,7 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how is None or (how == "none" and dataset.tokens):
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
-    if dataset.is_lazy or dataset.tokens:
+    if dataset.tokens:
         raise FldiagError(
             f"data set {dataset.name!r} cannot be normalised in another way",
             "leave out data.normalise",

@@ -75,7 +75,7 @@ def examples_of(
 
 def _arrays_to_keep(dataset: Dataset) -> dict[str, np.ndarray] | None:
     """What an npz file holds of a data set, to be read as the same; None where it is too large, or more than such a file says."""
-    if dataset.is_lazy or dataset.words is not None or dataset.repeat > 1 or dataset.side:
+    if dataset.words is not None or dataset.repeat > 1 or dataset.side:
         return None
     parts = dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y
     targets = parts[1], parts[3]

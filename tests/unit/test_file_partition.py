@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import fldiag
 from fldiag import Config, FldiagError, identity
 from fldiag.config_files import partition_digest, read_partition
-from fldiag.data import load, partition
-from fldiag.data.public import deal
+from fldiag.data import partition
 from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
@@ -107,10 +106,7 @@ def test_sections_that_are_refused(tmp_path, monkeypatch, section, words):
         fldiag.config.build({"partition": section})
 
 
-def test_data_made_client_by_client_and_public_examples_are_refused(tmp_path):
-    file = write(tmp_path / "p.json", THREE)
-    with pytest.raises(FldiagError, match="made client by client"):
-        deal(load("synthetic"), of_file(file).partition, 3)
+def test_public_examples_are_refused(tmp_path):
     everything = write(tmp_path / "all.json", np.arange(EXAMPLES).reshape(3, -1).tolist())
     with pytest.raises(
         FldiagError, match=r"client \d has example \d+, which data.public = holdout"
