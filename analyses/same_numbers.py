@@ -178,8 +178,8 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ),
     ("leave-one-out", ("plain",), {"last": [1, 2]}),
     ("leave-one-out", ("lora",), {"last": [1], "slice": "test"}),
-    ("personalise", ("plain",), {"epochs": [0, 1], "knn": True}),
-    ("personalise", ("lora",), {"epochs": [1], "clients": "0,1"}),
+    ("personalise", ("plain",), {"epochs": [0, 1]}),
+    ("personalise", ("lora",), {"epochs": [1]}),
     ("client-floor", ("plain",), {"epochs": [1, 2]}),
 ]
 TRAINING = "training"
