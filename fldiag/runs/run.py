@@ -436,11 +436,6 @@ class Run:
         if name != before:
             self.index["files"].pop(before, None)
 
-    def forget(self, rounds: Iterable[int]) -> None:
-        """The checkpoints of these rounds go, once the next ``append`` or ``commit`` has said so."""
-        for r in rounds:
-            self.index["files"].pop(self.round_file(r), None)
-
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """More metrics, written by the next ``append`` or ``commit``. They say nothing of run, method and seed."""
         self.rows += rows

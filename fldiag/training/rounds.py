@@ -263,9 +263,7 @@ def _loop(
     while federation.t < config.rounds:
         former = federation.w, federation.buffers
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        is_stored = (
-            config.checkpoint.keep > 0 or t % config.checkpoint.every == 0 or t == config.rounds
-        )
+        is_stored = t % config.checkpoint.every == 0 or t == config.rounds
         unsampled: list[CohortResult] = []
         if is_stored and (ids := unsampled_clients(federation)):
             unsampled.append(federation.train(ids, pool.map))

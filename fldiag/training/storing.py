@@ -65,8 +65,8 @@ def round_rows(
 
 
 def count_checkpoints(config: Config) -> int:
-    """How many rounds stay stored: every ``checkpoint.every``-th and the last, or the last few."""
-    return min(config.rounds, -(-config.rounds // config.checkpoint.every) + config.checkpoint.keep)
+    """How many rounds are stored: every ``checkpoint.every``-th and the last."""
+    return -(-config.rounds // config.checkpoint.every)
 
 
 def every_round_holds_clients(config: Config, model_bytes: int) -> bool:
@@ -192,20 +192,7 @@ def store(run: Run, federation: Federation, results: list[CohortResult], receive
             "buffers": {n: b[rows].cpu() for n, b in result.buffers.items()},
         }
     run.put_checkpoint(t, manifest, {**views, **federation.buffers}, **extra)
-    run.forget(outdated_rounds(run, config, t))
     run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state})
-
-
-def outdated_rounds(run: Run, config: Config, t: int) -> list[int]:
-    """Rounds that were stored because they were among the last, and in round t are no more."""
-    if not config.checkpoint.keep:
-        return []
-    former = {extension["rounds"] for extension in run.index.get("extended", [])}
-    return [
-        r
-        for r in run.rounds
-        if r <= t - config.checkpoint.keep and r % config.checkpoint.every and r not in former
-    ]
 
 
 def partition_bytes(parts: Sequence[np.ndarray]) -> bytes:

@@ -95,14 +95,6 @@ def test_a_run_that_was_stopped_gets_more_rounds(tmp_path, whole):
     assert "extended" not in extended.index
 
 
-def test_the_last_rounds_that_are_kept(tmp_path):
-    keep = {"checkpoint": {"every": 4, "keep": 2}}
-    at_once = rounds.train(small(7, **keep), out=tmp_path / "whole")
-    assert at_once.rounds == [4, 6, 7]
-    rounds.train(small(3, **keep), out=tmp_path / "run")
-    same(rounds.train(small(7, **keep), out=tmp_path / "run", resume=True), at_once, more=[3])
-
-
 @pytest.mark.slow
 def test_an_extension_that_is_killed(short, whole, tmp_path):
     operation, tried = 0, 0
