@@ -36,7 +36,7 @@ def find_directions(
             return vars(rules.plane(problem, through))
         return vars(rules.pca(problem, through, workspace().show))
 
-    directions = Directions(**workspace().result("directions", compute))
+    directions = Directions(**compute())
     d1, d2 = (d.to(problem.device) for d in (directions.d1, directions.d2))
     return Directions(d1, d2, directions.rows, directions.reach)
 
