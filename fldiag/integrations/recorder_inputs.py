@@ -364,33 +364,6 @@ def weights_by_name(weights: Any, module: nn.Module, layout: Layout) -> dict[str
     )
 
 
-def vector_of(weights: Any, layout: Layout, label: str) -> Tensor:
-    """A vector [P] of one number for every parameter: of a mapping by their names, of arrays in their order, or of a flat one."""
-    if isinstance(weights, nn.Module):
-        weights = dict(weights.named_parameters())
-    if isinstance(weights, Mapping):
-        if lacking := [n for n in layout.names if n not in weights]:
-            raise FldiagError(
-                f"{label} lacks {lacking[0]}", "give a number for every parameter", usage=True
-            )
-        weights = [weights[n] for n in layout.names]
-    if not isinstance(weights, (Tensor, np.ndarray, list, tuple)):
-        raise FldiagError(
-            f"{label} is a {type(weights).__name__}",
-            "give a number for every parameter",
-            usage=True,
-        )
-    arrays = [weights] if isinstance(weights, (Tensor, np.ndarray)) else list(weights)
-    vector = torch.cat([_tensor(a).cpu().reshape(-1) for a in arrays])
-    if len(vector) != layout.size:
-        raise FldiagError(
-            f"{label} has {len(vector):,} numbers, and the model has {layout.size:,} parameters",
-            "give one number for every parameter",
-            usage=True,
-        )
-    return vector.float() if vector.dtype != torch.float64 else vector
-
-
 def _tensor(value: Any) -> Tensor:
     try:
         return value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))

@@ -38,8 +38,6 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
-PERSONAL = "holds parts of its clients' weights alone: the rest they keep to themselves"
-PERSONAL_REMEDY = "drift and lora compare the parts; for the rest record whole weights (clients=, received= by client)"
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
@@ -146,7 +144,6 @@ class History:
         # test examples of every client, where it has such of its own
         self.test_parts: Sequence[np.ndarray] | None = None
         # why only weights are known, and what to do
-        self.why_alone = ALONE, BARE
         # the section ``train`` of the run's config, as far as it is known
         self.training: dict[str, Any] = {}
         # numbers of training examples, where the partition is not known
@@ -201,7 +198,6 @@ class History:
         model_name = model if model is not None else first.config.get("model", {}).get("name")
         # a model that fldiag knows by its name is built for the data
         built_for_data = isinstance(model_name, str) and ":" not in model_name
-        has_personal = bool(run.origin.get("personal"))
         weights_alone = (
             bool(run.origin)
             and data is None
@@ -231,7 +227,7 @@ class History:
             notes.append(UNTESTED)
         history = History(
             module,
-            None if has_personal else dataset,
+            dataset,
             parts,
             {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
@@ -275,8 +271,6 @@ class History:
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )
-        if has_personal:
-            history.why_alone = PERSONAL, PERSONAL_REMEDY
         if "test_partition.npz" in run.index["files"]:
             history.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         if run.origin:
@@ -573,14 +567,14 @@ class History:
     def dataset(self) -> Dataset:
         """The federation's data. Raises FldiagError where only weights are known."""
         if self._dataset is None:
-            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._dataset
 
     @property
     def pool(self) -> ExamplePool:
         """All its examples. Raises FldiagError where only weights are known."""
         if self._pool is None:
-            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._pool
 
     # -- computing

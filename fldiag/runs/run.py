@@ -212,8 +212,8 @@ class Run:
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number, those ``outside`` the partition, and ``personal``, the tensors that clients
-        keep to themselves; empty for runs of fldiag. Raises FldiagError when it was edited."""
+        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag.
+        Raises FldiagError when it was edited."""
         origin = self.index.get("origin")
         if origin is None:
             return {}
@@ -224,7 +224,6 @@ class Run:
                 "names": {int(k): str(v) for k, v in origin["names"].items()},
                 "examples": {int(k): int(v) for k, v in origin["examples"].items()},
                 "outside": [int(k) for k in origin.get("outside", [])],
-                "personal": [str(name) for name in origin.get("personal", [])],
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FldiagError(
