@@ -147,22 +147,6 @@ def test_a_run_without_its_clients_states_is_not_extended(copy):
         rounds.train(small(7), out=copy.path, resume=True)
 
 
-def test_without_out_the_shorter_run_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    there = rounds.train(small(2))
-    with pytest.raises(
-        FldiagError,
-        match=r"is the same run with 2 rounds; continue that run: --out checkpoints/run-scaffold-s0-",
-    ) as caught:
-        rounds.train(small(4), resume=True)
-    assert str(there.path) in caught.value.remedy
-    extended = rounds.train(small(4), out=there.path, resume=True)
-    assert extended.path == there.path and extended.done == 4
-    with pytest.raises(FldiagError, match="is the same run with 4 rounds"):
-        rounds.train(small(4), resume=True)
-    assert rounds.train(small(4, lr=0.2), resume=True).done == 4  # another config: a new run
-
-
 def test_on_the_command_line(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
