@@ -38,8 +38,6 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
-PERSONAL = "holds parts of its clients' weights alone: the rest they keep to themselves"
-PERSONAL_REMEDY = "drift and lora compare the parts; for the rest record whole weights (clients=, received= by client)"
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
@@ -145,7 +143,6 @@ class History:
         # test examples of every client, where it has such of its own
         self.test_parts: Sequence[np.ndarray] | None = None
         # why only weights are known, and what to do
-        self.why_alone = ALONE, BARE
         # the section ``train`` of the run's config, as far as it is known
         self.training: dict[str, Any] = {}
         # numbers of training examples, where the partition is not known
@@ -199,7 +196,6 @@ class History:
         model_name = model if model is not None else first.config.get("model", {}).get("name")
         # a model that fldiag knows by its name is built for the data
         built_for_data = isinstance(model_name, str) and ":" not in model_name
-        has_personal = bool(run.origin.get("personal"))
         weights_alone = (
             bool(run.origin)
             and data is None
@@ -229,7 +225,7 @@ class History:
             notes.append(UNTESTED)
         history = History(
             module,
-            None if has_personal else dataset,
+            dataset,
             parts,
             {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
@@ -271,8 +267,6 @@ class History:
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )
-        if has_personal:
-            history.why_alone = PERSONAL, PERSONAL_REMEDY
         if "test_partition.npz" in run.index["files"]:
             history.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         if run.origin:
@@ -354,7 +348,6 @@ class History:
                 self,
                 rounds,
                 name=lambda r: f"round {r}",
-                kind=function.__name__,
                 function=function,
                 clients=clients,
                 options=options,
@@ -391,7 +384,6 @@ class History:
                 self,
                 [(record.round, client) for client in record.ids],
                 name=lambda item: f"round {item[0]}, client {item[1]}",
-                kind=function.__name__,
                 function=function,
                 options=options,
             )
@@ -404,7 +396,7 @@ class History:
                 rows += [{"client": client, "scope": "client", **row} for row in result["rows"]]
             return rows
 
-        return self.each_round(of_round, every_round=every_round, kind=function.__name__)
+        return self.each_round(of_round, every_round=every_round)
 
     def each_round(
         self,
@@ -412,7 +404,6 @@ class History:
         *,
         every_round: bool | None = False,
         clients: Clients = True,
-        kind: str = "rows",
     ) -> list[Row]:
         """The rows ``function(stored)`` of the stored rounds, one after the other in this process.
 
@@ -420,7 +411,6 @@ class History:
             function: the rows of one round. It may itself map what the round consists of (``workspace().map``).
             every_round: all rounds; else the last one.
             clients: as of ``map_rounds``.
-            kind: tells several calls of one diagnostic apart.
 
         Returns:
             The rows, in the order of the rounds.
@@ -443,7 +433,7 @@ class History:
         def results(rounds: list[int]) -> Iterator[Any]:
             for i, r in enumerate(rounds):
                 with workspace().part(i, len(rounds), f"round {r}" if len(rounds) > 1 else ""):
-                    yield workspace().result(f"{kind} of round {r}", lambda r=r: of_round(r))  # type: ignore[misc]
+                    yield of_round(r)
 
         return self._rows(results, every_round, clients)
 
@@ -573,14 +563,14 @@ class History:
     def dataset(self) -> Dataset:
         """The federation's data. Raises FldiagError where only weights are known."""
         if self._dataset is None:
-            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._dataset
 
     @property
     def pool(self) -> ExamplePool:
         """All its examples. Raises FldiagError where only weights are known."""
         if self._pool is None:
-            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._pool
 
     # -- computing

@@ -1,13 +1,11 @@
 """Lines: parabolas that touch, barriers that are what they are called, resuming, and which buffers were used."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import fldiag
 from fldiag.diagnostics.profile import profile
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
@@ -83,28 +81,6 @@ def test_the_parabola_touches_the_loss_at_the_weights(directions):
         )
     if directions == "eigen":
         assert values(frame, "curvature", 1)[0] == eigenpairs(p, 5, tol=1e-8).values[0]
-
-
-@pytest.mark.parametrize(
-    "directions, last", [("eigen", "line 1, point 2"), ("random", "line 2, point 1")]
-)
-def test_resumed_equals_uninterrupted(tmp_path, directions, last):
-    options = {"directions": directions, "points": 5}
-
-    def stop(done, total, text):
-        if text.endswith(last):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fldiag.diagnose(network(), "profile", **options, cache=tmp_path, progress=stop)
-    shown = []
-    frame = fldiag.diagnose(
-        network(), "profile", **options, cache=tmp_path, progress=lambda *a: shown.append(a[2])
-    )
-    pd.testing.assert_frame_equal(frame, profile(network(), **options), check_exact=True)
-    points = list(dict.fromkeys(t[t.index("line") :] for t in shown if ", point " in t))
-    everything = [f"line {i}, point {j}" for i in (1, 2) for j in range(1, 6)]
-    assert points == everything[everything.index(last) :]
 
 
 def test_wrong_use_is_explained():

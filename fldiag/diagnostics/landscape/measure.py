@@ -38,7 +38,7 @@ def find_directions(
             return vars(rules.plane(problem, others))
         return vars(rules.pca(problem, others, workspace().show))
 
-    directions = Directions(**workspace().result("directions", compute))
+    directions = Directions(**compute())
     d1, d2 = (d.to(problem.device) for d in (directions.d1, directions.d2))
     return Directions(d1, d2, directions.rows, directions.reach)
 
