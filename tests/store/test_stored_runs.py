@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reference import train, value
+from reference import train, value, vector
 from torch import nn
 
 import fldiag
@@ -24,6 +24,7 @@ MEMORIES = {
     "scaffold": {"method__name": "scaffold"},  # of both
     "feddyn": {"method__name": "feddyn"},
     "momentum": {"train__momentum": 0.9, "train__keep_momentum": True},  # of the clients
+    "half": {"method__name": "scaffold", "checkpoint__every": 2},
 }
 #: When a run is killed: with which event, or as which file takes its place.
 KILLS = [
@@ -33,6 +34,7 @@ KILLS = [
     ("scaffold", "event", 4),
     ("feddyn", "event", 3),
     ("momentum", "file", 5),
+    ("half", "event", 3),
 ]
 KILLED = """
 import json, os, signal, sys
@@ -138,14 +140,15 @@ DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.3, 0.55, 0.8, 0.99
 
 
 @pytest.fixture(scope="module")
-def longer(whole, tmp_path_factory):
-    """A run with memories of both sides after one more round."""
-    folder = shutil.copytree(whole["scaffold"].path, tmp_path_factory.mktemp("longer") / "scaffold")
-    return go_on(folder)
+def short(tmp_path_factory):
+    """A run with memories of both sides, and what it is after one more round."""
+    folder = tmp_path_factory.mktemp("short")
+    run = train(folder / "run", **options("scaffold") | {"rounds": 2})
+    return run, go_on(shutil.copytree(run.path, folder / "longer" / "run"))
 
 
 def go_on(folder):
-    return train(folder, resume=True, **options("scaffold") | {"rounds": 5})
+    return train(folder, resume=True, **options("scaffold") | {"rounds": 3})
 
 
 def is_part(run, expected):
@@ -157,9 +160,10 @@ def is_part(run, expected):
     )
 
 
-def accepts(damage, path, file, expected, folder):
+def accepts(damage, short, file, folder):
     """Whether a run is read, or trained further, to something else once the file is damaged."""
-    copy = shutil.copytree(path, folder / path.name)
+    run, expected = short
+    copy = shutil.copytree(run.path, folder / "run")
     damage(copy / file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run may say that it is shorter than it was
@@ -170,7 +174,7 @@ def accepts(damage, path, file, expected, folder):
             pass
         try:
             run = go_on(copy)
-            return run.done < 5 or not is_part(run, expected)
+            return run.done < 3 or not is_part(run, expected)
         except fldiag.FldiagError:
             return False
 
@@ -180,12 +184,11 @@ def files_of(run):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, whole, longer, tmp_path):
-    path = whole["scaffold"].path
+def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, short, tmp_path):
     wrong = [
         str(file)
-        for i, file in enumerate(files_of(whole["scaffold"]))
-        if accepts(DAMAGE[damage], path, file, longer, tmp_path / str(i))
+        for i, file in enumerate(files_of(short[0]))
+        if accepts(DAMAGE[damage], short, file, tmp_path / str(i))
     ]
     assert not wrong
 
@@ -197,15 +200,14 @@ def has_digits(path):
         return False
 
 
-def test_a_changed_number_is_refused_or_makes_no_difference(whole, longer, tmp_path):
-    path = whole["scaffold"].path
-    texts = [file for file in files_of(whole["scaffold"]) if has_digits(path / file)]
+def test_a_changed_number_is_refused_or_makes_no_difference(short, tmp_path):
+    texts = [file for file in files_of(short[0]) if has_digits(short[0].path / file)]
     assert texts
     wrong = [
         (str(file), part)
         for file in texts
         for part in np.linspace(0, 0.98, 14)
-        if accepts(other_digit(part), path, file, longer, tmp_path / f"{file.name}{part}")
+        if accepts(other_digit(part), short, file, tmp_path / f"{file.name}{part}")
     ]
     assert not wrong
 
@@ -246,19 +248,49 @@ def saved(content):
     return file.getvalue()
 
 
-def safetensors(entry, data=b""):
-    header = json.dumps({"weight": {"dtype": "F32", **entry}}).encode()
+def saved_arrays(state):
+    file = io.BytesIO()
+    np.savez(file, **{name: tensor.numpy() for name, tensor in state.items()})
+    return file.getvalue()
+
+
+def safetensors(weight, data=b"", **more):
+    entries = {"weight": weight, **more}
+    header = json.dumps({n: {"dtype": "F32", **e} for n, e in entries.items()}).encode()
     return len(header).to_bytes(8, "little") + header + data
+
+
+NET, DATA = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+STATE = NET.state_dict()
+PACKED = STATE["weight"].numpy().tobytes() + STATE["bias"].numpy().tobytes()
+WEIGHTS = {
+    "w.pt": saved(STATE),
+    "model.pt": saved({"model": STATE, "optimizer": {"lr": 0.1}, "epoch": 3}),
+    "parallel.pt": saved({"state_dict": {f"module.{n}": t for n, t in STATE.items()}}),
+    "w.npz": saved_arrays(STATE),
+    "w.safetensors": safetensors(
+        {"shape": [3, 4], "data_offsets": [0, 48]},
+        PACKED,
+        bias={"shape": [3], "data_offsets": [48, 60]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_file_that_holds_weights_is_read(name, tmp_path):
+    (tmp_path / name).write_bytes(WEIGHTS[name])
+    state = fldiag.load(tmp_path / name, model=NET, data=DATA).state
+    assert torch.equal(vector(state), vector(STATE))
 
 
 NO_WEIGHTS = {
     "nothing": b"",
     "text": b"no weights at all\n" * 20,
     "a zip of something else": b"PK\x05\x06" + bytes(18),
-    "half of a file": saved(nn.Linear(4, 3).state_dict())[:600],
+    "half of a file": saved(STATE)[:600],
     "numbers": saved({"weight": 3, "bias": [1.0, 2.0]}),
     "other weights": saved(nn.Linear(5, 3).state_dict()),
-    "a module": saved(nn.Linear(4, 3)),
+    "a module": saved(NET),
     "a header longer than the file": (1 << 40).to_bytes(8, "little") + b"{}",
     "a header that is no JSON": (9).to_bytes(8, "little") + b"{{{{{{{{{",
     "a header without data": safetensors({"shape": [3, 4], "data_offsets": [0, 48]}),
@@ -272,9 +304,8 @@ NO_WEIGHTS = {
 def test_a_file_that_holds_no_weights_is_refused(name, ending, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"w{ending}").write_bytes(NO_WEIGHTS[name])
-    data = torch.randn(6, 4), torch.arange(6) % 3
     with pytest.raises(fldiag.FldiagError):
-        checkpoint = fldiag.load(f"w{ending}", model=nn.Linear(4, 3), data=data)
+        checkpoint = fldiag.load(f"w{ending}", model=NET, data=DATA)
         fldiag.diagnose(checkpoint, "spectrum", k=1)
     assert not (tmp_path / "executed").exists()
 

@@ -134,7 +134,7 @@ N, CLASSES = 600, 6
 LABELS = np.random.default_rng(3).permutation(np.arange(N) % CLASSES)
 
 
-def partition(tmp_path, clients, seed=0, **section):
+def partition(tmp_path, clients, seed=0, public=None, **section):
     """The numbers of examples of each client and class, and the clients' examples."""
     x = np.arange(N, dtype=np.float32)[:, None]
     arrays = {
@@ -145,7 +145,7 @@ def partition(tmp_path, clients, seed=0, **section):
     config = fldiag.Config.load(
         "digits",
         rounds=1,
-        data={"name": f"npz:{tmp_path / 'numbered.npz'}"},
+        data={"name": f"npz:{tmp_path / 'numbered.npz'}", "public": public},
         partition={"seed": seed, **section},
         clients={"total": clients, "per_round": clients},
         model={"name": "mlp", "hidden": ()},
@@ -171,6 +171,8 @@ def test_the_other_partitions(tmp_path):
     counts, examples = partition(tmp_path, 7, 0, kind="iid")
     assert sorted(chain(*examples)) == list(range(N)) and np.ptp(counts.sum(1)) <= 1
     assert counts.min() > 2
+    counts, examples = partition(tmp_path, 7, 5, "holdout:60", kind="iid")
+    assert len(set(chain(*examples))) == N - 60 and set(counts.sum(0)) == {(N - 60) // CLASSES}
     counts, examples = partition(tmp_path, 12, 1, kind="sharding", shards=2)
     assert sorted(chain(*examples)) == list(range(N))
     assert set(counts[counts > 0] % (N // 24)) == {0} and (counts > 0).sum(1).max() == 2
