@@ -132,7 +132,7 @@ def other_digit(part):
     return damage
 
 
-DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.3, 0.55, 0.8, 0.99)} | {
+DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.4, 0.8)} | {
     "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
     "removed": lambda path: path.unlink(),
@@ -140,15 +140,21 @@ DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.3, 0.55, 0.8, 0.99
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory):
-    """A run with memories of both sides, and what it is after one more round."""
-    folder = tmp_path_factory.mktemp("short")
-    run = train(folder / "run", **options("scaffold") | {"rounds": 2})
-    return run, go_on(shutil.copytree(run.path, folder / "longer" / "run"))
+def damaged(tmp_path_factory):
+    """Folders of a run that ended and of one that was stopped, both after two rounds; and what they are after three."""
+    folder, events = tmp_path_factory.mktemp("damaged"), []
 
+    def stop(event):
+        events.append(event)
+        if len(events) == 3:
+            shutil.copytree(folder / "whole" / "run", folder / "stopped" / "run")
 
-def go_on(folder):
-    return train(folder, resume=True, **options("scaffold") | {"rounds": 3})
+    how = options("scaffold") | {"on_event": stop}
+    expected = train(folder / "whole" / "run", **how | {"rounds": 3})
+    ended = train(folder / "ended" / "run", **how | {"rounds": 2}).path
+    stopped = folder / "stopped" / "run"
+    assert fldiag.load(stopped).done == 2
+    return [stopped, ended], expected
 
 
 def is_part(run, expected):
@@ -160,10 +166,9 @@ def is_part(run, expected):
     )
 
 
-def accepts(damage, short, file, folder):
+def accepts(damage, path, file, expected, folder):
     """Whether a run is read, or trained further, to something else once the file is damaged."""
-    run, expected = short
-    copy = shutil.copytree(run.path, folder / "run")
+    copy = shutil.copytree(path, folder / "run")
     damage(copy / file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run may say that it is shorter than it was
@@ -173,22 +178,26 @@ def accepts(damage, short, file, folder):
         except fldiag.FldiagError:
             pass
         try:
-            run = go_on(copy)
+            run = train(copy, resume=True, **options("scaffold") | {"rounds": 3})
             return run.done < 3 or not is_part(run, expected)
         except fldiag.FldiagError:
             return False
 
 
-def files_of(run):
-    return [p.relative_to(run.path) for p in sorted(run.path.rglob("*")) if p.is_file()]
+def files_of(path):
+    return [
+        p.relative_to(path) for p in sorted(path.rglob("*")) if p.is_file() and p.stat().st_size
+    ]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, short, tmp_path):
+def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, damaged, tmp_path):
+    paths, expected = damaged
     wrong = [
-        str(file)
-        for i, file in enumerate(files_of(short[0]))
-        if accepts(DAMAGE[damage], short, file, tmp_path / str(i))
+        (path, str(file))
+        for i, path in enumerate(paths)
+        for file in files_of(path)
+        if accepts(DAMAGE[damage], path, file, expected, tmp_path / f"{i}-{file.name}")
     ]
     assert not wrong
 
@@ -200,14 +209,15 @@ def has_digits(path):
         return False
 
 
-def test_a_changed_number_is_refused_or_makes_no_difference(short, tmp_path):
-    texts = [file for file in files_of(short[0]) if has_digits(short[0].path / file)]
-    assert texts
+def test_a_changed_number_is_refused_or_makes_no_difference(damaged, tmp_path):
+    paths, expected = damaged
+    texts = [(p, file) for p in paths for file in files_of(p) if has_digits(p / file)]
+    assert len(texts) >= 2
     wrong = [
-        (str(file), part)
-        for file in texts
-        for part in np.linspace(0, 0.98, 14)
-        if accepts(other_digit(part), short, file, tmp_path / f"{file.name}{part}")
+        (path, str(file), part)
+        for i, (path, file) in enumerate(texts)
+        for part in np.linspace(0, 0.98, 15)
+        if accepts(other_digit(part), path, file, expected, tmp_path / f"{i}-{part}")
     ]
     assert not wrong
 
