@@ -54,7 +54,9 @@ def test_trains_and_goes_on_after_an_interruption_bit_for_bit(name, tmp_path):
     assert first.clients.shape[0] == 3 and not torch.equal(first.clients[0], first.received)
     assert not torch.equal(first.clients[0], first.clients[1])
 
-    def stop(event, seen=[]):
+    seen = []
+
+    def stop(event):
         seen.append(event)
         if len(seen) == len(events) // 2:
             raise KeyboardInterrupt

@@ -48,8 +48,7 @@ def data():
 
 def step(net, x, y, lr=0.1):
     net = copy.deepcopy(net).double().train()
-    names, leaves = zip(*net.named_parameters(), strict=True)
-    leaves = [p for p in leaves if p.requires_grad]
+    leaves = [p for p in net.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(cross_entropy(net(x), y), leaves)
     with torch.no_grad():
         for p, g in zip(leaves, gradients, strict=True):
