@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent
 #: Folders and files whose tests depend on how a processor rounds: `make test-processors` and CI run them as other ones, too.
 NUMERIC = {
     "curvature",
+    "diagnostics",
     "golden",
+    "methods",
     "parity",
     "conformance/test_diagnostics.py",
     "conformance/test_methods.py",
@@ -66,7 +68,6 @@ NUMERIC = {
             "methods_momentum",
             "methods_penalties",
             "methods_personal",
-            "methods_reference",
             "methods_regularisation",
             "methods_server",
             "methods_sharpness",

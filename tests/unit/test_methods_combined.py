@@ -1,6 +1,6 @@
 """FedSOL with the proximal losses of other methods: their gradient is the direction, their states and server stay.
 
-The rounds of scaffold, fednova and feddyn are also compared with their algorithms in test_methods_reference.py.
+The rounds of scaffold, fednova and feddyn are also compared with their algorithms in tests/methods/test_algorithms.py.
 """
 
 import pytest
