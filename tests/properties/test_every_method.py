@@ -8,7 +8,7 @@ from fldiag import registry
 
 SMALL = {
     "data__name": f"{__name__}:data",
-    "rounds": 3,
+    "rounds": 2,
     "clients__total": 4,
     "clients__per_round": 3,
     "partition": {"kind": "iid"},
@@ -46,9 +46,8 @@ def bits(run):
 
 @pytest.mark.parametrize("name", registry.method.names())
 def test_trains_and_goes_on_after_an_interruption_bit_for_bit(name, tmp_path):
-    events = []
-    whole = train(name, tmp_path / "whole", on_event=events.append)
-    assert whole.done == 3 and whole.status == "finished"
+    whole = train(name, tmp_path / "whole")
+    assert whole.done == 2 and whole.status == "finished"
     assert all(torch.isfinite(t).all() for t in bits(whole) if t.is_floating_point())
     first = whole.checkpoint(1)
     assert first.clients.shape[0] == 3 and not torch.equal(first.clients[0], first.received)
@@ -58,14 +57,14 @@ def test_trains_and_goes_on_after_an_interruption_bit_for_bit(name, tmp_path):
 
     def stop(event):
         seen.append(event)
-        if len(seen) == len(events) // 2:
+        if len(seen) == 2:  # the start, and the first round
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(name, tmp_path / "cut", on_event=stop)
-    assert 0 < fldiag.load(tmp_path / "cut").done < 3
+    assert 0 < fldiag.load(tmp_path / "cut").done < 2
     cut = train(name, tmp_path / "cut", resume=True)
     pairs = zip(bits(whole), bits(cut), strict=True)
-    assert cut.done == 3 and all(torch.equal(a, b) for a, b in pairs)
+    assert cut.done == 2 and all(torch.equal(a, b) for a, b in pairs)
     tables = [run.metrics.drop(columns="run") for run in (whole, cut)]
     assert tables[0].equals(tables[1]) and len(tables[0])

@@ -32,8 +32,8 @@ GIVEN = {
     "convert": "received OUT-TIME --pattern r{round}_c{client}.pt --model mlp --data DATA",
     "export": "RUN --to tensorboard",
 }
-#: What takes long: ``make demo`` runs the one, the studies' own tests the other. Those of diagnostics are run with these.
-ELSEWHERE = {"demo", "figures", *registry.diagnostic.names()}
+#: ``make demo``, the papers' own tests and those of every diagnostic run these.
+ELSEWHERE = {"demo", "figures", "toy", *registry.diagnostic.names()}
 
 
 @pytest.mark.parametrize("verb", verbs())
@@ -52,8 +52,6 @@ def test_last_line_is_a_path_and_json_is_one_object(verb, trained, toy, tmp_path
         torch.manual_seed(r + 2 * c)
         torch.save(build("mlp", (4,), 3).state_dict(), tmp_path / f"received/r{r}_c{c}.pt")
     words = GIVEN.get(verb, "RUN")
-    if verb == "toy":
-        words = verbs("toy")[0] + " --format png"
     if "--out" in typed(verb, "--help").out and "OUT" not in words:
         words += " --out OUT"
     places = {"RUNS": trained[0].parent, "RUN": trained[0], "OTHER": trained[1]}
