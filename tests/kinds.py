@@ -129,18 +129,6 @@ def accounted(spread=1.0):
             for name in ("conv1", "conv2", "fc", "classifier")
             for m in ("linear", "quadratic")
         ]
-    rows += [
-        {
-            **common,
-            "scope": "pair",
-            "metric": "harm",
-            "client": a,
-            "client_b": b,
-            "value": draw.normal() * 10,
-        }
-        for a in CLIENTS
-        for b in CLIENTS
-    ]
     return account.draw(table(rows))
 
 
@@ -678,27 +666,6 @@ def travelled():
     return landscape.draw(table([*surface().query(f"run == {RUNS[0]!r}").to_dict("records"), *way]))
 
 
-def harmed_by_class():
-    draw = rng()
-    rows = [
-        dict(
-            run="fedavg",
-            round=30,
-            metric=m,
-            moment="trained",
-            scope="client",
-            client=k,
-            slice="train",
-            index=c,
-            value=draw.normal(),
-        )
-        for m in ("class_harm", "linear_class_harm")
-        for k in CLIENTS
-        for c in range(10)
-    ]
-    return account.classes(table(rows))
-
-
 KINDS = {
     "learning": learning,
     "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
@@ -736,5 +703,4 @@ KINDS = {
     "doctor, many": lambda: examined(5),
     "difference": differing,
     "trajectory": travelled,
-    "harm by class": harmed_by_class,
 }

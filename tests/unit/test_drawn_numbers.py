@@ -127,7 +127,7 @@ TABLES = {
     "forgetting": forgetting,
     "drift": drift,
     "matching": named(lambda size: reports.matching(size=size)),
-    "account": named(lambda size: reports.account(harm=size)),
+    "account": named(lambda size: reports.account(size=size)),
     "personalise": named(lambda size: reports.personal()),
 }
 #: Diagnostic and ending of the picture -> the rows that it must show.
@@ -150,11 +150,7 @@ SHOWN = {
     ("drift", "-upload"): "metric in ('upload_error', 'upload_loss')",
     ("matching", ""): "scope == 'pair' and metric in ('H_N', 'H_D')",
     ("matching", "-curvature"): "scope == 'client' and metric in ('eigenvalue', 'trace')",
-    (
-        "account",
-        "",
-    ): "(metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact') "
-    "or metric == 'harm'",
+    ("account", ""): "metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact'",
     ("personalise", ""): "scope == 'client'",
     ("fairness", ""): "(scope == 'client' and metric == 'accuracy') or metric == 'bin_accuracy'",
 }

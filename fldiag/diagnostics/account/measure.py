@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.diagnostics.account.harm import harm
-from fldiag.diagnostics.account.path import along_path
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import eigenpairs, rows_of_scores
@@ -28,7 +26,6 @@ def round_rows(
     slice_name: str,
     k: int,
     layers: bool,
-    path: int,
     tol: float,
     max_products: int,
     seed: int,
@@ -83,11 +80,6 @@ def round_rows(
             {"metric": name, "value": v, "estimator": "exact"}
             for name, v in zip(TERMS, values, strict=True)
         ]
-        if path:
-            straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
-            update_rows += along_path(
-                problem, d, straight - before, after - straight, pairs, layers, path
-            )
         if pairs is not None:
             update_rows += _along(pairs, g, d, linear, quadratic)
         if layers:
@@ -98,7 +90,7 @@ def round_rows(
         for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])
     ]
     hessian.release()
-    return rows + harm(history, cohort, slice_name)
+    return rows
 
 
 def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
