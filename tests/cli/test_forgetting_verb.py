@@ -72,8 +72,8 @@ def test_by_client_has_a_row_a_client_and_all_paths_are_printed(trained):
 
 
 @pytest.mark.slow
-def test_why_gives_the_account_and_its_rest(trained):
-    result = run("forgetting", trained, "--why", "--k", 2, "--samples", 200, "--json")
+def test_the_account_and_its_rest(trained):
+    result = run("account", trained, "--k", 2, "--samples", 200, "--json")
     answer = json.loads(result.stdout)
     whole = [row for row in answer["rows"] if row.get("client") == "all"]
     assert len(whole) == 1 and whole[0]["change"] == pytest.approx(

@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.forgetting.summary import summary
-from fldiag.registry import Flag, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.table import table
 
@@ -59,16 +59,7 @@ NUMBERS = (
     },
     summary=summary,
     numbers=NUMBERS,
-    flags={
-        "why": Flag(
-            "account",
-            "Also decompose each update's change of the global loss to second order, in the "
-            "last round or in --rounds.",
-            options=("slice", "k", "seed"),
-            leads=True,
-        )
-    },
-    example="checkpoints/digits-fedavg-s0-1a2b3c4d --why",
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )
 def forgetting(
     history: History,
