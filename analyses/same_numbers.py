@@ -176,8 +176,6 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
         ("lora",),
         {"k": 1, "every_round": True, "on": "client", "estimate": "hutchinson", "max_products": 20},
     ),
-    ("leave-one-out", ("plain",), {"last": [1, 2]}),
-    ("leave-one-out", ("lora",), {"last": [1], "slice": "test"}),
     ("personalise", ("plain",), {"epochs": [0, 1], "knn": True}),
     ("personalise", ("lora",), {"epochs": [1], "clients": "0,1"}),
     ("client-floor", ("plain",), {"epochs": [1, 2]}),

@@ -145,8 +145,8 @@ def explain(
 class Flag:
     """A flag of a diagnostic that adds the table of another one, of the same subject.
 
-    ``diagnostic``: the other's name. ``sets``: options of the owner that the flag changes. ``check``: (subject, the owner's options, the other's) raises FldiagError for what does not go together, before anything is
-    computed.
+    ``diagnostic``: the other's name. ``sets``: options of the owner that the flag changes. ``check``: (subject, the owner's
+    options, the other's) raises FldiagError for what does not go together, before anything is computed.
     """
 
     diagnostic: str

@@ -25,7 +25,6 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 from fldiag.training.diagnostics import personalise as personal
-from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
 from fldiag_papers import learning_curves, pictures
 from fldiag_papers.toys import plane_picture
 
@@ -562,25 +561,6 @@ def densities():
     )
 
 
-def left_out(runs=1):
-    rows = [
-        dict(metric=m, run=run, client=k, index=i, estimator=e, value=v * factor)
-        for run in RUNS[:runs]
-        for i in (0, 1, 5)
-        for k, v in zip(CLIENTS, rng().normal(0, 0.01, len(CLIENTS)), strict=True)
-        for m, e, factor in (("effect", "exact", 1.2), ("predicted_effect", "quadratic", 1))
-    ]
-    return leave_one_out.draw(
-        table(
-            rows
-            + [
-                dict(metric="rank_correlation", index=i, estimator="quadratic", value=0.9)
-                for i in (0, 1, 5)
-            ]
-        )
-    )
-
-
 def adapters():
     return lora.draw(
         table(
@@ -696,8 +676,6 @@ KINDS = {
     "connectivity": lambda: connected(3),
     "connectivity, many": lambda: connected(5),
     "density": densities,
-    "leave-one-out": left_out,
-    "leave-one-out, runs": lambda: left_out(2),
     "adapters": adapters,
     "doctor": lambda: examined(1),
     "doctor, many": lambda: examined(5),

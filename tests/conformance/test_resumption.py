@@ -21,14 +21,8 @@ from fldiag.results import finished_items
 from fldiag.results.finished_items import FinishedItems
 from fldiag.runs.round_weights import Stored
 from fldiag.training import rounds
-from fldiag.training.diagnostics.leave_one_out import measure as leave_one_out
 
 FOLDER = tempfile.TemporaryDirectory()
-
-
-@pytest.fixture(autouse=True)
-def _few_resamples(monkeypatch):
-    monkeypatch.setattr(leave_one_out, "RESAMPLES", 20)
 
 
 def four_rounds():
@@ -97,7 +91,6 @@ CASES = {
         {"every_round": True, "k": 1, "tol": 0.5, "rtol": 0.5, "deflate": 2, "max_products": 20},
     ),
     "landscape": (rugged, {"directions": "random", "points": 21, "span": 4.0}),
-    "leave-one-out": (two_runs, {"last": (1, 2)}),
     "personalise": (two_runs, {"epochs": "0,1"}),
 }
 

@@ -172,6 +172,41 @@ def test_the_server_s_own_contribution_is_named(quadratic):
     ).value == pytest.approx(float(g @ (item.aggregated - mean)), rel=1e-5)
 
 
+@pytest.mark.parametrize("slice", ["train", "test"])
+def test_the_loss_without_each_client(smooth, slice):
+    net, data, parts, made = smooth
+    made.shares, item = "uniform", made.last()
+    everything = np.concatenate(parts)
+    x, y = (
+        (data.train_x[everything], data.train_y[everything])
+        if slice == "train"
+        else (data.test_x, data.test_y)
+    )
+
+    def f(w):
+        return F.cross_entropy(net_of(w)(x.double()), y)
+
+    def net_of(w):
+        return lambda x: torch.func.functional_call(net, Layout.of(net).views(w), (x,))
+
+    frame = account(made, k=0, layers=False, slice=slice)
+    for k in range(3):
+        others = item.clients[[j for j in range(3) if j != k]].mean(0)
+        row = one(frame, "effect", client=k)
+        assert row.value == pytest.approx(float(f(others) - f(item.aggregated)), rel=1e-9)
+        assert row.stderr > 0 and row["slice"] == slice and row.moment == "aggregated"
+
+
+def test_no_effect_where_the_server_does_more_than_the_mean_or_a_client_is_alone(quadratic, smooth):
+    rows = account(quadratic[-1], k=0).query("metric == 'effect'")
+    assert rows.masked.all() and "more than the weighted mean" in rows.note.iloc[0]
+    net, data, parts, made = smooth
+    w = made.last().received
+    alone = history(net, data, parts, stored(w, [w + 0.1]), dtype=torch.float64)
+    row = one(account(alone, k=0), "effect")
+    assert row.masked and "all of the average" in row.note
+
+
 def test_a_client_that_is_no_number_is_left_out_and_a_broken_start_refused(smooth):
     net, data, parts, made = smooth
     item = made.last()

@@ -210,7 +210,6 @@ ELSEWHERE = {
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
     "landscape": "test_plotting_landscape.py",
-    "leave-one-out": "test_leave_one_out.py",
     "llc": "test_llc.py",
     "lora": "test_lora.py",
     "sharpness": "test_sharpness.py",

@@ -24,13 +24,15 @@ WHY = {
     "linear": "linear",
     "quadratic": "quadratic",
     "rest": "rest",
+    "effect": "without it",
 }
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The terms of every client's update in the last round."""
     yield Say(
-        f"why: change of the {options['slice']} loss by every update = linear + quadratic + rest"
+        f"why: change of the {options['slice']} loss by every update = linear + quadratic + rest; change of the loss of the "
+        "average when a client is left out"
     )
     last = only(table, round=table["round"].max())
     exact = only(last, estimator="exact", metric=list(WHY))
@@ -86,6 +88,10 @@ def account(
       blocks leave of the quadratic term.
     - ``client``: how much each client's update contributes to the aggregated one by its aggregation weight p: linear
       p g'd, quadratic p d'H(aggregated update) / 2; client NA: what the server added beyond the weighted mean.
+
+    - ``effect`` (moment aggregated, ``exact``): the loss of the mean of all other clients minus that of the aggregated model,
+      with a paired ``stderr`` over the examples. Above 0 the client helps, below 0 it harms. Masked where the aggregated model
+      is not the weighted mean, and for a client that is alone.
 
     Of the last round with client weights, or of all with ``every_round``. Cost a round: one spectrum, one
     Hessian-vector product an update, and one a layer and update.
