@@ -26,7 +26,6 @@ from fldiag.problem.ingredients import code_of
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
-from fldiag.results.finished_items import FinishedItems
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.runs.history import History
@@ -138,8 +137,7 @@ def measure(
 ) -> pd.DataFrame:
     """The table of a diagnostic, with options that its schema parsed.
 
-    With ``cache`` (a folder) the table is kept: asked again, it is read back and verified; a long one that was interrupted
-    goes on. ``tell``: is told of a damaged entry.
+    With ``cache`` (a folder) the table is kept: asked again, it is read back and verified. ``tell``: is told of a damaged entry.
 
     The table says in ``attrs`` which diagnostic it is of and with which options, for ``fldiag.draw``, and with ``cache`` its
     key, the digest of all that decides it.
@@ -164,12 +162,7 @@ def measure(
     if table is not None:
         return _marked(entry, values, table, key)
 
-    finished = None
-    try:
-        finished = entries.finished_items(entry.name, key, tell, names)
-    except FldiagError as error:
-        tell(f"finished parts are not kept: {error.what}")
-    table = _build(entry, subject, values, executor, progress, tell, finished)
+    table = _build(entry, subject, values, executor, progress, tell)
     about = {
         "diagnostic": entry.name,
         "subject": digest(identity(subject)),
@@ -192,14 +185,13 @@ def _build(
     executor: Any,
     progress: Progress | None,
     tell: Callable[[str], None],
-    finished: FinishedItems | None = None,
 ) -> pd.DataFrame:
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
     device = first.device.type if isinstance(first, Problem | History) else "cpu"
     with (
         importable(),
         torch.autocast(device, enabled=False),
-        Workspace(executor, progress, finished) as workspace,
+        Workspace(executor, progress) as workspace,
     ):
         table = check(entry.build(subject, **options))
         spec = parse_executor(executor)

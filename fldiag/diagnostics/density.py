@@ -232,21 +232,14 @@ def density(
     pairs: EigenPairs | None = None
     with workspace().part(0, 2, "eigenvalues"):
         if k:
-            pairs = EigenPairs(
-                **workspace().result(
-                    "eigenpairs",
-                    lambda: vars(
-                        strict_pairs(
-                            problem,
-                            k,
-                            tol=tol,
-                            matrix=matrix,
-                            max_products=max_products or default_products(k),
-                            seed=seed,
-                            progress=workspace().show,
-                        )
-                    ),
-                )
+            pairs = strict_pairs(
+                problem,
+                k,
+                tol=tol,
+                matrix=matrix,
+                max_products=max_products or default_products(k),
+                seed=seed,
+                progress=workspace().show,
             )
     eigenvalues = np.zeros(0) if pairs is None else pairs.values
     with workspace().part(1, 2, "spectral density"):

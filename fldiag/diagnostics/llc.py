@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -365,7 +364,7 @@ def llc(
     nbeta = problem.n / math.log(problem.n)
     sampler = Sampler(nbeta, gamma, thin, m, tol, seed)
     if step is None:
-        step = workspace().result("step", partial(default_step, problem, sampler, draws))
+        step = default_step(problem, sampler, draws)
     results = list(
         workspace().map(
             run_chain,

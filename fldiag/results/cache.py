@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fldiag.errors import FldiagError
 from fldiag.results.files import (
     json_digest,
-    refuse_links_above,
     sha256_of,
     with_digest,
     write_bytes,
     write_text,
 )
-from fldiag.results.finished_items import FinishedItems
-from fldiag.results.provenance import digest
 
 Tell = Callable[[str], None]
 #: Digits of the key in a file's name; the json holds all of them.
@@ -39,7 +34,7 @@ class Cache:
     that does not verify, never a wrong one.
 
     Args:
-        folder: Where the entries lie; made by the first ``put`` or ``finished_items``.
+        folder: Where the entries lie; made by the first ``put``.
 
     >>> import tempfile
     >>> cache = Cache(tempfile.mkdtemp())
@@ -93,7 +88,7 @@ class Cache:
     def put(
         self, name: str, key: str, frame: pd.DataFrame, about: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep a table, and remove what ``finished_items`` kept of it.
+        """Keep a table.
 
         Args:
             name, key: As for ``get``.
@@ -115,34 +110,6 @@ class Cache:
         }
         write_bytes(self.path(name, key), content)
         write_text(self.path(name, key, ".json"), json.dumps(with_digest(note), indent=1))
-        with contextlib.suppress(OSError):
-            self._partial(name, key).unlink(missing_ok=True)
-
-    def finished_items(
-        self, name: str, key: str, tell: Tell, names: Sequence[str] = ()
-    ) -> FinishedItems:
-        """Where a long computation keeps its finished parts until its table is put.
-
-        Args:
-            name, key: As for ``get``.
-            tell: Told in one sentence when parts were damaged, or cannot be kept any more.
-            names: What the parts call their subjects, where that is not in the key; parts with other names are not used.
-
-        Raises:
-            FldiagError: The folder cannot be made.
-        """
-        refuse_links_above(self.folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FldiagError(
-                f"cannot create files in {self.folder}: {error.strerror}",
-                "choose another folder with --out",
-            ) from None
-        return FinishedItems(self._partial(name, key), digest(key, *names) if names else key, tell)
-
-    def _partial(self, name: str, key: str) -> Path:
-        return self.path(name, key, ".partial.npz")
 
 
 def _read(path: Path) -> bytes | None:

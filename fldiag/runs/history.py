@@ -358,7 +358,6 @@ class History:
                 self,
                 rounds,
                 name=lambda r: f"round {r}",
-                kind=function.__name__,
                 function=function,
                 clients=clients,
                 options=options,
@@ -395,7 +394,6 @@ class History:
                 self,
                 [(record.round, client) for client in record.ids],
                 name=lambda item: f"round {item[0]}, client {item[1]}",
-                kind=function.__name__,
                 function=function,
                 options=options,
             )
@@ -408,7 +406,7 @@ class History:
                 rows += [{"client": client, "scope": "client", **row} for row in result["rows"]]
             return rows
 
-        return self.each_round(of_round, every_round=every_round, kind=function.__name__)
+        return self.each_round(of_round, every_round=every_round)
 
     def each_round(
         self,
@@ -416,7 +414,6 @@ class History:
         *,
         every_round: bool | None = False,
         clients: Clients = True,
-        kind: str = "rows",
     ) -> list[Row]:
         """The rows ``function(stored)`` of the stored rounds, one after the other in this process.
 
@@ -424,7 +421,6 @@ class History:
             function: the rows of one round. It may itself map what the round consists of (``workspace().map``).
             every_round: all rounds; else the last one.
             clients: as of ``map_rounds``.
-            kind: tells several calls of one diagnostic apart.
 
         Returns:
             The rows, in the order of the rounds.
@@ -447,7 +443,7 @@ class History:
         def results(rounds: list[int]) -> Iterator[Any]:
             for i, r in enumerate(rounds):
                 with workspace().part(i, len(rounds), f"round {r}" if len(rounds) > 1 else ""):
-                    yield workspace().result(f"{kind} of round {r}", lambda r=r: of_round(r))  # type: ignore[misc]
+                    yield of_round(r)
 
         return self._rows(results, every_round, clients)
 

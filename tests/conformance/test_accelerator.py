@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 import fldiag
 from fldiag import registry
 from fldiag.problem.problem import Problem
-from fldiag.results.finished_items import FinishedItems
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
@@ -139,39 +138,20 @@ def test_training(name, stack, device, monkeypatch):
         for n in diagnostics(on)
     ],
 )
-def test_diagnostics_also_where_what_was_kept_meets_what_is_new(
-    name, device, tmp_path, monkeypatch
-):
-    """Each part is computed on the accelerator; every third interrupts."""
+def test_diagnostics(name, device, monkeypatch):
     entry = registry.diagnostic.get(name)
     small = {k: v for k, v in SMALL.items() if k in entry.options.model_fields}
     options = {**small, **FEW.get(name, {})}
-    keep, count = FinishedItems.keep, 0
 
-    def stopping(finished, item, value):
-        nonlocal count
-        keep(finished, item, value)
-        count += 1
-        if count % 3 == 2:
-            raise KeyboardInterrupt
-
-    def table(device, **where):
+    def table(device):
         several = [problem(device, 0), problem(device, 1)]
         subject = several if entry.on == "checkpoints" else several[0]
         return fldiag.diagnose(
             federation(name, device=device) if entry.on in ("run", "clients") else subject,
             name,
             **options,
-            **where,
         )
 
     expected = table("cpu")
     with there(device, monkeypatch):
-        monkeypatch.setattr(FinishedItems, "keep", stopping)
-        while True:
-            try:
-                resumed = table(device, cache=tmp_path)
-            except KeyboardInterrupt:
-                continue
-            break
-    close(resumed, expected)
+        close(table(device), expected)

@@ -4,7 +4,6 @@ import json
 import shutil
 
 import helpers
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,7 +12,6 @@ import fldiag
 from fldiag.diagnosis import measure, places
 from fldiag.diagnosis.measure import identity
 from fldiag.errors import FldiagError
-from fldiag.results import finished_items
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest
 from fldiag.results.table import table
@@ -138,36 +136,6 @@ def test_a_folder_that_cannot_be_made(tmp_path, frame):
     assert cache.get("spectrum", KEY) is None
     with pytest.raises(FldiagError, match="cannot write"):
         cache.put("spectrum", KEY, frame)
-    with pytest.raises(FldiagError, match="cannot create"):
-        cache.finished_items("spectrum", KEY, print)
-
-
-def test_parts_that_cannot_be_kept_do_not_end_the_work(tmp_path):
-    """Told once, then silent."""
-    (tmp_path / "file").touch()
-    told = []
-    items = finished_items.FinishedItems(tmp_path / "file" / "x.npz", KEY, told.append)
-    for name in "ab":
-        items.keep(name, 1)
-        items.save()
-    assert len(told) == 1 and "finished parts are not kept from here on: cannot write" in told[0]
-    assert items["a"] == 1
-    net = torch.nn.Linear(2, 3)
-    problem = fldiag.Problem(
-        net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
-    )
-    asked = {"directions": "random", "points": 5, "full": True}
-    told.clear()
-    found = fldiag.diagnose(
-        problem, "landscape", cache=tmp_path / "file" / "cache", tell=told.append, **asked
-    )
-    pd.testing.assert_frame_equal(found, fldiag.diagnose(problem, "landscape", **asked))
-    warnings = [text for text in told if "kept" in text]
-    assert (
-        "finished parts are not kept" in warnings[0]
-        and "not kept for later" in warnings[1]
-        and len(warnings) == 2
-    )
 
 
 def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
@@ -182,56 +150,6 @@ def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
         places.cache(tmp_path / "file" / "x") is None
         and places.cache(tmp_path / "x") == tmp_path / "x" / "cache"
     )
-
-
-VALUE = {
-    "rows": [{"metric": "loss", "value": 0.1}],
-    3: (None, True),
-    "w": torch.arange(3.0),
-    "a": np.zeros(0),
-}
-
-
-def kept(cache):
-    """The items of a table of which one is finished, and on the disk."""
-    items = cache.finished_items("landscape", KEY, print)
-    items.keep("round 1", VALUE)
-    items.save()
-    return items
-
-
-def test_finished_items_stay_until_the_table_is_put(tmp_path, frame):
-    cache = Cache(tmp_path)
-    path = kept(cache).path
-    value = cache.finished_items("landscape", KEY, print)["round 1"]
-    assert value["rows"] == VALUE["rows"] and value[3] == (None, True)
-    assert torch.equal(value["w"], VALUE["w"]) and value["a"].shape == (0,)
-    assert cache.finished_items("landscape", "0123456789abcdef-other", print).names() == []
-    cache.put("landscape", KEY, frame)
-    assert not path.exists()
-
-
-def test_finished_items_are_written_at_intervals_only(tmp_path, monkeypatch):
-    for interval, is_written in ((1e6, False), (0, True)):
-        monkeypatch.setattr(finished_items, "INTERVAL", interval)
-        finished_items.FinishedItems(tmp_path / f"{interval}.npz", KEY).keep("a", 1)
-        assert (tmp_path / f"{interval}.npz").exists() == is_written
-
-
-def test_damaged_items_start_anew(tmp_path):
-    cache = Cache(tmp_path)
-    path = kept(cache).path
-    good = path.read_bytes()
-    for place in range(0, len(good), 3):
-        bad = bytearray(good)
-        bad[place] ^= 0x04
-        path.write_bytes(bytes(bad))
-        told = []
-        items = cache.finished_items("landscape", KEY, told.append)
-        # a byte that no reader looks at, such as a time of day, damages nothing
-        assert ("round 1" in items) != bool(told)
-        if not told:
-            assert torch.equal(items["round 1"]["w"], VALUE["w"])
 
 
 def test_a_file_that_is_damaged_or_repaired_gives_another_answer(tmp_path):

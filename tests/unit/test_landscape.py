@@ -208,34 +208,6 @@ def test_points_on_a_line_span_no_plane():
             rules.plane(p, through)
 
 
-# -- resuming
-
-
-@pytest.mark.parametrize("how", ["eigen", "random", "plane"])
-def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, how):
-    p = problem()
-    through = [p.w + 0.1, p.w + torch.linspace(0, 1, len(p.w))] if how == "plane" else None
-    options = {"directions": how, "points": 5, "through": through}
-    expected, texts = landscape(p, **options), []
-
-    def stop(done, total, text):
-        if text == "points 9 to 10":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fldiag.diagnose(problem(), "landscape", cache=tmp_path, progress=stop, **options)
-    resumed = fldiag.diagnose(
-        problem(),
-        "landscape",
-        cache=tmp_path,
-        progress=lambda done, total, text: texts.append(text),
-        **options,
-    )
-    pd.testing.assert_frame_equal(resumed, expected, check_exact=True)
-    # directions and eight points were kept
-    assert texts[0] == "points 9 to 10" and not list(tmp_path.glob("*.partial.npz"))
-
-
 def test_progress_counts_the_points():
     shares, texts = [], []
     fldiag.diagnose(

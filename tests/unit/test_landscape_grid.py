@@ -96,7 +96,6 @@ def test_spline_is_as_close_as_it_says_on_a_trained_network(options):
 
 def test_a_second_question_is_answered_from_the_cache(tmp_path):
     first = fldiag.diagnose(small(), "landscape", cache=tmp_path, **OPTIONS)
-    assert not list(tmp_path.glob("*.partial.npz"))
     seen = []
     second = fldiag.diagnose(
         small(), "landscape", cache=tmp_path, progress=lambda *a: seen.append(a), **OPTIONS

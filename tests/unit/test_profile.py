@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import fldiag
 from fldiag.diagnostics.profile import profile
 from fldiag.errors import FldiagError
 from fldiag.problem.eigenpairs import eigenpairs
@@ -164,30 +163,6 @@ def test_batch_norm_statistics_go_along_when_the_end_brings_them():
         np.testing.assert_allclose(
             values(both, "loss", i), [loss(t, moving) for t in (0.0, 0.5, 1.0)], rtol=1e-10
         )
-
-
-@pytest.mark.parametrize(
-    "directions, last",
-    [("eigen", "line 1, point 2"), ("random", "line 2, point 1"), ("through", "line 2, point 5")],
-)
-def test_resumed_equals_uninterrupted(tmp_path, directions, last):
-    through = [network(seed=s).w for s in (1, 2)] if directions == "through" else None
-    options = {"directions": directions, "points": 5, "through": through}
-
-    def stop(done, total, text):
-        if text.endswith(last):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fldiag.diagnose(network(), "profile", **options, cache=tmp_path, progress=stop)
-    shown = []
-    frame = fldiag.diagnose(
-        network(), "profile", **options, cache=tmp_path, progress=lambda *a: shown.append(a[2])
-    )
-    pd.testing.assert_frame_equal(frame, profile(network(), **options), check_exact=True)
-    points = list(dict.fromkeys(t[t.index("line") :] for t in shown if ", point " in t))
-    everything = [f"line {i}, point {j}" for i in (1, 2) for j in range(1, 6)]
-    assert points == everything[everything.index(last) :]
 
 
 def test_wrong_use_is_explained():

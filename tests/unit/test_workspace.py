@@ -7,14 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
-import pytest
 from histories import history, moved, separable, stored, tanh_net
 
 import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution.pools import open_pool
 from fldiag.execution.workspace import Workspace, workspace
-from fldiag.results.finished_items import FinishedItems
 
 
 def federation(second=None, clients=2):
@@ -38,7 +36,7 @@ def round_rows(history, stored):
     return [{"metric": "b", "value": float(stored.round)}]
 
 
-def test_a_round_that_cannot_be_read_is_noted_once_and_not_kept(tmp_path):
+def test_a_round_that_cannot_be_read_is_noted_once(tmp_path):
     def matching(**where):
         subject = federation(FldiagError("round 2 is damaged", "restore it"))
         return fldiag.diagnose(subject, "matching", every_round=True, k=1, **where)
@@ -47,18 +45,11 @@ def test_a_round_that_cannot_be_read_is_noted_once_and_not_kept(tmp_path):
     assert list(table.loc[table["metric"] == "missing", "note"]) == ["round 2 is damaged"]
     pd.testing.assert_frame_equal(matching(cache=tmp_path), table)
 
-    finished = FinishedItems(tmp_path / "parts.npz", "key")
-    with Workspace(finished=finished) as space:
-        assert isinstance(space.result("lost", lambda: FldiagError("lost", "look")), FldiagError)
-    assert finished.names() == []
 
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_clients_and_rounds_are_mapped_in_one_diagnostic(kept, tmp_path):
-    finished = FinishedItems(tmp_path / "parts.npz", "key") if kept else None
+def test_clients_and_rounds_are_mapped_in_one_diagnostic():
     subject = federation(clients=3)
     for executor in ("serial", ThreadPoolExecutor(2)):
-        with Workspace(executor, finished=finished if executor == "serial" else None):
+        with Workspace(executor):
             rows = subject.map_clients(client_rows, every_round=True)
             assert [(row["round"], row["client"]) for row in rows] == [
                 (r, k) for r in (1, 2, 3) for k in (1, 2)
@@ -70,21 +61,6 @@ def test_clients_and_rounds_are_mapped_in_one_diagnostic(kept, tmp_path):
             assert [n["note"] for n in subject.notes] == [f"a word of round {r}" for r in (1, 2, 3)]
             assert len(subject.each_round(lambda stored: round_rows(subject, stored))) == 1
             assert [n["note"] for n in subject.notes] == ["a word of round 3"]
-
-
-def test_parts_of_what_was_interrupted_go_with_what_they_make(tmp_path):
-    finished = FinishedItems(tmp_path / "parts.npz", "key")
-
-    def whole(limit):
-        results = workspace().map(divmod, 7, [1, 2, 3], kind="part")
-        return [next(results) for _ in range(limit)]
-
-    with Workspace(finished=finished):
-        whole(2)
-    assert "part: 2" in finished.names()
-    with Workspace(finished=finished) as space:
-        assert space.result("whole", lambda: whole(3)) == [(7, 0), (3, 1), (2, 1)]
-    assert finished.names() == ["whole"]
 
 
 def test_without_a_diagnostic_nothing_is_kept_alive():

@@ -50,10 +50,7 @@ def round_rows(history: History, record: Stored, settings: Settings) -> list[Row
         history.problem((record.aggregated, {}), history.pool.clients, "train")  # says why
     for client in sorted(set(record.ids) - set(sizes)):
         history.note(r, f"client {client} has no training examples: left out", client)
-    received_gradient = workspace().result(
-        f"round {r}: gradient at the received weights",
-        lambda: gradient(history, record.start, history.pool.clients),
-    )
+    received_gradient = gradient(history, record.start, history.pool.clients)
     results = workspace().map(
         flatness_of,
         history,

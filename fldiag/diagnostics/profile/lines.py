@@ -61,7 +61,6 @@ def loss_rows(lines: Lines, places: np.ndarray) -> Iterator[list[Row]]:
         lines,
         points,
         name=lambda point: f"line {point[0] + 1}, point {point[1] + 1}",
-        kind=f"loss of {lines.problem.name}",
     )
     rows: list[Row] = []
     for (number, i, x), (loss, stderr) in zip(points, losses, strict=True):
@@ -121,9 +120,7 @@ def rows_along(
     """
     with workspace().part(0, 2, f"{kind} directions"):
         if kind == "eigen":
-            result = workspace().result(
-                "eigen directions", lambda: eigen_directions(problem, count, seed=seed, **options)
-            )
+            result = eigen_directions(problem, count, seed=seed, **options)
         else:
             result = random_directions(problem, count, seed)
     directions: Tensor = result["directions"].to(problem.device)

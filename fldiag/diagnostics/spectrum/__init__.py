@@ -447,14 +447,14 @@ def spectrum(
     has_trace = trace or diagonal
     parts = 1 + has_trace + (minibatch is not None)
     with workspace().part(0, parts, "eigenvalues"):
-        rows = workspace().result("eigenvalues", compute_eigenvalues)
+        rows = compute_eigenvalues()
     vectors = take_vectors(problem, main_block, rows) if save_vectors else None
     if minibatch is not None:
         with workspace().part(1, parts, "minibatches"):
             rows = rows + compute_minibatches(minibatch)
     if has_trace:
         with workspace().part(parts - 1, parts, "trace"):
-            rows = rows + workspace().result("trace", compute_trace)
+            rows = rows + compute_trace()
     result = table(rows, **problem.common)
     if vectors is not None:
         result.attrs["vectors"] = vectors
