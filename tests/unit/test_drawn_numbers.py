@@ -66,43 +66,6 @@ def profile(run, size):
     return rows + [{**base, "metric": "curvature", "index": i, "value": size * i} for i in (1, 2)]
 
 
-def drift(run, size):
-    base = {"moment": "trained", "scope": "global", "estimator": "exact"}
-    rows = reports.drift(size=size)
-    rows += [
-        {
-            **base,
-            "round": r,
-            "metric": m,
-            "layer": layer,
-            "value": v,
-            "low": v - 0.1,
-            "high": v + 0.1,
-        }
-        for r in (1, 2, 3)
-        for layer, share in ((None, 1.0), ("fc1", 0.7), ("fc2", 0.4))
-        for m, v in (("update_snr", share * size / r), ("update_consensus", share / (r + size)))
-    ]
-    rows += [
-        {
-            **base,
-            "round": 3,
-            "metric": m,
-            "layer": layer,
-            "value": v * size * share,
-            "stderr": 0.01,
-            "upload": u,
-        }
-        for u, v in (("clip", 0.3), ("top-k", 0.5))
-        for m, layer, share in (
-            ("upload_error", None, 1.0),
-            ("upload_error", "fc1", 0.7),
-            ("upload_loss", None, -0.1),
-        )
-    ]
-    return [{**row, "run": run} for row in rows]
-
-
 def forgetting(run, size):
     base = {"moment": "aggregated", "scope": "global", "slice": "test", "round": 3, "stderr": 0.01}
     rows = [*reports.forgetting(drop=0.2 * size)]
@@ -125,7 +88,7 @@ TABLES = {
     "density": density,
     "profile": profile,
     "forgetting": forgetting,
-    "drift": drift,
+    "drift": named(lambda size: reports.drift(size=size)),
     "matching": named(lambda size: reports.matching(size=size)),
     "account": named(lambda size: reports.account(size=size)),
     "personalise": named(lambda size: reports.personal()),
@@ -145,9 +108,6 @@ SHOWN = {
     ): "layer.isna() and metric in ('global_local_divergence', 'local_local_divergence', "
     "'update_cosine', 'server_cosine', 'gradient_cosine', 'cka')",
     ("drift", "-conflict"): "layer.isna() and metric in ('proximal_loss', 'cos_gu_gp')",
-    ("drift", "-agreement"): "(metric in ('update_snr', 'update_consensus') and layer.isna()) or "
-    "(metric == 'update_snr' and round == 3 and layer.notna())",
-    ("drift", "-upload"): "metric in ('upload_error', 'upload_loss')",
     ("matching", ""): "scope == 'pair' and metric in ('H_N', 'H_D')",
     ("matching", "-curvature"): "scope == 'client' and metric in ('eigenvalue', 'trace')",
     ("account", ""): "metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact'",
