@@ -173,9 +173,8 @@ def matched():
             "slice": "train",
             "converged": True,
         }
-        for m in ("eigenvalue", "trace", "curvature_share")
+        for m in ("eigenvalue", "trace")
         for k in (*CLIENTS, None)
-        if not (m == "curvature_share" and k is None)
     ]
     return matching.draw(table(rows))
 
