@@ -463,10 +463,7 @@ def flat():
                 ("_parts", "aggregated", 2),
             )
         ]
-        both += [
-            (m, "trained", v / 4)
-            for m in ("trace_gap", "flatness_distance", "perturbation_misalignment")
-        ]
+        both += [(m, "trained", v / 4) for m in ("trace_gap",)]
         rows += [
             dict(metric=m, round=r, moment=moment, scope="global", value=x, stderr=0.1 * x)
             for m, moment, x in both
@@ -479,14 +476,7 @@ def flat():
                 "adaptive_sharpness",
                 "eigenvalue",
                 "trace",
-                "flatness_distance",
-                "perturbation_misalignment",
             )
-        ]
-        rows += [
-            dict(metric="momentum_echo", index=lag, round=at, value=v / lag, stderr=0.1)
-            for lag in range(1, 6)
-            for at in ((None, r) if r == 1 else (r,))
         ]
     return flatness.draw(table(rows))
 

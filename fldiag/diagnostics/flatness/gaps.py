@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fldiag.errors import counted
-from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 
 MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
-#: Measured of each client, and summed up by a plain mean.
-AVERAGED = ("flatness_distance", "perturbation_misalignment", "gradient_score")
 
 
 def gaps(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
@@ -100,36 +97,3 @@ def spread(values: np.ndarray, p: np.ndarray) -> float | None:
     """The standard error of the weighted mean sum p_k v_k over clients that are a sample (of a ratio, to first order)."""
     m = len(values)
     return float(np.sqrt(m / (m - 1) * np.sum((p * (values - p @ values)) ** 2))) if m > 1 else None
-
-
-def means(rows: Sequence[Row]) -> list[Row]:
-    """Plain means over the clients."""
-    groups: dict[tuple[str, str, str | None], list[Row]] = {}
-    for row in rows:
-        if row["metric"] in AVERAGED:
-            groups.setdefault((row["metric"], row["moment"], row.get("layer")), []).append(row)
-    mean_rows: list[Row] = []
-    for (metric, moment, layer), members in groups.items():
-        values = np.array(
-            [row["value"] for row in members if row["value"] is not None], dtype=float
-        )
-        about: Row = {
-            "metric": metric,
-            "moment": moment,
-            "layer": layer,
-            "scope": "global",
-            "estimator": "exact",
-            "slice": members[0]["slice"] if metric == "gradient_score" else "train",
-            "n_clients": len(values),
-        }
-        if not len(values):
-            mean_rows.append(
-                {
-                    **about,
-                    "value": None,
-                    "note": next((row["note"] for row in members if row.get("note")), None),
-                }
-            )
-            continue
-        mean_rows.append({**about, **sample_mean(values)})
-    return mean_rows
