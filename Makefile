@@ -1,6 +1,6 @@
 # make demo: set up and show; make test: set up and check, but for the slow tests; make test-slow: the slow ones; make test-all: all.
 # make test-convergence: every method trained to the end with three seeds, half an hour by itself; not part of CI.
-# make test-integrations: against transformers, lightning, peft and MiniLM's weights, which it installs first.
+# make test-integrations: against transformers, peft and MiniLM's weights, which it installs first.
 # make test-processors: the numeric tests again as each lesser processor that this machine can play (AVX2, SSE4).
 # make test-oldest: the quick tests with the oldest torch, in an environment of its own; TORCH=2.9 takes another.
 # make coverage: which lines the quick tests run, in htmlcov/index.html.

@@ -13,7 +13,6 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import fldiag
-from fldiag.integrations import huggingface
 
 CLIENTS, ROUNDS = 3, 2
 
@@ -58,12 +57,8 @@ def main(out: str = "runs/trainer") -> None:
         received, trained = copy.deepcopy(model), []
         for k in range(CLIENTS):
             mine = copy.deepcopy(received)
-            Trainer(
-                mine,
-                args,
-                train_dataset=rows[k::CLIENTS],
-                callbacks=[huggingface.callback(rec, client=k)],
-            ).train()
+            Trainer(mine, args, train_dataset=rows[k::CLIENTS]).train()
+            rec.client(k, mine)
             trained.append(mine.state_dict())
         model.load_state_dict({n: torch.stack([s[n] for s in trained]).mean(0) for n in trained[0]})
         rec.round(aggregated=model)

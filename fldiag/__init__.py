@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
     from fldiag.runs.history import History
     from fldiag.runs.run import Run
     from fldiag.runs.schema import Checkpoint
-    from fldiag.training.forecast import forecast
     from fldiag.training.rounds import train
     from fldiag.training.sweep import sweep
 
@@ -40,7 +39,6 @@ __all__ = [
     "diagnose",
     "diff",
     "draw",
-    "forecast",
     "load",
     "sweep",
     "train",
@@ -57,7 +55,6 @@ _MODULES = {
     "Recorder": "fldiag.integrations.recorder",
     "Run": "fldiag.runs.run",
     "convert": "fldiag.integrations.convert",
-    "forecast": "fldiag.training.forecast",
     "sweep": "fldiag.training.sweep",
     "train": "fldiag.training.rounds",
 }

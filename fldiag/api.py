@@ -60,7 +60,7 @@ def diagnose(
         **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
-            ``reduction``, ``trainable``, ``differences``, ``weight_decay``, ``allow``, ``root``, ``download`` and
+            ``trainable``, ``weight_decay``, ``root``, ``download`` and
             ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]`` (``name`` of one); and
             ``executor``, for any target.
 

@@ -8,12 +8,8 @@ from pydantic import Field, JsonValue
 
 #: The Hessian, or the Gauss-Newton matrix.
 Matrix = Literal["hessian", "ggn"]
-#: The Fisher matrix: exact, by sampled labels (Monte Carlo), with the labels of the data.
-Fisher = Literal["fisher", "fisher-mc", "fisher-empirical"]
 #: Which end of a spectrum; magnitude: both.
 Which = Literal["largest", "smallest", "magnitude"]
-#: Whether models are evaluated side by side.
-Stack = Literal["auto", "on", "off"]
 
 #: The proximal losses that need nothing but the received model.
 Proximal = Literal["kl", "l2"]

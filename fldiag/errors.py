@@ -82,17 +82,6 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
-def duration(seconds: float) -> str:
-    """Such as 50 s, 12 min or 3.4 h.
-
-    >>> duration(50), duration(720), duration(12_240)
-    ('50 s', '12 min', '3.4 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def check_name(path: Path) -> None:
     """Raises FldiagError for a path that no table and no text file can name."""
     try:

@@ -37,7 +37,6 @@ ADDED_KEYS: dict[str, Any] = {
     "data.length": None,
     "data.examples": None,
     "data.tokenizer": None,
-    "checkpoint.keep": 0,
     "partition.path": None,
     "partition.digest": None,
     "train.initial": None,
@@ -65,6 +64,8 @@ def as_stored(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A stored config with the keys that it lacks, saying what they meant then. An empty section stays empty: rounds of
     another program say nothing of how they were trained."""
     filled = copy.deepcopy(dict(tree))
+    if isinstance(checkpoint := filled.get("checkpoint"), dict):
+        checkpoint.pop("keep", None)  # once a setting of which rounds stay stored
     for table, key, value in _later(filled):
         if table:
             table.setdefault(key, value)

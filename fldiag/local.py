@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.models.links import Views
 from fldiag.models.network import Network
 from fldiag.sections import TrainSection
 from fldiag.seeding import torch_rng
@@ -81,8 +80,6 @@ class Local:
     public: Tensor | None = None  # [M, ...] unlabelled inputs that every client and the server hold
     mean_size: float = 0.0  # examples a client has on average, over all N
     trained: tuple[int, int] | None = None  # entries of the weights that are trained (None: all)
-    #: views of the first k rows of ``w``, by k, filled as they are needed
-    views_by_rows: dict[int, Views] = field(default_factory=dict)
     memo: dict[str, Any] = field(default_factory=dict)  # what parts keep within the round
     notes: Notes | None = None  # where steps are recorded, when they are
 

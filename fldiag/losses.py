@@ -30,8 +30,6 @@ GUARD = 1e-12
 #: Label of what counts for nothing: transformers' models and torch's losses pass over it unless told otherwise.
 IGNORED = -100
 
-_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
-
 
 # -- losses of a model's outputs
 
@@ -84,16 +82,6 @@ def of_positions(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] 
 def predicted(outputs: Tensor) -> Tensor:
     """The label [...] of the largest of outputs [..., C]; of one output, the logit of label 1: whether it is above 0."""
     return (outputs.squeeze(-1) > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
-
-
-def cross_entropy_and_slope(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The cross entropy [...] of each example, and the gradient of their sum with these weights [...] in the outputs [..., C].
-
-    The same bits as autograd's.
-    """
-    logs, at = F.log_softmax(outputs, -1), y.unsqueeze(-1)
-    slope = torch.zeros_like(logs).scatter_(-1, at, -weight.unsqueeze(-1))  # in the log-softmax
-    return -logs.gather(-1, at).squeeze(-1), _log_softmax_backward(slope, logs, -1, logs.dtype)
 
 
 def half_squared_error(

@@ -400,11 +400,6 @@ class TrainSection(ConfigSection):
 
 class CheckpointSection(ConfigSection):
     every: Count = Field(1, description="write a checkpoint every N rounds (and after the last)")
-    keep: Annotated[int, Field(ge=0)] = Field(
-        0,
-        description="also keep the checkpoints of this many last rounds (0: none): "
-        "every round is then written, and a stopped run loses none",
-    )
     clients: Literal["auto", "none", "sampled", "all"] | tuple[int, ...] = Field(
         "auto",
         description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fldiag import losses
 from fldiag.local import Local, Published
-from fldiag.models.network import BodyPass, Bound, HeadPass
+from fldiag.models.network import Bound
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,13 @@ class Output:
     bound: Bound  # the network with these weights
     #: [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
     maps: list[Tensor] | None = None
-    #: without autograd, where the network allows it: leaf, features and logits are leaves then, whose gradients this adds up
-    by_hand: HeadPass | None = None
 
 
 class Step:
     """One local step of the k clients that still train. ``weight`` [k, B] sums to 1 a row (None: uniform).
 
     ``targets``: labels and their shares of the loss, [(y, share)]; one label with share 1 unless a part mixes.
-    ``decay``: added to the weight decay of this step. ``maps``: whether outputs carry the maps of the stages. ``plain``: the
-    local loss is that of the labels alone.
+    ``decay``: added to the weight decay of this step. ``maps``: whether outputs carry the maps of the stages.
     """
 
     def __init__(
@@ -54,18 +51,16 @@ class Step:
         weight: Tensor | None,
         index: Tensor,
         maps: bool = False,
-        plain: bool = False,
     ):
         self.local, self.x, self.y, self.weight, self.index = local, x, y, weight, index
-        self.maps, self.plain = maps, plain
+        self.maps = maps
         self.k = x.shape[0]
         self.targets: list[tuple[Tensor, Tensor | float]] = [(y, 1.0)]
         self.decay: float | Tensor = 0.0
         self._losses = losses
         self._inputs = x  # a part may replace ``x``: then nothing cached fits
-        #: leaf, bound, features and maps at w, or without autograd the pass of the body
+        #: leaf, bound, features and maps at w
         self._at_w: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
-        self._body_at_w: BodyPass | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
         self.published: Published | None = None
@@ -118,7 +113,7 @@ class Step:
 
     def on(self, x: Tensor, y: Tensor, weight: Tensor | None, index: Tensor) -> Step:
         """A step of the same clients on other inputs; it leaves batch-norm statistics alone."""
-        step = Step(self.local, self._losses, x, y, weight, index, self.maps, self.plain)
+        step = Step(self.local, self._losses, x, y, weight, index, self.maps)
         step._inputs, step._passed = self._inputs, True
         return step
 
@@ -166,10 +161,6 @@ class Step:
     def forward(self, e: Perturbation | None = None) -> Output:
         """The model at w + e. The features at w are shared between calls while e touches only the head."""
         net = self.local.network
-        if net.pieces is not None:
-            passed = self._pass_by_hand(e)
-            bound = net.bind(passed.body.w)
-            return Output(passed.leaf, passed.features, passed.logits, bound, by_hand=passed)
         if e is None or (net.has_split and e.start >= net.cut):
             if self._at_w is None:
                 leaf = self.w.detach().requires_grad_()
@@ -189,16 +180,6 @@ class Step:
         w = self.w.clone()
         w[:, e.start : e.stop] += e.value
         return w
-
-    def _pass_by_hand(self, e: Perturbation | None) -> HeadPass:
-        """``forward`` without autograd."""
-        local, alone = self.local, len(self.local.w) == 1
-        if e is not None and e.start < local.network.cut:
-            return BodyPass(local.network, self._moved(e), self.x, alone).output()
-        if self._body_at_w is None:
-            self._body_at_w = BodyPass(local.network, self.w, self.x, alone, local.views_by_rows)
-        body = self._body_at_w
-        return body.output(None if e is None else self.w[:, body.cut :] + e.value)
 
     def _output(
         self,
@@ -227,15 +208,9 @@ class Step:
         """Values [k] of ``term`` at w + e and its gradient [k, P]."""
         out = self.forward(e)
         values = term(self, out)
-        g = (
-            out.by_hand.gradient(values)
-            if out.by_hand
-            else torch.autograd.grad(values.sum(), out.leaf)[0]
-        )
+        (g,) = torch.autograd.grad(values.sum(), out.leaf)
         if self._at_w is not None and out.leaf is self._at_w[0]:
             self._at_w = None  # its graph is used up
-        if out.by_hand is not None and out.by_hand.body is self._body_at_w:
-            self._body_at_w = None  # not kept beside the next
         return values.detach(), g
 
     def head_gradient(self, term: Callable[[Step, Output], Tensor]) -> tuple[Tensor, Tensor]:
@@ -247,10 +222,7 @@ class Step:
         if not net.has_split:
             values, g = self.gradient(term)
             return values, g[:, net.size - net.layout.head_size :]
-        out = self.forward()
-        if out.by_hand is not None:
-            values = term(self, out)
-            return values.detach(), out.by_hand.head_gradient(values)
+        self.forward()
         leaf, bound, features, maps = self._at_w  # type: ignore[misc]
         head = leaf[:, net.cut :].detach().requires_grad_()
         z = features.detach()  # type: ignore[union-attr]
@@ -261,24 +233,7 @@ class Step:
     def local_gradient(self, e: Perturbation | None = None) -> tuple[Tensor, Tensor]:
         """Local loss [k] (with the parts' loss terms) and gradient [k, P] at w + e; at w it is kept."""
         if e is not None:
-            return self._local_gradient(e)
-        if self._gradient is None:
-            self._gradient = self._local_gradient(e)
-        return self._gradient
-
-    def _local_gradient(self, e: Perturbation | None) -> tuple[Tensor, Tensor]:
-        """Without autograd for the cross entropy of one label alone: its slope in the logits costs a quarter."""
-        if (
-            not self.plain
-            or self.local.network.pieces is None
-            or len(self.targets) > 1
-            or self.y.is_floating_point()
-        ):
             return self.gradient(self._losses, e)
-        out = self._pass_by_hand(e)
-        weight = self.weight
-        if weight is None:
-            weight = out.values.new_tensor(1 / self.y.shape[1]).expand(self.y.shape)
-        loss, slope = losses.cross_entropy_and_slope(out.values, self.y, weight)
-        self._body_at_w = None
-        return self.mean(loss), out.back(slope)
+        if self._gradient is None:
+            self._gradient = self.gradient(self._losses)
+        return self._gradient

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import density, llc, sharpness, stability
+from fldiag.diagnostics import connectivity, density, sharpness
 from fldiag.diagnostics.account import picture as account
-from fldiag.diagnostics.connectivity import picture as connectivity
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
@@ -403,21 +402,9 @@ def sharp():
         dict(run=run, metric=f"{kind}_{case}", value=v, stderr=v / 9)
         for run, v in (("fedsol-digits", 0.04), ("fedavg-digits", 0.05))
         for kind in ("adaptive", "plain")
-        for case in ("sharpness", "m_sharpness", "average")
+        for case in ("sharpness", "average")
     ]
     return sharpness.draw(table(rows))
-
-
-def sampled():
-    rows = []
-    for run in RUNS:
-        rows.append(dict(run=run, metric="llc", value=6.0, stderr=0.2))
-        rows += [
-            dict(run=run, metric="excess", index=5 * i, chain=chain, value=v)
-            for chain in range(4)
-            for i, v in enumerate(6 + np.random.default_rng(chain).normal(size=80), 1)
-        ]
-    return llc.draw(table(rows))
 
 
 def shapes():
@@ -439,16 +426,6 @@ def shapes():
         for n, v in (("features.0", 0.9), ("features.4", 0.7), ("classifier", 0.4 + r / 20))
     ]
     return geometry.draw(table(rows))
-
-
-def stable():
-    rows = [
-        dict(metric=m, round=r, moment=moment, scope="global", value=v, stderr=v / 9)
-        for r, v in enumerate(0.5 + rng().random(6), 1)
-        for m in ("stability", "eigenvalue", "update_curvature", "gradient_alignment")
-        for moment in ("received", "trained")
-    ]
-    return stability.draw(table(rows))
 
 
 def flat():
@@ -482,7 +459,7 @@ def flat():
 
 
 def connected(models):
-    x, draw, rows = np.linspace(0, 1, 11), rng(), []
+    x, rows = np.linspace(0, 1, 11), []
     for i, (a, b) in enumerate(itertools.combinations(range(models), 2), 1):
         ends = dict(
             run=f"client {a}",
@@ -493,41 +470,11 @@ def connected(models):
             slice="train",
             n_examples=1000,
         )
-        for path, top in (("straight", i), ("curve", i / 5)):
-            rows += [
-                {
-                    **ends,
-                    "metric": "loss",
-                    "path": path,
-                    "x": v,
-                    "value": 1 + top * v * (1 - v),
-                    "stderr": 0.02,
-                }
-                for v in x
-            ]
-            rows.append(
-                {
-                    **ends,
-                    "metric": "barrier",
-                    "path": path,
-                    "x": 0.5,
-                    "value": top / 4,
-                    "stderr": 0.02,
-                }
-            )
-    rows += [
-        dict(metric="model_loss", run=f"client {k}", client=k, value=1.0) for k in range(models)
-    ]
-    shares = [*np.eye(models), np.full(models, 1 / models), *draw.dirichlet(np.ones(models), 40)]
-    rows += [
-        dict(
-            metric="mixture",
-            run="clients",
-            shares=" ".join(f"{a:.3f}" for a in s),
-            value=1 - (s**2).sum(),
-        )
-        for s in shares
-    ]
+        rows += [
+            {**ends, "metric": "loss", "x": v, "value": 1 + i * v * (1 - v), "stderr": 0.02}
+            for v in x
+        ]
+        rows.append({**ends, "metric": "barrier", "x": 0.5, "value": i / 4, "stderr": 0.02})
     return connectivity.draw(table(rows))
 
 
@@ -638,7 +585,7 @@ def travelled():
 KINDS = {
     "learning": learning,
     "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
-    "landscape, log, notes": lambda: landscape.draw(surface(True), notes=True),
+    "landscape, log": lambda: landscape.draw(surface(True)),
     "account": accounted,
     "account, far": lambda: accounted(1e3),
     "matching": matched,
@@ -660,8 +607,6 @@ KINDS = {
     "flatness": flat,
     "geometry": shapes,
     "sharpness": sharp,
-    "llc": sampled,
-    "stability": stable,
     "connectivity": lambda: connected(3),
     "connectivity, many": lambda: connected(5),
     "density": densities,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -15,6 +15,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.select import only
 from fldiag_papers import evidence, reported
 from fldiag_papers.evidence import Outcome
+from fldiag_papers.study import one_question
 
 REMEDY = "see why in the figure's json"
 
@@ -65,7 +66,7 @@ def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFra
     """Mean value of the rows chosen: a row for each seed, a column for each ``by``. None as a value: missing entries.
 
     Its ``attrs`` say what :mod:`fldiag_papers.evidence` needs to know of accuracies.
-    Raises FldiagError when nothing is left."""
+    Raises FldiagError when nothing is left, or answers to several questions."""
     selection = {"origin": "measured", **where}
     absent = [
         column
@@ -74,12 +75,12 @@ def per_seed(table: pd.DataFrame, by: str = "label", **where: Any) -> pd.DataFra
     ]
     if absent:
         raise FldiagError(f"the table has no column {absent[0]!r}", "make the figure again")
-    rows = only(table, **selection)
+    rows = one_question(only(table, **selection))
     numbers = rows.assign(value=pd.to_numeric(rows["value"]))
     values = numbers.pivot_table(index="seed", columns=by, values="value", aggfunc="mean")
     if values.empty:
         raise FldiagError("the table has no rows for this claim", "make the figure again")
-    values.attrs = evidence.accuracy_facts(table, rows, by, where)
+    values.attrs = evidence.accuracy_facts(rows)
     return values
 
 
@@ -157,14 +158,16 @@ def lowest(
     return Verdict(votes, means, *_all(steps), (label, best))
 
 
-def everywhere(parts: Mapping[str, Verdict], unit: str = "settings") -> Verdict:
-    """One statement on several settings: holds where every one holds, does not hold where one clearly does not.
+def everywhere(parts: Mapping[str, Verdict], unit: str = "columns", total: int = 0) -> Verdict:
+    """One statement on several columns of a table: holds where every one holds, does not hold where one clearly does not.
 
-    The votes are those of the settings. Raises FldiagError when there is none."""
-    if not parts:
-        raise FldiagError("no setting has all that is compared", REMEDY)
+    The votes are those of the columns. Raises FldiagError when there is none, and when it is not refuted and fewer than ``total``
+    were measured."""
     outcome, why = _all([(part.outcome, part.why) for part in parts.values()])
     numbers = "; ".join(f"{name}: {part.numbers} ({part.outcome})" for name, part in parts.items())
+    if not parts or (outcome != "does not hold" and len(parts) < total):
+        measured = f"measured in {len(parts)} of {total} {unit}"
+        raise FldiagError("; ".join(filter(None, (measured, numbers))), REMEDY)
     labels = tuple(dict.fromkeys(label for part in parts.values() for label in part.labels))
     return Verdict(
         tuple(all(part.votes) for part in parts.values()), numbers, outcome, why, labels, unit
@@ -174,9 +177,15 @@ def everywhere(parts: Mapping[str, Verdict], unit: str = "settings") -> Verdict:
 def settings(
     table: pd.DataFrame,
     check: Callable[[pd.DataFrame], Verdict],
+    methods: Collection[str],
     by: Sequence[str] = ("setting", "model", "data"),
+    begins: str = "",
 ) -> Verdict:
-    """The check in every setting that has all it compares. Raises FldiagError where none has."""
+    """The check in every column (setting, model and data) in which the study has trials of these methods and of at least two;
+    ``begins``: whose setting begins so. ``table.attrs["cells"]``: the keys of the trials.
+
+    Raises FldiagError where no column has all that is compared, and where some have and the others would be needed, too."""
+    table = table[table["setting"].astype(str).str.startswith(begins)]
     rows = table[table["origin"] == "measured"]
     keys = [k for k in by if k in rows]
     verdicts = {}
@@ -188,7 +197,12 @@ def settings(
             verdicts[", ".join(str(k) for k in key if k == k)] = check(part)
         except FldiagError:
             continue
-    return everywhere(verdicts)
+    columns: dict[tuple[str, ...], set[str]] = {}
+    for cell in table.attrs.get("cells", ()):
+        if cell["setting"].startswith(begins):
+            columns.setdefault(tuple(cell[k] for k in keys), set()).add(cell["method"])
+    total = sum({*methods} <= names and len(names) > 1 for names in columns.values())
+    return everywhere(verdicts, total=total)
 
 
 def top(table: pd.DataFrame, method: str, metric: str = "accuracy") -> Verdict:
@@ -200,23 +214,13 @@ def top(table: pd.DataFrame, method: str, metric: str = "accuracy") -> Verdict:
             raise FldiagError(f"nothing beside {method} was measured", REMEDY)
         return lowest(values, method, list(values.columns), highest=True)
 
-    return settings(table, check)
+    return settings(table, check, (method,))
 
 
 def of_gains(columns: Mapping[str, pd.Series], about: Mapping[str, Any]) -> pd.DataFrame:
-    """Values that are differences of two accuracies: each has the noise of both, and is no accuracy itself."""
+    """Values that are differences of two accuracies, and no accuracies themselves."""
     values = pd.DataFrame(columns)
-    tests = 2 * 2500 / about["examples"] if about.get("examples") else 0.0
-    values.attrs = (
-        {
-            **about,
-            "floor": None,
-            "examples": None,
-            "stds": dict.fromkeys(columns, (2 * about["repeat"] ** 2 + tests) ** 0.5),
-        }
-        if about
-        else {}
-    )
+    values.attrs = {**about, "floor": None} if about else {}
     return values
 
 

@@ -17,7 +17,7 @@ from fldiag.results.table import table
 from fldiag_papers import questions, reported
 from fldiag_papers.plan import Plan, answer_key, answers
 from fldiag_papers.scales import flat
-from fldiag_papers.study import Ask, Study, Trial
+from fldiag_papers.study import Ask, Study, Trial, one_question
 
 KEYS = ["setting", "method", "model", "data"]
 #: What ``ask`` says of numbers that a study derives beside all that was asked.
@@ -59,7 +59,7 @@ def table_of(
     if study.pick:
         rows = pd.concat([picked(rows, study), printed(study)], ignore_index=True)
     elif study.derive is not None:  # a picture of everything, and numbers beside it
-        derived = study.derive(rows).assign(ask=DERIVED)
+        derived = study.derive(*study.answers(rows)).assign(ask=DERIVED)
         rows = pd.concat([rows, derived, printed(study)], ignore_index=True)
     return tidy(rows)
 
@@ -157,10 +157,13 @@ def answered(study: Study, plan: Plan, paths: Mapping[str, Path]) -> set[str]:
 
 def picked(table: pd.DataFrame, study: Study) -> pd.DataFrame:
     """The rows of ``pick``, each under its name, and those that ``derive`` adds."""
-    pieces = [only(table, **conditions).assign(metric=m) for m, conditions in study.pick.items()]
+    pieces = [
+        one_question(only(table, **conditions)).assign(metric=m)
+        for m, conditions in study.pick.items()
+    ]
     rows = pd.concat(pieces, ignore_index=True)
     if study.derive is not None:
-        rows = pd.concat([rows, study.derive(table)], ignore_index=True)
+        rows = pd.concat([rows, study.derive(*study.answers(table))], ignore_index=True)
     twice = rows[rows.duplicated([*KEYS, "metric", "seed", "label"])]
     if len(twice):
         raise FldiagError(

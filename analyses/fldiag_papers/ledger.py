@@ -323,13 +323,7 @@ def _check(claim: claims.Claim, entry: Entry, figures: Sequence[Entry]) -> claim
     models says nothing of methods. Their accuracy is that in the csv, or else the one that any figure has of the same runs."""
     content = files.read_csv_bytes(entry.file.with_suffix(".csv"), entry.about)
     table = pd.read_csv(io.BytesIO(content), low_memory=False)
-    # By method, the largest change of the accuracy from one to another of a run's last rounds.
-    swings: dict[str, float] = {}
-    for run in entry.about["runs"].values():
-        if "last_rounds" in run:
-            name = run["config"]["method"]["name"]
-            swings[name] = max(swings.get(name, 0.0), run["last_rounds"]["std"])
-    table.attrs["last_rounds"] = swings
+    table.attrs["cells"] = [trial.key() for trial in reported.studies()[claim.study].trials]
     verdict = claim.check(table)
     limit = evidence.floor_of(table)
     if limit is None:
@@ -340,12 +334,14 @@ def _check(claim: claims.Claim, entry: Entry, figures: Sequence[Entry]) -> claim
 
 
 def _accuracies(table: pd.DataFrame, labels: tuple[Any, ...]) -> dict[Any, float]:
-    """Test accuracy in percent of the global models, by label."""
+    """Test accuracy in percent of the global models, by label, from the first question that has it."""
     rows = table[
         (table["origin"] == "measured")
         & (table["metric"] == "accuracy")
         & table["label"].isin(labels)
     ]
+    if "ask" in rows and len(rows):
+        rows = rows[rows["ask"] == rows["ask"].iloc[0]]
     if "moment" in rows and (rows["moment"] == "aggregated").any():
         rows = rows[(rows["moment"] == "aggregated") & (rows["round"] == rows["round"].max())]
         rows = rows[rows["slice"] == "test"] if "slice" in rows else rows

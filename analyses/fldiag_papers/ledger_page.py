@@ -185,11 +185,9 @@ def _intro(ledger: pd.DataFrame, figures: list[Entry]) -> list[str]:
         "- reduced: fewer rounds, clients or examples than in the paper, or bf16, as the caption says.",
         "- bound: the paper's number is a bound.",
         "",
-        "A statement holds, or does not hold, where the difference is larger than the noise. With three seeds or more, this "
-        "is a paired t-test over the seeds (95 %). With fewer seeds, and for accuracies only, the noise is twice the root of "
-        "the summed variances of the test set and of two repetitions (the paper's deviation, 1.5 points where it prints "
-        "none, or the deviation over a long run's last 20 rounds where that is larger). Models whose accuracy is within 3 "
-        "points of chance, or of what two classes alone give, are undecided too.",
+        "A statement holds, or does not hold, where a paired t-test over its own seeds says so (95 %); of one seed it is "
+        "undecided. Models whose accuracy is within 3 points of chance, or of what two classes alone give, are undecided too. "
+        "A statement on every column of a table is not decided while columns are missing, unless one refutes it.",
         "",
         f"Figures and tables made: {', '.join(scales) or 'none'}. "
         f"Of {totals['printed']} reported numbers, {totals['like']} were measured under the paper's conditions (by kind: see "

@@ -248,7 +248,7 @@ def _write(
 
 def _draw(study: Study, table: pd.DataFrame, about: Mapping[str, Any]) -> Figure:
     """The picture; where its runs are not the paper's protocol, it says above what was trained."""
-    figure = study.draw(table)
+    figure = study.picture(table)
     if text := _what_was_trained(about):
         height = figure.get_figheight()
         figure.set_figheight(height + 0.15)

@@ -11,7 +11,6 @@ import pandas as pd
 from fldiag import config as configs
 from fldiag import registry
 from fldiag.plotting import words
-from fldiag.results.select import only
 from fldiag_papers import pictures, reported
 from fldiag_papers.reported import FEDERATION, Reported
 from fldiag_papers.study import ACCURACY, PROFILED, Ask, Study, Trial, examples, final
@@ -216,12 +215,11 @@ def with_values(trial: Trial) -> Trial:
     return replace(trial, over={**values(trial.preset, trial.method), **trial.over})
 
 
-def first_rounds(table: pd.DataFrame, method: str) -> pd.DataFrame:
+def first_rounds(curve: pd.DataFrame, method: str) -> pd.DataFrame:
     """In which round every run first has the best accuracy of ``method`` in its setting and seed: rows
     ``rounds_to_best_of_<method>``, empty values for runs that never have it, no rows where that method was not run.
 
-    ``table``: the answers, with ``curve`` of every run."""
-    curve = only(table, ask="curve", metric="accuracy")
+    ``curve``: that of every run."""
     pieces = []
     for _, part in curve.groupby(["setting", "seed"], sort=False):
         level = part.loc[part["method"] == method, "value"].max()

@@ -27,17 +27,22 @@ A figure names its trials, what is asked of each finished run, and draws::
   protocol are one run.
 - ``ask``: the functions at the end of this file, with options of the diagnostic of that name. An ask of few seeds:
   ``diagnostic("landscape", seeds=1)``. Questions without a run (toys): ``alone``.
-- ``table`` that ``draw`` gets: everything that was asked, one below the other, in the columns of a result table, and
+- The table that ``draw`` gets: the answers to one question, one below the other, in the columns of a result table, and
   ``run`` and ``label`` (the trial's label), ``ask`` (the name), ``seed``, ``setting``, ``method``, ``model``, ``data`` (as
   in reported.csv), ``trained_on``, ``trained_model`` (what the scale made of data and model),
   ``trained_with`` (and of the numbers that the trial varies), ``origin`` (measured, or reported: rows with the paper's
   numbers, column ``std``). It is read back from the csv: columns without an entry are not
   there, and texts that are missing are NaN. ``draw`` computes nothing but means, and returns a matplotlib Figure in the
   style of ``fldiag.plotting.style``; ``fldiag.plotting`` and ``fldiag_papers.pictures`` have most of what is needed.
+- Metrics of several questions may have one name and be other numbers (``accuracy`` of ``final`` is in percent, that of
+  ``drift`` a share). So ``draw`` and ``derive`` get a table for each question, in the order in which the study and then its
+  trials ask them, and what chooses from the csv of all (``pick``, statements) fails where its rows answer several questions
+  (``one_question``).
 - ``pick``: which rows are the numbers of the ledger: name of the metric in reported.csv -> values of columns. They are
   matched by setting, method, model, data and metric, so give a trial the ``setting`` of reported.csv (``table_of`` does).
-  ``derive(table) -> rows`` adds numbers that need more than a choice of rows, such as ratios of methods. Without
-  ``pick``, ``draw`` gets all that was asked and the derived rows (ask "derived"), which are the numbers of the ledger.
+  ``derive(*tables) -> rows`` adds numbers that need more than a choice of rows, such as ratios of methods. Without
+  ``pick``, the derived rows (ask "derived") are the numbers of the ledger; with it, ``draw`` gets the numbers alone, in one
+  table.
 - ``seeds``: at least so many where the scale has fewer (for claims that need a spread).
 - Statements to check are in ``claims.py`` beside it.
 - A study that is no figure of the paper, but varies one (other clients, other weights), has ``varies``: that one's id, whose
@@ -56,7 +61,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fldiag import config as configs
 from fldiag import known
 from fldiag.config import Config
-from fldiag.errors import unknown
+from fldiag.errors import FldiagError, unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,12 +145,12 @@ class Study:
     title: str
     source: str
     caption: str
-    draw: Callable[[pd.DataFrame], Figure]
+    draw: Callable[..., Figure]
     trials: tuple[Trial, ...] = ()
     ask: tuple[Ask, ...] = ()
     alone: tuple[Ask, ...] = ()
     pick: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    derive: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    derive: Callable[..., pd.DataFrame] | None = None
     layout: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     seeds: int = 1
     varies: str = ""
@@ -159,6 +164,29 @@ class Study:
     def questions_for(self, trial: Trial, seed_number: int) -> tuple[Ask, ...]:
         """What is asked of the trial's run of this seed (counted from 0)."""
         return tuple(a for a in (*self.ask, *trial.ask) if a.seeds is None or seed_number < a.seeds)
+
+    def answers(self, table: pd.DataFrame) -> list[pd.DataFrame]:
+        """The table's rows by question, in the order in which these are asked; the paper's numbers are in each."""
+        asks = (*self.ask, *(a for t in self.trials for a in t.ask), *self.alone)
+        return [
+            table[(table["ask"] == name) | (table["origin"] == "reported")]
+            for name in dict.fromkeys(a.name for a in asks)
+        ]
+
+    def picture(self, table: pd.DataFrame) -> Figure:
+        """The picture of the study's table."""
+        return self.draw(table) if self.pick else self.draw(*self.answers(table))
+
+
+def one_question(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows. Raises FldiagError where they answer several questions, whose metrics of one name are other numbers."""
+    names = rows["ask"].dropna().unique() if "ask" in rows else ()
+    if len(names) > 1:
+        raise FldiagError(
+            f"numbers of several questions under one name: {', '.join(names)}",
+            "name one of them: ask=",
+        )
+    return rows
 
 
 # ---- the questions

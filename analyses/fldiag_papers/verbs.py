@@ -74,7 +74,7 @@ def reproduce(
     ] = None,
     shard: Shard = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")
+        bool, typer.Option("--dry-run", help="Say what there is to train; train nothing.")
     ] = False,
     as_is: Annotated[
         bool, typer.Option("--as-is", help="Train nothing; draw from the existing runs.")
@@ -123,7 +123,7 @@ def reproduce(
             return verb.report(console, results, [], "fldiag figures NAME makes what is missing")
         if as_is and (shard or dry_run):
             raise FldiagError(
-                f"--as-is trains nothing: there is nothing to {'forecast' if dry_run else 'share'}",
+                f"--as-is trains nothing: there is nothing to {'plan' if dry_run else 'share'}",
                 f"leave out --as-is or {'--dry-run' if dry_run else '--shard'}",
                 usage=True,
             )
@@ -138,7 +138,7 @@ def reproduce(
         cores = sorted(core for core, config in configs.items() if is_chosen(config))
         cores = part.part(cores) if part else cores
         if dry_run:
-            return verb.forecast(console, the_plan, cores, choice, device, download)
+            return verb.show_plan(console, the_plan, cores, download)
         trained = set() if as_is else {configs[core].hash for core in cores}
         failed: list[str] = []
 

@@ -18,8 +18,6 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from importlib import metadata
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,15 +31,9 @@ from curvature_turns import Timed, compare, limited
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import fldiag
-from fldiag import models
-from fldiag.data import Dataset
-from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
 
 JOBS = {
     "products": "10 Hessian-vector products",
@@ -160,57 +152,6 @@ def rounds(case: Case, args: argparse.Namespace) -> None:
             [Timed("fldiag", prepare, truth), *(peers if PYHESSIAN.installed else [])],
             args,
         )
-    if case.name == "digits":
-        for count in (CLIENTS, 5 * CLIENTS):
-            stacked(case, count, args)
-
-
-def stacked(case: Case, count: int, args: argparse.Namespace) -> None:
-    """``matching`` of an MLP on the clients' own examples: their Hessians side by side, and one at a time."""
-    ends = [
-        int((i / count) ** 1.2 * len(case.y)) for i in range(count + 1)
-    ]  # the largest has twice the mean or less
-    parts = [np.arange(a, b) for a, b in pairwise(ends)]
-    start = trained(
-        models.build("mlp", tuple(case.x.shape[1:]), 10), case.x, case.y, epochs=6, lr=0.05
-    )
-    clients = torch.stack(
-        [
-            flatten(trained(start, case.x[p], case.y[p], epochs=3, lr=0.02, seed=i))
-            for i, p in enumerate(parts)
-        ]
-    )
-    w, ids = flatten(start), tuple(range(count))
-    dataset = Dataset("digits", case.x, case.y, case.x[:10], case.y[:10], 10)
-
-    def values(stack: str, seed: int, **options: Any) -> np.ndarray:
-        made = History(
-            start,
-            dataset,
-            parts,
-            {1: lambda: Stored(1, w, ids, clients, w, received_buffers={})},
-            **options,
-        )
-        found = fldiag.diagnose(made, "matching", data="client", stack=stack, seed=seed)
-        return found[found.metric == "eigenvalue"].value.to_numpy(float)
-
-    true = values("off", 0, dtype=torch.float64)
-
-    def side(name: str, stack: str) -> Timed:
-        return Timed(
-            name,
-            lambda seed: lambda: Answer(values(stack, seed), None),
-            lambda a: float(np.max(np.abs(a.value / true - 1))),
-        )
-
-    sizes = [len(p) for p in parts]
-    compare(
-        "round",
-        f"matching of an MLP, {count} clients, each on its own {min(sizes)} to {max(sizes)} examples",
-        case,
-        [side("fldiag", "auto"), side("fldiag, one at a time", "off")],
-        args,
-    )
 
 
 def main() -> None:

@@ -165,7 +165,6 @@ def works(folder: Path) -> dict[str, Callable[[str], float]]:
                 executor=e,
                 device="cpu",
                 directions="random",
-                full=True,
                 points=9,
                 samples=1000,
             )

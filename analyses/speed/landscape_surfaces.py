@@ -109,7 +109,7 @@ def _losses(name: str, seed: int) -> np.ndarray:
     found = []
     for d1, d2 in ((pairs.vectors[0], pairs.vectors[1]), (drawn.d1, drawn.d2)):
         for span in SPANS:
-            places, evaluate = axis(POINTS, span), Evaluator(p, [d1, d2], reach=span)
+            places, evaluate = axis(POINTS, span), Evaluator(p, [d1, d2])
             found.append([[evaluate(float(x), float(y))[0] for x in places] for y in places])
     return np.array(found)
 

@@ -3,7 +3,7 @@
     python analyses/speed/scale.py [--clients 100,1000,10000,100000] [--methods fedavg,scaffold] [--rounds 100] [--turns 40]
                                    [--only memory|time] [--out FOLDER]
 
-The small CNN (46,594 parameters) on ``synthetic``: 32 examples a client, Dirichlet 0.3, one epoch in batches of 10. Every run
+The small CNN (46,594 parameters) on noisy patterns: 32 examples a client, Dirichlet 0.3, one epoch in batches of 10. Every run
 is a process of its own. Memory and disk: runs of ``--rounds``, one after the other, of which another process reads the PSS
 (with children, from /proc/PID/smaps_rollup, Linux). Time: shorter runs side by side, a round of each in turn, so that what else
 the machine does meets all of them; medians, and the median ratio to the fewest clients in the same turn. ``--only memory`` or
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -32,12 +34,26 @@ from fldiag.results.machine import machine
 from fldiag.runs import prune
 
 SAMPLED, MOST_MB, MOST_TIMES, POLL = 100, 1500, 1.10, 0.2
+#: Says ``patterns`` how many clients there are, each with so many examples.
+VARIABLE, EXAMPLES = "SCALE_CLIENTS", 32
+
+
+def patterns() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A noisy pattern a class, uint8 [n, 8, 8], the training examples of all clients and 1,000 to test on."""
+    rng = np.random.default_rng(0)
+    of_class = rng.integers(64, 192, (10, 8, 8), dtype=np.uint8)
+
+    def split(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(n) % 10
+        return of_class[y] + rng.integers(0, 64, (n, 8, 8), dtype=np.uint8), y
+
+    return (*split(int(os.environ[VARIABLE]) * EXAMPLES), *split(1000))
 
 
 def config(method: str, clients: int, rounds: int) -> fldiag.Config:
     return fldiag.Config.load(
         "digits",
-        data__name="synthetic",
+        data__name="scale:patterns",
         partition__kind="dirichlet",
         partition__alpha=0.3,
         clients__total=clients,
@@ -53,6 +69,7 @@ def config(method: str, clients: int, rounds: int) -> fldiag.Config:
 def child(method: str, clients: int, rounds: int, folder: str, paced: str) -> None:
     """Train, and say every event on standard output; a ``paced`` one then waits for a line on standard input."""
     torch.set_num_threads(1)
+    os.environ[VARIABLE] = str(clients)
 
     def tell(event: dict[str, Any]) -> None:
         print(json.dumps(event), flush=True)

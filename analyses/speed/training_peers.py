@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from torch.optim.sgd import sgd
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from fldiag.models.kernels import product
 from fldiag.training.setup import Setup
 
 
@@ -204,15 +203,15 @@ class Floor:
         (
             net.conv1(x),
             net.conv2(a2),
-            product(self.flat, net.fc.weight, net.fc.bias),
+            F.linear(self.flat, net.fc.weight, net.fc.bias),
             net.classifier(self.h),
         )
         for a in (a1, a3):
             F.max_pool2d(a, 2, return_indices=True)
         start = net.conv1.weight.numel() + net.conv2.weight.numel() + 32 + 64
         into = self.g[start : start + net.fc.weight.numel()].view_as(net.fc.weight)
-        into.copy_(product(self.h.T, self.flat.T))
-        product(self.h, net.fc.weight.T)
+        torch.mm(self.h.T, self.flat, out=into)
+        self.h @ net.fc.weight
         for a, (out, at) in zip((a1, a3), pools, strict=True):
             torch.ops.aten.max_pool2d_with_indices_backward(
                 out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at

@@ -1,4 +1,4 @@
-"""The verbs of run folders and files: list and thin runs, bring results in from other programs and out to them."""
+"""The verbs of run folders and files: list and thin runs, bring results in from other programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import typer
 
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
-from fldiag.cli.options import Data, Debug, Download, Json, Out, Root, TrustFile
-from fldiag.diagnosis.places import prepare
-from fldiag.errors import FldiagError, check_name, counted, short_path, unknown
+from fldiag.cli.options import Data, Debug, Download, Json, Root, TrustFile
+from fldiag.errors import FldiagError, counted, short_path
 
 if TYPE_CHECKING:
     from fldiag.runs.run import Run
@@ -151,21 +150,18 @@ def convert(
         Path,
         typer.Argument(
             metavar="IN",
-            help="A .pt or .safetensors file, a folder of per-client files, or an array of all clients (.npy).",
+            help="A folder of per-client files, or of global models.",
         ),
     ],
     target: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT", help="The file in the other format, or the run folder to make."
-        ),
+        typer.Argument(metavar="OUT", help="The run folder to make."),
     ],
     pattern: Annotated[
         str | None,
         typer.Option(
             help="Paths of the clients' files, such as "
-            "'round_{round}/client_{client}.pt' (* stands for any text; not "
-            "needed where a word before each number says what it is)."
+            "'round_{round}/client_{client}.pt' (* stands for any text)."
         ),
     ] = None,
     global_pattern: Annotated[
@@ -210,14 +206,13 @@ def convert(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Convert .pt to .safetensors or back (with the manifest), or turn a folder of client checkpoints into a run.
+    """Turn a folder of client checkpoints, or of global models, into a run.
 
     Example: fldiag convert received/ checkpoints/theirs --pattern 'round_{round}/client_{client}.pt' --model small_cnn
     --data digits --partition partition.json
     """
     with errors(debug):
         from fldiag.integrations.convert import convert as convert_files
-        from fldiag.runs.run import Run
 
         console = Console(json)
         columns = {
@@ -238,7 +233,7 @@ def convert(
                     rows.append({key: event[key] for key in columns if key in event})
                     progress(event["done"], event["total"], f"round {event['round']}")
 
-            output = convert_files(
+            converted = convert_files(
                 source,
                 target,
                 pattern=pattern,
@@ -256,58 +251,9 @@ def convert(
                 download=download,
                 on_event=on_event,
             )
-        if not isinstance(output, Run):
-            return console.done(output)
         if not any("loss" in row for row in rows):
             del columns["accuracy"], columns["loss"]
         if len(rows) > 12:
             rows = [rows[i * (len(rows) - 1) // 11] for i in range(12)]
         console.table(rows, columns)
-        console.done(output.path / "run.json", output.path)
-
-
-@app.command(rich_help_panel="Files")
-def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    to: Annotated[str, typer.Option(help="tensorboard, wandb (offline) or mlflow (local store).")],
-    table: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="More tables to export, csv or parquet (those in "
-            "RUN/diagnostics are always exported)."
-        ),
-    ] = None,
-    per_client: Annotated[
-        bool, typer.Option("--per-client", help="Also export the numbers of each client.")
-    ] = False,
-    out: Out = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Export a run's metrics and diagnostics to TensorBoard, Weights & Biases or MLflow; nothing is sent over the network.
-
-    Example: fldiag export checkpoints/digits-fedavg-s0-1a2b3c4d --to tensorboard
-    """
-    with errors(debug):
-        from fldiag.diagnosis.subjects import load
-        from fldiag.integrations import trackers
-        from fldiag.runs.run import Run
-
-        console = Console(json)
-        if to not in trackers.WRITERS:
-            raise unknown("format", to, trackers.WRITERS)
-        subject = load(run)
-        if not isinstance(subject, Run):
-            raise FldiagError(f"{run} is one checkpoint", "give the run's folder", usage=True)
-        scalars = trackers.collect(subject, table or [], per_client=per_client)
-        folder = prepare(out or subject.path / "export" / to)
-        check_name(folder)
-        with console.progress(f"{len(scalars.series)} numbers to {to}"):
-            output = trackers.WRITERS[to](scalars, folder)
-        row = {
-            "run": subject.path.name,
-            "series": scalars.series["tag"].nunique(),
-            "numbers": len(scalars.series),
-        }
-        console.table([row], {name: name for name in row})
-        console.done(output)
+        console.done(converted.path / "run.json", converted.path)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,10 +29,9 @@ from fldiag.cli.options import (
 )
 from fldiag.device import device_of
 from fldiag.diagnosis.places import FALLBACK, prepare
-from fldiag.errors import FldiagError, duration
+from fldiag.errors import FldiagError
 from fldiag.execution import executor as execution
 from fldiag.execution.worker import threads
-from fldiag.plotting import words
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results.files import beside, csv_text, write_table, write_text
 from fldiag.results.machine import emulated
@@ -42,7 +39,6 @@ from fldiag.results.machine import emulated
 if TYPE_CHECKING:
     from fldiag.config import Config
     from fldiag.runs.run import Run
-    from fldiag.training.sweep import Tuning
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
@@ -106,7 +102,7 @@ def demo(
             "loss": "train loss",
             "lambda_1": "λ1",
             "residual": "± (residual)",
-            "ratio": "λ1/λ5",
+            "ratio_5": "λ1/λ5",
         }
         console.table(rows, columns)
         paths = [run.path for run in runs]
@@ -173,7 +169,7 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only show the config and a forecast of time and disk space."
+            "--dry-run", help="Only show the config, the model's size and the disk space."
         ),
     ] = False,
     executor: Executor = "serial",
@@ -208,13 +204,13 @@ def train(
             )
         source = _source(console, config, like, overrides, allow_code or [])
         if over:
-            combinations = _read_combinations(over, [], overrides, None)
-            if like is not None:  # the source holds them already
-                combinations = replace(combinations, fixed={})
+            # what is like a run holds the overrides already
+            fixed = _read_fixed(overrides) if like is None else {}
             return _sweep(
                 console,
                 source,
-                combinations,
+                _read_values(over),
+                fixed,
                 out,
                 dry_run,
                 executor,
@@ -229,7 +225,7 @@ def train(
                 "--overwrite starts again and --resume continues", "give one of them", usage=True
             )
         if dry_run:
-            return _forecast_run(console, resolved, path, executor, download, device)
+            return _describe_run(console, resolved, path, download, device)
         if warning := emulated(resolved.train.precision, device):
             console.note(warning)
         if overwrite and os.path.isfile(path / "run.json"):
@@ -341,34 +337,20 @@ def _show_run(console: Console, run: Run) -> None:
         sys.exit(DIVERGED)
 
 
-def _forecast_run(
-    console: Console, config: Config, path: Path, executor: str, download: bool, device: str
+def _describe_run(
+    console: Console, config: Config, path: Path, download: bool, device: str
 ) -> None:
-    """Writes nothing."""
-    from fldiag.training.forecast import forecast, speed_words
+    """The config, the model's size and the disk that a training would take. Writes nothing."""
+    from fldiag.training.setup import Setup
+    from fldiag.training.storing import disk_bytes
     from fldiag.user_code import importable
 
     with importable():
-        estimate = forecast(config, executor=executor, device=device, download=download)
-    folder = next(p for p in [path.absolute(), *path.absolute().parents] if os.path.exists(p))
-    free = shutil.disk_usage(folder).free
-    tree = config.model_dump(mode="json")
-    console.result |= {"config": tree, **asdict(estimate), "path": str(path)}
+        setup = Setup(config, device=device, download=download)
+    size, tree = disk_bytes(setup), config.model_dump(mode="json")
+    console.result |= {"config": tree, "parameters": setup.network.size, "bytes": size}
     console.say(dumps(tree, indent=1))
-    console.say(
-        f"{estimate.parameters:,} parameters, {estimate.clients} of {config.clients.total} clients a round, "
-        f"{'stacked' if estimate.stacked else 'one after another'}"
-    )
-    speed = speed_words(estimate.at_a_time, estimate.executor, estimate.serial_seconds)
-    console.say(
-        f"forecast: {duration(estimate.seconds)} {speed}, {estimate.bytes / 1e6:,.0f} MB of disk ({free / 1e9:,.0f} GB free)"
-    )
-    for text in [*estimate.remarks, estimate.kept]:
-        console.say(text)
-    if estimate.bytes > free:
-        console.note(
-            "that does not fit on the disk: raise checkpoint.every or set checkpoint.clients = 'none'"
-        )
+    console.say(f"{setup.network.size:,} parameters, about {size / 1e6:,.0f} MB of disk")
     console.done(path)
 
 
@@ -384,20 +366,6 @@ def sweep(
         ),
     ],
     set_: Set = None,
-    tune: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tune",
-            help="key=a,b,c: choose the best of these values for each "
-            "setting, on held-out training examples.",
-        ),
-    ] = None,
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Maximum number of candidates tried for each setting (default: all)."
-        ),
-    ] = None,
     out: Out = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list the runs that would be trained.")
@@ -418,7 +386,8 @@ def sweep(
         _sweep(
             Console(json),
             config,
-            _read_combinations(over, tune or [], set_ or [], budget),
+            _read_values(over),
+            _read_fixed(set_ or []),
             out,
             dry_run,
             executor,
@@ -431,7 +400,8 @@ def sweep(
 def _sweep(
     console: Console,
     source: str | Config,
-    combinations: Combinations,
+    values: dict[str, list[Any]],
+    fixed: dict[str, Any],
     out: Path | None,
     dry_run: bool,
     executor: str,
@@ -439,63 +409,44 @@ def _sweep(
     download: bool,
     device: str,
 ) -> None:
+    """``values``: of the keys that differ; ``fixed``: keys of all runs."""
     from fldiag.report.build import report_path
     from fldiag.report.collect import collect
     from fldiag.results.provenance import digest, provenance
     from fldiag.training import sweep as sweeps
     from fldiag.user_code import importable
 
+    if repeated := sorted(set(values) & set(fixed)):
+        raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
     part = execution.Shard.parse(shard)
-    if part is not None and combinations.grid:
-        raise FldiagError(
-            "--shard trains a part of the runs, and --tune chooses for all of them",
-            "tune first, and give the values found with --set",
-            usage=True,
-        )
-    values, grid, fixed, tries = (
-        combinations.values,
-        combinations.grid,
-        combinations.fixed,
-        combinations.tries,
-    )
-    settings = sweeps.settings(values)
     plan = sweeps.configs(source, values, fixed)
-    candidates = f"{tries} candidates for each of {len(settings)} settings"
-    console.say(f"{len(plan)} runs" + (f", and before them {candidates}" if grid else ""))
     count = len(plan)
+    console.say(f"{count} runs")
     if part is not None:
         plan = part.part(plan)
     if dry_run:
-        with importable():
-            return _forecast_sweep(console, plan, tries, executor, download, device)
-    tunings: dict[str, Tuning] = {}
+        rows = [{"run": sweeps.rounds.run_path(config).name} for config in plan]
+        console.table(rows, {"run": "run"})
+        return console.done()
     try:
         with console.progress("sweep") as progress, importable():
-            total, finished = len(plan) + tries * len(settings), 0
-            progress(0, total, source if isinstance(source, str) else source.name)
+            finished = 0
+            progress(0, len(plan), source if isinstance(source, str) else source.name)
 
             def on_event(event: dict[str, Any]) -> None:
                 nonlocal finished
                 if event["event"] == "end":
                     finished += 1
-                    progress(finished, total, Path(event["path"]).name)
+                    progress(finished, len(plan), Path(event["path"]).name)
 
-            options: dict[str, Any] = {
-                "out": out,
-                "executor": executor,
-                "device": device,
-                "download": download,
-                "on_event": on_event,
-            }
-            if grid:
-                first_seed = {key: v[0] for key, v in values.items() if key == "seed"}
-                for setting in settings:
-                    keys = {**fixed, **setting, **first_seed}
-                    tunings[sweeps.label(setting)] = sweeps.tune(
-                        source, grid, tries, fixed=keys, **options
-                    )
-                plan = sweeps.configs(source, values, fixed, tunings)
-            runs = sweeps.train_configs(plan, **options)
+            runs = sweeps.train_configs(
+                plan,
+                out=out,
+                executor=executor,
+                device=device,
+                download=download,
+                on_event=on_event,
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "stopped; everything up to the last checkpoint is kept",
@@ -507,67 +458,27 @@ def _sweep(
             "makes the table"
         )
         return console.done(*(run.path for run in runs))
-    frame = sweeps.table(runs, values, tunings)
+    frame = sweeps.table(runs, values)
     console.table(frame.to_dict("records"), {c: c.replace("_", " ") for c in frame})
     about = {
         "source": source if isinstance(source, str) else source.model_dump(mode="json"),
         "over": values,
         "fixed": fixed,
         "runs": [run.path.name for run in runs],
-        "tuned": {
-            name: {
-                "chosen": tuning.best,
-                "tried": [{"values": v, "score": s} for v, s in tuning.scores],
-            }
-            for name, tuning in tunings.items()
-        },
         **provenance(),
     }
-    path = (out or sweeps.rounds.RUNS) / f"sweep-{digest(about['runs'], grid, tries)[:8]}"
+    path = (out or sweeps.rounds.RUNS) / f"sweep-{digest(about['runs'])[:8]}"
     write_table(frame, path, about)
     if "diverged" in frame:
         console.alarm("some runs diverged; the numbers are those of the others")
     collection = collect([run.path for run in runs])
-    for name, tuning in tunings.items():
-        method = words.label(name.removeprefix("name "))
-        collection.choices.append(
-            f"{method}: {sweeps.label(tuning.best)}, the best of {len(tuning.scores)} candidates on "
-            "training examples that were held out; no test example was looked at."
-        )
     show_report(console, collection, report_path(collection, Path(f"{path}-report")))
 
 
-@dataclass(frozen=True)
-class Combinations:
-    """Key -> values of the runs, and of the candidates of each setting (``grid``, of which ``tries`` are tried); ``fixed``: the
-    keys of all runs."""
-
-    values: dict[str, list[Any]]
-    grid: dict[str, list[Any]]
-    fixed: dict[str, Any]
-    tries: int
-
-
-def _read_combinations(
-    over: list[str], tune: list[str], set_: list[str], budget: int | None
-) -> Combinations:
-    """Raises FldiagError for a key that is given in two ways."""
+def _read_fixed(texts: list[str]) -> dict[str, Any]:
     from fldiag.config import parse_override
-    from fldiag.training.sweep import combinations
 
-    values, grid = _read_values(over), _read_values(tune)
-    fixed = dict(parse_override(text) for text in set_)
-    if budget is not None and not grid:
-        raise FldiagError(
-            "--budget limits the candidates of --tune, and --tune is not given",
-            "give --tune key=a,b,c",
-            usage=True,
-        )
-    repeated = sorted((set(values) & set(grid)) | ((set(values) | set(grid)) & set(fixed)))
-    if repeated:
-        raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
-    tries = len(combinations(grid)) if grid else 0
-    return Combinations(values, grid, fixed, tries if budget is None else min(budget, tries))
+    return dict(parse_override(text) for text in texts)
 
 
 def _read_values(texts: list[str]) -> dict[str, list[Any]]:
@@ -590,53 +501,6 @@ def _read_values(texts: list[str]) -> dict[str, list[Any]]:
             )
         values[key] = [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
     return values
-
-
-def _forecast_sweep(
-    console: Console, configs: list[Config], tries: int, executor: str, download: bool, device: str
-) -> None:
-    """What the runs take, and before them ``tries`` candidates of each setting. Configs that differ by the seed alone are
-    timed once."""
-    from fldiag.training.forecast import Forecast, forecast, speed_words, total
-    from fldiag.training.rounds import run_path
-
-    spec = execution.parse_executor(executor)
-    timings: dict[Config, Forecast] = {}
-    settings = list(dict.fromkeys(config.replace(seed=0) for config in configs))
-    with console.progress("forecast") as progress:
-        for i, setting in enumerate(settings):
-            progress(i, len(settings), setting.method.name)
-            timings[setting] = forecast(
-                setting,
-                executor="serial" if len(configs) > 1 else executor,
-                device=device,
-                download=download,
-            )
-    estimates = [timings[config.replace(seed=0)] for config in configs]
-    at_a_time = spec.workers_here() if len(configs) > 1 or tries else 1
-    candidates = [[f.serial_seconds] * tries for f in timings.values()] if tries else []
-    runs = [f.serial_seconds for f in estimates]
-    tuning = total(candidates, spec.workers_here()) if tries else 0.0
-    training = estimates[0].seconds if len(estimates) == 1 else total([runs], at_a_time)
-    work = total([*candidates, runs], 1)
-    size = sum(f.bytes for f in estimates) + tries * sum(f.bytes for f in timings.values())
-    rows = [
-        {"run": run_path(config).name, "time": duration(f.seconds), "mb": f.bytes / 1e6}
-        for config, f in zip(configs, estimates, strict=True)
-    ]
-    console.table(rows, {"run": "run", "time": "time", "mb": "MB"})
-    console.result |= {
-        "seconds": tuning + training,
-        "serial_seconds": work,
-        "bytes": size,
-        "executor": str(spec),
-    }
-    speed = speed_words(at_a_time, str(spec), work)
-    before = f", {duration(tuning)} of it for the candidates" if tries else ""
-    console.say(
-        f"forecast: {duration(tuning + training)} {speed}{before}, {size / 1e6:,.0f} MB of disk"
-    )
-    console.done()
 
 
 @app.command(rich_help_panel="Clients")

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fldiag.curvature.cross_entropy import ClosedForm
 from fldiag.curvature.operator import Operator, add
 from fldiag.errors import FldiagError, out_of_memory
 from fldiag.params import Layout
@@ -30,9 +29,9 @@ Parts = list[Tensor | None]
 
 @contextlib.contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Graphs are recorded, attention runs in a kernel that has a second derivative, which the fused ones have not, and cross
-    entropy of many classes keeps less. What was allowed before is allowed again afterwards, also after an exception."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), ClosedForm():
+    """Graphs are recorded, and attention runs in a kernel that has a second derivative, which the fused ones have not. What
+    was allowed before is allowed again afterwards, also after an exception."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
@@ -68,7 +67,7 @@ def _refuse_dead_ends(gradients: Parts) -> None:
         if node.name().endswith("::Error"):
             raise FldiagError(
                 "the model cannot be differentiated twice: it uses a once_differentiable function",
-                "give that function a differentiable backward, or use differences = True",
+                "give that function a differentiable backward",
             )
         visited.add(node)
         stack += [following for following, _ in node.next_functions]
@@ -84,7 +83,7 @@ def _second_derivative(
             raise
         raise FldiagError(
             f"the model cannot be differentiated twice: {error}",
-            "replace that operation by a twice differentiable one, or use differences = True",
+            "replace that operation by a twice differentiable one",
         ) from error
     return [part if part is None else part.detach() for part in parts]
 

@@ -10,7 +10,7 @@ rounding did to the recurrence.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, get_args
@@ -47,10 +47,6 @@ class EigenPairs:
     overlooked: float = 1.0
 
 
-#: Yields every vector whose product it needs, is sent that product, and returns the eigenpairs.
-Steps = Generator[Tensor, Tensor, EigenPairs]
-
-
 def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, **options: Any) -> EigenPairs:
     """The k eigenpairs at one end of the spectrum of a symmetric operator ``v [P] -> [P]``, P = ``size``.
 
@@ -58,48 +54,12 @@ def lanczos(operator: Callable[[Tensor], Tensor], size: int, k: int, **options: 
 
     Raises FldiagError for a wrong option or a product that is not finite.
     """
-    steps = Search(size, k, **options).steps()
-    vectors = [next(steps)]
-    while True:
-        try:  # a vector that is held on to keeps all of its sequence in memory, and the product is as large
-            vectors.append(steps.send(operator(vectors.pop())))
-        except StopIteration as end:
-            return end.value
-
-
-def batched_lanczos(
-    operator: Callable[[Sequence[int]], Callable[[Tensor], Tensor]], searches: Sequence[Steps]
-) -> list[EigenPairs | FldiagError]:
-    """Several searches in lockstep, whose products are taken together; of each its result, or why it failed.
-
-    ``operator(active)`` gives the products [len(active), P] -> [len(active), P] of these searches. It is called for
-    another one when a quarter of the searches it serves have come to their end; until then, those get zeros.
-    """
-    results: dict[int, EigenPairs | FldiagError] = {}
-    vectors = {i: next(search) for i, search in enumerate(searches)}
-    active: list[int] = []
-    while vectors:
-        if not active or 4 * len(vectors) <= 3 * len(active):
-            active = sorted(vectors)
-            multiply = operator(active)
-        zero = torch.zeros_like(next(iter(vectors.values())))
-        products = multiply(torch.stack([vectors.get(i, zero) for i in active]))
-        for i, product in zip(active, products, strict=True):
-            if i not in vectors:
-                continue
-            try:
-                vectors[i] = searches[i].send(product)
-            except StopIteration as end:
-                results[i] = end.value
-            except FldiagError as error:
-                results[i] = error
-        vectors = {i: v for i, v in vectors.items() if i not in results}
-    return [results[i] for i in range(len(searches))]
+    return Search(operator, size, k, **options).pairs()
 
 
 @dataclass
 class Search:
-    """``lanczos`` one product at a time, with its options: see ``steps``.
+    """``lanczos`` with its options: see ``pairs``.
 
     An invariant subspace makes it start again from a new random vector, so repeated eigenvalues are found. Convergence relies
     on the gaps to other Ritz values, and a Ritz vector may mix two close eigenvectors: so after it a second sequence, from a
@@ -107,6 +67,7 @@ class Search:
     iteration goes on.
 
     Args:
+        operator: v [P] -> [P].
         size: entries of a vector.
         k: eigenpairs.
         which: largest or smallest (algebraic), or largest magnitude.
@@ -129,6 +90,7 @@ class Search:
         progress: called after every product.
     """
 
+    operator: Callable[[Tensor], Tensor]
     size: int
     k: int
     _: KW_ONLY
@@ -171,14 +133,14 @@ class Search:
             self.dtype,
         )
 
-    def steps(self) -> Steps:
-        """Yields a vector [P], is sent its product, and so on; returns the eigenpairs."""
+    def pairs(self) -> EigenPairs:
+        """The eigenpairs, product by product."""
         risk, due = 1.0, 0
         while True:
-            ritz = yield from self._extend()
+            ritz = self._extend()
             due -= 1
             if due <= 0 and len(ritz.values) >= self.k and bool(self._accurate(ritz).all()):
-                risk = yield from self._look_again(ritz)
+                risk = self._look_again(ritz)
                 if self._is_certain(risk):
                     break
                 due = len(self.first.waiting)  # the overlooked vector lies in their span
@@ -222,13 +184,13 @@ class Search:
 
     # -- the first sequence
 
-    def _extend(self) -> Generator[Tensor, Tensor, Ritz]:
+    def _extend(self) -> Ritz:
         """One product more, and the Ritz pairs after it."""
         first = self.first
         j = first.waiting.pop(0) if first.waiting else first.append_random()
         if len(first.basis) >= self.basis_limit and len(first.processed) > self.k + 2:
             j = first.shrink(max(self.k + 2, self.basis_limit // 2), j)
-        new = first.append_product(j, (yield first.basis[j]))
+        new = first.append_product(j, self.operator(first.basis[j]))
         first.waiting += [] if new is None else [new]
         ritz = first.bounded(self.k)
         self._count(ritz)
@@ -245,7 +207,7 @@ class Search:
 
     # -- the second sequence
 
-    def _look_again(self, r: Ritz) -> Generator[Tensor, Tensor, float]:
+    def _look_again(self, r: Ritz) -> float:
         """The probability that an eigenvalue beside the k found lies where the bounds need none; 1 when one does.
 
         The second sequence runs in the complement of the k vectors, not of the basis, where a neighbour that mixes
@@ -269,7 +231,7 @@ class Search:
             and new is not None
             and len(second.basis) <= self.basis_limit
         ):
-            j, product = new, (yield second.basis[new])
+            j, product = new, self.operator(second.basis[new])
             self._count(r)
             new = second.append_product(
                 j, outside(product.to(first.device, torch.float64)), copy=False

@@ -32,8 +32,8 @@ def not_finite() -> FldiagError:
     return FldiagError(
         "a Hessian-vector product is not finite although loss and gradient are: a norm or square root at 0, or "
         "weights that diverged",
-        "keep the argument off 0, for example sqrt(x**2 + 1e-12); or take products by differences of gradients "
-        "(differences = True), use dtype float64, or diagnose weights from before the training diverged",
+        "keep the argument off 0, for example sqrt(x**2 + 1e-12); use dtype float64, or diagnose weights from before the "
+        "training diverged",
     )
 
 
@@ -49,7 +49,7 @@ class Operator:
 
     A form of the product says how batch i is prepared (what does not depend on v: a graph, activations) and
     how the prepared batch multiplies. What was prepared for a batch stays for the next product while the
-    first ``keep`` batches last, or while everything kept fits ``room`` bytes; the rest is prepared anew
+    first ``keep`` batches last; the rest is prepared anew
     every time. ``products`` counts the products, ``form`` names the form. ``w`` is not copied, and must not change meanwhile.
     """
 
@@ -75,9 +75,6 @@ class Operator:
         """M_i v as ``_add`` takes it, None for zero."""
         raise NotImplementedError
 
-    def _worth_keeping(self, i: int, prepared: Any) -> bool:
-        return i < self._keep
-
     def __call__(self, v: Tensor) -> Tensor:
         """M v [P] in float64; the batches are summed in float64.
 
@@ -97,7 +94,7 @@ class Operator:
         with torch.autocast(self._w.device.type, enabled=False):
             for i, share in enumerate(self._shares):
                 prepared = self._prepared[i] if i in self._prepared else self._prepare(i)
-                if i not in self._prepared and self._worth_keeping(i, prepared):
+                if i < self._keep:
                     self._prepared[i] = prepared
                 part = self._product(prepared, v)
                 if part is not None:

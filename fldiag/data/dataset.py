@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -25,41 +23,6 @@ TOKENS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class LazyRows:
-    """Training inputs or labels of a data set that is too large for the memory: rows are computed when they are indexed.
-
-    Stands where ``Dataset`` has a tensor [n, ...], and has those of a tensor's methods that choose rows.
-    ``rows``: int64 indices [m] -> tensor [m, ...] on the CPU; a row does not depend on the others of a call. ``shape`` and
-    ``dtype`` are those that the tensor of all rows would have.
-    """
-
-    rows: Callable[[np.ndarray], Tensor]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str | torch.device = "cpu"
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Tensor | np.ndarray) -> Tensor:
-        at = np.asarray(index.cpu() if isinstance(index, Tensor) else index, dtype=np.int64)
-        return self.rows(at).to(self.device)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def index_select(self, axis: int, index: Tensor) -> Tensor:
-        return self[index]
-
-    def is_floating_point(self) -> bool:
-        return self.dtype.is_floating_point
-
-    def to(self, device: str | torch.device) -> LazyRows:
-        return replace(self, device=device)
-
-
-@dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test split of a classification or regression problem; the test split may be empty.
 
@@ -72,8 +35,6 @@ class Dataset:
     that gray images fit a network for colour. ``side``: the model sees side x side pixels of larger stored
     images: the central square, or what a ``resizedcrop`` among the augmentations makes of the whole.
     ``packed``: the rows of whole numbers are inputs of several tensors, laid out so. ``remarks``: how the examples were read.
-
-    Where ``is_lazy``, a ``LazyRows`` stands for each of ``train_x`` and ``train_y``.
 
     Raises FldiagError where these do not fit together.
     """
@@ -142,11 +103,6 @@ class Dataset:
         return self.train_y.ndim > 1 and not self.train_y.is_floating_point()
 
     @property
-    def is_lazy(self) -> bool:
-        """Whether the training examples are computed client by client: there are far too many for the memory."""
-        return isinstance(self.train_x, LazyRows)
-
-    @property
     def scaling(self) -> str:
         """What the stored numbers become before a model sees them, in words."""
         if self.words is not None:
@@ -212,8 +168,6 @@ class Dataset:
         digest = hashlib.sha256(repr(description).encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
-            if isinstance(array, LazyRows):
-                array = array[torch.arange(320)]  # the rule shows in the first ones
             digest.update(array.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
@@ -239,8 +193,6 @@ class Dataset:
         return FldiagError(f"data set {self.name!r}: {message}", remedy)
 
     def _check_split(self, split: str, x: Tensor, y: Tensor) -> None:
-        if isinstance(x, LazyRows) and isinstance(y, LazyRows):
-            return
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             odd = x if not isinstance(x, Tensor) else y
             raise self._error(f"{split} split holds a {type(odd).__name__}", "give torch tensors")

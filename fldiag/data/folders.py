@@ -112,9 +112,6 @@ register(
     """L. Darlow et al., 2018. Folders <root>/cinic10/{train,valid,test}/<class>/*.png. The official validation
 split is left out; variant fedproj draws 100,000 / 30,000 at random from all 270,000 (fixed), and enlarged trains on
 train and valid together, 180,000.""",
-    (3, 32, 32),
-    CINIC10.classes,
-    {"fedsol": (90_000, 90_000), "fedproj": (100_000, 30_000), "enlarged": (180_000, 90_000)},
 )
 register(
     "imagenet200",
@@ -124,9 +121,6 @@ register(
 shorter side resized to 256, the central 256x256 kept (about 54 GB on disk, mapped, not held in memory), so evaluation
 is exactly resize 256 and centre crop 224, while the random resized crop of training draws from the stored square
 instead of the whole picture. Variant small shows 64x64 of stored 72x72 (4.2 GB), which no paper does.""",
-    (3, 256, 256),
-    IMAGENET200.classes,
-    (260_000, 10_000),
 )
 
 

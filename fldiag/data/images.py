@@ -22,14 +22,12 @@ Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What a named set must look like, how many examples it has to train and to test on, its class in torchvision, and its
-    source in words."""
+    """What a named set must look like, its class in torchvision, and its source in words."""
 
     name: str
     torchvision: str
     shape: tuple[int, int, int]
     classes: int
-    examples: tuple[int, int]
     summary: str
     source: str
     url: str
@@ -41,7 +39,6 @@ SETS = (
         "MNIST",
         (1, 28, 28),
         10,
-        (60_000, 10_000),
         "MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.",
         "Y. LeCun, C. Cortes and C. Burges.",
         "yann.lecun.com/exdb/mnist",
@@ -51,7 +48,6 @@ SETS = (
         "CIFAR10",
         (3, 32, 32),
         10,
-        (50_000, 10_000),
         "CIFAR-10 photographs, 32x32 colour, 10 classes, 50,000 train / 10,000 test.",
         "A. Krizhevsky, 2009.",
         "www.cs.toronto.edu/~kriz/cifar.html",
@@ -61,7 +57,6 @@ SETS = (
         "CIFAR100",
         (3, 32, 32),
         100,
-        (50_000, 10_000),
         "CIFAR-100 photographs, 32x32 colour, 100 classes, 50,000 train / 10,000 test.",
         "A. Krizhevsky, 2009.",
         "www.cs.toronto.edu/~kriz/cifar.html",
@@ -71,7 +66,6 @@ SETS = (
         "SVHN",
         (3, 32, 32),
         10,
-        (73_257, 26_032),
         "Street view house numbers, 32x32 colour, 10 classes, 73,257 train / 26,032 test.",
         "Y. Netzer et al., 2011.",
         "ufldl.stanford.edu/housenumbers",
@@ -84,18 +78,11 @@ def register(
     build: Any,
     summary: str,
     text: str,
-    shape: tuple[int, ...],
-    classes: int,
-    examples: tuple[int, int] | dict[str, tuple[int, int]],
 ) -> None:
-    """Registers ``build(root, download, variant)`` under ``name`` with a description that lists the variants.
-
-    ``shape``: of a stored picture (as far as no variant says otherwise); ``examples``: to train and to test on, where they
-    differ of each variant. A forecast takes these where the data are not there.
-    """
+    """Registers ``build(root, download, variant)`` under ``name`` with a description that lists the variants."""
     build.__doc__ = f"{summary}\n\n{text} {sentence(name)}"
     build.__name__ = name
-    registry.dataset(name, shape=shape, classes=classes, examples=examples)(build)
+    registry.dataset(name)(build)
 
 
 def _builder(spec: ImageSet) -> Any:
@@ -113,9 +100,6 @@ for _spec in SETS:
         _builder(_spec),
         _spec.summary,
         _spec.source,
-        _spec.shape,
-        _spec.classes,
-        _spec.examples,
     )
 
 
@@ -301,7 +285,4 @@ for _name, (_subject, _classes, _sizes) in MEDMNIST.items():
         f"{_subject}, 28x28 {_kind}, {_classes} classes, {_about}{_sizes[0]:,} train / "
         f"{_sizes[1]:,} test (MedMNIST).",
         "J. Yang et al., MedMNIST v2, 2023. Training is the official training and validation split.",
-        (len(PREPROCESSING[_name]["fedsol"].mean), 28, 28),
-        _classes,
-        _sizes,
     )

@@ -17,14 +17,10 @@ import pandas as pd
 from numpy.random import Generator
 
 from fldiag.config_files import partition_digest, read_partition, split_indices
-from fldiag.data.dataset import LazyRows
-from fldiag.data.synthetic import CLASSES, LazyPartition
 from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
-#: The examples of every client: in memory, or drawn client by client.
-Clients = Sequence[np.ndarray]
 
 #: What FedSOL's code seeds numpy's generator with before it deals the data, whatever the seed of the training.
 FEDSOL_SEED = 19940817
@@ -412,9 +408,9 @@ def file_remarks(parts: Sequence[np.ndarray], examples: int) -> list[str]:
 
 def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
     """Examples of every class at every client, zeros included: int64 columns client, class, count."""
-    labels = labels if isinstance(labels, LazyRows) else _labels(labels, "summary")
-    classes = CLASSES if isinstance(labels, LazyRows) else int(labels.max()) + 1
-    classes_of_examples = np.asarray(labels[np.concatenate(parts)])
+    labels = _labels(labels, "summary")
+    classes = int(labels.max()) + 1
+    classes_of_examples = labels[np.concatenate(parts)]
     owner = np.repeat(np.arange(len(parts)), sizes(parts))
     cells = np.bincount(owner * classes + classes_of_examples, minlength=len(parts) * classes)
     counts = cells.reshape(len(parts), classes)
@@ -423,23 +419,16 @@ def summary(parts: Sequence[np.ndarray], labels: Any) -> pd.DataFrame:
 
 
 def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) -> None:
-    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64).
-
-    Of a ``LazyPartition`` its recipe is written."""
-    if isinstance(parts, LazyPartition):
-        np.savez_compressed(path, **parts.recipe)
-        return
+    """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64)."""
     offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
     np.savez_compressed(path, indices=np.concatenate(parts).astype(np.int64), offsets=offsets)
 
 
-def load_parts(path: str | os.PathLike[str]) -> Clients:
+def load_parts(path: str | os.PathLike[str]) -> Parts:
     """The partition that ``save`` wrote. Raises FldiagError for a missing, damaged or foreign file."""
     remedy = "train again, or point to the partition.npz of a run"
     try:
         with np.load(path, allow_pickle=False) as file:
-            if "kind" in file.files:
-                return LazyPartition.of({name: file[name] for name in file.files})
             return split_indices(file["indices"], file["offsets"])
     except FileNotFoundError:
         raise FldiagError(f"no partition at {path}", remedy) from None
@@ -447,17 +436,13 @@ def load_parts(path: str | os.PathLike[str]) -> Clients:
         raise FldiagError(f"{path} is not a partition ({error})", remedy) from None
 
 
-def sizes(parts: Clients) -> np.ndarray:
+def sizes(parts: Sequence[np.ndarray]) -> np.ndarray:
     """How many examples every client has, int64 [clients]."""
-    return (
-        parts.sizes if isinstance(parts, LazyPartition) else np.array([len(part) for part in parts])
-    )
+    return np.array([len(part) for part in parts])
 
 
-def same(one: Clients, other: Clients) -> bool:
+def same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
     """Whether every client has the same examples in both."""
-    if isinstance(one, LazyPartition) and isinstance(other, LazyPartition):
-        return one.recipe == other.recipe
     return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 

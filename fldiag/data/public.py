@@ -15,7 +15,6 @@ from fldiag.data import partition
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.sources import load
-from fldiag.data.synthetic import KINDS, LazyPartition
 from fldiag.errors import FldiagError
 from fldiag.sections import Normalise, PartitionSection
 from fldiag.seeding import numpy_rng
@@ -58,12 +57,6 @@ def load_public(
         index = held_out[_subset(len(held_out), size, seed)].to(private.train_x.device)
         return private.normalise(private.train_x[index]), remaining.numpy()
     other = find(spec, root, download, normalise=None if spec in registry.dataset else normalise)
-    if other.is_lazy:
-        raise FldiagError(
-            f"public data {spec!r} are made client by client",
-            "use other data, or holdout:N",
-            usage=True,
-        )
     if other.words is not None and private.words is not None and other.name != private.name:
         sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
         sentences = [sentences[int(i)] for i in _subset(len(sentences), size, seed)]
@@ -95,10 +88,6 @@ def deal(
     holds_out = isinstance(public, str) and public.startswith("holdout")
     if spec.kind == "file":
         return _deal_file(dataset, spec, clients, str(public) if holds_out else None)
-    if dataset.is_lazy and not holds_out:
-        return LazyPartition(
-            spec.kind, spec.options.get(KINDS.get(spec.kind) or ""), clients, spec.seed
-        )
     private = (
         np.flatnonzero(~_hold_out(str(public), dataset, spec.seed).numpy())
         if holds_out
@@ -122,12 +111,6 @@ def _deal_file(
     dataset: Dataset, spec: PartitionSection, clients: int, holdout: str | None
 ) -> Sequence[np.ndarray]:
     """The partition of a file. Raises FldiagError where a client has examples that ``holdout`` makes public."""
-    if dataset.is_lazy:
-        raise FldiagError(
-            f"partition.kind = 'file', and the data of {dataset.name!r} are made client by client",
-            f"use one of {', '.join(KINDS)}: --set partition.kind=dirichlet",
-            usage=True,
-        )
     parts = partition.from_file(str(spec.path), spec.digest, clients, len(dataset.train_y))
     if holdout is not None:
         is_public = _hold_out(holdout, dataset, spec.seed).numpy()
@@ -144,12 +127,6 @@ def _deal_file(
 
 def _hold_out(spec: str, private: Dataset, seed: int) -> Tensor:
     """Which training examples become public: bool [n]."""
-    if private.is_lazy:
-        raise FldiagError(
-            f"public data {spec!r}: the data of {private.name!r} are made client by client",
-            "name another data set, such as data.public=digits",
-            usage=True,
-        )
     match, n = _HOLDOUT.fullmatch(spec), len(private.train_y)
     if match is None or not 1 <= int(match[1]) < n:
         raise FldiagError(

@@ -129,14 +129,6 @@ def _select(
     tests: Sequence[np.ndarray] | None = None,
 ) -> tuple[str, str, Any]:
     """The slice's full name, its split, and its indices there (None: all)."""
-    if spec == "train" and dataset.is_lazy:
-        if partition is None:
-            raise FldiagError(
-                f"slice train of data set {dataset.name!r}, which is made client by client",
-                "diagnose a run (its partition says which clients there are), or use test",
-                usage=True,
-            )
-        return spec, spec, np.concatenate(list(partition))
     if spec in ("train", "test"):
         return spec, spec, None
     match = _CLIENT.fullmatch(spec) if isinstance(spec, str) else None

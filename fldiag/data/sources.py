@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fldiag import registry, sections, user_code
 from fldiag.data.arrays import form_of, inputs, labels, moments, read_npz, spread
-from fldiag.data.dataset import Dataset, preprocessed
+from fldiag.data.dataset import Dataset
 from fldiag.data.images import folder
-from fldiag.data.preprocessing import MOST_LISTED, choose, no_variants
+from fldiag.data.preprocessing import MOST_LISTED, no_variants
 from fldiag.data.text import Reading, table
 from fldiag.errors import FldiagError, counted, error_text, nearest
 from fldiag.sections import Normalise, moments_of, read_normalisation
@@ -91,26 +91,6 @@ def of(
         reading=Reading.of(section.model_dump()),
         allow_code=allow_code,
     )
-
-
-def blank(name: str, variant: str | None = None) -> Dataset | None:
-    """Black pictures in the number and shape of a registered set, their classes evenly spread: for a forecast where the set
-    is not there. None for a name that does not say its shape. They take no memory.
-
-    Raises FldiagError for an unknown variant.
-    """
-    name, variant = _name_and_variant(name, variant)
-    meta = registry.dataset.get(name).meta if ":" not in name and name in registry.dataset else {}
-    if "examples" not in meta:
-        return None
-    variant, preprocessing = choose(name, variant)
-    channels, *sides = meta["shape"]
-    side = preprocessing.stored_side
-    shape = (channels, *([side] * 2 if side else sides))
-    examples = meta["examples"][variant] if isinstance(meta["examples"], dict) else meta["examples"]
-    train, test = (torch.zeros(1, *shape, dtype=torch.uint8).expand(n, *shape) for n in examples)
-    train_y, test_y = (torch.arange(n) % meta["classes"] for n in examples)
-    return preprocessed(name, (train, train_y, test, test_y), meta["classes"], preprocessing)
 
 
 def remarks(dataset: Dataset) -> list[str]:
@@ -201,7 +181,7 @@ def _normalised(dataset: Dataset, how: Normalise | None) -> Dataset:
     if how is None or (how == "none" and dataset.tokens):
         return dataset
     pixels = dataset.train_x.dtype == torch.uint8
-    if dataset.is_lazy or dataset.tokens:
+    if dataset.tokens:
         raise FldiagError(
             f"data set {dataset.name!r} cannot be normalised in another way",
             "leave out data.normalise",

@@ -78,15 +78,9 @@ def check_file(path: str | Path, name: str, *, download: bool = False) -> DealtP
         download: fetch a missing public data set.
 
     Raises:
-        FldiagError: no partition can be read from the file, data that are not there, or that are made client by client.
+        FldiagError: no partition can be read from the file, or data that are not there.
     """
     dataset = data.load(name, download=download, allow_code=[name])
-    if dataset.is_lazy:
-        raise FldiagError(
-            f"data set {name!r} is made client by client",
-            "leave --data out, and give a preset with its partition: fldiag partition digits --set data.name=synthetic",
-            usage=True,
-        )
     parts: dict[Any, np.ndarray] = {**read_partition(path)}
     examples, faults = len(dataset.train_y), []
     lacking = [str(k) for k in range(len(parts)) if str(k) not in parts]

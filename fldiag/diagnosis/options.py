@@ -63,11 +63,6 @@ class OpenedOptions(SubjectOptions):
         "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255). Default: unit for uint8 pixels, "
         "else none.",
     )
-    allow: str | None = Field(
-        None,
-        description="stop_gradient: accept a gradient that is not the derivative of the loss "
-        "(detach(), straight-through estimators).",
-    )
     root: Any = Field(None, description="Folder that holds the data (default $FLDIAG_DATA).")
     download: bool = Field(False, description="Download a missing public data set.")
     device: Any = Field("auto", description="Device: auto, cpu, cuda, cuda:N or mps.")
@@ -98,20 +93,10 @@ class ProblemOptions(OpenedOptions):
         "loss) or pkg.mod:function of (outputs, y). Default: chosen by the type of the labels; own if "
         "batches are dicts.",
     )
-    reduction: str | None = Field(
-        None,
-        description="What the given loss returns for a batch: mean (the default), sum, or batch where "
-        "it couples the examples (contrastive, Dice, RMSE): the whole slice is then one batch.",
-    )
     trainable: bool = Field(
         False,
         description="Treat only parameters with requires_grad as weights; frozen parameters are "
         "constants.",
-    )
-    differences: bool = Field(
-        False,
-        description="Compute Hessian-vector products by finite differences of the gradient, for models "
-        "that cannot be differentiated twice.",
     )
     weight_decay: float | None = Field(
         None,

@@ -272,8 +272,8 @@ def remarks(subject: Subject) -> list[str]:
     texts: list[str] = []
     problems = [subject] if isinstance(subject, Problem) else subject
     for problem in (p for p in problems if isinstance(p, Problem)):
-        # the probe sees what targets look like, and whether what was allowed occurs
-        if (problem.in_memory or problem.allow) and bool(problem.w.isfinite().all()):
+        # the probe sees what targets look like
+        if problem.in_memory and bool(problem.w.isfinite().all()):
             problem.probe()
         texts += problem.remarks
         count = sum(p.numel() for p in problem.module.parameters())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PICTURE = "picture of sharpness"
 KINDS = {"adaptive": "adaptive: ‖δ / |w|‖₂ ≤ ρ", "plain": "plain: ‖δ‖₂ ≤ ρ"}
-CASES = {"sharpness": "worst case", "m_sharpness": "of minibatches", "average": "average case"}
+CASES = {"sharpness": "worst case", "average": "average case"}
 COLUMNS = {
     "run": "checkpoint",
     "kind": "scale of the weights",
@@ -47,7 +47,7 @@ def metric_rows(frame: pd.DataFrame, kind: str, case: str) -> pd.DataFrame:
 
 @compares_runs
 def draw(frame: pd.DataFrame) -> Figure:
-    """Bars of the worst case, of minibatches where they were measured, and of the average case, with standard errors: adaptive on
+    """Bars of the worst case and of the average case, with standard errors: adaptive on
     the left, plain on the right, a colour a checkpoint. Raises FldiagError for another table."""
     need(frame, ("metric", "run", "value", "stderr"), PICTURE)
     frame = frame.assign(run=names(frame["run"]))
@@ -166,13 +166,6 @@ def sharpness(
     draws: Annotated[
         int, Field(ge=1, description="Random perturbations of each average case.")
     ] = 20,
-    m: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Also the mean of the worst cases of minibatches of m examples each.",
-        ),
-    ] = None,
     tol: Annotated[
         float,
         Field(gt=0, lt=1, description="An ascent ends when a step adds less than this share."),
@@ -191,8 +184,6 @@ def sharpness(
       ``stderr``: over the examples, with delta as it is.
     - ``adaptive_average`` mean of F(w + delta) - F(w) over delta ~ N(0, ``deviation``^2 diag(w^2)) (their S_avg), and
       ``plain_average`` over N(0, ``plain_deviation``^2 I); ``stderr`` over the ``draws``.
-    - with ``m``: ``adaptive_m_sharpness`` and ``plain_m_sharpness``, the mean of the worst cases of minibatches of m examples,
-      each with a delta of its own (what is left of n / m is left out, evenly); ``stderr`` over the minibatches.
 
     Multiplying a ReLU layer (with its bias) by a and dividing the next by a leaves the function and the adaptive numbers alone,
     while plain ones and eigenvalues change. A weight of exactly 0 stays, as delta / |w| is not defined there; how many there are
@@ -209,7 +200,6 @@ def sharpness(
         steps: Gradients on the whole slice, of each ascent.
         restarts: Pairs of ascents of each worst case.
         draws: Evaluations of each average case.
-        m: Examples of a minibatch.
         tol: Share of the rise.
         seed: Of starts and perturbations.
 
@@ -235,7 +225,6 @@ def sharpness(
         Climb,
         adaptive_scale,
         average_row,
-        minibatch_row,
         resting,
         worst_case_row,
     )
@@ -253,8 +242,6 @@ def sharpness(
             worst_case_row(problem, f"{kind}_sharpness", scale, radius, how),
             average_row(problem, f"{kind}_average", scale, spread, draws, seed),
         ]
-        if m is not None:
-            measured.append(minibatch_row(problem, f"{kind}_m_sharpness", scale, radius, how, m))
         rows += [{"note": note, **row} for row in measured]
     workspace().show(len(kinds), len(kinds), "sharpness")
     return table([{"masked": row["value"] is None, **row} for row in rows], **problem.common)

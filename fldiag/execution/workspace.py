@@ -50,7 +50,7 @@ class Workspace:
         """``function(shared, item, **options)`` of every item, in their order, each as early as that allows.
 
         Args:
-            function: pure, and found by its name in a module.
+            function: pure, and found by its name in a module. An exception that it returns says what could not be computed.
             shared: what all items need; it goes to a worker once.
             items: small, and picklable.
             name: what an item is called in progress and messages.

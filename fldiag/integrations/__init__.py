@@ -1,1 +1,1 @@
-"""Ways in and out of other programs: recorders of loops that are not fldiag's, folders of files, trackers of experiments."""
+"""Ways in and out of other programs: recorders of loops that are not fldiag's, folders of files."""

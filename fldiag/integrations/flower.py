@@ -8,8 +8,7 @@
     strategy = flower.record(strategy, "runs/flower", net, data="digits", partition=parts)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(net.state_dict()), num_rounds=10)
 
-Then ``fldiag forgetting runs/flower`` and every other verb. Works with the strategies of ``flwr.serverapp`` and with the
-older ``flwr.server.strategy``.
+Then ``fldiag forgetting runs/flower`` and every other verb. Works with the strategies of ``flwr.serverapp``.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def record(
     Raises FldiagError when the folder is taken, what is given does not fit together, or in the first round replies do
     not fit the model. What fails later is left out with a warning, and training goes on.
     """
-    if not any(hasattr(strategy, name) for name in ("configure_train", "configure_fit")):
+    if not hasattr(strategy, "configure_train"):
         raise FldiagError(
             f"a {type(strategy).__name__} is not a Flower strategy: it has no configure_train",
             "give one such as flwr.serverapp.strategy.FedAvg()",
@@ -76,20 +75,12 @@ def record(
         origin={"kind": "flower", "strategy": kind, "began": now},
     )
     rounds = _Rounds(strategy, recorder, client)
-    wrapped = (
-        {
-            "configure_train": rounds.configure,
-            "aggregate_train": rounds.aggregate,
-            "aggregate_evaluate": rounds.aggregate_evaluate,
-            "start": rounds.start,
-        }
-        if hasattr(strategy, "configure_train")
-        else {
-            "configure_fit": rounds.configure,
-            "aggregate_fit": rounds.aggregate_fit,
-            "evaluate": rounds.evaluate,
-        }
-    )
+    wrapped = {
+        "configure_train": rounds.configure,
+        "aggregate_train": rounds.aggregate,
+        "aggregate_evaluate": rounds.aggregate_evaluate,
+        "start": rounds.start,
+    }
     for method, wrapper in wrapped.items():
         setattr(strategy, method, _around(getattr(strategy, method), wrapper))
     return strategy
@@ -128,20 +119,17 @@ class _Rounds:
         self.current: State = {}
         self.received: State | None = None
 
-    # -- what the strategy does, of one interface and the other
+    # -- what the strategy does
 
     def configure(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         t = int(bound.arguments["server_round"])
-        arrays = bound.arguments.get("arrays", bound.arguments.get("parameters"))
         sent = list(inner(*bound.args, **bound.kwargs) or [])
         self.received = None
         with _Guard(self, t):
-            self.current = self.state(arrays)
+            self.current = self.state(bound.arguments["arrays"])
             if t == 1:
                 self.recorder.begin(self.current)
-            outgoing = [
-                self._weights(m.content) if hasattr(m, "content") else m[1].parameters for m in sent
-            ]
+            outgoing = [self._weights(message.content) for message in sent]
             same = all(o is outgoing[0] or _equal(o, outgoing[0]) for o in outgoing[1:])
             self.received = self.state(outgoing[0]) if outgoing and same else None
             if not same:
@@ -164,23 +152,6 @@ class _Rounds:
                 numbers = _metrics(reply)
                 entries.append((node, self._weights(reply.content), numbers, numbers.get(key)))
             self._round(t, entries, *result)
-        return result
-
-    def aggregate_fit(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
-        result, t = inner(*bound.args, **bound.kwargs), int(bound.arguments["server_round"])
-        with _Guard(self, t):
-            for failure in bound.arguments.get("failures") or ():
-                self.recording.note(f"round {t}: a client failed: {failure!r}")
-            self._round(
-                t,
-                [
-                    (str(proxy.cid), reply.parameters, dict(reply.metrics), reply.num_examples)
-                    for proxy, reply in bound.arguments["results"]
-                ],
-                *result,
-            )
-        if self.recording.run.done:  # nothing says which round of the older interface is the last
-            self.recording.finish()
         return result
 
     def aggregate_evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
@@ -216,14 +187,6 @@ class _Rounds:
             bound.arguments["evaluate_fn"] = lambda t, arrays: self._scored(t, score(t, arrays))
         with self.recorder:
             return inner(*bound.args, **bound.kwargs)
-
-    def evaluate(self, inner: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
-        scores = inner(*bound.args, **bound.kwargs)
-        self._scored(
-            int(bound.arguments["server_round"]),
-            None if scores is None else {"loss": scores[0], **scores[1]},
-        )
-        return scores
 
     def _scored(self, t: int, numbers: Mapping[str, Any] | None) -> Any:
         with _Guard(self, t):
@@ -299,15 +262,11 @@ class _Rounds:
         return records[key] if key in records else next(iter(records.values()))
 
     def state(self, arrays: Any) -> State:
-        """Arrays of either interface as a state_dict of the model. Raises FldiagError when they do not fit it."""
-        if hasattr(arrays, "keys"):
-            named_arrays = {str(k): np.array(v.numpy()) for k, v in arrays.items()}
-            names = set(self.recording.layout.names)
-            listed = all(k.isdigit() for k in named_arrays) and not names <= named_arrays.keys()
-            return self.recorder.state(list(named_arrays.values()) if listed else named_arrays)
-        from flwr.common import parameters_to_ndarrays
-
-        return self.recorder.state(parameters_to_ndarrays(arrays))
+        """Arrays as a state_dict of the model. Raises FldiagError when they do not fit it."""
+        named_arrays = {str(k): np.array(v.numpy()) for k, v in arrays.items()}
+        names = set(self.recording.layout.names)
+        listed = all(k.isdigit() for k in named_arrays) and not names <= named_arrays.keys()
+        return self.recorder.state(list(named_arrays.values()) if listed else named_arrays)
 
 
 class _Guard:
@@ -333,6 +292,4 @@ def _metrics(reply: Any) -> dict[str, Any]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    if hasattr(a, "keys"):
-        return a.keys() == b.keys() and all(np.array_equal(a[k].numpy(), b[k].numpy()) for k in a)
-    return bool(a == b)
+    return a.keys() == b.keys() and all(np.array_equal(a[k].numpy(), b[k].numpy()) for k in a)

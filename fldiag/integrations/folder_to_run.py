@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fldiag import data as datasets
@@ -16,7 +15,6 @@ from fldiag.config_files import read_partition
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.integrations import client_files
-from fldiag.integrations.client_files import Place
 from fldiag.integrations.evaluation import Evaluation
 from fldiag.integrations.recorder_inputs import confirm_numbers
 from fldiag.models import state_dict
@@ -24,12 +22,10 @@ from fldiag.models.state_dict import State
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
-from fldiag.runs import foreign, owner, schema
+from fldiag.runs import owner, schema
 from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run, verify
-from fldiag.runs.schema import Checkpoint
-from fldiag.runs.tensor_files import read_tensors
 from fldiag.user_code import importable
 
 Event = Callable[[dict[str, Any]], None]
@@ -41,7 +37,7 @@ Score = Callable[[State], list[Row]]
 class _Globals:
     """The global model after every round (0: before the first), read when it is asked for."""
 
-    sources: Mapping[int, Place]
+    sources: Mapping[int, Path]
     read: Any
     current: tuple[int, State | None] = (-1, None)
 
@@ -84,11 +80,13 @@ def folder_to_run(
             "give the folder that holds the clients' files",
             usage=True,
         )
-    if root.is_file():
-        layout = client_files.scan_array(root)
-    else:
-        clients, globals_ = _patterns(root, clients, globals_, tell)
-        layout = client_files.scan(root, clients, globals_)
+    if clients is None and globals_ is None:
+        raise FldiagError(
+            f"{root} is a folder, and which of its files are whose is not known",
+            "say it: --pattern 'round_{round}/client_{client}.pt', or of global models alone --global-pattern 'round_{round}.pt'",
+            usage=True,
+        )
+    layout = client_files.scan(root, clients, globals_)
     if moment not in ("aggregated", "received"):
         raise FldiagError(
             f"--global-is {moment!r} is not one of aggregated, received",
@@ -112,7 +110,7 @@ def folder_to_run(
     shift = 1 if start == 0 and layout.clients else 0
     after = {r + shift - (moment == "received"): source for r, source in layout.globals.items()}
     if initial is not None:
-        after[start + shift - 1] = Place(initial)
+        after[start + shift - 1] = initial
     recipe = {
         "kind": "folder",
         "clients": clients,
@@ -173,41 +171,6 @@ def folder_to_run(
     return run
 
 
-def _patterns(
-    root: Path, clients: str | None, globals_: str | None, tell: Event
-) -> tuple[str | None, str | None]:
-    """The patterns of clients and of global models that were given, or else that the names say. Raises FldiagError where they
-    leave open what is what."""
-    if clients is not None:
-        return clients, globals_
-    names = client_files.files(root)
-    patterns: tuple[str | None, str | None]
-    if (program := client_files.known_program(names)) is not None:
-        label, patterns = f"named as {program[0]} names them", program[1:]
-    elif globals_ is not None:
-        return None, globals_
-    else:
-        label, by_words = (
-            "read by the words before their numbers",
-            client_files.patterns_by_words(names),
-        )
-        if by_words is None:
-            raise FldiagError(
-                f"{root} is a folder, and which of its files are whose is not known",
-                client_files.advice(names),
-                usage=True,
-            )
-        patterns = by_words
-    clients, globals_ = patterns[0], globals_ or patterns[1]
-    texts = [
-        f" {option} '{text}'"
-        for option, text in (("--pattern", clients), ("--global-pattern", globals_))
-        if text is not None
-    ]
-    tell({"event": "note", "text": f"the files are {label}:{''.join(texts)}"})
-    return clients, globals_
-
-
 def _people(
     names: list[str], partition: Path | None
 ) -> tuple[dict[str, int], dict[int, Any] | None]:
@@ -262,9 +225,6 @@ class _Work:
         self.numbers, self.parts, self.shift, self.key = numbers, parts, shift, key
         self.prefixes: set[str] = set()
         self.sets: set[tuple[str, ...]] = set()
-        #: Of the files of which round (by its place), what tells a client's weights from others.
-        self.digests: tuple[int, dict[int, str]] = (-1, {})
-        self.is_idle_said = False
         self.remedy = "copy them again"  # of the last file that could not be read
 
     def say(self, text: str, keep: bool = True) -> None:
@@ -300,24 +260,14 @@ class _Work:
             if without:
                 self.say(unassigned(without), keep=False)
 
-    def read(self, source: Place, label: str) -> State | None:
-        """The weights in a file, None when it is damaged, or of a client that has none yet. Raises FldiagError for another
-        architecture."""
-        path = source.path
+    def read(self, path: Path, label: str) -> State | None:
+        """The weights in a file, None when it is damaged. Raises FldiagError for another architecture."""
         name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
         try:
             verify(path)
-            checkpoint = (
-                schema.read(path, self.key)
-                if source.at is None
-                else Checkpoint(
-                    path, {"arr_0": torch.tensor(client_files.array_of(path)[source.at])}
-                )
-            )
+            checkpoint = schema.read(path, self.key)
             state = checkpoint.state
         except FldiagError as error:
-            if self.layout.is_complete and _is_vacant(path):
-                return None
             self.say(f"{label}: {error.what}: left out")
             self.remedy = error.remedy
             return None
@@ -339,7 +289,7 @@ class _Work:
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)
         return state
 
-    def run(self, after: dict[int, Place], has_globals: bool, score: Score | None) -> Run:
+    def run(self, after: dict[int, Path], has_globals: bool, score: Score | None) -> Run:
         recording, has_clients = self.recording, bool(self.layout.clients)
         rounds = self.layout.rounds if has_clients else [t for t in sorted(after) if t > 0]
         if not rounds:
@@ -374,15 +324,15 @@ class _Work:
             if t in done:
                 before = recording.run.checkpoint(t).state
                 continue
-            sampled = self._clients(i, received) if has_clients else None
-            row, before = self._round(t, sampled, globals_, received, has_globals, score, bool(i))
+            clients = self._clients(r) if has_clients else None
+            row, before = self._round(t, clients, globals_, received, has_globals, score, bool(i))
             if row:
                 self.tell({"event": "round", "done": i + 1, "total": len(rounds), **row})
         if not recording.run.rounds:
             raise FldiagError(f"none of the files in {self.layout.root} can be read", self.remedy)
         return recording.finish()
 
-    def _read_clients(self, r: int) -> dict[int, State]:
+    def _clients(self, r: int) -> dict[int, State]:
         """The weights in the clients' files of a round."""
         clients: dict[int, State] = {}
         sources = self.layout.clients[r]
@@ -391,26 +341,6 @@ class _Work:
             if state is not None:
                 clients[self.numbers[name]] = state
         return clients
-
-    def _clients(self, i: int, received: State | None) -> dict[int, State]:
-        """The weights of the clients that took part in round number i."""
-        rounds = self.layout.rounds
-        clients = self._read_clients(rounds[i])
-        if not self.layout.is_complete:
-            return clients
-        if i and self.digests[0] != i - 1:  # the conversion goes on after an interruption
-            self.digests = i - 1, _digests(self._read_clients(rounds[i - 1]))
-        before, now = self.digests[1], _digests(clients)
-        self.digests = i, {**before, **now}
-        idle = None if received is None else digest(received)
-        sampled = {k: state for k, state in clients.items() if now[k] not in (before.get(k), idle)}
-        if sampled and len(sampled) < len(clients) and not self.is_idle_said:
-            self.is_idle_said = True
-            self.say(
-                "every client has a file in every round: whose file did not change, or holds what was received, is taken "
-                "not to have been sampled (or it did not train)"
-            )
-        return sampled or clients
 
     def _round(
         self,
@@ -447,15 +377,3 @@ class _Work:
             "global": whence,
             **{row["metric"]: row["value"] for row in rows},
         }, aggregated
-
-
-def _is_vacant(path: Path) -> bool:
-    """Whether a file is whole, and of a client that has no weights yet."""
-    try:
-        return foreign.is_vacant(read_tensors(path))
-    except FldiagError:
-        return False
-
-
-def _digests(clients: Mapping[int, State]) -> dict[int, str]:
-    return {k: digest(state) for k, state in clients.items()}

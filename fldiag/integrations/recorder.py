@@ -29,7 +29,6 @@ from fldiag.integrations.recorder_inputs import (
     partition_of,
     read_clients,
     rows_of,
-    vector_of,
     weights_by_name,
 )
 from fldiag.models import frozen, state_dict
@@ -46,8 +45,6 @@ from fldiag.runs.run import Run
 Weights = Any
 #: The highest number of a round.
 ROUNDS = 10**6
-#: Global models of the past, from the last one, that a resumed recording knows again.
-LATE = 20
 #: The recorders of this process that are not closed, by their folder: ``resume`` takes the place of one that was forgotten.
 _OPEN: dict[str, Recorder] = {}
 
@@ -79,8 +76,6 @@ class Recorder:
         origin: plain values that describe where the run comes from.
         trainable: store only the parameters with ``requires_grad`` in the rounds, such as adapters of peft; the others are stored
             once, and weights in which they differ are refused.
-        personal: names of parameters and buffers, or of the modules that have them, which clients keep to themselves, such as
-            ``("head",)`` of FedPer and FedRep: weights may lack them.
 
     Raises:
         FldiagError: the folder is taken, or what is given does not fit together, or not what the run was recorded with so far.
@@ -107,7 +102,6 @@ class Recorder:
         resume: bool = False,
         origin: Mapping[str, Any] | None = None,
         trainable: bool = False,
-        personal: Sequence[str] = (),
     ):
         path, remarks = Path(out), list[str]()
         if data is None and clients is not None and not isinstance(clients, (str, Path)):
@@ -132,8 +126,6 @@ class Recorder:
         self._staged: dict[int, State] = {}
         self._received: State | None = None
         self._starts: dict[int, State] = {}
-        #: Digest of a global model -> the round after which it was.
-        self._rounds: dict[str, int] = {}
         self._rows: list[Row] = []
         self._examples: dict[int, int] = {}
         tensors = dict([*module.named_parameters(), *module.named_buffers()])
@@ -141,7 +133,6 @@ class Recorder:
             {n: t.dtype for n, t in tensors.items()},
             {n: t.shape for n, t in tensors.items()},
         )
-        self._personal = _names_within(personal, tensors)
         self._last: State | None = None
         self._evaluation: Evaluation | None = None
         self._failed = self._closed = False
@@ -155,8 +146,6 @@ class Recorder:
                 usage=True,
             )
         about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
-        if self._personal:
-            about["personal"] = sorted(self._personal)
         if continued:  # also before an earlier recorder of the folder is closed for it
             confirm_same(Run.open(path), about, module, self.dataset, self.parts)
         earlier = _OPEN.get(self._folder)
@@ -229,7 +218,7 @@ class Recorder:
         number: int | str,
         weights: Weights,
         *,
-        received: Weights | int | None = None,
+        received: Weights | None = None,
         metrics: Mapping[str, Any] | None = None,
         examples: int | None = None,
     ) -> None:
@@ -238,8 +227,7 @@ class Recorder:
         Args:
             number: the client's, or its name.
             weights: after its training.
-            received: what it started from, where that is not what all clients received; or the number of the round after which
-                it was the global model.
+            received: what it started from, where that is not what all clients received.
             metrics: numbers of its training, by name.
             examples: how many it trained on, where the data do not say.
 
@@ -248,9 +236,7 @@ class Recorder:
         """
         k = self.clients.number_of(number)
         state = self.state(weights, f"client {number}")
-        start = (
-            None if received is None else self._start(received, f"what client {number} received")
-        )
+        start = None if received is None else self.state(received, f"what client {number} received")
         rows = rows_of(
             metrics,
             self.clients.number_of,
@@ -285,7 +271,6 @@ class Recorder:
         clients: Mapping[Any, Weights] | None = None,
         metrics: Mapping[str, Any] | None = None,
         number: int | None = None,
-        state: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a round.
 
@@ -293,13 +278,11 @@ class Recorder:
             aggregated: the global model after it.
             received: what its clients started from; by default what ``received`` recorded, else the previous global model, where
                 that is of the round before. Where they started from different weights (personal layers, batch-norm of their
-                own, asynchronous rounds), a dict: client -> weights, or the number of the round after which these were global.
+                own, asynchronous rounds), a dict: client -> weights.
             clients: client -> its trained weights, in addition to those that ``client`` recorded.
             metrics: numbers of the round by name; a dict under a name holds a number for each client.
             number: the round's, above all before it; by default the next. A loop that counts from 0 is understood: its rounds are
                 stored under the next number. Round 0 without clients is the model before training.
-            state: what server and clients carry on after the round, by name, a number for every parameter: ``{"c": …, "c_k":
-                {client: …}}`` of SCAFFOLD, ``{"h": …, "h_k": {client: …}}`` of FedDyn. The doctor checks what it should be.
 
         Raises:
             FldiagError: weights or number do not fit, or the disk refuses the round. Nothing of the round is kept then.
@@ -310,7 +293,7 @@ class Recorder:
             if isinstance(received, Mapping) and self._is_by_client(received):
                 for k, weights in received.items():
                     label = f"what client {k} received"
-                    self._starts[self.clients.number_of(k)] = self._start(weights, label)
+                    self._starts[self.clients.number_of(k)] = self.state(weights, label)
             elif received is not None:
                 self.received(received)
             t, shift = (self._done + 1, self._shift) if number is None else self._numbered(number)
@@ -335,7 +318,6 @@ class Recorder:
                 rows,
                 shift=shift,
                 starts=self._starts,
-                variates=self._variates(state),
             )
         finally:
             self._clear()
@@ -354,33 +336,12 @@ class Recorder:
             for key, value in weights.items()
         )
 
-    def _start(self, weights: Weights | int, label: str) -> State:
-        """What a client received: weights, or the number of the round after which they were global."""
-        if not isinstance(weights, int):
-            return self.state(weights, label)
-        return self.state(self.run.checkpoint(weights + self._shift).state, label)
-
-    def _variates(self, state: Mapping[str, Any] | None) -> dict[str, Tensor | dict[int, Tensor]]:
-        """The vectors of server and clients by name."""
-        layout = self.recording.layout
-        return {
-            str(name): {
-                self.clients.number_of(k): vector_of(v, layout, f"{name} of client {k}")
-                for k, v in value.items()
-            }
-            if isinstance(value, Mapping) and self._is_by_client(value)
-            else vector_of(value, layout, str(name))
-            for name, value in (state or {}).items()
-        }
-
     def _continue(self, names: Iterable[str]) -> None:
         """Know again what the run's rounds say; ``names``: of the clients in the partition."""
         run = self.run
         self.clients = Clients(names, {name: k for k, name in run.origin["names"].items()})
         self.clients.next = max(self.clients.next, run.index["config"]["clients"]["total"])
-        for r in run.rounds[-LATE:]:
-            self._last = self.state(run.checkpoint(r).state)
-            self._rounds[digest(self._last)] = r
+        self._last = self.state(run.checkpoint().state)
 
     def _keep_tests(self, tests: Mapping[Any, np.ndarray]) -> None:
         """Store whose test examples are whose."""
@@ -424,7 +385,6 @@ class Recorder:
         *,
         shift: int = 0,
         starts: Mapping[int, State] | None = None,
-        variates: Mapping[str, Any] | None = None,
     ) -> None:
         """Write round t with the global model's scores.
 
@@ -436,7 +396,6 @@ class Recorder:
             rows: numbers of the round.
             shift: how much higher t is than the loop's own number.
             starts: what each client started from, where that differs.
-            variates: what the server and the clients carry on, as vectors.
 
         Raises:
             FldiagError: weights or numbers do not fit, or the disk refuses the round.
@@ -452,10 +411,6 @@ class Recorder:
             confirm_numbers(clients, self.parts)
         received, starts, notes = self._received_by(clients, received, starts or {})
         state = self.state(aggregated, "the aggregated model")
-        clients, lacking = self._completed(clients, received, starts)
-        state, more_notes = self._with_personal(state, clients)
-        if starts:
-            rows = [*rows, *self._staleness(t, starts)]
         outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
         names = {k: name for name, k in self.clients.numbers.items()}
         if unknown := sorted({*outside} - {*self.run.origin.get("outside", [])}):
@@ -465,10 +420,9 @@ class Recorder:
                 f"{' ...' if len(in_partition) > 6 else ''}",
                 stacklevel=3,
             )
-        is_whole = not lacking and not self.run.origin.get("personal")
-        scores = self._evaluation.rows(state) if self._evaluation is not None and is_whole else []
+        scores = self._evaluation.rows(state) if self._evaluation is not None else []
         with self._writing():
-            for text in [*notes, *more_notes]:
+            for text in notes:
                 self.recording.note(text)
             if t == 0:
                 self.recording.initial(state)
@@ -480,7 +434,6 @@ class Recorder:
                     examples=self._examples,
                     shift=shift,
                     outside=outside,
-                    personal=lacking,
                     names=names,
                 )
                 if names:
@@ -492,10 +445,8 @@ class Recorder:
                     received,
                     [*rows, *scores],
                     starts=starts or None,
-                    variates=variates,
                 )
         self._last, self._begun, self._done, self._shift = state, True, t, shift
-        self._rounds[digest(state)] = t
 
     def _received_by(
         self, clients: Mapping[int, State], received: State | None, starts: Mapping[int, State]
@@ -512,7 +463,7 @@ class Recorder:
                 "give it for every client of the round, or for none",
                 usage=True,
             )
-        starts = {k: self._completed({k: starts[k]}, received, {})[0][k] for k in clients}
+        starts = {k: starts[k] for k in clients}
         common = {digest(start) for start in starts.values()}
         if len(common) == 1 and (received is None or digest(received) in common):
             return next(iter(starts.values())), {}, []
@@ -520,55 +471,6 @@ class Recorder:
             return received, starts, []
         text = "the global model before the first round is taken to be the mean of what its clients received"
         return mean(list(starts.values()), [1.0] * len(starts)), starts, [text]
-
-    def _completed(
-        self, clients: Mapping[int, State], received: State | None, starts: Mapping[int, State]
-    ) -> tuple[dict[int, State], list[str]]:
-        """The clients' weights, with what they received in place of what they keep to themselves; and the names of that."""
-        defaults = {
-            n: t.detach().cpu() for n, t in self.module.state_dict().items() if n in self._personal
-        }
-        lacking = sorted({n for state in clients.values() for n in self._personal - state.keys()})
-        rows = {}
-        for k, state in clients.items():
-            start = {**defaults, **(self._last or {}), **(received or {}), **starts.get(k, {})}
-            rows[k] = {
-                n: state[n] if n in state else start[n]
-                for n in self._kinds
-                if n in state or n in self._personal
-            }
-        return rows, lacking
-
-    def _with_personal(self, state: State, clients: Mapping[int, State]) -> tuple[State, list[str]]:
-        """The global model with the mean of what clients keep to themselves, where it lacks that, and a note; without clients
-        with what it had."""
-        lacking, notes = self._personal - state.keys(), list[str]()
-        if not lacking:
-            return state, notes
-        values = {**self.module.state_dict(), **(self._last or {})}
-        if clients:
-            rows = [{n: client[n] for n in lacking} for client in clients.values()]
-            values = mean(rows, [1.0] * len(rows))
-            notes = [
-                "the global model lacks what clients keep to themselves: there stands their mean"
-            ]
-        added = {n: values[n].detach().to("cpu", self._kinds[n], copy=True) for n in lacking}
-        return {n: {**state, **added}[n] for n in self._kinds if n in state or n in lacking}, notes
-
-    def _staleness(self, t: int, starts: Mapping[int, State]) -> list[Row]:
-        """How many rounds old the global model was that each client received, where it was one."""
-        about: Row = {
-            "moment": "received",
-            "scope": "client",
-            "metric": "staleness",
-            "source": "weights",
-        }
-        ages = {k: self._rounds.get(digest(start)) for k, start in starts.items()}
-        return [
-            {**about, "client": k, "value": float(t - 1 - r)}
-            for k, r in sorted(ages.items())
-            if r is not None
-        ]
 
     def begin(self, state: State) -> None:
         """Write the model before training.
@@ -618,11 +520,7 @@ class Recorder:
                     usage=True,
                 )
             tensors = {n: t for n, t in tensors.items() if n not in base}
-        if self._personal - tensors.keys() and isinstance(weights, Mapping):
-            defaults = {n: t for n, t in self.module.state_dict().items() if n in self._personal}
-            fitted, _ = state_dict.fit({**defaults, **tensors}, self.module)
-            state = {n: t for n, t in fitted.items() if n in tensors or n not in self._personal}
-        elif {
+        if {
             n: v.shape for n, v in tensors.items()
         } == self._shapes:  # as a rule; walking the module takes as long as the disk
             state = {n: tensors[n] for n in self._kinds}
@@ -712,19 +610,6 @@ def _is_by_client(test: Any, clients: Any) -> bool:
         return False
     names = clients if isinstance(clients, Mapping) else range(len(clients))
     return bool(test) and {str(k) for k in test} <= {str(k) for k in names}
-
-
-def _names_within(parts: Sequence[str], tensors: Mapping[str, Any]) -> frozenset[str]:
-    """The tensors of these names, or of modules of these names. Raises FldiagError for a name of none."""
-    parts = [parts] if isinstance(parts, str) else list(parts)
-    names = {name: [n for n in tensors if n == name or n.startswith(f"{name}.")] for name in parts}
-    if unknown := [name for name, members in names.items() if not members]:
-        raise FldiagError(
-            f"personal names {unknown[0]!r}, and the model has no such parameter or module",
-            f"it has {', '.join(list(tensors)[:6])}",
-            usage=True,
-        )
-    return frozenset(n for members in names.values() for n in members)
 
 
 def _numbering(names: Mapping[int, str]) -> str:

@@ -75,7 +75,7 @@ def examples_of(
 
 def _arrays_to_keep(dataset: Dataset) -> dict[str, np.ndarray] | None:
     """What an npz file holds of a data set, to be read as the same; None where it is too large, or more than such a file says."""
-    if dataset.is_lazy or dataset.words is not None or dataset.repeat > 1 or dataset.side:
+    if dataset.words is not None or dataset.repeat > 1 or dataset.side:
         return None
     parts = dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y
     targets = parts[1], parts[3]
@@ -362,33 +362,6 @@ def weights_by_name(weights: Any, module: nn.Module, layout: Layout) -> dict[str
         "give a state_dict, a module, a flat vector or a list of arrays",
         usage=True,
     )
-
-
-def vector_of(weights: Any, layout: Layout, label: str) -> Tensor:
-    """A vector [P] of one number for every parameter: of a mapping by their names, of arrays in their order, or of a flat one."""
-    if isinstance(weights, nn.Module):
-        weights = dict(weights.named_parameters())
-    if isinstance(weights, Mapping):
-        if lacking := [n for n in layout.names if n not in weights]:
-            raise FldiagError(
-                f"{label} lacks {lacking[0]}", "give a number for every parameter", usage=True
-            )
-        weights = [weights[n] for n in layout.names]
-    if not isinstance(weights, (Tensor, np.ndarray, list, tuple)):
-        raise FldiagError(
-            f"{label} is a {type(weights).__name__}",
-            "give a number for every parameter",
-            usage=True,
-        )
-    arrays = [weights] if isinstance(weights, (Tensor, np.ndarray)) else list(weights)
-    vector = torch.cat([_tensor(a).cpu().reshape(-1) for a in arrays])
-    if len(vector) != layout.size:
-        raise FldiagError(
-            f"{label} has {len(vector):,} numbers, and the model has {layout.size:,} parameters",
-            "give one number for every parameter",
-            usage=True,
-        )
-    return vector.float() if vector.dtype != torch.float64 else vector
 
 
 def _tensor(value: Any) -> Tensor:

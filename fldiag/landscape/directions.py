@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,7 @@ def random_direction(problem: Problem, seed: int, number: int) -> Tensor:
     return raw
 
 
-def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
+def plane(problem: Problem, others: Sequence[Any]) -> Directions:
     """The plane through the problem's weights and two more weight sets (vectors or dicts of named tensors).
 
     ``d1`` points to the first one, ``d2`` is the rest of the second one; both have unit norm, so coordinates
@@ -101,15 +101,9 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     Column ``buffers`` of a model that has any: ``own``, or ``fixed`` (the problem's).
     Raises FldiagError when the three lie on a line or do not fit the model.
     """
-    if through is None or isinstance(through, (str, bytes)) or len(through) != 2:
-        raise FldiagError(
-            "a plane needs two weight sets besides the problem's own",
-            "give through = [weights_a, weights_b]",
-            usage=True,
-        )
     ends = [
         inputs.weights(problem.module, problem.layout, end, problem.dtype, problem.device)
-        for end in through
+        for end in others
     ]
     a, b = (end.double() - problem.w.double() for end in ends)
     size_a, size_b = float(a.norm()), float(b.norm())
@@ -129,7 +123,7 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
     for index, (w, x, y) in enumerate(
         ((problem.w, 0.0, 0.0), (ends[0], size_a, 0.0), (ends[1], x_b, y_b))
     ):
-        path = StraightPath.to(problem, through[index - 1]) if running and index else None
+        path = StraightPath.to(problem, others[index - 1]) if running and index else None
         value, stderr = (
             path.evaluate(1.0) if path and path.buffers == "interpolated" else problem.loss(w)
         )
@@ -149,30 +143,6 @@ def plane(problem: Problem, through: Sequence[Any] | None) -> Directions:
             }
         )
     return Directions(d1, rest / y_b, rows, reach=max(size_a, abs(x_b), y_b))
-
-
-def label_weights(through: Any, requirement: str, at_least: int) -> dict[Any, Any]:
-    """Weight sets by label: of a mapping in the order of its labels, else numbered from 0.
-
-    Raises FldiagError for anything but a mapping or a list with enough weight sets; its text begins with ``requirement``.
-    """
-    if isinstance(through, Mapping):
-        try:
-            weights = dict(sorted(through.items()))
-        except TypeError:  # labels of several kinds
-            weights = dict(sorted(through.items(), key=lambda item: str(item[0])))
-    elif isinstance(through, Sequence) and not isinstance(through, (str, bytes)):
-        weights = dict(enumerate(through))
-    else:
-        weights = {}
-    if len(weights) < at_least:
-        raise FldiagError(
-            f"{requirement} at least {at_least} weight set{'s' if at_least > 1 else ''} besides the problem's "
-            f"own, {len(weights)} given",
-            "give through = [weights, ...] or {label: weights}",
-            usage=True,
-        )
-    return weights
 
 
 def principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,22 +172,24 @@ def principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(axes), values[:2] / total
 
 
-def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Directions:
+def pca(
+    problem: Problem,
+    others: Sequence[tuple[int | None, Any]],
+    progress: Progress | None = None,
+) -> Directions:
     """The two principal axes of a trajectory of weights (Li et al., NeurIPS 2018, section 7).
 
-    ``through``: the weight sets before the problem's own, which are the last; a list, or a dict whose integer
-    labels are rounds. The axes are those of the mean-centred weights, the origin is the problem's weights. Rows,
-    by ``index`` from 0: ``trajectory`` (coordinates, and the loss at the weights themselves, not at their
-    projection), ``projection_error`` (distance from the plane); ``explained_variance`` (index 1, 2: the axis's
-    share of the variance). Losses use the problem's buffers. Raises FldiagError for a trajectory on one line.
+    ``others``: the weight sets before the problem's own, which are the last, with their rounds. The axes are those of the
+    mean-centred weights, the origin is the problem's weights. Rows, by ``index`` from 0: ``trajectory`` (coordinates, and the
+    loss at the weights themselves, not at their projection), ``projection_error`` (distance from the plane);
+    ``explained_variance`` (index 1, 2: the axis's share of the variance). Losses use the problem's buffers. Raises
+    FldiagError for a trajectory on one line.
     """
-    trajectory = label_weights(through, "a trajectory needs", 2)
     offsets = torch.zeros(
-        len(trajectory) + 1, problem.layout.size, dtype=torch.float64, device=problem.device
+        len(others) + 1, problem.layout.size, dtype=torch.float64, device=problem.device
     )
-    for row, w in zip(
-        offsets, trajectory.values(), strict=False
-    ):  # the last row is the problem itself
+    # the last row is the problem itself
+    for row, (_, w) in zip(offsets, others, strict=False):
         row += inputs.weights(problem.module, problem.layout, w, problem.dtype, problem.device)
         row -= problem.w
     axes, shares = principal(offsets)
@@ -231,10 +203,10 @@ def pca(problem: Problem, through: Any, progress: Progress | None = None) -> Dir
         for i in range(2)
     ]
     reach = 0.0
-    for index, (label, offset) in enumerate(zip([*trajectory, None], offsets, strict=True)):
+    for index, (r, offset) in enumerate(zip([*(r for r, _ in others), None], offsets, strict=True)):
         x, y = (float(c) for c in axes @ offset)
         value, stderr = problem.loss(problem.w.double() + offset)
-        when = {"round": label} if isinstance(through, Mapping) and isinstance(label, int) else {}
+        when = {} if r is None else {"round": r}
         away = float((offset - x * axes[0] - y * axes[1]).norm())
         rows += [
             {

@@ -3,9 +3,6 @@
 A chain of common layers (any ``nn.Sequential``) is evaluated for all rows at once: affine layers as one
 batched product, convolutions as one grouped convolution. Any other module is called functionally, one row
 at a time. Both forms are the same function (a test holds them together), so the choice is one of speed.
-
-So is that between autograd and ``BodyPass`` and ``HeadPass``, which take gradients by hand where all layers are links: the
-numbers agree up to rounding (another test). Autograd is left what a method makes of logits and features.
 """
 
 from __future__ import annotations
@@ -20,19 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from fldiag.errors import FldiagError
 from fldiag.models.layers import (
     LAYERS,
+    Views,
     batch_dependent,
-    chain_links,
     hooked,
-    inherited_rules,
     leaves,
     pool_first,
     rules,
 )
-from fldiag.models.links import Links, Pass, Views, Weighted
 from fldiag.params import Layout
 
 
@@ -68,7 +64,6 @@ class Network:
     ``has_split``: the model is head(features(x)) with a known head: the last child that has parameters, of
     a chain or of a module with a ``features`` method.
     ``staged``: the module shows the maps after each of its stages (``stages``, ``pooled``; see residual.py).
-    ``pieces``: body and head as links, where gradients can be taken by hand.
     ``batch_dependent``: some layer uses statistics of the batch even in eval mode.
     """
 
@@ -87,36 +82,17 @@ class Network:
             (i for i, (n, _) in enumerate(chain) if head and f"{n}.".startswith(f"{head}.")),
             len(chain),
         )
+        # maps of several models lie side by side as channels, which nobody but a layer of the chain can read
+        has_maps = any(isinstance(m, nn.Flatten) for _, m in chain[self._cut :])
         self.has_split = self.layout.has_head and (
-            self.stackable
+            (self.stackable and not has_maps)
             or (callable(getattr(self.module, "features", None)) and not hooked(self.module))
         )
-        self.pieces = self._body_and_head_links()
         self.staged = all(
             callable(getattr(self.module, name, None)) for name in ("stages", "pooled")
         )
         self._call = _Split(self.module, head)
         self.batch_dependent = batch_dependent(module)
-
-    def _body_and_head_links(self) -> tuple[Links, Links] | None:
-        if (
-            not self.stackable
-            or self.chain is None
-            or (self.layout.head_name and not self.has_split)
-        ):
-            return None
-        body, head = (
-            chain_links(part, {}) for part in (self.chain[: self._cut], self.chain[self._cut :])
-        )
-        if body is None or head is None:
-            return None
-        weights = {
-            n
-            for link in (*body, *head)
-            if isinstance(link, Weighted)
-            for n in (link.weight, link.bias)
-        }
-        return (body, head) if weights - {None} == set(self.layout.names) else None
 
     @property
     def size(self) -> int:
@@ -259,131 +235,14 @@ class Bound:
         return out.float() if self.net.precision == "bf16" and method != "features" else out
 
 
-class BodyPass:
-    """The body of a network with ``pieces`` at rows w [k, P] on inputs x [k, B, ...], without autograd; ``output`` adds the head.
-
-    ``alone``: the row has no others beside it, so convolutions are those of one model. ``views_by_rows``: where views of w are
-    kept by k, for rows that change in place and come again.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        w: Tensor,
-        x: Tensor,
-        alone: bool,
-        views_by_rows: dict[int, Views] | None = None,
-    ):
-        assert network.pieces is not None
-        self.network, self.w, self.alone, self.cut = network, w, alone, network.cut
-        self.dtype = torch.bfloat16 if network.precision == "bf16" else w.dtype
-        a = x.flatten(0, 1).to(self.dtype)
-        if views_by_rows is None or self.dtype != w.dtype:
-            views_by_rows = {}
-        with torch.no_grad():
-            if len(w) not in views_by_rows:
-                views_by_rows[len(w)] = network.layout.views(self._rows(w))
-            self.views = views_by_rows[len(w)]
-            self.body = Pass.of(
-                network.pieces[0],
-                self.views,
-                a.to(memory_format=torch.channels_last) if a.dim() == 4 else a,
-            )
-
-    def _rows(self, w: Tensor) -> Tensor:
-        return (w[0] if self.alone else w).to(self.dtype)
-
-    def output(self, head: Tensor | None = None) -> HeadPass:
-        """``head`` [k, H]: in place of the head's own weights."""
-        layout = self.network.layout
-        views = (
-            self.views
-            if head is None
-            else layout.part(self.cut, layout.size).views(self._rows(head))
-        )
-        with torch.no_grad():
-            return HeadPass(self, Pass.of(self.network.pieces[1], views, self.body.out))  # type: ignore[index]
-
-
-class HeadPass:
-    """``features`` and ``logits`` [k, B, ...] and the weights ``leaf`` [k, P], each a leaf: autograd differentiates what is made
-    of them. ``values``: the logits as numbers."""
-
-    def __init__(self, body: BodyPass, head: Pass):
-        self.body, self.head = body, head
-        values = head.out.unflatten(0, (len(body.w), -1))
-        self.values = values.float() if body.dtype == torch.bfloat16 else values
-
-    @cached_property
-    def leaf(self) -> Tensor:
-        return self.body.w.detach().requires_grad_()
-
-    @cached_property
-    def logits(self) -> Tensor:
-        return self.values.detach().requires_grad_()
-
-    @cached_property
-    def features(self) -> Tensor | None:
-        if not self.body.network.has_split:
-            return None
-        return self.body.body.out.unflatten(0, (len(self.body.w), -1)).detach().requires_grad_()
-
-    def gradient(self, values: Tensor) -> Tensor:
-        """The gradient [k, P] of values [k]."""
-        if not values.requires_grad:
-            return torch.zeros_like(self.body.w)
-        leaves = [self.leaf, self.logits]
-        if self.features is not None:
-            leaves.append(self.features)
-        direct, *slopes = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
-        g = self.back(*slopes)
-        return g if direct is None else g.add_(direct)
-
-    def back(self, logits: Tensor | None, features: Tensor | None = None) -> Tensor:
-        """The gradient [k, P] from those in logits and features."""
-        body, g = self.body, torch.empty_like(self.body.w)
-        into = body.network.layout.views(g[0] if body.alone else g)
-        with torch.no_grad():
-            slope = self._slope(logits, self.head.out)
-            slope = self.head.gradient(slope, into, through=True)
-            if features is not None:
-                slope = slope + self._slope(features, slope)
-            body.body.gradient(slope, into)
-        return g
-
-    def head_gradient(self, values: Tensor) -> Tensor:
-        """The gradient [k, H] of values [k] in the head's weights, with the features as they are."""
-        body, layout = self.body, self.body.network.layout
-        g = body.w.new_empty(len(body.w), layout.head_size)
-        (slope,) = torch.autograd.grad(values.sum(), self.logits)
-        into = layout.part(body.cut, layout.size).views(g[0] if body.alone else g)
-        with torch.no_grad():
-            self.head.gradient(self._slope(slope, self.head.out), into)
-        return g
-
-    @staticmethod
-    def _slope(g: Tensor | None, like: Tensor) -> Tensor:
-        return torch.zeros_like(like) if g is None else g.flatten(0, 1).to(like.dtype)
-
-
 def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """Multiply-adds of the affine and convolution layers for one example (the papers' "FLOPs")."""
-    total = 0
-
-    def count(m: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        nonlocal total
-        macs = inherited_rules(m).macs
-        total += 0 if macs is None else macs(m, out)
-
+    """Multiply-adds of one example: half of the operations that torch counts, of matrix products and convolutions."""
     probe = copy.deepcopy(module).cpu().eval()
-    for m in probe.modules():
-        m.register_forward_hook(count)
     tokens = any(isinstance(m, nn.Embedding) for m in probe.modules())
-    with torch.no_grad():
-        probe(
-            torch.zeros(1, *shape, dtype=torch.int64 if tokens else next(probe.parameters()).dtype)
-        )
-    return total
+    dtype = torch.int64 if tokens else next(probe.parameters()).dtype
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        probe(torch.zeros(1, *shape, dtype=dtype))
+    return int(counter.get_total_flops()) // 2
 
 
 # Gradient checkpointing drops what a layer computes and evaluates the layer again in the backward pass, with the parameters that

@@ -52,15 +52,13 @@ class Picture:
 
 @dataclass
 class Chart:
-    """A plotly figure, to hover over and to turn: ``kind`` is lines, scene or map. ``frames``: of an animation, which a slider in
-    the layout names."""
+    """A plotly figure, to hover over and to turn: ``kind`` is lines, scene or map."""
 
     caption: str
     kind: str
     traces: Sequence[dict[str, Any]]
     layout: dict[str, Any]
     place: int = 0
-    frames: Sequence[dict[str, Any]] = ()
 
 
 @dataclass
@@ -159,9 +157,7 @@ def render(
         chart.place = place
     for place, picture in enumerate(pictures):
         picture.place = place
-    figures = [
-        {"kind": c.kind, "traces": c.traces, "layout": c.layout, "frames": c.frames} for c in charts
-    ]
+    figures = [{"kind": c.kind, "traces": c.traces, "layout": c.layout} for c in charts]
     return printable(
         environment.get_template(template).render(
             title=title,

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fldiag.curvature.finite_differences import difference
 from fldiag.curvature.hvp import Hessian, derivative
 from fldiag.errors import FldiagError, first_line
-from fldiag.problem.ingredients import STOP_GRADIENT, Criterion, Ingredients
+from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.trees import Tree, clone, count, cut, same
 from fldiag.seeding import torch_rng
 
@@ -42,8 +42,8 @@ VECTORS = 10
 @dataclass(frozen=True)
 class Derivatives:
     """``slopes``: of the loss along a direction, by differences and by the gradient, where the gradient is not its derivative.
-    ``wrong_products``: double backward is not the derivative of the gradient. ``not_finite``: ``gradient`` or ``product``, where
-    the loss is finite. ``remark``: why nothing could be compared."""
+    ``wrong_products``: double backward fails, or is not the derivative of the gradient. ``not_finite``: ``gradient`` or
+    ``product``, where the loss is finite. ``remark``: why nothing could be compared."""
 
     slopes: tuple[float, float] | None = None
     wrong_products: bool = False
@@ -88,7 +88,7 @@ def _double(problem: Ingredients, x: Tree, y: Tree) -> tuple[Ingredients, Tree, 
 def remarks_on(problem: Ingredients, derivatives: Derivatives) -> tuple[str, ...]:
     """What the comparisons say about every result of the problem.
 
-    Raises FldiagError where the gradient is not the derivative of the loss, and nobody allowed it.
+    Raises FldiagError where the gradient is not the derivative of the loss.
     """
     if derivatives.slopes is not None:
         loss, gradient = derivatives.slopes
@@ -97,16 +97,14 @@ def remarks_on(problem: Ingredients, derivatives: Derivatives) -> tuple[str, ...
             f"the gradient {gradient:.3g} (detach(), torch.no_grad(), a straight-through estimator, a gradient reversal or "
             "another backward of one's own)"
         )
-        if problem.allow != STOP_GRADIENT:
-            remedy = f'remove it, or accept results about this gradient: allow = "{STOP_GRADIENT}"'
-            if not problem.frozen and any(not p.requires_grad for p in problem.module.parameters()):
-                remedy += "; trainable = True leaves parameters that are frozen on purpose out"
-            raise FldiagError(text, remedy)
-        return (f"{text}: gradient and curvature are those of this gradient",)
+        remedy = "remove it"
+        if not problem.frozen and any(not p.requires_grad for p in problem.module.parameters()):
+            remedy += "; trainable = True leaves parameters that are frozen on purpose out"
+        raise FldiagError(text, remedy)
     if derivatives.wrong_products:
         return (
-            "double backward of this model is not the derivative of its gradient: Hessian-vector products are taken by "
-            "differences of gradients",
+            "double backward of this model fails or is not the derivative of its gradient: Hessian-vector products are taken "
+            "by differences of gradients",
         )
     return (derivatives.remark,) if derivatives.remark else ()
 
@@ -174,7 +172,7 @@ class _Comparison:
                 remark=f"{UNCHECKED}some outputs are probabilities of 0 or 1, where torch cuts off the gradient of nn.BCELoss "
                 "(BCEWithLogitsLoss of logits has it)"
             )
-        if slopes is not None or self.problem.differences:
+        if slopes is not None:
             return Derivatives(slopes)
         # of a product in which all that matters cancels
         rounding = 1e4 * (
@@ -183,8 +181,8 @@ class _Comparison:
         del gradient  # as long as the weights, like all that the products need
         try:
             return self.products(rounding)
-        except FldiagError:  # not differentiable twice, which the first product says
-            return Derivatives()
+        except FldiagError:  # not differentiable twice
+            return Derivatives(wrong_products=True)
 
     def wrong_slopes(self, value: float, gradient: Tensor) -> tuple[float, float] | None:
         """The first slope, by differences and by the gradient, if they disagree in most directions. It stops where the

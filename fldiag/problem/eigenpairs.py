@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fldiag.choices import Fisher, Matrix, Which
+from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, lanczos
 from fldiag.curvature.operator import Operator, OperatorBlock
 from fldiag.device import memory as installed_memory
@@ -205,10 +205,11 @@ def eigenvalue_rows(
     *,
     noise: float = NOISE[torch.float32],
     which: Which = "largest",
-    matrix: Matrix | Fisher = "hessian",
+    matrix: Matrix = "hessian",
     estimator: str = "lanczos",
 ) -> list[Row]:
-    """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_5 with its first-order error.
+    """A row per eigenvalue (index from 1), and the ratio lambda_1 / lambda_k (index k: 5, or the last) with its
+    first-order error.
 
     No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding
     (``noise``, relative to the largest one).

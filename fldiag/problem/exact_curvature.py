@@ -37,11 +37,7 @@ def inexact(problem: Problem) -> str | None:
 
 def _inexact(problem: Problem) -> str | None:
     if problem.batch_dependent:
-        return (
-            "the loss depends on the batch"
-            if problem.reduction == "batch"
-            else "outputs depend on the batch"
-        )
+        return "outputs depend on the batch"
     if problem.probe().derivatives.wrong_products:
         return "its double backward, with which the exact form is compared, is wrong"
     why = obstacle(problem.module)

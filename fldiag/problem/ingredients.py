@@ -11,7 +11,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -78,11 +78,6 @@ def spread_examples(n: int, count: int = 32) -> list[range]:
     )
 
 
-#: What ``allow`` may name: a gradient that is not the derivative of the loss.
-STOP_GRADIENT = "stop_gradient"
-#: What a loss returns for a batch: its mean over the examples, its sum, or one number that couples them (the whole slice is then
-#: one batch).
-Reduction = Literal["mean", "sum", "batch"]
 Criterion = Callable[[Any, Any], Tensor]
 
 
@@ -107,11 +102,8 @@ class Ingredients:
         device: str | torch.device | None = None,
         memory: int = 2 * 2**30,
         labels: Mapping[str, Any] | None = None,
-        reduction: Reduction = "mean",
         trainable: bool = False,
-        differences: bool = False,
         weight_decay: float = 0.0,
-        allow: str = "",
     ):
         if not isinstance(model, nn.Module):
             raise FldiagError(
@@ -122,20 +114,9 @@ class Ingredients:
             raise FldiagError(
                 f"loss is a {type(loss).__name__}", "give a function of (outputs, y)", usage=True
             )
-        if reduction not in get_args(Reduction):
-            raise FldiagError(
-                f"reduction = {reduction!r}",
-                "say what the loss returns for a batch: 'mean', 'sum' or 'batch' (it "
-                "couples the examples)",
-                usage=True,
-            )
         if not 0 <= weight_decay < math.inf:
             raise FldiagError(
                 f"weight_decay = {weight_decay}", "give a number of at least 0", usage=True
-            )
-        if allow not in ("", STOP_GRADIENT):
-            raise FldiagError(
-                f"allow = {allow!r}", f"what can be allowed is {STOP_GRADIENT!r}", usage=True
             )
         if dtype not in (torch.float32, torch.float64):
             raise FldiagError(
@@ -165,8 +146,8 @@ class Ingredients:
                 "make the model on another device, and load its weights",
                 usage=True,
             )
-        self.layout, self.remarks, self.reduction = Layout.of(model, trainable), remarks, reduction
-        self.differences, self.weight_decay, self.allow = differences, float(weight_decay), allow
+        self.layout, self.remarks = Layout.of(model, trainable), remarks
+        self.weight_decay = float(weight_decay)
         #: The user's own parameters, which a loss may read.
         self.originals = tuple(weakref.ref(p) for p in model.parameters())
         #: What was established for all problems of this model and loss.
@@ -279,8 +260,6 @@ class Ingredients:
             data,
             str(self.dtype),
             *([self.frozen] if self.frozen else []),
-            *(["differences"] if self.differences else []),
-            *([self.reduction] if self.reduction != "mean" else []),
             *(["weight decay", self.weight_decay] if self.weight_decay else []),
         )
 
@@ -362,15 +341,11 @@ class Ingredients:
         w: Tensor | dict[str, Tensor],
         x: Tree,
         buffers: dict[str, Tensor] | None = None,
-        module: nn.Module | None = None,
-        *,
-        anew: bool = False,
     ) -> Any:
-        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own); ``module``: a copy of
-        it in other modes; ``anew``: with gradient checkpointing, where it has that."""
+        """The model's outputs on x [b, ...] with weights w [P] (and buffers; default: copies of its own)."""
         if buffers is None:
             buffers = {n: b.clone() for n, b in self.buffers.items()}
         views = self.layout.views(w) if isinstance(w, Tensor) else w
         tensors = {**self.frozen, **views, **buffers}
-        with contextlib.nullcontext() if anew else without_checkpointing():
-            return torch.func.functional_call(module or self.module, tensors, *self.arguments(x))
+        with without_checkpointing():
+            return torch.func.functional_call(self.module, tensors, *self.arguments(x))

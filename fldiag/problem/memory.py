@@ -1,19 +1,13 @@
 """How large a problem's batches are, and how many of their graphs are kept between products: fixed rules, never timed.
 
-A model with gradient checkpointing evaluates its layers again in the backward pass. The graph of a gradient, which a product
-differentiates, holds all that checkpointing drops; so where products are derivatives the model is evaluated without it
-(``models.network.without_checkpointing``), and smaller batches bound the memory. Where products are differences of gradients, a
-gradient is taken with the weights as the module's own parameters, with which the layers are then evaluated again: it keeps the
-small memory for which checkpointing is there.
+A model with gradient checkpointing is evaluated without it (``models.network.without_checkpointing``), and smaller batches bound
+the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from fldiag.curvature.hvp import derivative, twice_differentiable
 from fldiag.errors import FldiagError, first_line, out_of_memory
@@ -87,64 +81,22 @@ def bytes_of_graph(problem: Ingredients, criterion: Criterion, x: Tree, y: Tree)
     return max(1, (bytes_of(8) - bytes_of(4)) // 4)
 
 
-# -- models with gradient checkpointing
-
-
-def recomputes(problem: Ingredients, x: Tree) -> bool:
-    """Whether gradients are taken by ``recomputing_gradient``.
-
-    Raises FldiagError where the model replaces saved tensors in another way, and products are not to be differences.
-    """
+def refuse_hooks(problem: Ingredients, x: Tree) -> None:
+    """Raises FldiagError where the model replaces tensors that autograd saves."""
     refusal = "saved tensors are replaced"
     try:
         with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks(refusal):
-            problem.call(problem.w.clone().requires_grad_(), clone(x), anew=problem.differences)
+            problem.call(problem.w.clone().requires_grad_(), clone(x))
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        if refusal not in str(error):
+        if refusal in str(error):
             raise FldiagError(
-                f"the model cannot be differentiated: {first_line(error)}",
-                "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of "
-                "transformers",
-            ) from error
-        if problem.differences:
-            return True
+                "the model uses hooks on saved tensors",
+                "switch them off, and let a smaller memory limit cut the batches",
+            ) from None
         raise FldiagError(
-            "the model uses hooks on saved tensors",
-            "take products by differences of gradients (differences = True, --differences); or switch them off, "
-            "and let a smaller memory limit cut the batches",
-        ) from None
-    return False
-
-
-def recomputing_gradient(
-    problem: Ingredients, w: Tensor, batches: Iterable[tuple[Tree, Tree, float]]
-) -> Tensor:
-    """The gradient at w [P] in float64, over batches (x, y, share of the examples)."""
-    module, total = problem.loaded(w), torch.zeros_like(w, dtype=torch.float64)
-    leaves = [p for p in module.parameters() if p.requires_grad]
-    pieces = total.split([p.numel() for p in leaves])
-    for x, y, share in batches:
-        args, kwargs = problem.arguments(x)
-        with torch.enable_grad(), problem.guarded():
-            parts = derivative(problem.criterion(module(*args, **kwargs), y).reshape(()), leaves)
-        for piece, part in zip(pieces, parts, strict=True):
-            if part is not None:
-                piece.add_(part.reshape(-1), alpha=share)
-    return total
-
-
-def bytes_of_outputs(problem: Ingredients, x: Tree) -> int:
-    """Bytes an example takes in such a model, from above: what all modules return, as if nothing was dropped."""
-    module, total = problem.loaded(problem.w), 0
-
-    def add(m: torch.nn.Module, args: tuple[object, ...], output: object) -> None:
-        nonlocal total
-        total += sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
-
-    for m in module.modules():
-        m.register_forward_hook(add)
-    args, kwargs = problem.arguments(x)
-    module(*args, **kwargs)
-    return max(1, total // count(x))
+            f"the model cannot be differentiated: {first_line(error)}",
+            "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of "
+            "transformers",
+        ) from error

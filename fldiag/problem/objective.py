@@ -61,7 +61,7 @@ def make_objective(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
         and _is_integer(y)
         and z.ndim > 1
     ):
-        if problem.reduction == entropy.reduction == "mean":
+        if entropy.reduction == "mean":
             return _classes(problem, entropy, z, y)
         for start, labels in _pieces(problem):
             check_labels(
@@ -70,10 +70,6 @@ def make_objective(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     else:
         _check_failing_labels(problem, z, y)
     value = _value(loss, z, y)
-    if problem.reduction == "sum":
-        return _summed(problem, value)
-    if problem.reduction == "batch":
-        return _coupled(problem, value)
     if isinstance(value, Tensor) and isinstance(z, Mapping) and value is z.get("loss"):
         return _loss_of_model(problem, x, y)
     if isinstance(value, (tuple, list)) and len(value) == 2:
@@ -81,7 +77,7 @@ def make_objective(problem: Ingredients, x: Tree, y: Tree, z: Any) -> Objective:
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise FldiagError(
             f"the loss returns {describe(value)} for {count(y)} examples, not one number",
-            'use the mean over examples (reduction="mean"), or return (sum, count)',
+            "use the mean over the examples, or return (sum, count)",
         )
     return Objective(loss)
 
@@ -201,36 +197,6 @@ def _alone(pair: Pair, which: int, factor: float) -> Each:
     )
 
 
-def _summed(problem: Ingredients, value: Any) -> Objective:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FldiagError(
-            f"the loss returns {describe(value)}, and reduction = 'sum' wants the sum over a batch",
-            "return one number",
-        )
-
-    def pair(z: Any, y: Any) -> tuple[Tensor, int]:
-        return problem.user_loss(z, y), 1
-
-    n = float(problem.n)
-    return Objective(
-        _scaled(pair, n),
-        each=_alone(pair, 0, n),
-        remarks=(f"the loss is the sum over all {problem.n:,} examples",),
-    )
-
-
-def _coupled(problem: Ingredients, value: Any) -> Objective:
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FldiagError(
-            f"the loss returns {describe(value)}, and reduction = 'batch' wants the loss of a batch",
-            "return one number",
-        )
-    return Objective(
-        problem.user_loss,
-        remarks=(f"the loss is that of all {problem.n:,} examples in one batch",),
-    )
-
-
 # -- a loss that says itself what it counts
 
 
@@ -239,8 +205,7 @@ def _counted(problem: Ingredients, pair: Pair, z: Any, y: Tree) -> Objective:
     if float(pair(z, y)[1]) != float(pair(_other(z), y)[1]):
         raise FldiagError(
             "what the loss counts depends on the outputs",
-            "let the second of (sum, count) depend on the targets alone, or return their quotient as the loss of "
-            "the whole batch: Problem(..., reduction='batch'), --reduction batch",
+            "let the second of (sum, count) depend on the targets alone",
         )
     for targets in problem.targets():  # the outputs decide nothing here, so any will do
         for i in range(0, count(targets), b):
@@ -464,8 +429,7 @@ def _fitting(
     if not errors[name] <= 1e-4:
         raise FldiagError(
             "the model's own loss is the mean neither over the examples nor over the labels",
-            "give a loss (outputs, batch) that returns (sum, count), or where it couples the examples of a batch, "
-            "say Problem(..., reduction='batch'), --reduction batch",
+            "give a loss (outputs, batch) that returns (sum, count)",
         )
     return name, rules[name]
 

@@ -1,4 +1,4 @@
-"""The two forms of a problem's curvature products, and the check that the faster one may be trusted."""
+"""A problem's curvature products, and the blocks of its weights."""
 
 from __future__ import annotations
 
@@ -11,37 +11,11 @@ from torch import Tensor
 
 from fldiag.choices import Matrix
 from fldiag.curvature.hvp import DoubleBackward, GaussNewton, Hessian, Weights
-from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError, nearest
-from fldiag.models.layers import network_links
 from fldiag.problem.ingredients import Ingredients
 from fldiag.problem.trees import Tree
-from fldiag.seeding import torch_rng
-
-#: Relative difference from double backward above which products by hand are not used.
-AGREEMENT = {torch.float32: 1e-5, torch.float64: 1e-9}
-#: Examples the two are compared on, spread over the slice.
-COMPARED = 32
 
 Batches = list[Callable[[], tuple[Tree, Tree]]]
-
-
-def by_hand(
-    problem: Ingredients,
-    matrix: Matrix,
-    w: Tensor,
-    batches: Batches,
-    shares: list[float],
-    *,
-    room: int = 0,
-) -> ChainOperator | None:
-    """Products written by hand, for sequential networks; None where the model is no such network."""
-    chain = None if problem.frozen else network_links(problem.module, problem.buffers)
-    if chain is None:
-        return None
-    return ChainOperator(
-        chain, _criterion(problem), batches, shares, w, problem.layout, matrix=matrix, room=room
-    )
 
 
 def double_backward(
@@ -85,27 +59,6 @@ def _criterion(problem: Ingredients) -> Callable[[Any, Tensor], Tensor]:
             return problem.criterion(z, y).reshape(())
 
     return criterion
-
-
-def agrees(problem: Ingredients, matrix: Matrix) -> bool:
-    """Whether there are products by hand, and they are those of double backward on a random vector and a few examples."""
-    x, y = problem.sample(COMPARED)
-    v = torch.randn(
-        problem.layout.size, dtype=torch.float64, generator=torch_rng(0, "compared products")
-    ).to(problem.device)
-    try:
-        fast = by_hand(problem, matrix, problem.w, [lambda: (x, y)], [1.0])
-        if fast is None:
-            return False
-        product = fast(v)
-        expected = double_backward(problem, matrix, problem.w, [lambda: (x, y)], [1.0])(v)
-    except (
-        RuntimeError,
-        NotImplementedError,
-        IndexError,
-    ):  # an operation or shape that has no rule
-        return False
-    return bool((product - expected).norm() <= AGREEMENT[problem.dtype] * expected.norm())
 
 
 def block_names(

@@ -25,7 +25,7 @@ from fldiag.problem.derivatives import (
     remarks_on,
 )
 from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.memory import bytes_of_graph, bytes_of_outputs, recomputes
+from fldiag.problem.memory import bytes_of_graph, refuse_hooks
 from fldiag.problem.objective import Each, Objective, fits, make_objective, per_example
 from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, same
 from fldiag.seeding import torch_rng
@@ -48,7 +48,6 @@ FAILURES = (
 class Facts:
     """What the probe learnt about a problem."""
 
-    recomputes: bool  # gradient checkpointing: layers are evaluated again in the backward pass
     batch_dependent: bool  # an example's output depends on the other examples of its batch
     objective: Objective  # the loss as a mean over the examples
     outputs: int  # numbers an example's output has
@@ -159,18 +158,16 @@ def _check_loss(
             "two evaluations of the loss on the same outputs disagree",
             "make the loss deterministic",
         )
-    if problem.reduction == "batch":
-        return value
     if not isinstance(z, Tensor):
         _check_mean_through_model(problem, criterion, x, y)
     elif z.ndim and isinstance(y, Tensor) and len(z) == len(y):
-        _check_mean(problem, criterion, z, y, value)
+        _check_mean(criterion, z, y, value)
     elif z.ndim and len(z) == count(y) and _is_mean(criterion, z, y) is False:
         raise _uneven(criterion, z, y)
     return value
 
 
-def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, value: Tensor) -> None:
+def _check_mean(loss: Criterion, z: Tensor, y: Tensor, value: Tensor) -> None:
     twice = _loss_or_nan(loss, torch.cat([z, z]), torch.cat([y, y]))
     doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
     fair = (
@@ -189,15 +186,10 @@ def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, val
             "pairs every example with every other one",
             f"reshape the targets to {['n', *z.shape[1:]]}".replace("'", ""),
         )
-    if problem.reduction == "sum" and not fair and not _couples(loss, z, y):
-        raise FldiagError(
-            "reduction = 'sum', and the loss of a batch is not the sum over its examples",
-            "leave reduction out for a mean",
-        )
     if doubles:
         raise FldiagError(
             "the loss doubles when every example is given twice: it is a sum",
-            'use the mean over examples (reduction="mean"), or say Problem(..., reduction="sum")',
+            "use the mean over the examples",
         )
     if not fair:
         raise _uneven(loss, z, y)
@@ -205,18 +197,16 @@ def _check_mean(problem: Ingredients, loss: Criterion, z: Tensor, y: Tensor, val
 
 def _uneven(loss: Criterion, z: Any, y: Tree) -> FldiagError:
     """What is wrong with a loss that is not the mean over the examples: it couples them, or weighs them differently."""
-    batch = "Problem(..., reduction='batch'), --reduction batch: the whole slice is then one batch"
     if isinstance(z, Tensor) and _couples(loss, z, y):
         return FldiagError(
             "the loss of a batch is not the mean over its examples: it couples them (as contrastive, Dice, "
             "root-mean-square, correlation and ranking losses do), so it has no loss of one example",
-            f"say {batch}",
+            "diagnose a loss that is a mean over the examples",
         )
     return FldiagError(
         "the loss of a batch is not the mean over its examples: class weights, ignored labels or another "
         "normalisation make batches count differently",
-        "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy; "
-        f"where it couples the examples, say {batch}",
+        "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy",
     )
 
 
@@ -368,30 +358,23 @@ def examine(problem: Ingredients) -> Facts:
     with problem.guarded(), torch.no_grad():
         x, y = _check_data(problem)
         z = _check_model(problem, x, tolerance)
-        is_recomputing = recomputes(problem, cut(x, slice(0, 2)))
+        refuse_hooks(problem, cut(x, slice(0, 2)))
         objective = make_objective(problem, x, y, z)
         criterion = objective.criterion
         value = _check_loss(problem, criterion, x, z, y, tolerance)
         refuse_weights_in_loss(problem, criterion, x, z, y, tolerance)
         each = objective.each
-        if problem.reduction == "batch":
-            each = None
-        elif each is None:
+        if each is None:
             each = per_example(criterion, z, y, value)
         elif not fits(each, z, y, value):
             each = None
-        graph_bytes = (
-            bytes_of_outputs(problem, x)
-            if is_recomputing
-            else bytes_of_graph(problem, criterion, x, y)
-        )
+        graph_bytes = bytes_of_graph(problem, criterion, x, y)
         derivatives = problem.shared.get("derivatives") or compare_derivatives(
             problem, criterion, x, y
         )
         if not derivatives.not_finite:  # which is a matter of these weights
             problem.shared["derivatives"] = derivatives
         return Facts(
-            recomputes=is_recomputing,
             batch_dependent=_batch_dependent(problem, x, z, tolerance),
             objective=objective,
             outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1,

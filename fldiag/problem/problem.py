@@ -8,31 +8,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fldiag.choices import Fisher, Matrix
+from fldiag.choices import Matrix
 from fldiag.curvature.finite_differences import Differences, DifferenceStep, best_step
 from fldiag.curvature.hvp import derivative
 from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
 from fldiag.errors import FldiagError
-from fldiag.problem.fisher import fisher_operator
 from fldiag.problem.ingredients import Criterion, Ingredients
 from fldiag.problem.inputs import TensorData
 from fldiag.problem.memory import (
     DEPENDENT,
     batch_size,
     graphs_to_keep,
-    recomputing_gradient,
-    room_for_graphs,
 )
-from fldiag.problem.operators import Batches, agrees, block_index, by_hand, double_backward
+from fldiag.problem.operators import Batches, block_index, double_backward
 from fldiag.problem.probe import Facts, examine
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.trees import Tree, count, join, nbytes
-from fldiag.results.notebook import card
 from fldiag.seeding import torch_rng
 
 
@@ -68,16 +64,10 @@ class Problem(Ingredients):
         device: auto, cpu, cuda, cuda:N or mps; by default where the model is.
         memory: bytes that a batch and its graph may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
-        reduction: what the loss returns for a batch: ``mean``, ``sum`` (all results are those of the sum over the slice), or
-            ``batch`` where it couples the examples (contrastive, Dice, RMSE, correlation): the whole slice is one batch.
         trainable: only parameters with ``requires_grad`` count as weights (adapters, a head); the others are constants, and
             ``params`` still names them all.
-        differences: Hessian-vector products by central differences of the gradient, for models that cannot be differentiated
-            twice; the step is chosen automatically, and the column ``estimator`` gives its error.
         weight_decay: λ of the term λ/2 ‖w‖² over these weights (biases included, added once, also to a sum), a part of the
             loss and of its gradient, curvature and surfaces. Your loss does not contain it.
-        allow: ``"stop_gradient"`` accepts a gradient that is not the derivative of the loss (detach(), straight-through
-            estimators, gradient reversal); results are then about that gradient, and say so.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
@@ -104,19 +94,6 @@ class Problem(Ingredients):
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
         return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
-
-    def _repr_html_(self) -> str:
-        return card(
-            "Problem",
-            {
-                "name": self.name or None,
-                "parameters": f"{self.layout.size:,}",
-                "examples": f"{self.n:,}",
-                "slice": self.slice_name,
-                "precision": self.dtype,
-                "device": self.w.device,
-            },
-        )
 
     def on(self, examples: Sequence[int], name: str) -> Problem:
         """The same loss at the same weights on some examples (their numbers in the slice), which are called ``name``."""
@@ -153,17 +130,15 @@ class Problem(Ingredients):
 
     @property
     def batch_dependent(self) -> bool:
-        """Whether an example's output or loss depends on its batch (batch-norm without running statistics; ``reduction`` batch).
+        """Whether an example's output depends on its batch (batch-norm without running statistics).
 
-        The slice is then always cut into equal batches of at most ``memory.DEPENDENT`` examples, or is one batch.
+        The slice is then always cut into equal batches of at most ``memory.DEPENDENT`` examples.
         """
-        return self._facts.batch_dependent or self.reduction == "batch"
+        return self._facts.batch_dependent
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
-        if self.reduction == "batch":
-            return [(0, self.n)]
         all_weights = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
         size = (
             DEPENDENT
@@ -182,20 +157,18 @@ class Problem(Ingredients):
     def common(self) -> dict[str, Any]:
         """The columns every row of this problem's result tables shares."""
         decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
-        allowed = {"allow": self.allow} if self.allow else {}
         return {
             "run": self.name,
             "slice": self.slice_name,
             "n_examples": self.n,
             **decay,
-            **allowed,
             **self.labels,
         }
 
     @property
     def by_differences(self) -> bool:
-        """Whether products are taken by differences of gradients: it was said, or double backward is wrong for this model."""
-        return self.differences or self.probe().derivatives.wrong_products
+        """Whether products are taken by differences of gradients: double backward fails or is wrong for this model."""
+        return self.probe().derivatives.wrong_products
 
     # -- parts of an evaluation
 
@@ -361,17 +334,14 @@ class Problem(Ingredients):
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w, [P] in float64."""
         at_own, w = w is None, self._vector(w)
-        if self.probe().recomputes:
-            batches = ((*self.batch(i), share) for i, share in enumerate(self._shares))
-            total = recomputing_gradient(self, w, batches)
-        else:
-            at = w.clone().requires_grad_()
-            total = torch.zeros_like(w, dtype=torch.float64)
-            for loss, share in zip(self._terms(), self._shares, strict=True):
-                with torch.enable_grad(), self.guarded():
-                    (part,) = derivative(loss(at), [at])
-                if part is not None:
-                    total.add_(part, alpha=share)
+        self.probe()
+        at = w.clone().requires_grad_()
+        total = torch.zeros_like(w, dtype=torch.float64)
+        for loss, share in zip(self._terms(), self._shares, strict=True):
+            with torch.enable_grad(), self.guarded():
+                (part,) = derivative(loss(at), [at])
+            if part is not None:
+                total.add_(part, alpha=share)
         if at_own and not bool(total.isfinite().all()):
             raise _infinite_gradient()
         return total.add_(w, alpha=self.weight_decay) if self.weight_decay else total
@@ -392,9 +362,6 @@ class Problem(Ingredients):
         """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
         ``H(v) -> Hv`` in float64.
 
-        Products are written by hand for sequential networks (``form`` "r-operator"), else by "double backward". Those by
-        hand are compared with double backward once, on a few examples and a random vector, and never used where they disagree.
-
         With ``keep``, what does not depend on v stays alive between products as far as ``memory.room_for_graphs`` reaches;
         ``release()`` frees it. ``w`` is copied; weights that you change yourself (``problem.w``) are not.
 
@@ -404,7 +371,7 @@ class Problem(Ingredients):
             not_finite_part = self.probe().derivatives.not_finite
             if not_finite_part == "gradient":
                 raise _infinite_gradient()
-            if not_finite_part == "product" and not self.differences:
+            if not_finite_part == "product":
                 raise not_finite()
         w = self.w if w is None else self._vector(w).clone()
         if self.by_differences:
@@ -422,14 +389,9 @@ class Problem(Ingredients):
         self.probe()
         batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
         memory = self.memory if keep else 0
-        product: Operator | None = None
-        if self.recall(("agrees", matrix), lambda: agrees(self, matrix)):
-            room = room_for_graphs(w, memory)
-            product = by_hand(self, matrix, w, batches, self._shares, room=room)
-        if product is None:
-            graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
-            graphs = graphs_to_keep(graph, len(batches), w, memory)
-            product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
+        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
+        graphs = graphs_to_keep(graph, len(batches), w, memory)
+        product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
         product.shift = self.weight_decay
         return product
 
@@ -437,17 +399,13 @@ class Problem(Ingredients):
         self,
         layers: str | Sequence[str] | None = None,
         *,
-        matrix: Matrix | Fisher = "hessian",
-        draws: int = 1,
-        seed: int = 0,
+        matrix: Matrix = "hessian",
     ) -> Tensor:
-        """The Hessian, Gauss-Newton or Fisher matrix at ``.w`` as a dense matrix, or its block of some layers.
+        """The Hessian or Gauss-Newton matrix at ``.w`` as a dense matrix, or its block of some layers.
 
         Args:
             layers: names or patterns (``features.*``) of layers or of their tensors; None: the whole matrix.
-            matrix: hessian, ggn, or fisher, fisher-mc and fisher-empirical, as ``spectrum`` has them.
-            draws: labels that fisher-mc samples for each example.
-            seed: of these.
+            matrix: hessian or ggn (of the cross entropy also the Fisher matrix).
 
         Returns:
             [p, p] in float64, symmetric; rows and columns in the order of the weights. It takes p products.
@@ -455,15 +413,6 @@ class Problem(Ingredients):
         Raises:
             FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
         """
-        matrices = (*get_args(Matrix), *get_args(Fisher))
-        if matrix not in matrices:
-            raise FldiagError(
-                f"matrix = {matrix!r} is not known", f"use {', '.join(matrices)}", usage=True
-            )
-        if draws < 1:
-            raise FldiagError(
-                f"draws = {draws} is no number of labels", "use 1 or more", usage=True
-            )
         index = torch.arange(self.layout.size, device=self.device)
         if layers is not None:
             patterns = [layers] if isinstance(layers, str) else list(layers)
@@ -481,11 +430,7 @@ class Problem(Ingredients):
                 f"memory = {self.memory / 1e9:,.1f} GB",
                 "choose fewer layers, or a larger memory",
             )
-        operator: Operator
-        if matrix == "hessian" or matrix == "ggn":
-            operator = self.hessian(matrix=matrix)
-        else:
-            operator = fisher_operator(self, matrix, draws=draws, seed=seed)
+        operator = self.hessian(matrix=matrix)
         block, rows = OperatorBlock(operator, index), torch.eye(size, dtype=torch.float64)
         for i in range(size):
             rows[i] = block(rows[i].to(self.device)).cpu()
@@ -494,7 +439,7 @@ class Problem(Ingredients):
 
     @cached_property
     def step(self) -> DifferenceStep:
-        """Of ``differences``."""
+        """Of products by differences."""
         rng = torch_rng(0, "direction to try steps in")
         v = torch.randn(self.layout.size, dtype=torch.float64, generator=rng).to(self.device)
         return best_step(self.gradient, self.w, v)

@@ -27,7 +27,6 @@ def glance(collection: Collected) -> Section:
         "At a glance",
         "What is wrong, what is better, and how sure that is. Each has a section below.",
     )
-    section.notes = list(collection.choices)
     untested = [
         m.label
         for m in collection.members

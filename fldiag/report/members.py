@@ -168,12 +168,11 @@ class Member:
 
 @dataclass
 class Collected:
-    """The runs of a report, the tables that are shown, what is to be said of the others, and how the runs were chosen."""
+    """The runs of a report, the tables that are shown, and what is to be said of the others."""
 
     members: list[Member]
     sources: list[Source]
     notes: list[str]
-    choices: list[str] = field(default_factory=list)
 
     def add(self, source: Source) -> None:
         source.place = len(self.sources)

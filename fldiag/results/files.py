@@ -312,21 +312,6 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
     return content
 
 
-def provenance_beside(csv: Path) -> dict[str, Any]:
-    """What the json beside a csv says; nothing where there is none that can be read.
-
-    Raises FldiagError for one whose digest does not fit its content.
-
-    >>> provenance_beside(Path("no-such.csv"))
-    {}
-    """
-    try:
-        about = read_json(csv.with_name(csv.name.removesuffix(".csv") + ".json"))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
-
-
 def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
     """Write a matplotlib figure to files, in the format that the ending of each says. One figure gives the same bytes each time.
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.errors import FldiagError
 from fldiag.results.progress import shell
 from fldiag.results.summary import number
-from fldiag.results.table import COLUMNS
 
 
 def card(title: str, facts: Mapping[str, object]) -> str:
@@ -38,21 +36,6 @@ UNITS = {
     **dict.fromkeys(("eigenvalue", "trace"), "loss / weight²"),
 }
 _NUMBERS = ("value", "stderr", "residual", "low", "high")
-#: What tells the numbers of a metric apart, and texts beside them that do not.
-DIMENSIONS = (
-    "run",
-    "method",
-    "seed",
-    "round",
-    "moment",
-    "client",
-    "client_b",
-    "slice",
-    "index",
-    "layer",
-    "estimator",
-)
-REMARKS = ("note", "inputs")
 #: Shown within the cell of the value, or never.
 _OWN = (*_NUMBERS, "unit", "converged")
 
@@ -89,72 +72,6 @@ class Results(pd.DataFrame):
         caption = f"<caption>{escape(constants)}</caption>" if constants else ""
         return f"<table>{caption}<tr>{head}</tr>{body}</table>{footer}"
 
-    def to_xarray(self) -> Any:
-        """The numbers over rounds, clients and whatever else tells them apart, as an ``xarray.Dataset``.
-
-        A variable a metric (and ``METRIC_stderr``), over those of ``DIMENSIONS`` that vary; what is the same in every row is an
-        attribute. Where a metric has rows of several scopes, the variables are named ``SCOPE_METRIC``; those of single classes,
-        eigenvalues or layers end in ``_by_index`` or ``_by_layer``. The slice of a client's
-        own data, ``client:7/train``, is ``client/train`` for every client. Masked numbers are NaN.
-
-        Raises:
-            FldiagError: xarray is not installed, or several rows have the same place.
-        """
-        try:
-            import xarray
-        except ImportError:
-            raise FldiagError(
-                "xarray is not installed", "pip install 'fldiag[xarray]'", usage=True
-            ) from None
-        frame = pd.DataFrame(self)
-        slices = frame["slice"].str.replace(r"^client:\d+/", "client/", regex=True)
-        frame = frame.assign(slice=slices.where(frame["client"].notna(), frame["slice"]))
-        extra = frame.columns.difference([*COLUMNS, *REMARKS])
-        text_columns = [
-            name for name in extra if isinstance(frame[name].dropna().head(1).max(), str)
-        ]
-        places = [name for name in (*DIMENSIONS, *text_columns) if name in frame.columns]
-        scopes = frame.groupby("metric")["scope"].nunique()
-        parts = frame.assign(
-            by=[_parts_of(row) for row in zip(frame["index"], frame["layer"], strict=True)]
-        )
-        variables = {}
-        for (metric, scope, by), rows in parts.groupby(
-            ["metric", "scope", "by"], sort=False, dropna=False
-        ):
-            name = (f"{scope}_{metric}" if scopes[metric] > 1 else metric) + by
-            keys = [key for key in places if rows[key].nunique(dropna=False) > 1]
-            kinds = {
-                key: int if rows[key].dtype == "Int64" and rows[key].notna().all() else str
-                for key in keys
-            }
-            rows = rows.astype(kinds)
-            if rows.duplicated(keys).any() if keys else len(rows) > 1:
-                raise FldiagError(
-                    f"several numbers of {metric} have the same place in {', '.join(keys) or 'the table'}",
-                    f"leave it out, table[table['metric'] != {metric!r}].to_xarray(), or select the rows that you mean",
-                    usage=True,
-                )
-            for column, ending in (("value", ""), ("stderr", "_stderr")):
-                numbers = rows[column].astype(float)
-                if column == "stderr" and numbers.isna().all():
-                    continue
-                variables[name + ending] = (
-                    numbers.set_axis(pd.MultiIndex.from_frame(rows[keys])).to_xarray()
-                    if len(keys) > 1
-                    else xarray.DataArray(
-                        numbers.to_numpy(), {keys[0]: rows[keys[0]].to_numpy()}, [keys[0]]
-                    )
-                    if keys
-                    else xarray.DataArray(numbers.iloc[0])
-                )
-        attributes = {
-            key: str(frame[key].iloc[0])
-            for key in places
-            if len(frame) and frame[key].notna().all() and frame[key].nunique() == 1
-        }
-        return xarray.Dataset(variables, attrs=attributes)
-
     def _is_ours(self) -> bool:
         """Whether there are numbers in it, and nothing stands in the names of rows."""
         rows, columns = self.index, self.columns
@@ -184,15 +101,6 @@ def _text(value: Any) -> str:
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return ""
     return number(float(value)) if isinstance(value, float) else str(value)
-
-
-def _parts_of(place: tuple[Any, Any]) -> str:
-    """How the name of a variable ends whose numbers are of single classes, eigenvalues or layers."""
-    return "".join(
-        f"_by_{name}"
-        for name, value in zip(("index", "layer"), place, strict=True)
-        if pd.notna(value)
-    )
 
 
 def _value(row: dict[Any, Any]) -> str:

@@ -10,18 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from fldiag.errors import FldiagError, nearest
-from fldiag.models.state_dict import CONTAINERS, State, key_remedy, plain_name, strip_prefix
+from fldiag.models.state_dict import State, key_remedy, plain_name, strip_prefix
 
 
 @dataclass(frozen=True)
 class Weights:
     """A state_dict out of a file. ``key``: the name of its set there, "" where the file is the state_dict. ``alternatives``: the
-    file's other sets of weights. ``left``: its entries that are no weights."""
+    file's other sets of weights."""
 
     state: State
     key: str = ""
     alternatives: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
 
 
 def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
@@ -67,16 +66,7 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
         for name, value in [*sets.items(), *entries.items()]
         if name != best and _size(value) >= large
     ]
-    left = {str(k) for k in content} - {name.partition(".")[0] for name in [best, *alternatives]}
-    return Weights(sets[best], best, tuple(sorted(alternatives)), tuple(sorted(left)))
-
-
-def is_vacant(content: Any) -> bool:
-    """Whether a container has a place for weights, and None in it: a client that has not trained yet."""
-    return isinstance(content, Mapping) and any(
-        (value is None and name in CONTAINERS) or is_vacant(value)
-        for name, value in content.items()
-    )
+    return Weights(sets[best], best, tuple(sorted(alternatives)))
 
 
 def _sets(content: Mapping[Any, Any], beginning: str = "") -> dict[str, State]:

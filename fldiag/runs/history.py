@@ -38,8 +38,6 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
-PERSONAL = "holds parts of its clients' weights alone: the rest they keep to themselves"
-PERSONAL_REMEDY = "drift and lora compare the parts; for the rest record whole weights (clients=, received= by client)"
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
@@ -73,7 +71,7 @@ class History:
         stack: evaluate models side by side: auto, on or off.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: in which everything is evaluated.
-        memory, allow: as for ``Problem``.
+        memory: as for ``Problem``.
         files: name -> sha256 of what the weights are read from, which then tells histories apart.
         notes: what is known to be missing.
         steps: round -> what training recorded of its local steps.
@@ -107,7 +105,6 @@ class History:
         files: Mapping[str, str | None] | None = None,
         notes: Sequence[str] = (),
         steps: Callable[[int], pd.DataFrame | None] | None = None,
-        allow: str = "",
     ):
         if stack not in ("auto", "on", "off"):
             raise FldiagError(
@@ -128,7 +125,7 @@ class History:
             samples,
             int(memory),
         )
-        self._dataset, self.allow = dataset, allow
+        self._dataset = dataset
         self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._pool = (
             None
@@ -146,7 +143,6 @@ class History:
         # test examples of every client, where it has such of its own
         self.test_parts: Sequence[np.ndarray] | None = None
         # why only weights are known, and what to do
-        self.why_alone = ALONE, BARE
         # the section ``train`` of the run's config, as far as it is known
         self.training: dict[str, Any] = {}
         # numbers of training examples, where the partition is not known
@@ -179,7 +175,6 @@ class History:
         model: Any = None,
         data: Any = None,
         name: str | None = None,
-        allow: str = "",
     ) -> History:
         """The stored rounds of a run (``rounds``: only these). ``model``, ``data`` (seen as ``normalise``
         says): instead of those the run names.
@@ -201,7 +196,6 @@ class History:
         model_name = model if model is not None else first.config.get("model", {}).get("name")
         # a model that fldiag knows by its name is built for the data
         built_for_data = isinstance(model_name, str) and ":" not in model_name
-        has_personal = bool(run.origin.get("personal"))
         weights_alone = (
             bool(run.origin)
             and data is None
@@ -231,7 +225,7 @@ class History:
             notes.append(UNTESTED)
         history = History(
             module,
-            None if has_personal else dataset,
+            dataset,
             parts,
             {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
@@ -253,7 +247,6 @@ class History:
             },
             steps=lambda r: run.steps(r) if r in run.recorded else None,
             notes=[*notes, *origin],
-            allow=allow,
         )
         options = {
             "rounds": rounds,
@@ -267,7 +260,6 @@ class History:
             "model": model,
             "data": data,
             "name": name,
-            "allow": allow,
         }
         history.recipe = run.path.absolute(), options, run.allow_code
         history.run = run
@@ -275,8 +267,6 @@ class History:
         history.keeps_clients = (
             run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
         )
-        if has_personal:
-            history.why_alone = PERSONAL, PERSONAL_REMEDY
         if "test_partition.npz" in run.index["files"]:
             history.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         if run.origin:
@@ -573,14 +563,14 @@ class History:
     def dataset(self) -> Dataset:
         """The federation's data. Raises FldiagError where only weights are known."""
         if self._dataset is None:
-            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._dataset
 
     @property
     def pool(self) -> ExamplePool:
         """All its examples. Raises FldiagError where only weights are known."""
         if self._pool is None:
-            raise FldiagError(f"{self.name} {self.why_alone[0]}", self.why_alone[1], usage=True)
+            raise FldiagError(f"{self.name} {ALONE}", BARE, usage=True)
         return self._pool
 
     # -- computing
@@ -622,7 +612,6 @@ class History:
             device=self.device,
             memory=self.memory,
             labels={**self.labels, **labels},
-            allow=self.allow,
         )
         problem.shared = self._shared
         return problem

@@ -68,8 +68,7 @@ def open_problem(
         y = examples.batch(0, 1)[1]
         criterion = _criterion(loss, y.is_floating_point() if isinstance(y, Tensor) else None)
     else:
-        deals = slice.startswith("client") or dataset.is_lazy
-        parts = load_partition(checkpoint, dataset) if deals else None
+        parts = load_partition(checkpoint, dataset) if slice.startswith("client") else None
         tests = _own_tests(checkpoint) if slice.endswith("/test") else None
         examples = data.take(dataset, slice, parts, samples, tests)
         criterion = _criterion(loss, dataset.regression, dataset.dense)

@@ -202,17 +202,10 @@ class Recording:
         examples: Mapping[int, int] | None = None,
         shift: int = 0,
         outside: Sequence[int] = (),
-        personal: Sequence[str] = (),
     ) -> None:
         """What the clients are called elsewhere, how many examples they train on, how much higher than there rounds are numbered,
-        which clients the partition lacks, and which tensors they keep to themselves."""
+        and which clients the partition lacks."""
         origin = self.run.index["origin"]
-        if fresh_names := sorted({*personal} - {*origin.get("personal", [])}):
-            origin["personal"] = sorted([*origin.get("personal", []), *fresh_names])
-            self.note(
-                f"the clients upload no {', '.join(fresh_names[:4])}{' ...' if len(fresh_names) > 4 else ''}, which they keep to "
-                "themselves: in their rows stands what they received there, and only the rest can be compared"
-            )
         origin["names"] |= {str(k): v for k, v in (names or {}).items()}
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
         if fresh := sorted({*outside} - {*origin.get("outside", [])}):
@@ -240,21 +233,11 @@ class Recording:
         rows: Sequence[Row] = (),
         *,
         starts: Mapping[int, State] | None = None,
-        variates: Mapping[str, Tensor | Mapping[int, Tensor]] | None = None,
     ) -> None:
         """Round t (from 1): the global model after it, what the clients received (None: not known) and made of it.
 
-        ``starts``: what each of them received, where that differs. ``variates``: what the server (a vector [P]) and clients (a
-        vector each) carry from round to round, by name."""
+        ``starts``: what each of them received, where that differs."""
         extra: dict[str, Any] = {}
-        owners: dict[str, list[int]] = {}
-        variates = {n: v for n, v in (variates or {}).items() if not isinstance(v, Mapping) or v}
-        if variates:
-            owners = {n: sorted(v) for n, v in variates.items() if isinstance(v, Mapping)}
-            extra["variates"] = {
-                n: torch.stack([v[k] for k in owners[n]]) if isinstance(v, Mapping) else v
-                for n, v in variates.items()
-            }
         if clients:
             ids = sorted(clients)
             common = [
@@ -277,7 +260,7 @@ class Recording:
         config["clients"]["total"] = max(config["clients"]["total"], *(k + 1 for k in clients), 0)
         config["clients"]["per_round"] = max(config["clients"]["per_round"], len(clients))
         config["rounds"] = max(config["rounds"], t)
-        self._write(t, aggregated, extra, sorted(clients), owners)
+        self._write(t, aggregated, extra, sorted(clients))
         self.run.index["done"] = max(self.run.done, t)
         self.add_rows(
             t,
@@ -318,7 +301,6 @@ class Recording:
         state: State,
         extra: dict[str, Any],
         clients: Sequence[int] = (),
-        owners: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         spec = self.run.index["config"]
         manifest = {
@@ -332,7 +314,6 @@ class Recording:
             "provenance": self.run.index["provenance"],
             "run": self.run.path.name,
             "origin": self.run.index["origin"]["recipe"],
-            **({"variates": owners} if owners else {}),
         }
         self.run.put_checkpoint(t, manifest, state, **extra)
 

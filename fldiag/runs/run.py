@@ -212,8 +212,8 @@ class Run:
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number, those ``outside`` the partition, and ``personal``, the tensors that clients
-        keep to themselves; empty for runs of fldiag. Raises FldiagError when it was edited."""
+        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag.
+        Raises FldiagError when it was edited."""
         origin = self.index.get("origin")
         if origin is None:
             return {}
@@ -224,7 +224,6 @@ class Run:
                 "names": {int(k): str(v) for k, v in origin["names"].items()},
                 "examples": {int(k): int(v) for k, v in origin["examples"].items()},
                 "outside": [int(k) for k in origin.get("outside", [])],
-                "personal": [str(name) for name in origin.get("personal", [])],
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             raise FldiagError(
@@ -435,11 +434,6 @@ class Run:
         name = self.put_tensors(f"rounds/{round:04d}", schema.content(manifest, state, **tensors))
         if name != before:
             self.index["files"].pop(before, None)
-
-    def forget(self, rounds: Iterable[int]) -> None:
-        """The checkpoints of these rounds go, once the next ``append`` or ``commit`` has said so."""
-        for r in rounds:
-            self.index["files"].pop(self.round_file(r), None)
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """More metrics, written by the next ``append`` or ``commit``. They say nothing of run, method and seed."""

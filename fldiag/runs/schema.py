@@ -7,8 +7,6 @@
 ``buffers``    {name: [K, ...]} the clients' buffers
 ``starts``     [K, P] what each client received, only where that differs (personal layers, asynchronous rounds)
 ``start_buffers``  {name: [K, ...]} the buffers that go with them
-``variates``   {name: [P] or [K', P]} what server and clients carry from round to round, such as control variates; whose the rows
-               are, the manifest says
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ class Checkpoint:
         alternatives: the sets of weights that were passed over.
         starts: what each of these clients received, [K, P], where they received different weights.
         start_buffers: the buffers that go with ``starts``, by name, each [K, ...].
-        variates: what was recorded of the server's state, [P] each, and of the clients', [K', P].
 
     Raises:
         FldiagError: from what reads a file: it is damaged, foreign or unsafe.
@@ -72,7 +69,6 @@ class Checkpoint:
     alternatives: tuple[str, ...] = ()
     starts: Tensor | None = None
     start_buffers: dict[str, Tensor] = field(default_factory=dict)
-    variates: dict[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
@@ -98,14 +94,6 @@ class Checkpoint:
     def client_ids(self) -> list[int]:
         """The clients whose trained weights it holds, in the order of the rows of ``clients``."""
         return list(self.manifest.get("clients", []))
-
-    @property
-    def variate_clients(self) -> dict[str, list[int]]:
-        """Of every variate that clients have, the clients in the order of its rows."""
-        listing = self.manifest.get("variates", {})
-        if not isinstance(listing, dict):
-            return {}
-        return {str(name): [int(k) for k in ids] for name, ids in listing.items()}
 
     @property
     def label(self) -> str:
@@ -184,7 +172,7 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
             )
         groups = {
             key: _tensors(path, content[key]) if content.get(key) not in (None, {}) else {}
-            for key in ("buffers", "start_buffers", "variates")
+            for key in ("buffers", "start_buffers")
         }
         checkpoint = Checkpoint(
             path,
@@ -195,7 +183,6 @@ def read(path: str | Path, key: str | None = None) -> Checkpoint:
             groups["buffers"],
             starts=content.get("starts"),
             start_buffers=groups["start_buffers"],
-            variates=groups["variates"],
         )
         _check(checkpoint)
         if (
@@ -279,14 +266,11 @@ def _check(c: Checkpoint) -> None:
             f"checkpoint {c.path}: its client weights are not tensors",
             "the file was edited; use the original",
         )
-    for tensors in (c.state, c.buffers, vectors, c.start_buffers, c.variates):
+    for tensors in (c.state, c.buffers, vectors, c.start_buffers):
         check_kinds(c.path, tensors)
-    owners = c.variate_clients
-    if (c.starts is not None and len(c.starts) != len(c.client_ids)) or any(
-        len(c.variates.get(name, ())) != len(ids) for name, ids in owners.items()
-    ):
+    if c.starts is not None and len(c.starts) != len(c.client_ids):
         raise FldiagError(
-            f"checkpoint {c.path}: its client ids do not fit what clients received or carry",
+            f"checkpoint {c.path}: its client ids do not fit what clients received",
             "the file was edited; use the original",
         )
     if c.clients is not None and len(c.clients) != len(c.client_ids):

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError, check_name, first_line, out_of_memory, short_path
-from fldiag.runs.file_kinds import START, check_kind, is_safetensors
 from fldiag.runs.trust import check_trust
 
 #: What a file may claim to hold: so many times its own size, and so many bytes more. Compression and shared storages make a
@@ -111,12 +110,10 @@ def read_tensors(path: Path) -> Any:
                 "use another round's file, or train again with --resume",
             )
         with open(path, "rb") as file:
-            start = file.read(START)
-        if is_safetensors(start):
-            content = _safetensors(path)
-        else:
-            check_kind(path, start)
-            content = _pt(path, size, start)
+            start = file.read(16)
+        # safetensors begin with the length of a header and the header's JSON
+        is_safetensors = start[8:9] == b"{" and start[:2] != b"PK"
+        content = _safetensors(path) if is_safetensors else _pt(path, size, start)
     except OSError as error:
         raise FldiagError(
             f"checkpoint {path} cannot be read: {error.strerror or type(error).__name__}",

@@ -6,5 +6,5 @@
 - ``evaluate``: the global model on the test set.
 - ``rounds``: ``train``, all rounds of a run on any executor; ``storing``: what each leaves; ``resume``: when a run may go on.
 
-After the last round ``personalise`` fine-tunes each client a model. ``sweep`` trains many runs; ``forecast`` times a few steps.
+After the last round ``personalise`` fine-tunes each client a model. ``sweep`` trains many runs.
 """

@@ -13,7 +13,7 @@ from torch import Tensor
 from fldiag.data import Dataset
 from fldiag.data.arrays import ready
 from fldiag.local import Local
-from fldiag.method import Method, Part
+from fldiag.method import Method
 from fldiag.seeding import torch_rng
 from fldiag.step import Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
@@ -62,9 +62,8 @@ def train(
         local.train, local.w[:, entries], momentum
     )
     maps = any(part.maps for part in method)
-    plain = all(type(part).loss is Part.loss for part in method)
     for s, (x, y, weight, index) in enumerate(feed.steps()):
-        step = Step(local, losses, x, y, weight, index, maps, plain)
+        step = Step(local, losses, x, y, weight, index, maps)
         for part in method:
             part.batch(step)
         e = None

@@ -36,8 +36,6 @@ T = TypeVar("T")
 EPOCHS = (0, 1, 5)
 #: Fine-tuning for longer is a slip of the pen.
 MOST_EPOCHS = 10_000
-#: What tests a client: test examples in the proportions of its training labels, or all of the classes it has.
-TESTS = {"test": slices.personal_test, "own": slices.own_classes}
 
 
 @dataclass(frozen=True)
@@ -67,40 +65,25 @@ def of_run(
     *,
     epochs: Sequence[int] | None = None,
     lr: Literal["decayed", "initial"] | None = None,
-    neighbours: Neighbours | None = None,
-    clients: Sequence[int] | None = None,
-    test: str = "test",
     seed: int | None = None,
 ) -> pd.DataFrame:
-    """The table of the diagnostic ``personalise``, of one run and its setup. ``neighbours``: mix the prediction with that of the
-    nearest training examples.
+    """The table of the diagnostic ``personalise``, of one run and its setup.
 
-    Raises FldiagError for data without classes, wrong epochs or clients, and neighbours without features.
+    Raises FldiagError for data without classes and wrong epochs.
     """
     plan = setup.method.personal or Personal(EPOCHS)
     plan = replace(
         plan,
         epochs=_check_epochs(plan.epochs if epochs is None else epochs),
         lr=lr or plan.lr,
-        neighbours=neighbours or plan.neighbours,
     )
     check_plan(setup, plan)
-    total, seed = len(setup.parts), run.config.seed if seed is None else seed
-    ids = sorted({int(i) for i in (range(total) if clients is None else clients)})
-    if not ids or not all(0 <= i < total for i in ids):
-        raise FldiagError(
-            f"clients {ids} are not among the run's 0..{total - 1}",
-            "name some of those",
-            usage=True,
-        )
     w, buffers = load_weights(run, setup)
     states = run.states if plan.method and plan.method.client_init(w) else {}
     rows = measure(
         setup,
         plan,
         GlobalModel(w, buffers, states, run.done),
-        ids=ids,
-        test=test,
         seed=seed,
         run=run.name,
     )
@@ -155,21 +138,19 @@ def measure(
     plan: Personal,
     model: GlobalModel,
     *,
-    ids: Sequence[int] | None = None,
-    test: str = "test",
     seed: int | None = None,
     run: str = "",
 ) -> list[dict[str, Any]]:
     """Rows of the result table: each client's accuracy after each number of epochs, and their mean and deviation."""
     seed = setup.config.seed if seed is None else seed
-    ids = range(len(setup.parts)) if ids is None else ids
-    predictor = Predictor(setup, plan.neighbours, test, seed)
+    predictor = Predictor(setup, plan.neighbours, seed)
+    ids = range(len(setup.parts))
     counts = fine_tune(setup, plan, model, ids, seed, predictor.counts, run)
     rows = [
         {
             "scope": "client",
             "client": i,
-            "slice": f"client:{i}/{test}",
+            "slice": f"client:{i}/test",
             "metric": PERSONAL,
             "index": e,
             # Accuracy with its binomial standard error and Wilson's 95 % interval.
@@ -181,7 +162,7 @@ def measure(
     ]
     rows.sort(key=lambda row: (row["index"], row["client"]))
     for e in sorted(plan.epochs):
-        rows += _mean_rows([row for row in rows if row["index"] == e], e, test)
+        rows += _mean_rows([row for row in rows if row["index"] == e], e)
     common = {
         "round": model.rounds,
         "moment": "trained",
@@ -195,14 +176,14 @@ def measure(
     return [{**common, **row} for row in rows]
 
 
-def _mean_rows(rows: list[dict[str, Any]], e: int, test: str) -> list[dict[str, Any]]:
+def _mean_rows(rows: list[dict[str, Any]], e: int) -> list[dict[str, Any]]:
     """Mean and deviation over the clients that have test examples."""
     values = np.array([row["value"] for row in rows if row["n_examples"]])
     if not len(values):
         return []
     common = {
         "scope": "global",
-        "slice": f"clients/{test}",
+        "slice": "clients/test",
         "index": e,
         "n_examples": sum(row["n_examples"] for row in rows),
     }
@@ -337,9 +318,9 @@ class Snapshots(Part):
 class Predictor:
     """Counts what a client's model gets right on its own test examples."""
 
-    def __init__(self, setup: Setup, neighbours: Neighbours | None, test: str, seed: int):
+    def __init__(self, setup: Setup, neighbours: Neighbours | None, seed: int):
         self.network, self.dataset, self.parts = setup.network, setup.dataset, setup.parts
-        self.neighbours, self.test, self.seed = neighbours, test, seed
+        self.neighbours, self.seed = neighbours, seed
 
     def counts(self, models: TunedModels) -> list[tuple[int, int, int, int]]:
         """(e, client, right, n) of every client of a cohort."""
@@ -353,7 +334,7 @@ class Predictor:
         data, part = self.dataset, torch.as_tensor(self.parts[client])
         if not len(part):
             return 0, 0
-        index = torch.from_numpy(TESTS[self.test](data.train_y[part], data.test_y, client))
+        index = torch.from_numpy(slices.personal_test(data.train_y[part], data.test_y, client))
         if not len(index):
             return 0, 0
         scores, features = self.outputs(w, buffers, data.test_x[index])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any
 
 from fldiag.config import Config
@@ -52,20 +50,6 @@ def same_but_rounds(a: Config, b: Config) -> bool:
     return a.model_copy(update={"rounds": b.rounds}).fingerprint(version=1) == b.fingerprint(
         version=1
     )
-
-
-def find_shorter_run(path: Path, config: Config) -> Run | None:
-    """A run of the same config and no more rounds, beside the folder in which this config's would be."""
-    for file in sorted(path.parent.glob(f"{path.name.rpartition('-')[0]}-*/run.json")):
-        with contextlib.suppress(FldiagError):
-            run = Run.open(file.parent)
-            if (
-                not run.is_record
-                and same_but_rounds(run.config, config)
-                and run.config.rounds <= config.rounds
-            ):
-                return run
-    return None
 
 
 def check_weights(run: Run) -> None:

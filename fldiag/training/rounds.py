@@ -37,7 +37,6 @@ from fldiag.training.resume import (
     check_same_data,
     check_weights,
     extend,
-    find_shorter_run,
 )
 from fldiag.training.server import Federation
 from fldiag.training.setup import Cohort, Setup, provenance
@@ -112,12 +111,6 @@ def train(
                 with owner.hold(path):
                     _end(run)
             return run
-    elif resume and out is None and (shorter := find_shorter_run(path, config)) is not None:
-        raise FldiagError(
-            f"{path} does not exist, but {shorter.path} is the same run with {shorter.config.rounds} rounds",
-            f"continue that run: --out {shorter.path}; or leave out --resume to start a new one",
-            usage=True,
-        )
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
@@ -263,9 +256,7 @@ def _loop(
     while federation.t < config.rounds:
         former = federation.w, federation.buffers
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        is_stored = (
-            config.checkpoint.keep > 0 or t % config.checkpoint.every == 0 or t == config.rounds
-        )
+        is_stored = t % config.checkpoint.every == 0 or t == config.rounds
         unsampled: list[CohortResult] = []
         if is_stored and (ids := unsampled_clients(federation)):
             unsampled.append(federation.train(ids, pool.map))

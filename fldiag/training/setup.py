@@ -121,13 +121,10 @@ class Setup:
         module: nn.Module | None = None,
         schedule: Schedule | None = None,
         public: Tensor | None = None,
-        rehearsal: bool = False,
     ):
-        """``rehearsal``: nothing is learnt, only counted and timed, so blank pictures may stand for data that are missing.
-
-        ``remarks``: what a user should know before training."""
+        """``remarks``: what a user should know before training."""
         user_code.check(config.model_dump(), config.allowed_code, f"the config {config.name!r}")
-        self.config, self.rehearsal, self.remarks = config, rehearsal, list[str]()
+        self.config, self.remarks = config, list[str]()
         self.precision = config.train.precision
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
         self._load_data(dataset, parts, public, device, download)
@@ -185,25 +182,15 @@ class Setup:
         variant: str | None = None,
         normalise: Normalise | None = None,
     ) -> data.Dataset:
-        try:
-            return data.load(
-                name,
-                root,
-                download,
-                variant,
-                normalise=normalise,
-                reading=Reading.of(self.config.data.model_dump()),
-                allow_code=self.config.allowed_code,
-            )
-        except FldiagError as error:
-            blank = data.blank(name, variant) if self.rehearsal else None
-            if blank is None:
-                raise
-            self.remarks.append(
-                f"{error.what}: this is the forecast for {len(blank.train_y):,} blank pictures of its shape, "
-                f"their {blank.classes} classes evenly spread"
-            )
-            return blank
+        return data.load(
+            name,
+            root,
+            download,
+            variant,
+            normalise=normalise,
+            reading=Reading.of(self.config.data.model_dump()),
+            allow_code=self.config.allowed_code,
+        )
 
     def _build_model(self, module: nn.Module | None) -> None:
         """``module`` (a copy) and the ``network`` of its rows."""

@@ -21,6 +21,7 @@ from fldiag.runs.run import Run
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import score_rows
 from fldiag.training.server import Federation, merge
+from fldiag.training.setup import Setup
 
 #: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
 SMALL = 100_000_000
@@ -64,8 +65,8 @@ def round_rows(
 
 
 def count_checkpoints(config: Config) -> int:
-    """How many rounds stay stored: every ``checkpoint.every``-th and the last, or the last few."""
-    return min(config.rounds, -(-config.rounds // config.checkpoint.every) + config.checkpoint.keep)
+    """How many rounds are stored: every ``checkpoint.every``-th and the last."""
+    return -(-config.rounds // config.checkpoint.every)
 
 
 def every_round_holds_clients(config: Config, model_bytes: int) -> bool:
@@ -97,8 +98,15 @@ def client_bytes(config: Config, model_bytes: int) -> int:
     return (count_checkpoints(config) if is_every else 1) * (len(clients) + 1) * model_bytes
 
 
+def disk_bytes(setup: Setup) -> int:
+    """What the weights of a run take on disk, without its tables: models, the clients' states, one for the server."""
+    config, size = setup.config, setup.model_bytes
+    states = config.clients.total * len(setup.method.client_init(setup.initial())) + 1
+    return size * (count_checkpoints(config) + states) + client_bytes(config, size)
+
+
 def describe_clients(config: Config, model_bytes: int) -> str:
-    """For the forecast and the start of a run: which rounds hold whose weights, and why."""
+    """For the start of a run: which rounds hold whose weights, and why."""
     clients, size = config.checkpoint.clients, client_bytes(config, model_bytes) / 1e6
     if clients == "none":
         return "checkpoints hold no client's weights (checkpoint.clients = none)"
@@ -184,20 +192,7 @@ def store(run: Run, federation: Federation, results: list[CohortResult], receive
             "buffers": {n: b[rows].cpu() for n, b in result.buffers.items()},
         }
     run.put_checkpoint(t, manifest, {**views, **federation.buffers}, **extra)
-    run.forget(outdated_rounds(run, config, t))
     run.put_state(t, {"w": federation.w, "buffers": federation.buffers, "state": federation.state})
-
-
-def outdated_rounds(run: Run, config: Config, t: int) -> list[int]:
-    """Rounds that were stored because they were among the last, and in round t are no more."""
-    if not config.checkpoint.keep:
-        return []
-    former = {extension["rounds"] for extension in run.index.get("extended", [])}
-    return [
-        r
-        for r in run.rounds
-        if r <= t - config.checkpoint.keep and r % config.checkpoint.every and r not in former
-    ]
 
 
 def partition_bytes(parts: Sequence[np.ndarray]) -> bytes:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from commands import invoke
-from torch import nn
 
 import fldiag
 from fldiag import models
@@ -18,8 +17,6 @@ from fldiag.params import Layout
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
 PATTERN = ["--pattern", "round_{round}/client_{client}.pt"]
 GLOBAL = ["--global-pattern", "round_{round}/global.pt"]
 WORLD = ["--model", "mlp", "--data", "digits"]
@@ -309,6 +306,7 @@ def test_user_code_is_only_run_when_typed(files):
     ("arguments", "expected"),
     [
         (["files", "x"], "--pattern 'round_{round}/client_{client}.pt'"),
+        (["files/start.pt", "x", *PATTERN, *WORLD], "there is no folder"),
         (["files", "x", *PATTERN], "--model"),
         (["files", "x", *PATTERN, "--model", "mlp"], "--data"),
         (["files", "x", *PATTERN, *WORLD, "--global-is", "odd"], "received"),
@@ -316,8 +314,6 @@ def test_user_code_is_only_run_when_typed(files):
         (["files", "x", *PATTERN, *WORLD, "--partition", "gone.npz"], "gone.npz"),
         (["files", "x", *PATTERN, *WORLD, "--seed", "12345678901234567890"], "9223372036854775807"),
         (["gone", "x"], "gone"),
-        (["files/start.pt", "x.pt"], "not a conversion"),
-        (["files/start.pt", "x.safetensors", "--model", "mlp"], "--model is for a folder"),
     ],
 )
 def test_wrong_use(files, arguments, expected):
@@ -329,64 +325,6 @@ def test_a_partition_of_other_data(files):
     (files / "parts.json").write_text(json.dumps({str(k): [k, 5000] for k in range(4)}))
     assert "has example 5000, and data set 'digits' has 1500" in convert(
         files, "--partition", files / "parts.json", code=2
-    )
-
-
-# -- single files
-
-
-def test_a_checkpoint_there_and_back_is_the_same_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    call("convert", EXAMPLE, "a.safetensors")
-    call("convert", "a.safetensors", "b.pt")
-    with open("c.pt", "wb") as file:  # as this torch writes it: the archive says its version
-        torch.save(torch.load(EXAMPLE, weights_only=True), file)
-    assert Path("b.pt").read_bytes() == Path("c.pt").read_bytes()
-    a, b = fldiag.load("a.safetensors"), fldiag.load(EXAMPLE)
-    assert a.manifest == b.manifest and all(torch.equal(a.state[n], b.state[n]) for n in b.state)
-    rows = [
-        json.loads(
-            call(
-                "spectrum",
-                f,
-                "-k",
-                "1",
-                "--samples",
-                "60",
-                "--format",
-                "png",
-                "--out",
-                "o",
-                "--json",
-            ).stdout
-        )["rows"]
-        for f in ("a.safetensors", EXAMPLE)
-    ]
-    assert rows[0][0]["value"] == rows[1][0]["value"]
-
-
-def test_a_plain_state_dict_stays_plain(tmp_path, monkeypatch):
-    from safetensors import safe_open
-
-    monkeypatch.chdir(tmp_path)
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    torch.save({"state_dict": net.state_dict(), "epoch": 4}, "w.pt")
-    assert (
-        "left out, because they are not weights: epoch"
-        in call("convert", "w.pt", "w.safetensors").stderr
-    )
-    with safe_open("w.safetensors", framework="pt") as file:
-        assert set(file.keys()) == set(net.state_dict()) and file.metadata() == {"format": "pt"}
-    call("convert", "w.safetensors", "v.pt")
-    state = torch.load("v.pt", weights_only=True)
-    assert all(
-        torch.equal(state[n], v) and state[n].dtype == v.dtype for n, v in net.state_dict().items()
-    )
-    assert "already there" in call("convert", "v.pt", "w.safetensors", code=2).stderr
-    Path("cut.safetensors").write_bytes(Path("w.safetensors").read_bytes()[:50])
-    assert (
-        "safetensors" in call("convert", "cut.safetensors", "x.pt", code=1).stderr
-        and not Path("x.pt").exists()
     )
 
 

@@ -78,8 +78,6 @@ CALLS = [
     ("sweep digits --over seed", 2, "key=value,value"),
     ("sweep digits --over seed=1 --over seed=2", 2, "seed is given twice"),
     ("sweep digits --over seed=1 --set seed=2", 2, "seed is given in two ways"),
-    ("sweep digits --over seed=0,1 --budget 2", 2, "--tune key=a,b,c"),
-    ("sweep digits --over seed=0,1 --tune train.lr=1,2 --shard 1/2", 2, "tune first"),
     ("sweep digits --over seed=0,0", 2, "the same run"),
     ("sweep digits --over seed=0,1 --shard 3/2", 2, "--shard 3/2"),
     ("sweep digits --over metod.name=fedavg", 2, "metod"),
@@ -87,9 +85,6 @@ CALLS = [
     ("runs empty", 2, "there is no run under empty"),
     ("prune empty", 2, "has no run.json"),
     ("convert / out", 2, "all files of this machine|folder that holds the clients' files"),
-    ("convert CKPT /", 2, "not a conversion"),
-    ("export CKPT --to tensorboard", 2, "one checkpoint"),
-    ("export empty --to tensorbord", 2, "did you mean 'tensorboard'?"),
     ("drift checkpoints/nothing", 2, "checkpoints/nothing is not there"),
     ("drift empty", 2, "has no run.json"),
     ("drift deep_run", 1, "deep_run/run.json|nested more than 110 levels deep"),
@@ -168,31 +163,6 @@ def test_a_key_of_the_config_typed_as_an_option_says_how_to_set_it(option, key):
         result.exit_code == 2
         and f"--set {key}=..." in result.stderr
         and "--out" not in result.stderr
-    )
-
-
-def test_a_forecast_needs_no_data():
-    """A registered set's shape is known: blank pictures stand for it, and that is said."""
-    small = ["--set", "model.name=mlp", "--set", "train.batch_size=10", "--dry-run"]
-    result = invoke("train", "fedsol-mnist-lda0.1", *small)
-    assert result.exit_code == 0, result.output
-    assert (
-        "forecast:" in result.stdout
-        and "60,000 blank pictures" in result.stdout
-        and "needs a data folder" in result.stdout
-    )
-    distilled = [*small, "--set", "data.public=cifar100", "--set", "data.public_size=100"]
-    result = invoke("train", "fedproj-cifar10-lda0.3", *distilled, "--json")
-    assert result.exit_code == 0, result.output
-    assert [text.split("'")[1] for text in json.loads(result.stdout)["remarks"]] == [
-        "cifar10",
-        "cifar100",
-    ]
-    assert "unknown data set" in complaint(
-        "train", "digits", "--set", "data.name=own", "--dry-run", code=2
-    )
-    assert "known: fedsol" in complaint(
-        "train", "fedsol-mnist-lda0.1", "--set", "data.variant=x", "--dry-run", code=2
     )
 
 

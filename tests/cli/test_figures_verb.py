@@ -8,7 +8,6 @@ from commands import invoke
 
 from fldiag.results import machine
 from fldiag_papers import make, plan, reported
-from fldiag_papers.figures import not_forecast
 
 
 def test_list():
@@ -43,7 +42,6 @@ def test_dry_run_writes_no_run(tmp_path):
     done = invoke("figures", "fedsol/fig6", "--dry-run", "--json", "--jobs", "1")
     found = json.loads(done.stdout)
     assert done.exit_code == 0 and (found["runs"], found["rounds"], found["there"]) == (2, 8, 0)
-    assert 0 < found["seconds"] < 600 and found["bytes"] > 0
     assert not list(tmp_path.rglob("run.json"))
     one = invoke("figures", "fedsol/fig6", "--only", "method.name=fedsol", "--dry-run", "--json")
     assert json.loads(one.stdout)["runs"] == 1
@@ -69,7 +67,7 @@ def test_emulated_bf16_is_said_before_anything_is_trained(monkeypatch):
         (["fig2x"], "unknown figure"),
         (["--scale", "tiny"], "unknown scale 'tiny'"),
         (["fedsol/fig2", "--jobs", "0"], "jobs = 0"),
-        (["fedsol/fig6", "--as-is", "--dry-run"], "nothing to forecast"),
+        (["fedsol/fig6", "--as-is", "--dry-run"], "nothing to plan"),
         (["fedsol/fig11"], "concept"),
         (
             ["fedsol/fig6", "--only", "method.name=fedsol,ours"],
@@ -95,18 +93,6 @@ def test_parts_are_all_runs_each_once_also_where_steps_are_recorded(monkeypatch)
         done = invoke("figures", "fedsol/fig3", "--shard", part)
         assert done.exit_code == 0, done.output
     assert [len(part) for part in parts] == [2, 2] and len(set.union(*parts)) == 4
-
-
-def test_a_reason_without_a_forecast_is_said_once():
-    unknown = {
-        "fedavg on x": "x was not found",
-        "fedsol on x": "x was not found",
-        "fedavg on y": "y is broken",
-    }
-    assert not_forecast(unknown) == [
-        "not in the forecast: fedavg on x and 1 more: x was not found",
-        "not in the forecast: fedavg on y: y is broken",
-    ]
 
 
 @pytest.mark.slow

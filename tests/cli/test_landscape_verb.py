@@ -98,50 +98,6 @@ def frame_of(result):
 
 
 @pytest.mark.slow
-def test_points_between_are_interpolated_unless_full(trained):
-    result = run("landscape", trained, "--points", 21, "--span", 5, *QUICK)
-    frame = frame_of(result)
-    losses = frame[frame.metric == "loss"]
-    evaluated = int((losses.estimator == "exact").sum())
-    assert len(
-        losses
-    ) == 441 > evaluated and f"interpolated from {evaluated} of 441 points" in " ".join(
-        result.stdout.split()
-    )
-    loose = frame_of(
-        run("landscape", trained, "--points", 21, "--span", 5, "--grid-rtol", 0.3, *QUICK)
-    )
-    assert (loose[loose.metric == "loss"].estimator == "exact").sum() < evaluated
-    whole = frame_of(run("landscape", trained, "--points", 21, "--span", 5, "--full", *QUICK))
-    assert set(whole[whole.metric == "loss"].estimator) == {"exact"}
-    both = losses.merge(whole[whole.metric == "loss"], on=["x", "y"])
-    assert (both.value_x - both.value_y).abs().max() < 0.02 * (
-        both.value_y.max() - both.value_y.min()
-    )
-
-
-@pytest.mark.slow
-def test_another_picture_of_the_same_numbers_computes_nothing(trained):
-    cut = ("--points", 5, "--span", 3, *QUICK)
-    plain, log = (
-        run("landscape", trained, *cut, *more) for more in ((), ("--height", "log", "--clip", 20))
-    )
-    assert frame_of(plain).equals(frame_of(log))
-    one, other = (Path(result.stdout.strip().splitlines()[-1]) for result in (plain, log))
-    assert (
-        one != other
-        and one.read_bytes() != other.read_bytes()
-        and len(list((one.parent / "cache").glob("landscape-*.parquet")))
-        == len(list((one.parent / "cache").glob("landscape-*.json")))
-    )
-    assert json.loads(other.with_suffix(".json").read_text())["options"]["clip"] == 20
-    assert (
-        "for surfaces"
-        in run("landscape", trained, "--directions", "clients", "--height", "log", code=2).stderr
-    )
-
-
-@pytest.mark.slow
 def test_a_landscape_in_float64(trained):
     assert (
         frame_of(run("landscape", trained, "--points", 3, "--precision", "fp64", *QUICK))

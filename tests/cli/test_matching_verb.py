@@ -304,24 +304,20 @@ def test_pyhessian_engine_beside_the_own_one(trained):
     )
     first = theirs[theirs.metric == "eigenvalue"].iloc[0]
     true = own[own.metric == "eigenvalue"].value.iloc[0]
-    assert abs(first.value - true) <= first.residual + 1e-3 * true and first["products"] > 1
+    assert first.value == pytest.approx(true, rel=0.1)
     assert only(theirs, metric="trace").value.iloc[0] == pytest.approx(
         own[(own.metric == "trace") & own.layer.isna()].value.iloc[0], rel=0.6
     )
-    few = run("spectrum", trained, "--k", 1, "--engine", "pyhessian", "--batches", 2, "--resample")
-    assert set(only(table(last(few)), metric="eigenvalue").n_examples) == {128}
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--engine", "pyhessain"), "not one of lanczos, pyhessian"),
+        (("--engine", "pyhessain"), "pyhessain"),
         (("--engine", "pyhessian", "--density"), "cannot do --density"),
         (("--engine", "pyhessian", "--params", "x"), "cannot do --params"),
         (("--engine", "pyhessian", "--which", "smallest"), "--which"),
-        (("--engine", "pyhessian", "--precision", "fp64"), "fp32"),
-        (("--batches", "3"), "--batches is for --engine pyhessian"),
-        (("--resample",), "--resample is for"),
+        (("--engine", "pyhessian", "--precision", "fp64"), "double precision"),
         (("--trace", "--matrix", "ggn"), "leave out --matrix"),
         (("--density", "--params", "0.*"), "leave out --params"),
         (("--matrix", "kfac"), "matrix = 'kfac'"),

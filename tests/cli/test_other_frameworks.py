@@ -14,6 +14,11 @@ import torch
 from fldiag.runs.run import Run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "frameworks.md"
+THEIRS = (
+    *("--pattern", "client_{client}_model_{round}.pt"),
+    *("--global-pattern", "server_model_{round}.pt"),
+    *("--model", "mymodel:net"),
+)
 
 
 def net(seed=0):
@@ -90,20 +95,9 @@ def test_the_page_is_run(place):
     )
 
 
-def test_one_round_without_a_number(place):
-    for name, seed in (("client_0_model", 1), ("client_4_model", 2), ("server_model", 3)):
-        torch.save(net(seed).state_dict(), f"items/{name}.pt")
-    said = commands.run("convert", "items", "run", "--model", "mymodel:net")
-    assert "named as PFLlib names them" in said.output and Run.open("run").checkpoint(
-        1
-    ).client_ids == [0, 4]
-
-
 def test_whole_modules_are_refused_and_the_lines_of_the_page_mend_them(place):
     pfllib(whole=True)
-    said = " ".join(
-        commands.run("convert", "items", "run", "--model", "mymodel:net", code=1).output.split()
-    )
+    said = " ".join(commands.run("convert", "items", "run", *THEIRS, code=1).output.split())
     assert (
         "none of the files" in said
         and "nothing in it was executed" in said
@@ -112,5 +106,5 @@ def test_whole_modules_are_refused_and_the_lines_of_the_page_mend_them(place):
     lines = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
     for file in Path("items").glob("*.pt"):
         exec(lines.replace('"FedAvg_server.pt"', repr(str(file))), {"torch": torch})
-    commands.run("convert", "items", "again", "--model", "mymodel:net")
+    commands.run("convert", "items", "again", *THEIRS)
     assert Run.open("again").rounds == [1, 2]

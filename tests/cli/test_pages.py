@@ -19,7 +19,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 ELSEWHERE = {
     "clusters.md": "test_clusters_page.py",
     "frameworks.md": "test_other_frameworks.py",
-    "many-clients.md": "unit/test_synthetic.py",
 }
 PAGES = sorted(
     p

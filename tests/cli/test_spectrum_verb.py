@@ -132,7 +132,7 @@ def test_arbitrary_directions_are_said_to_be(own):
 
 @pytest.mark.slow
 def test_a_plane_through_nets_with_batch_norm_tells_whose_statistics_count(own):
-    result = own("landscape", "normed", "--directions", "plane", "--points", 3, "--full", count=3)
+    result = own("landscape", "normed", "--directions", "plane", "--points", 3, count=3)
     assert "the surface has the buffers of the first checkpoint everywhere" in result.stderr
     points = table(result).query("metric == 'point'")
     assert points.buffers.tolist() == ["own"] * 3
@@ -178,10 +178,6 @@ def batches():
 def masked(z, batch):
     each = cross_entropy(z.transpose(1, 2), batch["tokens"].flip(1), reduction="none")
     return (each * batch["mask"]).sum(), batch["mask"].sum()
-
-
-def summed(z, y):
-    return cross_entropy(z.transpose(1, 2), y, reduction="sum")
 """
 
 
@@ -202,11 +198,6 @@ def test_tokens_masks_and_sums_from_the_command_line(tmp_path, monkeypatch):
             f"over what it counts: {left} in 8",
         ),
         (("--data", "language:batches"), expected, f"{40 - left} targets are ignored"),
-        (
-            ("--data", "language:batches", "--loss", "language:summed", "--reduction", "sum"),
-            left * expected,
-            "sum",
-        ),
     ):
         result = run("spectrum", "net.pt", "--model", "language:Net", "--k", "1", "--json", *more)
         assert json.loads(result.stdout)["rows"][0]["value"] == pytest.approx(value, rel=1e-5)
@@ -289,7 +280,6 @@ def test_what_is_a_target_a_loss_and_the_weights_is_said_and_chosen(tmp_path, mo
     for more, module, loss in (
         ((), net, "poisson"),
         (("--key", "model_ema"), average, "poisson"),
-        (("--reduction", "batch"), net, "root"),
     ):
         result = run(*asked, "--loss", f"choices:{loss}", *more)
         path = next(line for line in reversed(result.stdout.splitlines()) if line.strip()).strip()
@@ -307,9 +297,7 @@ def test_what_is_a_target_a_loss_and_the_weights_is_said_and_chosen(tmp_path, mo
             key == "model"
         )
     refused = run(*asked, "--loss", "choices:root", code=1).stderr
-    assert "it couples them" in " ".join(refused.split()) and "--reduction batch" in " ".join(
-        refused.split()
-    )
+    assert "it couples them" in " ".join(refused.split())
     assert "did you mean 'model_ema'?" in " ".join(
         run(*asked, "--key", "ema", code=2).stderr.split()
     )

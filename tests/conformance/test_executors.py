@@ -84,7 +84,7 @@ def test_of_several_checkpoints(trained, name):
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_a_landscape_of_one_checkpoint(trained, executor):
-    same(trained.checkpoint(3), "landscape", executor, points=9, full=True, samples=100)
+    same(trained.checkpoint(3), "landscape", executor, points=9, samples=100)
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
@@ -103,13 +103,12 @@ def test_the_iris_toy():
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_connectivity_of_the_clients_and_of_checkpoints(trained, executor):
-    same(trained, "connectivity", executor, samples=60, curve=3, points=3, mixtures=4, align=True)
+    same(trained, "connectivity", executor, samples=60, points=3)
     same(
         [trained.checkpoint(1), trained.checkpoint(3)],
         "connectivity",
         executor,
         samples=60,
-        curve=3,
         points=3,
     )
 

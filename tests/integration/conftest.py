@@ -12,11 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def pytest_configure(config):
     """A package that is not there fails the whole, where these tests are asked for: none is left out unseen."""
-    missing = [
-        name
-        for name in ("transformers", "lightning", "peft", minilm.MODULE)
-        if find_spec(name) is None
-    ]
+    missing = [name for name in ("transformers", "peft", minilm.MODULE) if find_spec(name) is None]
     if config.option.markexpr == "integration" and missing:
         raise pytest.UsageError(
             f"not installed: {', '.join(missing)}; make test-integrations installs them"

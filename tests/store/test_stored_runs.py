@@ -1,30 +1,70 @@
 """What is stored comes back bit for bit, after a kill, too; a damaged file is refused, or makes no difference."""
 
+import io
+import json
 import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reference import train
+from reference import train, value, vector
+from torch import nn
 
 import fldiag
 
+MEMORIES = {
+    "fedavg": {},
+    "fedavgm": {"method__name": "fedavgm"},  # of the server
+    "scaffold": {"method__name": "scaffold"},  # of both
+    "feddyn": {"method__name": "feddyn"},
+    "momentum": {"train__momentum": 0.9, "train__keep_momentum": True},  # of the clients
+    "half": {"method__name": "scaffold", "checkpoint__every": 2},
+}
+#: When a run is killed: with which event, or as which file takes its place.
+KILLS = [
+    ("fedavg", "event", 2),
+    ("fedavgm", "file", 6),
+    ("scaffold", "file", 4),
+    ("scaffold", "event", 4),
+    ("feddyn", "event", 3),
+    ("momentum", "file", 5),
+    ("half", "event", 3),
+]
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 import torch
 from reference import train
 torch.set_num_threads(1)
-events = []
-def stop(event):
-    events.append(event)
-    if len(events) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-train(sys.argv[1], rounds=4, clients__per_round=3, method__name=sys.argv[2], on_event=stop)
+
+def killed(folder, options, kind, count):
+    reached = []
+    def stop(*event):
+        reached.append(event)
+        if len(reached) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+    replace = os.replace
+    if kind == "file":
+        os.replace = lambda *paths: (stop(), replace(*paths))
+    train(folder, on_event=stop if kind == "event" else None, **options)
+
+for job in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        killed(*job)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
 """
+
+
+def options(name):
+    how = {"rounds": 4, "clients__total": 6, "clients__per_round": 3, "train__epochs": 1}
+    return how | {"train__batch_size": 100, "checkpoint__clients": "sampled"} | MEMORIES[name]
 
 
 def bits(run):
@@ -37,23 +77,38 @@ def same(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(name, runs, tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path / name), name]
-    folder = Path(__file__).parents[1]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    assert 0 < fldiag.load(tmp_path / name).done < 4
-    run = train(tmp_path / name, rounds=4, clients__per_round=3, method__name=name, resume=True)
-    assert run.done == 4 and same(bits(run), bits(runs[name]))
-    pd.testing.assert_frame_equal(run.metrics, runs[name].metrics)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return {name: train(folder / name, **options(name)) for name in MEMORIES}
 
 
-@pytest.mark.parametrize("executor", ["processes:2"])
-def test_every_executor_gives_the_same_bits(executor, runs, tmp_path):
-    options = {"rounds": 2, "clients__per_round": 3, "method__name": "scaffold"}
-    run = train(tmp_path / "run", executor=executor, **options)
-    assert same(bits(run), bits(runs["scaffold"])[: len(bits(run))])
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    jobs = [[str(folder / f"{i}" / n), options(n), *kill] for i, (n, *kill) in enumerate(KILLS)]
+    command = [sys.executable, "-c", KILLED, json.dumps(jobs)]
+    result = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == [str(int(signal.SIGKILL))] * len(jobs), result.stderr
+    return folder
+
+
+@pytest.mark.parametrize("i", range(len(KILLS)), ids=["-".join(map(str, k)) for k in KILLS])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(i, killed, whole):
+    name = KILLS[i][0]
+    folder = killed / str(i) / name
+    assert fldiag.load(folder).done < 4
+    run = train(folder, resume=True, **options(name))
+    assert run.done == 4 and run.status == whole[name].status and same(bits(run), bits(whole[name]))
+    pd.testing.assert_frame_equal(run.metrics, whole[name].metrics)
+
+
+def test_more_rounds_are_those_of_a_longer_run(whole, tmp_path):
+    run = train(tmp_path / "run", **options("feddyn") | {"rounds": 2})
+    run = train(run.path, resume=True, **options("feddyn"))
+    assert same(bits(run), bits(whole["feddyn"]))
 
 
 def flip(part):
@@ -65,7 +120,19 @@ def flip(part):
     return damage
 
 
-DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.3, 0.55, 0.8, 0.99)} | {
+def other_digit(part):
+    """The first even digit from there on is one less: a text stays readable."""
+
+    def damage(path):
+        content = path.read_text()
+        start = int(part * len(content))
+        i = next(i for i in [*range(start, len(content)), *range(start)] if content[i] in "2468")
+        path.write_text(content[:i] + str(int(content[i]) - 1) + content[i + 1 :])
+
+    return damage
+
+
+DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.4, 0.8)} | {
     "cut in half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "empty": lambda path: path.write_bytes(b""),
     "removed": lambda path: path.unlink(),
@@ -73,62 +140,195 @@ DAMAGE = {f"a bit at {part}": flip(part) for part in (0.02, 0.3, 0.55, 0.8, 0.99
 
 
 @pytest.fixture(scope="module")
-def more(runs, tmp_path_factory):
-    """The run with a memory, and what it is after one more round."""
-    folder = tmp_path_factory.mktemp("more")
-    shutil.copytree(runs["scaffold"].path, folder / "run")
-    return runs["scaffold"].path, bits(go_on(folder / "run"))
+def damaged(tmp_path_factory):
+    """Folders of a run that ended and of one that was stopped, both after two rounds; and what they are after three."""
+    folder, events = tmp_path_factory.mktemp("damaged"), []
+
+    def stop(event):
+        events.append(event)
+        if len(events) == 3:
+            shutil.copytree(folder / "whole" / "run", folder / "stopped" / "run")
+
+    how = options("scaffold") | {"on_event": stop}
+    expected = train(folder / "whole" / "run", **how | {"rounds": 3})
+    ended = train(folder / "ended" / "run", **how | {"rounds": 2}).path
+    stopped = folder / "stopped" / "run"
+    assert fldiag.load(stopped).done == 2
+    return [stopped, ended], expected
 
 
-def go_on(path):
-    options = {"clients__per_round": 3, "method__name": "scaffold", "resume": True}
-    return train(path, rounds=5, **options)
+def is_part(run, expected):
+    """Whether a run has nothing but what the expected one has up to there."""
+    table = expected.metrics[expected.metrics["round"] <= run.done]
+    found = bits(run)
+    return run.metrics.equals(table.reset_index(drop=True)) and same(
+        found, bits(expected)[: len(found)]
+    )
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, more, tmp_path):
-    path, expected = more
-    accepted = []
-    for i, file in enumerate(sorted(p for p in path.rglob("*") if p.is_file())):
-        copy = shutil.copytree(path, tmp_path / str(i))
-        DAMAGE[damage](copy / file.relative_to(path))
+def accepts(damage, path, file, expected, folder):
+    """Whether a run is read, or trained further, to something else once the file is damaged."""
+    copy = shutil.copytree(path, folder / "run")
+    damage(copy / file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a run may say that it is shorter than it was
         try:
-            metrics = fldiag.load(copy).metrics
-            run = go_on(copy)
-            found = bits(run)
+            if not is_part(fldiag.load(copy), expected):
+                return True
         except fldiag.FldiagError:
-            continue
-        if not same(found, expected) or len(metrics) != len(fldiag.load(path).metrics):
-            accepted.append(str(file.relative_to(path)))
-    assert not accepted
+            pass
+        try:
+            run = train(copy, resume=True, **options("scaffold") | {"rounds": 3})
+            return run.done < 3 or not is_part(run, expected)
+        except fldiag.FldiagError:
+            return False
+
+
+def files_of(path):
+    return [
+        p.relative_to(path) for p in sorted(path.rglob("*")) if p.is_file() and p.stat().st_size
+    ]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_cache_makes_no_difference(damage, runs, tmp_path):
+def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, damaged, tmp_path):
+    paths, expected = damaged
+    wrong = [
+        (path, str(file))
+        for i, path in enumerate(paths)
+        for file in files_of(path)
+        if accepts(DAMAGE[damage], path, file, expected, tmp_path / f"{i}-{file.name}")
+    ]
+    assert not wrong
+
+
+def has_digits(path):
+    try:
+        return bool(set(path.read_text()) & set("2468"))
+    except UnicodeDecodeError:
+        return False
+
+
+def test_a_changed_number_is_refused_or_makes_no_difference(damaged, tmp_path):
+    paths, expected = damaged
+    texts = [(p, file) for p in paths for file in files_of(p) if has_digits(p / file)]
+    assert len(texts) >= 2
+    wrong = [
+        (path, str(file), part)
+        for i, (path, file) in enumerate(texts)
+        for part in np.linspace(0, 0.98, 15)
+        if accepts(other_digit(part), path, file, expected, tmp_path / f"{i}-{part}")
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_makes_no_difference(damage, whole, tmp_path):
     ask = {"name": "drift", "representation": False, "cache": tmp_path}
-    expected = fldiag.diagnose(runs["fedavg"], **ask)
-    for file in [p for p in tmp_path.rglob("*") if p.is_file()]:
+    expected = fldiag.diagnose(whole["fedavg"], **ask)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert files
+    for file in files:
+        content = file.read_bytes()
         DAMAGE[damage](file)
-        pd.testing.assert_frame_equal(fldiag.diagnose(runs["fedavg"], **ask), expected)
+        pd.testing.assert_frame_equal(fldiag.diagnose(whole["fedavg"], **ask), expected)
+        file.write_bytes(content)
 
 
+def batch_norm(shape, classes):
+    return nn.Sequential(nn.BatchNorm1d(*shape), nn.Linear(*shape, classes))
+
+
+def test_a_round_alone_has_the_buffers_of_the_round_before(toy, tmp_path):
+    model = {"name": "test_stored_runs:batch_norm"}
+    run = toy.train("fedavg", tmp_path / "run", model=model)
+    every, alone = (
+        fldiag.diagnose(run, "forgetting", model=model["name"], min_count=1, rounds=rounds)
+        for rounds in (None, [3])
+    )
+    where = {"moment": "received", "scope": "global", "slice": "test", "round": 3}
+    assert value(alone, "loss", **where) == value(every, "loss", **where)
+    before = where | {"moment": "aggregated", "round": 2}
+    assert value(alone, "loss", **where) == pytest.approx(value(every, "loss", **before))
+
+
+def saved(content):
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def saved_arrays(state):
+    file = io.BytesIO()
+    np.savez(file, **{name: tensor.numpy() for name, tensor in state.items()})
+    return file.getvalue()
+
+
+def safetensors(weight, data=b"", **more):
+    entries = {"weight": weight, **more}
+    header = json.dumps({n: {"dtype": "F32", **e} for n, e in entries.items()}).encode()
+    return len(header).to_bytes(8, "little") + header + data
+
+
+NET, DATA = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+STATE = NET.state_dict()
+PACKED = STATE["weight"].numpy().tobytes() + STATE["bias"].numpy().tobytes()
 WEIGHTS = {
+    "w.pt": saved(STATE),
+    "model.pt": saved({"model": STATE, "optimizer": {"lr": 0.1}, "epoch": 3}),
+    "parallel.pt": saved({"state_dict": {f"module.{n}": t for n, t in STATE.items()}}),
+    "w.npz": saved_arrays(STATE),
+    "w.safetensors": safetensors(
+        {"shape": [3, 4], "data_offsets": [0, 48]},
+        PACKED,
+        bias={"shape": [3], "data_offsets": [48, 60]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_file_that_holds_weights_is_read(name, tmp_path):
+    (tmp_path / name).write_bytes(WEIGHTS[name])
+    state = fldiag.load(tmp_path / name, model=NET, data=DATA).state
+    assert len(state) == 2  # in whatever order
+    assert torch.equal(vector(dict(sorted(state.items()))), vector(dict(sorted(STATE.items()))))
+
+
+NO_WEIGHTS = {
     "nothing": b"",
     "text": b"no weights at all\n" * 20,
     "a zip of something else": b"PK\x05\x06" + bytes(18),
+    "half of a file": saved(STATE)[:600],
+    "numbers": saved({"weight": 3, "bias": [1.0, 2.0]}),
+    "other weights": saved(nn.Linear(5, 3).state_dict()),
+    "a module": saved(NET),
     "a header longer than the file": (1 << 40).to_bytes(8, "little") + b"{}",
     "a header that is no JSON": (9).to_bytes(8, "little") + b"{{{{{{{{{",
+    "a header without data": safetensors({"shape": [3, 4], "data_offsets": [0, 48]}),
+    "sizes that do not fit": safetensors({"shape": [3, 4], "data_offsets": [0, 40]}, bytes(40)),
     "a pickle that runs code": b"cos\nsystem\n(S'echo run > executed'\ntR.",
 }
 
 
 @pytest.mark.parametrize("ending", [".pt", ".safetensors", ".npz"])
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", NO_WEIGHTS)
 def test_a_file_that_holds_no_weights_is_refused(name, ending, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / f"w{ending}").write_bytes(WEIGHTS[name])
-    data = torch.randn(6, 4), torch.arange(6) % 3
+    (tmp_path / f"w{ending}").write_bytes(NO_WEIGHTS[name])
     with pytest.raises(fldiag.FldiagError):
-        checkpoint = fldiag.load(f"w{ending}", model=torch.nn.Linear(4, 3), data=data)
+        checkpoint = fldiag.load(f"w{ending}", model=NET, data=DATA)
         fldiag.diagnose(checkpoint, "spectrum", k=1)
     assert not (tmp_path / "executed").exists()
+
+
+CLAIMS = {
+    "w.pt": saved({"weight": torch.ones(1).expand(10**6, 10**6)}),
+    "w.safetensors": safetensors({"shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_file_that_claims_to_hold_terabytes_is_refused_when_it_is_read(name, tmp_path):
+    (tmp_path / name).write_bytes(CLAIMS[name])
+    with pytest.raises(fldiag.FldiagError):
+        fldiag.load(tmp_path / name)

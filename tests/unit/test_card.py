@@ -30,16 +30,6 @@ def test_a_run_shows_its_accuracy_with_its_interval_and_nothing_of_its_name_is_m
     assert "<b>" not in shown and "&lt;b&gt;run" in shown and "1 of 1" in shown
 
 
-def test_a_problem_shows_what_is_measured():
-    problem = fldiag.Problem(
-        nn.Linear(3, 2),
-        nn.functional.cross_entropy,
-        (torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)),
-    )
-    shown = problem._repr_html_()
-    assert "<td>8</td>" in shown and "<td>5</td>" in shown and "torch.float32" in shown
-
-
 def test_a_table_shows_each_number_with_its_error_and_unit_and_no_empty_column():
     common = {"run": "<b>a</b>", "slice": "test"}
     found = as_results(

@@ -417,7 +417,7 @@ def test_the_clean_twin_is_healthy(healthy):
     assert set(healthy["metric"]) == {check.name for check in CHECKS}
     unchecked = healthy[healthy["severity"] == "not checked"]
     assert (
-        set(unchecked["metric"]) == {"adapters", "means", "seeds", "variates"}
+        set(unchecked["metric"]) == {"adapters", "means", "seeds"}
         and unchecked["evidence"].str.startswith("because").all()
     )
 

@@ -170,10 +170,8 @@ ELSEWHERE = {
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
     "landscape": "test_plotting_landscape.py",
-    "llc": "test_llc.py",
     "lora": "test_lora.py",
     "sharpness": "test_sharpness.py",
-    "stability": "test_stability.py",
     "trace": "test_matching.py",
 }
 

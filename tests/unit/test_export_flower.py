@@ -8,14 +8,10 @@ from collections import OrderedDict
 from pathlib import Path
 
 import helpers
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
@@ -24,7 +20,6 @@ from torch import nn
 import fldiag
 from fldiag import FldiagError
 from fldiag.integrations import flower
-from fldiag.params import flatten
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
 
@@ -363,74 +358,6 @@ def test_a_folder_in_use_is_refused_before_training(tmp_path):
         start(tmp_path, FedAvg(), rounds=1)
     with pytest.raises(FldiagError, match="not a Flower strategy"):
         flower.record(object(), tmp_path / "x", nn.Linear(1, 1))
-
-
-class Proxy:
-    def __init__(self, cid):
-        self.cid = cid
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_older_interface(tmp_path, whole):
-    """Lists of arrays get the names of the model: of all its state_dict, or of its parameters alone."""
-    net = world()[2] if whole else nn.Linear(6, 3)
-    tensors = list(net.state_dict().values()) if whole else [p.detach() for p in net.parameters()]
-    start_arrays = [t.numpy().copy() for t in tensors]
-    strategy = flower.record(
-        OldFedAvg(min_fit_clients=2, evaluate_fn=lambda t, a, c: (0.5, {"acc": 0.1 * t})),
-        tmp_path / "run",
-        net,
-    )
-
-    class Manager:
-        def num_available(self):
-            return 2
-
-        def sample(self, num_clients, min_num_clients=None, criterion=None):
-            return [Proxy("11"), Proxy("12")]
-
-    parameters = ndarrays_to_parameters(start_arrays)
-    for t in (1, 2):
-        sent = strategy.configure_fit(t, parameters, Manager())
-        results = [
-            (
-                proxy,
-                FitRes(
-                    Status(Code.OK, ""),
-                    ndarrays_to_parameters(
-                        [
-                            (a + (i + 1)).astype(a.dtype)
-                            for a in parameters_to_ndarrays(ins.parameters)
-                        ]
-                    ),
-                    10 * (i + 1),
-                    {"loss": float(i)},
-                ),
-            )
-            for i, (proxy, ins) in enumerate(sent)
-        ]
-        parameters, _ = strategy.aggregate_fit(t, results, [])
-        strategy.evaluate(t, parameters)
-    run = Run.open(tmp_path / "run")
-    assert (
-        run.rounds == [0, 1, 2]
-        and run.status == "finished"
-        and run.origin["examples"] == {0: 10, 1: 20}
-    )
-    c = run.checkpoint(1)
-    assert torch.equal(c.received, flatten(net)) and torch.equal(c.clients[1], flatten(net) + 2)
-    after = torch.cat([c.state[n].reshape(-1) for n, _ in net.named_parameters()])
-    assert torch.allclose(after, flatten(net) + 5 / 3)
-    if whole:
-        assert torch.allclose(c.buffers["1.running_mean"][1], net[1].running_mean + 2)
-    acc = run.metrics[run.metrics["metric"] == "acc"]
-    assert (
-        dict(zip(acc["round"], acc["value"], strict=True)) == {1: 0.1, 2: 0.2}
-        and pd.notna(acc["value"]).all()
-    )
-    assert np.isclose(
-        run.metrics.query("metric == 'loss' and scope == 'client' and client == 1")["value"], 1.0
-    ).all()
 
 
 @pytest.mark.slow

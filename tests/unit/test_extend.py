@@ -95,14 +95,6 @@ def test_a_run_that_was_stopped_gets_more_rounds(tmp_path, whole):
     assert "extended" not in extended.index
 
 
-def test_the_last_rounds_that_are_kept(tmp_path):
-    keep = {"checkpoint": {"every": 4, "keep": 2}}
-    at_once = rounds.train(small(7, **keep), out=tmp_path / "whole")
-    assert at_once.rounds == [4, 6, 7]
-    rounds.train(small(3, **keep), out=tmp_path / "run")
-    same(rounds.train(small(7, **keep), out=tmp_path / "run", resume=True), at_once, more=[3])
-
-
 @pytest.mark.slow
 def test_an_extension_that_is_killed(short, whole, tmp_path):
     operation, tried = 0, 0
@@ -153,22 +145,6 @@ def test_a_run_without_its_clients_states_is_not_extended(copy):
     write_index(copy.path, {**index, "thinned": {"rounds": [2, 3], "state": True}})
     with pytest.raises(FldiagError, match="no longer has the clients' states"):
         rounds.train(small(7), out=copy.path, resume=True)
-
-
-def test_without_out_the_shorter_run_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    there = rounds.train(small(2))
-    with pytest.raises(
-        FldiagError,
-        match=r"is the same run with 2 rounds; continue that run: --out checkpoints/run-scaffold-s0-",
-    ) as caught:
-        rounds.train(small(4), resume=True)
-    assert str(there.path) in caught.value.remedy
-    extended = rounds.train(small(4), out=there.path, resume=True)
-    assert extended.path == there.path and extended.done == 4
-    with pytest.raises(FldiagError, match="is the same run with 4 rounds"):
-        rounds.train(small(4), resume=True)
-    assert rounds.train(small(4, lr=0.2), resume=True).done == 4  # another config: a new run
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):

@@ -13,9 +13,10 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, roc_auc_score
 
 import fldiag
-from fldiag.diagnostics.fairness.measure import _size
+from fldiag.diagnostics.fairness.measure import ACCURACIES, Answers, Groups, _size, _spread
 from fldiag.errors import FldiagError
 from fldiag.results.binned import REACH, SCORES, Binned, gini, log_odds, worst_decile
+from fldiag.results.means import share
 from fldiag.results.uncertainty import basic, weights
 
 
@@ -121,6 +122,18 @@ def test_the_bootstrap_s_interval_of_a_mean_is_the_normal_one():
         (x.mean() - half, x.mean() + half), abs=0.1 * half
     )
     assert basic(1.0, np.ones(10)).low is None
+
+
+def test_the_interval_of_an_accuracy_stays_below_1():
+    """Ten clients with one wrong answer in ten: the bias of the worst one alone would carry an interval past 1."""
+    y = np.zeros(100, dtype=int)
+    logits = np.eye(2)[(np.arange(100) % 10 == 0).astype(int)]
+    clients = Groups(100, {k: np.arange(10 * k, 10 * k + 10) for k in range(10)})
+    rows = {row["metric"]: row for row in _spread(Answers(logits, y), clients, 10)}
+    assert all(0 < rows[m]["low"] < rows[m]["high"] < 1 for m in ACCURACIES)
+    wilson = share(90, 100)
+    for end in ("low", "high"):
+        assert rows["accuracy"][end] == pytest.approx(wilson[end], abs=0.015)
 
 
 PARTS = [

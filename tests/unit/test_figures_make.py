@@ -466,7 +466,7 @@ def test_a_record_stands_for_a_run_whose_weights_are_gone(world, tmp_path, monke
     with pytest.raises(FldiagError, match=r"record of a run.*training cannot go on"):
         workers.rounds.train(record.config.replace(rounds=9), out=path, resume=True)
     before = {f: f.read_bytes() for f in (path / "answers").iterdir()}
-    plain = replace(study, ask=(curve(),), pick={}, draw=lambda table: Figure())
+    plain = replace(study, ask=(curve(),), pick={}, draw=lambda *tables: Figure())
     with monkeypatch.context() as now:
         now.setattr(workers.rounds, "train", lambda *a, **k: pytest.fail("trained"))
         make.make(
@@ -614,7 +614,7 @@ def test_a_picture_says_what_was_trained_instead_of_the_papers_protocol(size, da
     study = replace(some("fedsol/fig6")[0], draw=lambda table: Figure())
     runs = {"r": {"config": {"data": {"name": data}, "rounds": 4}}}
     about = {"scale": size, "seeds": [0], "runs": runs}
-    assert make._draw(study, pd.DataFrame(), about).get_suptitle() == text
+    assert make._draw(study, pd.DataFrame(columns=["ask", "origin"]), about).get_suptitle() == text
 
 
 def test_messages_are_without_folders():

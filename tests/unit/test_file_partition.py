@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from commands import run as typed
 from helpers import config
 from hypothesis import given, settings
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 import fldiag
 from fldiag import Config, FldiagError, identity
 from fldiag.config_files import partition_digest, read_partition
-from fldiag.data import load, partition
-from fldiag.data.public import deal
+from fldiag.data import partition
 from fldiag.runs.run import Run
-from fldiag.training import rounds, sweep
+from fldiag.training import rounds
 from fldiag.training.setup import Setup
 
 #: Iris has 120 training examples.
@@ -108,10 +106,7 @@ def test_sections_that_are_refused(tmp_path, monkeypatch, section, words):
         fldiag.config.build({"partition": section})
 
 
-def test_data_made_client_by_client_and_public_examples_are_refused(tmp_path):
-    file = write(tmp_path / "p.json", THREE)
-    with pytest.raises(FldiagError, match="made client by client"):
-        deal(load("synthetic"), of_file(file).partition, 3)
+def test_public_examples_are_refused(tmp_path):
     everything = write(tmp_path / "all.json", np.arange(EXAMPLES).reshape(3, -1).tolist())
     with pytest.raises(
         FldiagError, match=r"client \d has example \d+, which data.public = holdout"
@@ -171,18 +166,6 @@ def test_the_folder_of_a_run_is_a_partition(tmp_path):
     partition.save(run.path / "partition.npz", [np.arange(4)] * 4)
     with pytest.raises(FldiagError, match="not the file this run wrote"):
         of_file(run.path, 4, data="digits")
-
-
-def test_tuning_takes_its_examples_from_the_same_clients(tmp_path):
-    parts = np.array_split(np.arange(EXAMPLES), 3)
-    file = write(tmp_path / "p.json", [part.tolist() for part in parts])
-    dataset, rows = sweep._hold_out(load("iris"))
-    kept = sweep.RunTrainer("cpu", False, dataset, rows)._parts(of_file(file))
-    assert sum(map(len, kept)) == len(rows) == EXAMPLES - len(dataset.test_y)
-    for part, whole in zip(kept, parts, strict=True):
-        assert set(rows[part]) <= set(whole)
-        assert torch.equal(dataset.train_x[part], load("iris").train_x[rows[part]])
-    assert sweep.tune(of_file(file), {"train.lr": [0.1, 1e-9]}, 2, out=tmp_path).best
 
 
 def test_the_doctor_compares_the_digest(tmp_path):

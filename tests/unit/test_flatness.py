@@ -199,3 +199,16 @@ def test_broken_and_single_clients():
     with pytest.raises(FldiagError, match="client weights"):
         item = stored(w, [w], w)
         flatness(history(net, data, parts, item.__class__(1, w), dtype=torch.float64))
+
+
+def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadratic):
+    q, item, made = quadratic
+    assert flatness(made).query("metric == 'stability'").empty  # no learning rate is known
+    made.training = {"lr": 0.4, "lr_decay": 0.5}
+    frame = flatness(made, tol=1e-9)
+    assert len(item.ids) == 2
+    for k in item.ids:
+        lambda_1 = float(torch.linalg.eigvalsh(q.A[k])[-1])
+        assert one(frame, "stability", client=k).value == pytest.approx(0.4 / 2 * lambda_1)
+    values = frame.query("metric == 'stability' and scope == 'client'")["value"]
+    assert one(frame, "stability", scope="global").value == pytest.approx(values.mean())

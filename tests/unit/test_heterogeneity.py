@@ -142,7 +142,6 @@ def test_a_file_is_checked_before_any_training(tmp_path, monkeypatch):
     [
         (["p.json"], "--data NAME"),
         (["digits", "--data", "iris"], "partition digits is not there"),
-        (["p.json", "--data", "synthetic"], "made client by client"),
         (["p.json", "--data", "iris", "--set", "rounds=2"], "--set partition.path=FILE"),
         (["p.json", "--data", "no"], "no"),
     ],

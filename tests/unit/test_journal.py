@@ -396,13 +396,10 @@ def train_until(operation, chosen, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["every round", "every second", "kept", "folded", "states between"]
-)
+@pytest.mark.parametrize("kind", ["every round", "every second", "folded", "states between"])
 def test_killed_before_every_operation_on_the_disk(kind, tmp_path, monkeypatch):
     keep = {
         "every second": {"every": 2},
-        "kept": {"every": 3, "keep": 2},
         "states between": {"every": 3},
     }.get(kind, {})
     chosen = small(rounds=4, checkpoint={"clients": "sampled", **keep})

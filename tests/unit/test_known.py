@@ -52,7 +52,6 @@ def test_asking_what_there_is_imports_no_torch():
                 "report",
                 "figures",
                 "convert",
-                "export",
                 "partition",
                 "diagnose",
                 "list",

@@ -2,7 +2,6 @@
 
 import itertools
 
-import federations
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,14 +10,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
-from fldiag.diagnostics.landscape import axis, caption, landscape
+from fldiag.diagnostics.landscape import axis, landscape
 from fldiag.errors import FldiagError
 from fldiag.landscape import directions as rules
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
-from fldiag.runs.open_problem import open_problem
 
 
 def problem(scale=1.0, bend=nn.ReLU, **options):
@@ -162,7 +160,7 @@ def test_plane_passes_through_its_points():
     assert torch.allclose(
         torch.stack([d.d1, d.d2]) @ torch.stack([d.d1, d.d2]).T, torch.eye(2).double(), atol=1e-12
     )
-    frame = check(landscape(p, directions="plane", through=[a, b], points=3))
+    frame = check(landscape([p, p.at(a), p.at(b)], directions="plane", points=3))
     given = frame[frame.metric == "point"].set_index("index")
     for i, w in enumerate((p.w, a, b)):
         assert torch.allclose(p.w + given.x[i] * d.d1 + given.y[i] * d.d2, w, atol=1e-12)
@@ -206,6 +204,9 @@ def test_points_on_a_line_span_no_plane():
     for through in ([p.w + step, p.w - 2 * step], [p.w, p.w + step], [p.w + step, p.w]):
         with pytest.raises(FldiagError, match="one line"):
             rules.plane(p, through)
+
+
+# -- progress
 
 
 def test_progress_counts_the_points():
@@ -267,50 +268,3 @@ def test_provenance_names_versions_precision_and_place():
         and found["threads"] == torch.get_num_threads()
     )
     assert found["slice"] == "train" and found["fldiag"]
-
-
-# -- rounds of a run
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    path = federations.record(tmp_path_factory.mktemp("run") / "run", rounds=3).path
-    return fldiag.load(path, model=federations.network(), data=federations.blobs()[0])
-
-
-def test_rounds_have_one_pair_of_directions_and_their_own_weights_and_buffers(recorded):
-    frame = fldiag.diagnose(recorded, "landscape", rounds="1,3", points=3, full=True)
-    last = open_problem(recorded)
-    d1, d2 = eigenpairs(last, 5, tol=1e-3, max_products=100, seed=0).vectors[:2]
-    for r in (1, 3):
-        problem = open_problem(recorded, round=r)
-        rows = frame[(frame["metric"] == "loss") & (frame["round"] == r)]
-        assert len(rows) == 9
-        for row in rows.itertuples():
-            w = problem.w.double() + row.x * d1 + row.y * d2
-            assert row.value == pytest.approx(problem.loss(w)[0], rel=1e-5)
-    assert set(frame[frame["metric"] == "eigenvalue"]["round"]) == {3}
-
-
-@pytest.mark.parametrize("rounds", ["2", "1,2"])
-def test_surfaces_have_the_name_of_the_last_round_that_was_chosen(recorded, rounds):
-    frame = fldiag.diagnose(recorded, "landscape", rounds=rounds, points=3, full=True)
-    (name,) = frame["run"].unique()
-    assert name.endswith("round 2")
-    text = caption(frame)
-    assert ("All rounds have the directions" in text) == (rounds == "1,2") and "round 3" not in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rounds": "1,9"}, "no checkpoint of round 9"),
-        ({"rounds": "1", "directions": "pca"}, "directions 'pca' are not defined"),
-        ({"rounds": "x"}, "'x' is not valid"),
-        ({"rounds": "1", "client": 4}, "global model of one run"),
-        ({"rounds": "1,3", "round": 2}, "without a client or a single round"),
-    ],
-)
-def test_rounds_that_cannot_be_shown_are_refused(recorded, options, message):
-    with pytest.raises(FldiagError, match=message):
-        fldiag.diagnose(recorded, "landscape", points=3, **options)

@@ -1,4 +1,4 @@
-"""A layer type is one entry of one table: with it, a made-up layer is stacked, multiplied and summed up by hand."""
+"""A layer type is one entry of one table: with it, a made-up layer is stacked, and its squares are summed up."""
 
 import dataclasses
 
@@ -7,9 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.curvature.r_operator import ChainOperator
 from fldiag.errors import FldiagError
-from fldiag.landscape.evaluator import Evaluator
 from fldiag.models.layers import (
     LAYERS,
     Layer,
@@ -17,16 +15,13 @@ from fldiag.models.layers import (
     apply_slim,
     inherited_rules,
     no_obstacle,
-    pool_first,
     rules,
 )
-from fldiag.models.links import Link, Weighted
 from fldiag.models.network import Network, chain_of, forward_macs
 from fldiag.params import flatten
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.exact_curvature import inexact
 from fldiag.problem.problem import Problem
-from fldiag.problem.stack import groups
 
 
 class Gain(nn.Module):
@@ -45,42 +40,17 @@ class Folded(nn.Module):
         return x.abs()
 
 
-class GainLink(Weighted):
-    def apply(self, a, weight, bias=None):
-        return a * weight
-
-    def back(self, g, weight, a):
-        return g * weight
-
-    def weigh(self, g, a, weight):
-        return (g * a).sum(0)
-
-
-class Sign(Link):
-    def forward(self, a):
-        return a.abs(), a.sign()
-
-    def tangent(self, saved, t):
-        return t * saved
-
-    def back(self, saved, g):
-        return (g.reshape(len(saved), -1, *saved.shape[1:]) * saved.unsqueeze(1)).reshape(g.shape)
-
-
 def gain_squares(m, a, g, total):
     each = (g * a.unsqueeze(1)).square().sum((0, 1)).double()
     return {"weight": each.sum() if total else each}
 
 
 GAIN = Layer(
-    call=lambda m, name, views, x: x * views[f"{name}.weight"],
     stacked=lambda m, name, views, x, rows: x * views[f"{name}.weight"].unsqueeze(1),
-    links=lambda m, name, buffers: [GainLink(name, bias=False)],
     squares=gain_squares,
     obstacle=no_obstacle,
-    macs=lambda m, out: out.numel(),
 )
-FOLDED = Layer(stacked=apply_layer, links=lambda m, name, buffers: [Sign()], obstacle=no_obstacle)
+FOLDED = Layer(stacked=apply_layer, obstacle=no_obstacle)
 
 
 @pytest.fixture
@@ -110,7 +80,6 @@ def dense(p):
 def test_without_an_entry_everything_goes_the_general_way():
     p = problem()
     assert chain_of(net()) is None and not Network(net()).stackable
-    assert p.hessian().form == "double backward" and Evaluator(p, [p.w]).chain is None
     assert "(Gain) holds weights outside affine layers" in inexact(p)
     assert (
         diagonal_of(p, max_products=30).estimator.startswith("hutchinson")
@@ -121,37 +90,22 @@ def test_without_an_entry_everything_goes_the_general_way():
 def test_models_are_stacked_by_the_entry(known):
     module = net()
     network = Network(module, precision="fp64")
-    assert network.stackable and groups(network, {0: 5, 1: 5}, "auto") == [
-        [0],
-        [1],
-    ]  # the link takes one model at a time
+    assert network.stackable
     rows = flatten(module) + 0.1 * torch.randn(4, network.size, dtype=torch.float64)
     x = torch.randn(4, 7, 1, 2, 3, dtype=torch.float64)
     found = network.bind(rows)(x)
     for k in range(4):
         alone = torch.func.functional_call(module, network.layout.views(rows[k]), (x[k],))
         assert torch.allclose(found[k], alone, rtol=1e-12, atol=1e-13)
-    assert forward_macs(module, (1, 2, 3)) == 6 * 5 + 5 + 5 * 3
 
 
-def test_curvature_is_computed_by_the_entry(known):
+def test_the_diagonal_is_computed_by_the_entry(known):
     p = problem()
-    h, expected = p.hessian(), dense(p)
-    assert isinstance(h, ChainOperator) and h.form == "r-operator"
-    found = torch.stack([h(e) for e in torch.eye(p.layout.size, dtype=torch.float64)])
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+    expected = dense(p)
     d = diagonal_of(p)
     assert inexact(p) is None and d.estimator == "exact"
     assert torch.allclose(d.values, expected.diagonal(), rtol=1e-9, atol=1e-12)
     assert diagonal_of(p, entries=False).trace == pytest.approx(float(expected.trace()), rel=1e-12)
-
-
-def test_surfaces_are_evaluated_by_the_entry(known):
-    p = problem()
-    direction = torch.randn(p.layout.size, dtype=torch.float64)
-    evaluator = Evaluator(p, [direction])
-    assert evaluator.chain is not None
-    assert evaluator(0.3)[0] == pytest.approx(p.loss(p.w + 0.3 * direction)[0], rel=1e-12)
 
 
 def test_a_sub_network_is_cut_by_the_entry(known, monkeypatch):
@@ -168,13 +122,6 @@ def test_the_entry_says_what_the_layer_does_to_a_batch(known, monkeypatch):
     assert not Network(net()).batch_dependent
     monkeypatch.setitem(LAYERS, Folded, dataclasses.replace(FOLDED, mixes_examples=lambda m: True))
     assert Network(net()).batch_dependent
-
-
-def test_the_entry_says_what_changes_places_with_pooling(known, monkeypatch):
-    folded, pool = ("a", Folded()), ("b", nn.MaxPool2d(2))
-    assert pool_first([folded, pool]) == [folded, pool]
-    monkeypatch.setitem(LAYERS, Folded, dataclasses.replace(FOLDED, monotone=True))
-    assert pool_first([folded, pool]) == [pool, folded]
 
 
 def test_the_entry_says_whether_a_layer_draws_random_numbers(known, monkeypatch):
@@ -196,21 +143,13 @@ def test_the_entry_says_whether_a_layer_draws_random_numbers(known, monkeypatch)
 
 
 def test_a_rule_left_out_falls_back_alone(known, monkeypatch):
-    monkeypatch.setitem(
-        LAYERS, Gain, dataclasses.replace(GAIN, call=None, links=None, squares=None)
-    )
-    p = problem()
-    assert Network(net()).stackable
-    assert (
-        p.hessian().form == "double backward"
-        and inexact(p) is not None
-        and Evaluator(p, [p.w]).chain is None
-    )
+    monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, squares=None))
+    assert Network(net()).stackable and inexact(problem()) is not None
 
 
 def test_settings_that_do_not_fit_fall_back(known, monkeypatch):
     monkeypatch.setitem(LAYERS, Gain, dataclasses.replace(GAIN, fits=lambda m: len(m.weight) > 5))
-    assert chain_of(net()) is None and problem().hessian().form == "double backward"
+    assert chain_of(net()) is None
 
 
 def test_a_subclass_has_no_rules_but_counts_as_its_parent():

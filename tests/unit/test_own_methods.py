@@ -3,7 +3,6 @@
 import sys
 import textwrap
 
-import numpy as np
 import pytest
 import torch
 from commands import run as typed
@@ -11,7 +10,7 @@ from helpers import config
 
 import fldiag
 from fldiag import Config, FldiagError, method, registry
-from fldiag.training import rounds, sweep
+from fldiag.training import rounds
 from fldiag.training.setup import Setup
 
 MINE = """
@@ -136,19 +135,11 @@ def test_the_doctor_supposes_nothing_of_a_method_that_it_may_not_import(folder):
     assert Case(run.allow("mine_methods:pull"), {}).slots == {"correct"}
 
 
-def test_sweeps_and_tuning_take_it(folder):
+def test_sweeps_take_it(folder):
     start = config("fedavg", data="digits", rounds=1)
     names = ["fedavg", "mine_methods:pull"]
     runs = fldiag.sweep(start, {"method.name": names}, out=folder / "runs")
     assert [run.config.method.name for run in runs] == names
-    chosen = sweep.tune(
-        start,
-        {"method.force": [0.0, 1e30]},
-        2,
-        fixed={"method.name": "mine_methods:pull"},
-        out=folder / "runs",
-    )
-    assert chosen.best == {"method.force": 0.0}
 
 
 @pytest.mark.slow
@@ -157,12 +148,8 @@ def test_worker_processes_load_it(folder, monkeypatch):
     one = fldiag.train(start, out=folder / "one")
     many = fldiag.train(start, out=folder / "many", executor="processes:2")
     assert torch.equal(weights(one), weights(many))
-    grid = {"method.force": [0.1, 0.2]}
-    both = [
-        sweep.tune(start, grid, budget, out=folder / f"tuning{budget}", executor="processes:2")
-        for budget in (1, 2)
-    ]
-    assert all(np.isfinite([score for _, score in each.scores]).all() for each in both)
+    runs = fldiag.sweep(start, {"seed": [0, 1]}, out=folder / "sweep", executor="processes:2")
+    assert [run.status for run in runs] == ["finished"] * 2
 
 
 def test_the_command_line_takes_it(folder):

@@ -373,3 +373,20 @@ def test_wrong_use_is_explained(kind, labels, clients, options, message):
 
 def test_regression_targets_can_be_split_iid():
     assert_cover(partition.make("iid", torch.randn(12, 2), 3, 0), 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("iid", {}),
+        ("sharding", {"shards": 2}),
+        ("lda", {"alpha": 100.0, "min_size": 1}),
+        ("dirichlet", {"alpha": 0.1}),
+        ("pathological", {"classes": 3}),
+    ],
+)
+def test_data_are_dealt_to_a_hundred_thousand_clients(kind, options):
+    labels = np.arange(500_000) % 10
+    parts = partition.make(kind, labels, 100_000, 0, **options)
+    assert len(parts) == 100_000 and partition.sizes(parts).min() >= 1
+    assert partition.sizes(parts).sum() == 500_000

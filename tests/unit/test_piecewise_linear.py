@@ -346,29 +346,3 @@ def test_a_wrong_rule_is_found_out_however_small_the_loss(scale, dtype, monkeypa
         ),
     )
     assert "disagrees with a Hessian-vector product" in inexact(problem(scale=scale, dtype=dtype))
-
-
-def test_an_input_changed_in_place_is_a_reason_to_estimate():
-    class Spoils(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x):
-            a = self.a(x)
-            with torch.no_grad():  # nothing of b's derivative is needed, so products exist
-                b = self.b(a)
-            return self.c(b + a.relu_())
-
-    torch.manual_seed(0)
-    p = Problem(
-        Spoils(),
-        F.cross_entropy,
-        (torch.randn(9, 4), torch.arange(9) % 3),
-        dtype=torch.float64,
-        allow="stop_gradient",
-    )
-    assert "changes the input of a layer in place" in inexact(p)
-    d = diagonal_of(p, max_products=400, estimate="hutchinson", deflate=60)
-    assert d.estimator == "hutchinson-deflated"
-    assert d.trace == pytest.approx(float(dense(p).trace()), rel=1e-6)

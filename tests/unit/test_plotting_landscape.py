@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import reports
 
-from fldiag.diagnostics.landscape import caption, interactive
+from fldiag.diagnostics.landscape import interactive
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.landscape.surfaces import scale, surfaces
 from fldiag.errors import FldiagError, printable
@@ -71,15 +71,16 @@ def test_the_drawn_spline_is_the_surface_whatever_the_order_of_rows():
 
 
 def test_what_is_clipped_or_unknown_is_left_blank_and_the_rest_makes_no_waves():
-    frame = table(rows("A", 8, 3, n=21))
+    frame = table([*rows("wild", 3, 3, n=21, power=6, low=-1), *rows("flat", 1, 1, n=21, low=-1)])
     frame.loc[0, "value"] = np.inf
-    (grid,) = surfaces(frame)
-    shared = scale([grid], 2.0)
+    grids = surfaces(frame)
+    shared, grid = scale(grids), grids[0]
     x, y, z = grid.finely(shared)
     blank = np.ma.getmaskarray(z)
     assert blank[0, 0] and not blank[len(y) // 2, len(x) // 2] and z.min() >= grid.lowest
-    (ax,) = axes(landscape.draw(frame, clip=2.0), "surface")
-    assert np.nanmax(np.ma.filled(ax.collections[0].get_array(), np.nan)) <= 2.0
+    assert shared.clip is not None and shared.clip < shared.top
+    for ax in axes(landscape.draw(frame), "surface"):
+        assert np.nanmax(np.ma.filled(ax.collections[0].get_array(), np.nan)) <= shared.clip
 
 
 def test_contour_lines_lie_at_their_levels_with_x_along_x():
@@ -161,27 +162,9 @@ def test_the_names_of_a_surface_s_axes_stand_clear_of_the_contours_below(count):
         assert lowest >= below.get_window_extent().y1
 
 
-def test_caption_says_slice_size_sharpness_residual_and_ratio():
-    texts = "\n".join(
-        t.get_text() for t in landscape.draw(table(rows("A", 8, 3)), notes=True).texts
-    )
-    assert all(
-        part in texts for part in ("test", "n = 1,234", "λ₁ = 8, residual 0.25", "λ₁/λ₅ = 5")
-    )
+def test_under_the_contours_stand_sharpness_and_ratio():
     short = [t.get_text() for t in landscape.draw(table(rows("A", 8, 3))).texts]
     assert short == ["A", "λ₁ = 8, λ₁/λ₅ = 5\nspline through 9 × 9 points"]
-    assert "λ₁ = 8, residual 0.25" in caption(table(rows("A", 8, 3)))
-    assert "clipped" not in texts and "not converged" not in texts
-
-
-def test_caption_marks_unconverged_and_unknown_numbers():
-    frame = table(rows("A", 8, 3))
-    frame.loc[frame["index"] == 1, "converged"] = False
-    assert "(not converged)" in surfaces(frame)[0].caption()
-    bare = surfaces(frame[frame.metric == "loss"].drop(columns=["slice", "n_examples", "stderr"]))[
-        0
-    ]
-    assert bare.caption() == ["unnamed slice, n unknown"]
 
 
 def test_given_ratio_is_preferred_to_the_quotient():
@@ -189,29 +172,24 @@ def test_given_ratio_is_preferred_to_the_quotient():
     assert surfaces(frame)[0].ratio == 7.5 and surfaces(frame)[0].centre == 1.0
 
 
+def test_a_ratio_names_the_eigenvalue_that_was_computed():
+    frame = table([*rows("A", 8, 3), dict(metric="eigenvalue_ratio", run="A", index=12, value=7.5)])
+    assert "λ₁/λ₁₂ = 7.5" in page(frame)[0]
+    assert surfaces(frame)[0].numbers()[0] == "λ₁ = 8, λ₁/λ₁₂ = 7.5"
+
+
 def test_automatic_clip_spares_bowls_and_cuts_explosions_and_says_so():
     bowls = surfaces(
-        table([*rows("sharp", 500, 0), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)])
+        table([*rows("sharp", 500, 0, low=-1), *rows("flat", 1, 1), *rows("flatter", 0.1, 0.1)])
     )
-    assert scale(bowls, height="linear").clip is None
-    wild = surfaces(table([*rows("wild", 20, 20, n=21, power=6), *rows("flat", 1, 1)]))
-    found = scale(wild, height="linear")
+    assert scale(bowls).clip is None and not scale(bowls).log
+    wild = surfaces(table([*rows("wild", 20, 20, n=21, power=6, low=-1), *rows("flat", 1, 1)]))
+    found = scale(wild)
     assert found.clip is not None and found.clip < found.top == max(g.highest for g in wild)
     assert (
         found.high == found.clip and found.height(np.array([np.inf, found.top])).max() == found.clip
     )
     assert any("clipped" in note for note in found.notes())
-
-
-def test_clip_given_by_hand_bounds_surface_and_scale_and_is_said():
-    fig = landscape.draw(table(rows("A", 80, 30)), clip=10, height="linear", notes=True)
-    (top,), (flat,) = axes(fig, "surface"), axes(fig, "contours")
-    assert top.get_zlim()[1] == 10 and np.max(top.collections[0].get_array()) <= 10
-    assert flat.collections[0].levels[-1] == 10
-    assert any("clipped at 10 (largest: 56.1)" in t.get_text() for t in fig.texts)
-    for bad in (0.5, -1, float("nan")):
-        with pytest.raises(FldiagError, match="smallest loss is"):
-            landscape.draw(table(rows("A", 80, 30)), clip=bad)
 
 
 def test_infinite_and_undefined_losses_are_drawn_at_the_top_or_left_out_and_counted():
@@ -230,7 +208,7 @@ def test_infinite_and_undefined_losses_are_drawn_at_the_top_or_left_out_and_coun
 
 def test_log_heights_are_decades_and_auto_takes_them_for_wide_ranges():
     grids = surfaces(table([*rows("A", 8e5, 3), *rows("B", 1, 1)]))
-    shared = scale(grids, height="auto")
+    shared = scale(grids)
     assert (
         shared.log
         and shared.clip is None
@@ -238,22 +216,17 @@ def test_log_heights_are_decades_and_auto_takes_them_for_wide_ranges():
         and shared.label(1.0) == "10"
     )
     np.testing.assert_allclose(10 ** shared.height(grids[0].loss), grids[0].loss)
-    assert not scale(surfaces(table(rows("A", 8, 3))), height="auto").log
-    with pytest.raises(FldiagError, match="above 0"):
-        scale(surfaces(table(rows("A", 0.0, 0.0, low=-5))), height="log")
-    with pytest.raises(FldiagError, match="unknown height"):
-        scale(grids, height="cubic")
+    assert not scale(surfaces(table(rows("A", 8, 3)))).log
 
 
 @pytest.mark.parametrize(
     "loss", [(1.0, 70.0), (1e-9, 2e-9), (-3.0, 5.0), (1e6, 5e6), (2.0, 2.0), (1e-8, 1e9)]
 )
-@pytest.mark.parametrize("log", ["linear", "auto"])
-def test_ticks_are_round_and_within(loss, log):
+def test_ticks_are_round_and_within(loss):
     grid = table(
         [dict(metric="loss", run="A", x=x, y=y, value=loss[x * y]) for x in (0, 1) for y in (0, 1)]
     )
-    shared = scale(surfaces(grid), None, log)
+    shared = scale(surfaces(grid))
     assert shared.high > shared.low
     assert all(shared.low - 1e-6 <= t <= shared.high + 1e-6 for t in shared.ticks())
     assert len(shared.ticks()) <= 9
@@ -360,9 +333,10 @@ def test_page_allows_exactly_the_scripts_it_holds():
 
 
 def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale():
-    frame = table([*rows("A", 80, 30), *rows("B", 2, 1)])
+    frame = table([*rows("A", 3, 3, n=21, power=6, low=-1), *rows("B", 2, 1, low=-1)])
     frame.loc[0, "value"] = np.nan
-    text, read = page(frame, clip=20, height="linear")
+    shared = scale(surfaces(frame))
+    text, read = page(frame)
     charts = charts_of(text)
     assert [c["kind"] for c in charts] == ["scene", "map"] * 2
     assert text.count('class="plot scene"') == text.count('class="plot map"') == 2
@@ -370,45 +344,24 @@ def test_page_holds_the_tables_numbers_one_scene_a_run_on_one_scale():
     assert (
         len({(s["cmin"], s["cmax"]) for s in scenes} | {(m["zmin"], m["zmax"]) for m in maps}) == 1
     )
-    assert charts[0]["layout"]["scene"]["zaxis"]["range"][1] == 20
+    assert charts[0]["layout"]["scene"]["zaxis"]["range"][1] == shared.clip < shared.top
     for scene, flat, grid in zip(scenes, maps, surfaces(frame), strict=True):
-        np.testing.assert_allclose(np.array(scene["z"], dtype=float), np.minimum(grid.loss, 20))
+        np.testing.assert_allclose(
+            np.array(scene["z"], dtype=float), np.minimum(grid.loss, shared.clip)
+        )
         assert scene["x"] == grid.x.tolist() and scene["y"] == grid.y.tolist()
         assert (flat["x"], flat["y"], flat["z"]) == (scene["x"], scene["y"], scene["z"])
     assert scenes[0]["z"][0][0] is None
     corner = scenes[0]["text"][-1][0]  # beyond the clip the true loss is still told
-    assert corner.startswith("x -1<br>y 1<br>loss 55.9<br>stderr 0.8")
-    assert "clipped at 20" in read.words and "undefined loss" in read.words
-    assert re.search(r"<td[^>]*>80</td><td[^>]*>0\.25</td><td[^>]*>5</td>", text)
+    true = surfaces(frame)[0].loss[-1, 0]
+    assert (
+        corner.startswith(f"x -1<br>y 1<br>loss {true:.6g}<br>stderr 0.03") and true > shared.clip
+    )
+    assert "clipped at" in read.words and "undefined loss" in read.words
+    assert re.search(r"<td[^>]*>3</td><td[^>]*>0\.25</td><td[^>]*>λ₁/λ₅ = 5</td>", text)
 
 
 def test_page_never_offers_to_send_the_data_away():
     script = (resources.files("fldiag.plotting") / "templates" / "page.js").read_text("utf-8")
     assert "modeBarButtons:" in script and "showSendToCloud: false" in script
     assert not re.search(r"https?://|fetch\(|XMLHttpRequest|innerHTML|eval\(", script)
-
-
-def test_surfaces_of_rounds_are_frames_on_one_scale_that_hold_the_tables_numbers():
-    frame = table([row for r in (1, 2, 10) for row in rows("A round 10", 8 * r, 3, round=r)])
-    text, read = page(frame, height="linear", clip=None)
-    charts = charts_of(text)
-    assert [c["kind"] for c in charts] == ["scene", "map"]
-    heights = frame[frame["metric"] == "loss"].groupby("round")["value"]
-    for chart in charts:
-        assert [f["name"] for f in chart["frames"]] == ["1", "2", "10"]
-        (steps,) = (slider["steps"] for slider in chart["layout"]["sliders"])
-        assert [step["args"][0] for step in steps] == [["1"], ["2"], ["10"]]
-        for f, (_, values) in zip(chart["frames"], heights, strict=True):
-            np.testing.assert_allclose(np.ravel(f["data"][0]["z"]), values.astype(float))
-        assert chart["traces"][0]["z"] == chart["frames"][0]["data"][0]["z"]
-    low, high = charts[0]["layout"]["scene"]["zaxis"]["range"]
-    assert (low, high) == (frame_losses(frame).min(), frame_losses(frame).max())
-    assert "All rounds have the directions of the last one" in read.words
-    assert [ax.get_title() or ax.get_label() for ax in axes(landscape.draw(frame), "contours")] == [
-        f"contours {i}" for i in range(3)
-    ]
-    assert len(text.encode()) < 4e6
-
-
-def frame_losses(frame):
-    return frame[frame["metric"] == "loss"]["value"].astype(float)

@@ -241,7 +241,7 @@ def test_redrawing_keeps_numbers_and_their_provenance(tmp_path):
     )
     before = (folder / f"{study.id}.csv").read_bytes()
     (made,) = make.redraw([study], tmp_path)
-    about = files.provenance_beside(folder / f"{study.id}.csv")
+    about = files.read_json(folder / f"{study.id}.json")
     assert not made.error and (folder / f"{study.id}.csv").read_bytes() == before
     assert about["commit"] == "abc" and about["caption"] == "C." and "fldiag" in about["drawn"]
     assert (folder / f"{study.id}.md").read_text().startswith("C.\n\n|")

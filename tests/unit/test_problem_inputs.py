@@ -227,24 +227,6 @@ def test_the_standard_error_is_that_of_a_ratio(kind):
     )  # what it is when the count is taken for certain
 
 
-def test_a_sum_is_taken_when_it_is_said():
-    sums = functools.partial(CE, reduction="sum")
-    mean = Problem(mlp(), CE, (X, Y), dtype=torch.float64)
-    for bounds in ([(0, N)], [(0, 5), (5, N)]):
-        p = Problem(mlp(), sums, (X, Y), reduction="sum", dtype=torch.float64)
-        p.__dict__["bounds"] = bounds
-        assert p.loss() == pytest.approx([N * v for v in mean.loss()], rel=1e-12)
-        assert torch.allclose(p.gradient(), N * mean.gradient(), rtol=1e-12)
-    assert (
-        "sum over all 7 examples" in p.remarks[-1]
-        and p.digest() != Problem(mlp(), sums, (X, Y), dtype=torch.float64).digest()
-    )
-    with pytest.raises(FldiagError, match="not the sum over its examples"):
-        Problem(mlp(), CE, (X, Y), reduction="sum").loss()
-    with pytest.raises(FldiagError, match="'median'"):
-        Problem(mlp(), CE, (X, Y), reduction="median")
-
-
 def test_what_was_found_out_is_said():
     told = {kind: Problem(net(), loss, given) for kind, (net, loss, given, _) in KINDS.items()}
     for p in told.values():

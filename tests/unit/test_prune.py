@@ -248,16 +248,14 @@ def test_a_run_folder_may_be_reached_through_links_and_a_copy_without_links_is_f
     act(tmp_path / "link")
 
 
-def test_answers_and_exports_are_not_written_through_a_link(begun, tmp_path):
+def test_answers_are_not_written_through_a_link(begun, tmp_path):
     run, outside = shutil.copytree(begun / "trained", tmp_path / "run"), tmp_path / "outside"
-    for name in ("diagnostics", "export"):
-        (outside / name).mkdir(parents=True)
-        (run / name).symlink_to(outside / name)
+    (outside / "diagnostics").mkdir(parents=True)
+    (run / "diagnostics").symlink_to(outside / "diagnostics")
     for words in (
         ["forgetting", run],
         ["partition", run],
         ["report", run],
-        ["export", run, "--to", "tensorboard"],
     ):
         with pytest.raises(FldiagError, match="is a symbolic link inside a run"):
             verb(*words)

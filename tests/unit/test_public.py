@@ -36,7 +36,6 @@ PUBLIC = [
     "diagnose",
     "diff",
     "draw",
-    "forecast",
     "load",
     "sweep",
     "train",
@@ -65,9 +64,7 @@ assert fldiag.catalogue("methods") and fldiag.Config.load("digits").rounds == 20
     assert not {m.name for m in pkgutil.iter_modules(fldiag.__path__)} & set(PUBLIC)
 
 
-@pytest.mark.parametrize(
-    "name", ["train", "forecast", "convert", "load", "draw", "catalogue", "check", "diff"]
-)
+@pytest.mark.parametrize("name", ["train", "convert", "load", "draw", "catalogue", "check", "diff"])
 def test_signatures_say_their_options(name):
     parameters = inspect.signature(getattr(fldiag, name)).parameters.values()
     assert not [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
@@ -75,7 +72,7 @@ def test_signatures_say_their_options(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["train", "forecast", "convert", "load", "diagnose", "draw", "catalogue", "check", "diff"],
+    ["train", "convert", "load", "diagnose", "draw", "catalogue", "check", "diff"],
 )
 def test_docstrings_say_what_goes_in_and_out(name):
     text = inspect.getdoc(getattr(fldiag, name))
@@ -150,7 +147,6 @@ def test_docstrings_of_classes_and_their_methods(name):
         "execution.workspace",
         "method",
         "problem.problem",
-        "training.forecast",
         "training.rounds",
         "training.sweep",
         "integrations.convert",
@@ -273,7 +269,6 @@ def test_a_picture_of_a_table(tmp_path):
         (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
         (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
         (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"),
-        (lambda: fldiag.forecast(None), r"Config\.load"),
         (lambda: fldiag.load(123), "run folder or a checkpoint"),
         (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
         (lambda: fldiag.catalogue(5), "unknown kind 5"),

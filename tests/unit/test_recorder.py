@@ -1,7 +1,6 @@
 """One's own loop, recorded: what is stored, in every form of weights, and what can be asked of it at any moment."""
 
 import copy
-import importlib
 import json
 import os
 import subprocess
@@ -354,17 +353,6 @@ def test_the_example_of_the_documentation(tmp_path, monkeypatch):
     run = Run.open(tmp_path / "run")
     assert run.rounds == [0, 1, 2, 3] and run.checkpoint().client_ids == list(range(10))
     assert len(fldiag.diagnose(fldiag.load(run.path, model=own_loop.net()), "forgetting"))
-
-
-@pytest.mark.parametrize(
-    ("name", "package"), [("huggingface", "transformers"), ("lightning", "lightning")]
-)
-def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, name, package):
-    for module in (package, f"{package}.pytorch", "pytorch_lightning"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(FldiagError, match="is not installed") as caught:
-        importlib.import_module(f"fldiag.integrations.{name}").callback(None)
-    assert f"fldiag[{package}]" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

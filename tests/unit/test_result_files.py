@@ -37,7 +37,7 @@ def test_a_table_and_what_it_is(tmp_path):
         and again["layer"][1] == 'a,b "c"\nd'
         and list(again.columns) == list(FRAME.columns)
     )
-    assert files.read_csv_bytes(written[1], files.provenance_beside(written[1])) == content
+    assert files.read_csv_bytes(written[1], about) == content
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path):
@@ -47,7 +47,7 @@ def test_the_same_table_gives_the_same_bytes(tmp_path):
 
 def test_a_csv_that_was_changed_is_refused(tmp_path):
     csv = files.write_table(FRAME, tmp_path / "a", {})[1]
-    good, about = csv.read_bytes(), files.provenance_beside(csv)
+    good, about = csv.read_bytes(), files.read_json(csv.with_suffix(".json"))
     for place in range(len(good)):
         csv.write_bytes(good[:place] + bytes([good[place] ^ 0x01]) + good[place + 1 :])
         with pytest.raises(FldiagError, match=r"a\.csv is not the table that was written"):
@@ -56,7 +56,7 @@ def test_a_csv_that_was_changed_is_refused(tmp_path):
 
 def test_a_packed_csv_is_read_and_verified(tmp_path):
     csv = files.write_table(FRAME, tmp_path / "a", {})[1]
-    content, about = csv.read_bytes(), files.provenance_beside(csv)
+    content, about = csv.read_bytes(), files.read_json(csv.with_suffix(".json"))
     pack = analysis("pack_tables")
     pack.LARGE = 0
     assert pack.pack(tmp_path) == [tmp_path / "a.csv.gz"] and not csv.exists()
@@ -70,12 +70,6 @@ def test_a_packed_csv_is_read_and_verified(tmp_path):
 def test_a_table_of_an_earlier_version_is_taken_as_it_is(tmp_path, about):
     (tmp_path / "a.csv").write_text("metric,value\nloss,1\n")
     assert files.read_csv_bytes(tmp_path / "a.csv", about) == b"metric,value\nloss,1\n"
-
-
-def test_provenance_that_cannot_be_read_is_none(tmp_path):
-    for text in ("", "[]", "{", "\xff"):
-        (tmp_path / "a.json").write_bytes(text.encode("latin-1"))
-        assert files.provenance_beside(tmp_path / "a.csv") == {}
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

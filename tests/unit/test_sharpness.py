@@ -152,10 +152,9 @@ def scaled(net, factor):
 def test_a_rescaling_that_leaves_the_function_alone_leaves_adaptive_numbers_alone(bias, dtype):
     nets = network(bias), scaled(network(bias), 5.0)
     a, b = (
-        sharpness(Problem(net, cross_entropy, examples(), dtype=dtype), m=10, draws=3)
-        for net in nets
+        sharpness(Problem(net, cross_entropy, examples(), dtype=dtype), draws=3) for net in nets
     )
-    for case in ("sharpness", "average", "m_sharpness"):
+    for case in ("sharpness", "average"):
         assert value(b, f"adaptive_{case}") == pytest.approx(value(a, f"adaptive_{case}"), rel=1e-4)
         plain = [value(frame, f"plain_{case}") for frame in (a, b)]
         assert abs(plain[1] / plain[0] - 1) > 0.1
@@ -238,33 +237,6 @@ def test_by_default_it_takes_at_most_twenty_gradients(name, monkeypatch):
     assert len(calls) == frame["gradients"].sum()
 
 
-def test_one_minibatch_of_all_examples_is_the_worst_case_and_smaller_ones_are_above():
-    problem = Problem(network(True), cross_entropy, examples(), dtype=torch.float64)
-    whole, parts = (sharpness(problem, m=m, steps=60) for m in (40, 5))
-    for kind in ("adaptive", "plain"):
-        expected = value(whole, f"{kind}_sharpness")
-        assert value(whole, f"{kind}_m_sharpness") == pytest.approx(expected, rel=1e-6)
-        # the mean of maxima is at least the maximum of the mean
-        assert value(parts, f"{kind}_m_sharpness") >= expected
-
-
-def test_minibatches_have_exactly_m_examples():
-    """Of 40 examples 39 make three minibatches of 13, evenly spread; 41 are not there."""
-    x, y = examples()
-    frame = sharpness(Problem(network(True), cross_entropy, (x, y), dtype=torch.float64), m=13)
-    (row,) = frame[frame["metric"] == "adaptive_m_sharpness"].itertuples()
-    places = [j * 40 // 39 for j in range(39)]
-    parts = [
-        sharpness(Problem(network(True), cross_entropy, (x[at], y[at]), dtype=torch.float64))
-        for at in (places[i::3] for i in range(3))
-    ]
-    expected = np.mean([value(part, "adaptive_sharpness") for part in parts])
-    assert row.value == pytest.approx(expected, rel=1e-9) and row.n_examples == 39
-    frame = sharpness(Problem(network(True), cross_entropy, (x, y)), m=41)
-    (row,) = frame[frame["metric"] == "plain_m_sharpness"].itertuples()
-    assert row.masked and row.note == "there are 40 examples, fewer than the 41 of a minibatch"
-
-
 def test_weights_of_exactly_zero_stay():
     w = np.array([0.0, 2.0])
     frame = sharpness(quadratic(w, np.diag([100.0, 1.0])), rho=1.0, steps=100, tol=1e-8)
@@ -292,15 +264,6 @@ def test_an_overflow_within_the_radius_is_masked(overflow):
     for metric in ("adaptive_sharpness", "adaptive_average"):
         (row,) = frame[frame["metric"] == metric].itertuples()
         assert row.masked and "not finite" in row.note
-
-
-def test_a_loss_that_couples_the_examples_has_no_minibatches():
-    problem = Problem(
-        network(True), lambda z, y: cross_entropy(z, y) ** 0.5, examples(), reduction="batch"
-    )
-    frame = sharpness(problem, m=10)
-    (row,) = frame[frame["metric"] == "adaptive_m_sharpness"].itertuples()
-    assert row.masked and "couples" in row.note
 
 
 def test_more_restarts_never_find_less():
@@ -367,7 +330,7 @@ def test_a_flat_function_ends_at_once():
     assert (ascent.rise, ascent.gradients, ascent.converged) == (0.0, 1, True)
 
 
-@pytest.mark.parametrize("options", [{"rho": 0}, {"m": 0}, {"steps": 0}, {"rho": math.inf}])
+@pytest.mark.parametrize("options", [{"rho": 0}, {"steps": 0}, {"rho": math.inf}])
 def test_wrong_options_are_refused(options):
     import fldiag
 
@@ -378,7 +341,7 @@ def test_wrong_options_are_refused(options):
 def test_the_picture_shows_the_numbers():
     nets = network(True), scaled(network(True), 2.0)
     frames = [
-        sharpness(Problem(net, cross_entropy, examples(), name=f"net {i}"), m=10, draws=3)
+        sharpness(Problem(net, cross_entropy, examples(), name=f"net {i}"), draws=3)
         for i, net in enumerate(nets)
     ]
     frame = pd.concat(frames)
@@ -388,4 +351,4 @@ def test_the_picture_shows_the_numbers():
     assert widths == pytest.approx(sorted(shown))
     assert [t.get_text() for t in fig.legends[0].get_texts()] == ["net 0", "net 1"]
     small = next(iter(summary(frame, {})))
-    assert len(small.rows) == 12
+    assert len(small.rows) == 8

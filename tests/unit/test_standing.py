@@ -19,7 +19,7 @@ from fldiag.results.standing import doubts, guess_accuracy, sentences, standing
 from fldiag.results.table import table
 
 N, CLASSES = 300, 3
-SMALL = {"points": 3, "k": 2, "draws": 4, "probes": 1, "steps": 3, "mixtures": 2, "curve": 0}
+SMALL = {"points": 3, "k": 2, "draws": 4, "probes": 1, "steps": 3}
 
 
 def examples(seed=0):

@@ -162,7 +162,7 @@ def test_what_is_asked_can_be_drawn(name, monkeypatch, tmp_path):
     file.write_text(files.csv_text(made))
     again = pd.read_csv(file, keep_default_na=False, na_values=[""], low_memory=False)
     again[gather.KEYS] = again[gather.KEYS].astype(object).fillna("").astype(str)
-    assert isinstance(study.draw(again), Figure)
+    assert isinstance(study.picture(again), Figure)
     if study.layout:
         assert len(study.layout(again))
     if study.pick:

@@ -1,21 +1,13 @@
-"""Sweeps: every combination, each as if trained alone; hyper-parameters are chosen without a look at the test set."""
+"""Sweeps: every combination, each as if trained alone."""
 
 import pytest
 import torch
 from helpers import config
 
 import fldiag
-from fldiag import data
 from fldiag.errors import FldiagError
+from fldiag.execution.executor import Shard, parse_executor
 from fldiag.training import rounds, sweep
-
-SHORT = {
-    "rounds": 1,
-    "model.name": "mlp",
-    "model.hidden": [8],
-    "clients.per_round": 3,
-    "train.epochs": 1,
-}
 
 
 def test_combinations_in_order():
@@ -65,39 +57,6 @@ def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
     assert [r.path for r in again] == [r.path for r in runs] and not events
 
 
-def test_tuning_sees_training_examples_only(tmp_path, monkeypatch):
-    whole = data.load("digits")
-    held, rows = sweep._hold_out(whole)
-    n = len(whole.train_y)
-    assert torch.equal(held.train_x, whole.train_x[rows])
-    assert len(held.train_y) + len(held.test_y) == n and abs(len(held.test_y) - n / 10) <= 1
-    seen = {row.numpy().tobytes() for row in torch.cat([held.train_x, held.test_x])}
-    assert seen == {row.numpy().tobytes() for row in whole.train_x}  # none of the test set
-    shares = torch.bincount(held.test_y, minlength=10) / torch.bincount(whole.train_y, minlength=10)
-    assert float((shares - 0.1).abs().max()) < 0.02  # of every class as much
-
-    found = sweep.tune(
-        "digits", {"train.lr": [1e-6, 0.1, 1e20]}, 3, fixed=SHORT | {"rounds": 3}, out=tmp_path
-    )
-    assert found.best == {"train.lr": 0.1} and len(found.scores) == 3
-    assert (
-        dict((keys["train.lr"], score) for keys, score in found.scores)[1e20] is None
-    )  # it diverged
-
-
-def test_all_settings_have_the_same_budget_and_the_same_candidates(tmp_path):
-    grid = {"train.lr": [0.01, 0.02, 0.03, 0.04]}
-    one, other = (
-        sweep.tune("digits", grid, 2, fixed=SHORT | {"method.name": name}, out=tmp_path)
-        for name in ("fedavg", "fedprox")
-    )
-    assert [keys for keys, _ in one.scores] == [keys for keys, _ in other.scores] and len(
-        one.scores
-    ) == 2
-    with pytest.raises(FldiagError, match="at least one"):
-        sweep.tune("digits", grid, 0, fixed=SHORT)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_where_the_runs_are_trained_does_not_show(executor, tmp_path):
@@ -127,11 +86,15 @@ def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_candidates_are_trained_where_the_runs_are(tmp_path):
-    grid, fixed = {"train.lr": [1e-6, 0.1]}, SHORT | {"rounds": 2}
-    here = sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "here")
-    assert (
-        sweep.tune("digits", grid, 2, fixed=fixed, out=tmp_path / "there", executor="processes:2")
-        == here
-    )
+@pytest.mark.parametrize("text", ["5/4", "0/4", "1", "a/b", "/", "-1/4", "²/4", "1/4/4"])
+def test_a_part_that_is_none(text):
+    with pytest.raises(FldiagError, match="--shard 1/4 to --shard 4/4") as caught:
+        Shard.parse(text)
+    assert caught.value.usage
+
+
+@pytest.mark.parametrize(
+    ("executor", "count"), [("serial", 1), ("processes:3", 3), ("dask:tcp://host:8786", None)]
+)
+def test_how_many_at_a_time(executor, count):
+    assert parse_executor(executor).workers_here() == count

@@ -161,8 +161,7 @@ def test_what_was_allowed_is_allowed_again_after_an_exception():
             return layer(h)
 
     p, before = problem(lambda: Net(Within(Attention(), fused_only))), allowed()
-    with pytest.raises(FldiagError, match="differentiated twice"):
-        p.hvp(p.w)
+    assert p.by_differences and p.hvp(p.w).isfinite().all()
     assert allowed() == before
 
 
@@ -247,7 +246,7 @@ def test_other_hooks_are_refused_with_a_way_out():
         with torch.autograd.graph.save_on_cpu():
             return torch.tanh(layer(h))
 
-    with pytest.raises(FldiagError, match=r"hooks on saved tensors.*--differences"):
+    with pytest.raises(FldiagError, match=r"hooks on saved tensors.*memory limit"):
         problem(lambda: Net(Within(nn.Linear(D, D), kept))).gradient()
 
 
@@ -271,26 +270,6 @@ def test_memory_that_runs_out_is_not_called_a_missing_derivative():
 
     with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory"):
         problem(lambda: Net(Within(nn.Linear(D, D), greedy))).loss()
-
-
-def test_with_differences_checkpointed_layers_are_evaluated_again_at_the_weights_asked_for():
-    plain = problem(
-        lambda: Net(Within(nn.Linear(D, D), lambda layer, h: torch.tanh(layer(h)))),
-        differences=True,
-    )
-    p, w = checkpointed(differences=True), plain.w + 0.1
-    assert (
-        torch.allclose(p.gradient(w), plain.gradient(w), rtol=1e-12, atol=1e-15)
-        and p.probe().recomputes
-    )
-    v = torch.ones_like(w)
-    assert (p.hvp(v) - plain.hvp(v)).norm() <= 2 * (p.step.error + plain.step.error) * plain.hvp(
-        v
-    ).norm()
-    frozen = checkpointed(differences=True, trainable=True)
-    assert torch.equal(frozen.gradient(), p.gradient()) and trace(p, max_products=20).estimator[
-        0
-    ].startswith("hutchinson")
 
 
 def test_an_embedding_that_writes_to_its_weights_is_refused():
@@ -323,10 +302,7 @@ def test_differences_stand_in_for_second_derivatives_and_say_their_error(dtype):
         torch.manual_seed(1)
         return Problem(net(), F.cross_entropy, (TOKENS, LABELS), dtype=dtype, **options)
 
-    with pytest.raises(FldiagError, match=r"differentiated twice.*differences = True"):
-        made(Bag).hvp(made(Bag).w)
-    p, twin = made(Bag, differences=True), made(Mean)
-    assert p.digest() != made(Bag).digest()
+    p, twin = made(Bag), made(Mean)
     rng = torch.Generator().manual_seed(3)
     for v in (
         *twin.hessian()(torch.randn(len(p.w), generator=rng, dtype=torch.float64))[None],

@@ -7,9 +7,7 @@ from fldiag_papers.toys import iris_picture
 
 
 def draw(table):
-    return iris_picture.regions(
-        table[(table["ask"] == "iris") & (table["run"] == table["run"].iloc[0])]
-    )
+    return iris_picture.regions(table[table["run"] == table["run"].iloc[0]])
 
 
 def derive(table):

@@ -42,15 +42,19 @@ def best(table):
 
 
 def adaptive(table):
-    rows = table[table["metric"] == "accuracy"].dropna(subset=["value"])
+    rows = only(table, metric="accuracy", ask="final").dropna(subset=["value"])
     if "setting" in rows and rows.groupby(["seed", "label"])["setting"].nunique().nunique() > 1:
         raise FldiagError("not every radius was measured with both", "see why in the figure's json")
-    return ordered(per_seed(table, metric="accuracy"), ["fixed", "adaptive"])
+    return ordered(per_seed(rows), ["fixed", "adaptive"])
 
 
 def above(table, high, low, metric="accuracy"):
     """Everywhere: ``high`` above ``low``."""
-    return settings(table, lambda own: ordered(per_seed(own, "method", metric=metric), [low, high]))
+    return settings(
+        table,
+        lambda own: ordered(per_seed(own, "method", metric=metric), [low, high]),
+        (low, high),
+    )
 
 
 def growing(table, method, base, low, high, metric="accuracy"):
@@ -74,11 +78,12 @@ def best_rho(table):
 
 
 def participation(table):
-    part = table[table["setting"].astype(str).str.startswith("ratio=")]
     return settings(
-        part,
+        table,
         lambda own: ordered(per_seed(own, metric="accuracy"), ["FedAvg", "FedSOL"]),
+        ("fedavg", "fedsol"),
         ("setting",),
+        begins="ratio=",
     )
 
 
@@ -107,7 +112,9 @@ def combined(table):
             m: ordered(values, [m, name])
             for m, loss in pairs.items()
             if m in values and (name := f"fedsol (loss={loss}, part=full, rho=2.0)") in values
-        }
+        },
+        "pairs",
+        len(pairs),
     )
 
 

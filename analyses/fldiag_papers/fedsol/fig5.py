@@ -11,19 +11,16 @@ PRESET, ROUND = "fedsol-cifar10-lda0.1", 200
 RHOS, AT = (0.5, 1.0, 1.5, 2.0), 1.0
 
 
-def draw(table):
+def draw(final, drift):
     with style.paper():
         fig, (left, right) = style.panels(2, 2.4, least=2.5)
-        accuracy = table[table["metric"] == "accuracy"]
-        accuracy = accuracy.assign(
-            rho=[float(pictures.parse(s)["rho"]) for s in accuracy["setting"]]
-        )
+        accuracy = final.assign(rho=[float(pictures.parse(s)["rho"]) for s in final["setting"]])
         for label, look in style.looks(accuracy["label"]).items():
             means(left, accuracy[accuracy["label"] == label], "rho", look, label)
         left.set(xlabel="radius ρ", ylabel="test accuracy [%]", xticks=RHOS)
         style.legend(left, *left.get_legend_handles_labels())
         left.grid(True)
-        _strength(right, table[table["metric"] == "lambda_mean"])
+        _strength(right, drift[drift["metric"] == "lambda_mean"])
     return fig
 
 

@@ -6,10 +6,8 @@ from fldiag_papers.study import Study, Trial, diagnostic
 PRESET = "fedsol-cifar10-lda0.1"
 
 
-def draw(table):
-    return surfaces.draw(
-        table[table["ask"] == "landscape"], names=("eigenvector 1", "eigenvector 2")
-    )
+def draw(spectrum, landscape):
+    return surfaces.draw(landscape, names=("eigenvector 1", "eigenvector 2"))
 
 
 STUDY = Study(

@@ -73,6 +73,7 @@ def fastest(level):
         return settings(
             rows,
             lambda own: lowest(values := per_seed(late(own), "method"), "fedtoga", list(values)),
+            ("fedtoga",),
             ("setting",),
         )
 

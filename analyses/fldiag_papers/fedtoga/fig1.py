@@ -6,10 +6,8 @@ from fldiag_papers.study import Study, Trial, diagnostic
 SPLITS = {"dir0.6": "Dirichlet 0.6", "dir0.1": "Dirichlet 0.1", "path3": "3 classes a client"}
 
 
-def draw(table):
-    return surfaces.draw(
-        table[table["ask"] == "landscape"], names=("eigenvector 1", "eigenvector 2")
-    )
+def draw(spectrum, landscape):
+    return surfaces.draw(landscape, names=("eigenvector 1", "eigenvector 2"))
 
 
 STUDY = Study(

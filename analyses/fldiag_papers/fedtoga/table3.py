@@ -8,9 +8,9 @@ from fldiag_papers.study import curve, reach
 LEVELS = (80, 82)
 
 
-def derive(table):
+def derive(reach, curve):
     return pd.concat(
-        [first_rounds(table, "fedsam"), *(cost(table, level) for level in LEVELS)],
+        [first_rounds(curve, "fedsam"), *(cost(reach, level) for level in LEVELS)],
         ignore_index=True,
     )
 

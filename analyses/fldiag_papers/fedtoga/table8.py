@@ -31,5 +31,5 @@ STUDY = table_of(
     trials=tuple(replace(t, ask=(reach(*levels(t)),)) for t in trials("fedtoga", "table8")),
     ask=(curve(),),
     pick={f"rounds_to_{n}": {"metric": f"rounds_to_{n}"} for n in (76, 78, 80, 82)},
-    derive=lambda table: first_rounds(table, "fedsam"),
+    derive=lambda curve, reach: first_rounds(curve, "fedsam"),
 )

@@ -60,8 +60,6 @@ class CohortWeights:
     clients: Tensor | None
     client_states: dict[str, Tensor]
     sampled: bool = True
-    #: What server ([P]) and clients (client -> [P]) carry from round to round, by name, where it was recorded.
-    variates: dict[str, Any] = field(default_factory=dict)
     starts: Tensor | None = None
     before: CohortWeights | None = field(default=None, repr=False)
 
@@ -222,11 +220,6 @@ class Case:
     def lacks(self, otherwise: str) -> str:
         """Why no round is usable; where some are, what they lack."""
         return otherwise if self.has_usable_rounds else self.obstacle
-
-    @cached_property
-    def personal(self) -> set[str]:
-        """The tensors that clients keep to themselves."""
-        return {*self.recipe.get("personal", ()), *self.run.origin.get("personal", ())}
 
     @cached_property
     def history(self) -> History | None:
@@ -419,12 +412,6 @@ class Case:
             c.clients,
             c.buffers,
             not is_partial or full,
-            {
-                name: dict(zip(c.variate_clients[name], rows, strict=True))
-                if name in c.variate_clients
-                else rows
-                for name, rows in c.variates.items()
-            },
             c.starts,
         )
 

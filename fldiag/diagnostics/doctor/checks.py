@@ -20,7 +20,6 @@ from fldiag.diagnostics.doctor.sampling import Sampling
 from fldiag.diagnostics.doctor.seeds import Seeds
 from fldiag.diagnostics.doctor.starts import Starts
 from fldiag.diagnostics.doctor.trained_on_test import TestData
-from fldiag.diagnostics.doctor.variates import Variates
 
 CHECKS: tuple[type[Check], ...] = (
     Finite,
@@ -30,7 +29,6 @@ CHECKS: tuple[type[Check], ...] = (
     Statistics,
     Values,
     Factors,
-    Variates,
     Sampling,
     Silent,
     Copies,

@@ -114,12 +114,12 @@ class Silent(Check):
         yield Clear(f"no update is zero in {counted(self.rounds, 'round')}")
 
     def _frozen_on_purpose(self) -> set[str]:
-        """Tensors that clients keep to themselves, or that the model, as it was given, does not train."""
+        """Tensors that the model, as it was given, does not train."""
         from torch import nn
 
         module = self.case.run.model
         parameters = module.named_parameters() if isinstance(module, nn.Module) else ()
-        return {*self.case.personal, *(n for n, p in parameters if not p.requires_grad)}
+        return {n for n, p in parameters if not p.requires_grad}
 
     def _role(self, names: list[str]) -> str:
         """Whether the loss depends on tensors, in words, as far as that can be said."""

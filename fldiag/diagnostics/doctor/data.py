@@ -50,9 +50,6 @@ class Leak(Check):
         from scipy.stats import binom
 
         data = self.case.dataset
-        if data.is_lazy:
-            yield Skip("the training examples are generated on demand")
-            return
         if not data.tested:
             yield Skip("the run has no test examples")
             return
@@ -171,7 +168,7 @@ class Parts(Check):
             )
 
     def _missing(self, data: Dataset, parts: Sequence[np.ndarray]) -> Iterator[Finding]:
-        if data.regression or data.is_lazy:
+        if data.regression:
             return
         classes = np.unique(
             np.asarray(data.train_y.cpu())[np.concatenate([p for p in parts if len(p)])]
@@ -252,9 +249,6 @@ class Twins(Check):
         from scipy.stats import binom
 
         dataset = self.case.dataset
-        if dataset.is_lazy:
-            yield Skip("the training examples are generated on demand")
-            return
         parts = {k: p for k, p in enumerate(self.case.parts) if len(p)}
         indices = np.unique(np.concatenate(list(parts.values())))
         number: dict[bytes, int] = {}

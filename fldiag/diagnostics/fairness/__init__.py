@@ -89,12 +89,13 @@ def fairness(
       own f1, auc and ece weighted by examples (``weighted mean of clients``), which are other numbers. ``bin_accuracy`` and
       ``bin_confidence`` (index: the bin) are the reliability diagram.
 
-    Intervals are basic bootstraps over the examples, clients fixed: they carry the chance of the test examples, not that of
-    training again. Few examples make a worst decile too low, and a variance, a Gini coefficient and a calibration error too
-    high: column ``bias`` estimates by how much, and the interval takes that out. The estimate is too small where clients are in
-    truth alike or a model is calibrated: part of the bias then stays, and the interval of a Gini coefficient or a calibration
-    error may miss the true 0. ``ece_floor`` is the calibration error that a perfectly calibrated model would show on so few
-    examples. ``residual`` of an auc: by how much its histogram may have moved it, at most.
+    Intervals are basic bootstraps over the examples, clients fixed; those of accuracies on the scale of log odds, which
+    keeps them between 0 and 1. They carry the chance of the test examples, not that of training again. Few examples make a
+    worst decile too low, and a variance, a Gini coefficient and a calibration error too high: column ``bias`` estimates by
+    how much, and the interval takes that out. The estimate is too small where clients are in truth alike or a model is
+    calibrated: part of the bias then stays, and the interval of a Gini coefficient or a calibration error may miss the true
+    0. ``ece_floor`` is the calibration error that a perfectly calibrated model would show on so few examples. ``residual``
+    of an auc: by how much its histogram may have moved it, at most.
     Cost: one evaluation of the model a round.
 
     Raises FldiagError for data without classes, and where nobody says which examples are whose.

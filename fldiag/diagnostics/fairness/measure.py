@@ -33,6 +33,8 @@ SPREADS = (
     "ece",
     "accuracy",
 )
+#: Those between 0 and 1 at both ends.
+ACCURACIES = ("mean_accuracy", "worst_decile", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,8 @@ def _of(state: Binned) -> list[Row]:
 
 
 def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
-    """With basic bootstrap intervals over the examples; ``bias``: what too few examples add, by the same draws."""
+    """With basic bootstrap intervals over the examples, of accuracies on the scale of their log odds, on which no end leaves
+    0 to 1; ``bias``: what too few examples add, by the same draws."""
     values = spreads(model, groups, bins, np.ones((1, groups.n)))
     (resamples,) = resampled([model], groups, bins)
     rows: list[Row] = []
@@ -260,13 +263,16 @@ def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
             continue
         value = float(values[name][0])
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
-        interval = uncertainty.basic(value, resamples[name])
+        is_odds = name in ACCURACIES and 0 < value < 1  # else every resample gives the same
+        sample = (value, resamples[name])
+        interval = uncertainty.basic(*(map(special.logit, sample) if is_odds else sample))
         if interval.low is None or interval.high is None:  # as where all answers are wrong
             row["note"] = "no interval: every resample of the examples gives the same value"
         else:
+            low, high = interval.low, interval.high
             row |= {
-                "low": max(interval.low, 0.0),
-                "high": max(interval.high, 0.0),
+                "low": float(special.expit(low)) if is_odds else max(low, 0.0),
+                "high": float(special.expit(high)) if is_odds else max(high, 0.0),
                 "stderr": float(resamples[name].std()),
                 "bias": float(resamples[name].mean()) - value,
             }

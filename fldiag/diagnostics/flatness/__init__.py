@@ -84,6 +84,9 @@ def flatness(
       most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
       would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
       up to.
+    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round), and its mean. Above 1, gradient
+      descent without momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read).
+      None where the run does not say lr, or its optimizer is not SGD.
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
     ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a

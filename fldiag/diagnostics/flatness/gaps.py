@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fldiag.errors import counted
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 
 MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
@@ -97,3 +98,19 @@ def spread(values: np.ndarray, p: np.ndarray) -> float | None:
     """The standard error of the weighted mean sum p_k v_k over clients that are a sample (of a ratio, to first order)."""
     m = len(values)
     return float(np.sqrt(m / (m - 1) * np.sum((p * (values - p @ values)) ** 2))) if m > 1 else None
+
+
+def means(rows: Sequence[Row]) -> list[Row]:
+    """The plain mean of ``stability`` over the clients."""
+    values = np.array([row["value"] for row in rows if row["metric"] == "stability"], dtype=float)
+    if not len(values):
+        return []
+    about: Row = {
+        "metric": "stability",
+        "moment": "trained",
+        "scope": "global",
+        "estimator": "lanczos",
+        "slice": "client:*/train",
+        "n_clients": len(values),
+    }
+    return [{**about, **sample_mean(values)}]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fldiag.choices import Estimate
-from fldiag.diagnostics.flatness.gaps import gaps
+from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.losses import noise_floor
@@ -60,7 +60,7 @@ def round_rows(history: History, record: Stored, settings: Settings) -> list[Row
         rows += result["rows"]
         for text, client in result["failures"]:
             history.note(r, text, client)
-    rows += gaps(rows, sizes)
+    rows += [*gaps(rows, sizes), *means(rows)]
     return [{**row, "round": r} for row in rows]
 
 
@@ -94,7 +94,7 @@ def flatness_of(
         weights = record.client(record.ids.index(client))
         columns["moment"] = "trained"
         result = point_flatness(history, weights, slice_, columns, f"client {client}", settings)
-        rows += result["rows"]
+        rows += result["rows"] + stability_rows(result["rows"], history.training, round)
         failures += result["failures"]
     return {"rows": rows, "failures": failures}
 
@@ -122,6 +122,23 @@ def point_flatness(
         return {"rows": [], "failures": [(text, columns.get("client"))]}
     columns = {**columns, "n_examples": problem.n}
     return {"rows": [{**columns, **row} for row in rows], "failures": []}
+
+
+def stability_rows(rows: Sequence[Row], training: Mapping[str, Any], round: int) -> list[Row]:
+    """lr lambda_1 / 2 for the lambda_1 among a client's rows; none where no learning rate of SGD is known."""
+    if training.get("lr") is None or training.get("optimizer", "sgd") != "sgd":
+        return []
+    half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (round - 1) / 2
+    return [
+        {
+            **row,
+            "metric": "stability",
+            "value": half * row["value"],
+            **{error: half * row[error] for error in ("residual", "bound")},
+        }
+        for row in rows
+        if row["metric"] == "eigenvalue"
+    ]
 
 
 def check_measured(rows: Sequence[Row]) -> None:

@@ -27,6 +27,7 @@ NAMES = {
     "eigenvalue": "λ1",
     "trace": "trace",
 }
+STABILITY = {"round": "round", "stability": "lr λ1 / 2"}
 #: Rounds shown.
 MOST = 6
 
@@ -41,6 +42,11 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(
         [_gap(only(global_rows, round=r), r, metric) for r in rounds for metric in NAMES], FLATNESS
     )
+    stability = [
+        {"round": r, "stability": number(global_rows, "stability", round=r)} for r in rounds
+    ]
+    if any(row["stability"] is not None for row in stability):
+        yield Small(stability, STABILITY)
     masked = only(frame, masked=True)
     masked = masked[masked["metric"] != "missing"]
     if len(masked):

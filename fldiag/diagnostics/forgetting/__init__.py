@@ -108,7 +108,8 @@ def forgetting(
       and the mean over classes (below 0: forgotten); ``class_fluctuation``: absolute change of a class's accuracy
       since the round before, and the mean.
     - After the last round T, with a[t, c] the aggregated model's accuracy on class c after round t, of every class and in the
-      mean: ``average_forgetting``, max over t < T of a[t, c] - a[T, c] (Chaudhry et al., ECCV 2018);
+      mean: ``average_forgetting``, max over t < T of a[t, c] - a[T, c] (Chaudhry et al., ECCV 2018; t = 0 is
+      the initial model);
       ``gem_backward_transfer``, a[T, c] - a[t, c] for the last round t in which a stored client trained c (masked where t = T);
       ``gem_forward_transfer``, a[f - 1, c] - a[0, c] for the first such round f (masked where f = 1; both Lopez-Paz and Ranzato,
       NeurIPS 2017). Column ``since``: that t, or f - 1; these two need every round with its clients. ``backward_transfer``

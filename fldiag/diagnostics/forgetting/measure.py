@@ -358,7 +358,7 @@ def continual_rows(rows: list[Row], examples: list[Row]) -> list[Row]:
     """The measures of continual learning after the last round T, from a[t, c], the aggregated model's accuracy on class c after
     round t; each of every class (index), and the mean over the classes that have one.
 
-    - ``average_forgetting``: max over t < T of a[t, c], minus a[T, c] (Chaudhry et al., ECCV 2018).
+    - ``average_forgetting``: max over t < T of a[t, c], minus a[T, c] (Chaudhry et al., ECCV 2018); t = 0 is the initial model.
     - ``gem_backward_transfer``: a[T, c] - a[t, c], t the last round in which a client trained class c.
     - ``gem_forward_transfer``: a[f - 1, c] - a[0, c], f the first such round (both Lopez-Paz and Ranzato, NeurIPS 2017).
 
@@ -410,12 +410,12 @@ def continual_rows(rows: list[Row], examples: list[Row]) -> list[Row]:
 
 
 def compared_rounds(accuracy: dict[int, dict[int, Row]], last: int) -> Row:
-    """How many rounds before the last have numbers, and which have none: a class may have been best in one of these."""
-    missing = [t for t in range(1, last) if t not in accuracy]
-    row: Row = {"compared": last - 1 - len(missing)}
+    """How many rounds before the last, 0 among them, have numbers, and which have none: a class may have been best in these."""
+    missing = [t for t in range(last) if t not in accuracy]
+    row: Row = {"compared": last - len(missing)}
     if missing:
         row["note"] = (
-            f"the best of {row['compared']} of {last - 1} rounds before the last, as {counted(len(missing), 'round')} "
+            f"the best of {row['compared']} of {last} rounds before the last, as {counted(len(missing), 'round')} "
             f"({', '.join(map(str, missing[:3]))}{', …' * (len(missing) > 3)}) gave no numbers"
         )
     return row
@@ -439,9 +439,9 @@ def _continual_cell(
     if at(last) is None:
         return {**row, "note": f"too few examples of the class, or round {last} gives no numbers"}
     if metric == "average_forgetting":
-        past = [t for t in accuracy if 0 < t < last and at(t) is not None]
+        past = [t for t in accuracy if t < last and at(t) is not None]
         if not past:
-            return {**row, "note": "no round before the last is stored"}
+            return {**row, "note": "no model before the last round is stored"}
         best = max(past, key=lambda t: (at(t), t))
         return {**_change(row, accuracy, best, last, -1), "compared": len(past)}
     if lacking is not None:

@@ -16,14 +16,14 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.landscape.summary import summary
-from fldiag.diagnostics.landscape.surfaces import AXES, SAME, scale, surfaces
+from fldiag.diagnostics.landscape.surfaces import AXES
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.landscape.grid import axis
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.standing import at_centre
-from fldiag.results.table import Row, table
+from fldiag.results.table import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,29 +49,14 @@ def _is_of_lines(table: pd.DataFrame) -> bool:
     return table.attrs.get("options", {}).get("directions") == "clients"
 
 
-def draw(table: pd.DataFrame, **options: Any) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """The surfaces of a table side by side, on one grid and one colour scale; or the lines to the clients' models."""
     from fldiag.diagnostics.landscape import picture  # imports matplotlib, as below
     from fldiag.diagnostics.profile import picture as lines
 
     if _is_of_lines(table):
         return lines.draw(table)
-    notes = bool(table.attrs.get("options", {}).get("notes"))
-    return picture.draw(
-        table, names=axes(table), **{"notes": notes, **_height_options(table), **options}
-    )
-
-
-def caption(table: pd.DataFrame) -> str | None:
-    """What a reader must know of the picture: slice, numbers with their residuals, how values were computed, the scale."""
-    if _is_of_lines(table):
-        return None
-    grids = surfaces(table)
-    lines = [f"{g.name}: {', '.join(part.strip(',') for part in g.caption())}." for g in grids]
-    if len(grids) > len({g.run for g in grids}):
-        lines.append(SAME)
-    lines += scale(grids, **{"clip": "auto", **_height_options(table)}).notes()
-    return "\n".join(lines) + "\n"
+    return picture.draw(table, names=axes(table))
 
 
 def page(table: pd.DataFrame) -> Interactive | None:
@@ -80,18 +65,12 @@ def page(table: pd.DataFrame) -> Interactive | None:
 
     if _is_of_lines(table):
         return None
-    return interactive.charts(table, names=axes(table), **_height_options(table))
-
-
-def _height_options(table: pd.DataFrame) -> dict[str, Any]:
-    """Those of ``height`` and ``clip`` that are set."""
-    options = table.attrs.get("options", {})
-    return {k: options[k] for k in ("height", "clip") if options.get(k) is not None}
+    return interactive.charts(table, names=axes(table))
 
 
 @diagnostic(
     "landscape",
-    draw={"": draw, ".html": page, ".caption.txt": caption},
+    draw={"": draw, ".html": page},
     summary=summary,
     example="checkpoints/example/fedsol-digits.pt",
 )
@@ -115,56 +94,6 @@ def landscape(
     span: Annotated[
         float | None, Field(gt=0, le=1e30, description="Largest coefficient (default 1).")
     ] = None,
-    grid_rtol: Annotated[
-        float,
-        Field(
-            ge=0,
-            lt=1,
-            description="Allowed interpolation error between evaluated points, "
-            "as a fraction of the loss range.",
-            json_schema_extra={"advanced": True},
-        ),
-    ] = 0.01,
-    full: Annotated[
-        bool,
-        Field(
-            description="Evaluate every grid point; nothing is interpolated.",
-            json_schema_extra={"advanced": True},
-        ),
-    ] = False,
-    height: Annotated[
-        Literal["linear", "log", "auto"],
-        Field(
-            description="Scale of heights and colours: linear, log, or auto (log if losses span a "
-            "factor of 30).",
-            json_schema_extra={"drawing": True, "advanced": True},
-        ),
-    ] = "auto",
-    clip: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            description="Largest loss that is drawn (default: chosen so that a few "
-            "very high corners are left out).",
-            json_schema_extra={"drawing": True, "advanced": True},
-        ),
-    ] = None,
-    notes: Annotated[
-        bool,
-        Field(
-            description="Also write the caption below the picture.",
-            json_schema_extra={"drawing": True, "advanced": True},
-        ),
-    ] = False,
-    rounds: Annotated[
-        str | None,
-        Field(
-            description="The surfaces of these rounds of a run, such as 1,5,20-30 or every:10, along the directions of the last: "
-            "a page with a slider.",
-            json_schema_extra={"joint": True},
-        ),
-    ] = None,
-    through: Any = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[
         float,
@@ -185,31 +114,28 @@ def landscape(
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
-    """Draw the loss surface around checkpoints, with λ1 and λ1/λ5: picture, interactive page and table.
+    """Draw the loss surface around checkpoints, with λ1 and λ1/λk: picture, interactive page and table.
 
     Rows ``loss``: the mean loss at a grid of points w + x d1 + y d2, with standard errors over the examples; ``accuracy`` at the
     centre.
 
-    ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random``
-    (filter-normalised, ``seed``), ``plane`` (of three problems, or with the two weight sets of ``through``; adds rows
-    ``point``) or ``pca`` (principal axes of the checkpoints of a run, of several problems, or of the trajectory ``through``, a
-    list or a dict round -> weights, that ends at the problem's weights; adds rows ``trajectory``, ``projection_error``,
-    ``explained_variance``). These two surfaces have the buffers of the weights at the centre everywhere, while the loss of a
-    point is with its own. ``clients``: the rows of ``profile`` on the lines to the clients' trained models.
-    ``rounds``: a surface of each, around its global model (column ``round``), along the directions of the last; rows of the
-    spectrum are the last one's.
+    ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random`` (filter-normalised,
+    ``seed``), ``plane`` (of three problems; adds rows ``point``) or ``pca`` (principal axes of the checkpoints of a run, or
+    of several problems; adds rows ``trajectory``, ``projection_error``, ``explained_variance``). These two surfaces have the
+    buffers of the weights at the centre everywhere, while the loss of a point is with its own. ``clients``: the rows of
+    ``profile`` on the lines to the clients' trained models.
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
     checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
 
     Coarse points are evaluated and a polyharmonic spline goes through them; points are added where it may be most
-    wrong, until its error is estimated to be below ``grid_rtol`` of the loss range (of exploding corners: of the loss
+    wrong, until its error is estimated to be below 1 % of the loss range (of exploding corners: of the loss
     there), or all points are evaluated because it does not become so. ``estimator`` says of each row ``exact`` or
     ``spline``; a spline's ``residual`` is that estimate of the largest error, which is made to be an upper one but is no
     bound (docs/explanation/performance.md says how wrong); its ``stderr`` is interpolated like the loss, as the
     interpolated loss is a mean over the same examples. Row ``interpolation_error``: the estimate as a share of the
-    range; ``evaluated``: the number of points. ``full`` or ``grid_rtol`` = 0 evaluates all.
+    range; ``evaluated``: the number of points.
 
-    Cost: from 81 evaluations of the slice for 41 points (``full``: points^2).
+    Cost: from 81 evaluations of the slice for 41 points.
 
     Raises FldiagError for an even number of points, weights that span no plane, or a loss at the weights that is not finite.
     """
@@ -221,15 +147,7 @@ def landscape(
 
     problems = [problem] if isinstance(problem, Problem) else list(problem)
     axis(points or POINTS, 1.0)
-    if rounds is not None:
-        problems = stored.rounds_of(problems, rounds, directions)
     if directions == "clients":
-        if height == "log" or clip is not None:
-            raise FldiagError(
-                "height and clip are for surfaces",
-                "leave them out of a picture of lines",
-                usage=True,
-            )
         if span is not None or any("client" in p.labels for p in problems):
             raise FldiagError(
                 "the ways to the clients' models start at the global model and end at theirs",
@@ -238,29 +156,26 @@ def landscape(
             )
         tables = [lines_to(p, stored.client_models(p), points) for p in problems]
         return pd.concat(tables, ignore_index=True)
-    problem = problems[0] if rounds is None else problems[-1]
-    if through is None and directions == "plane":
-        through = stored.plane(problems)
-    elif through is None and directions == "pca":
-        problem, through = stored.trajectory(problems)
+    problem = problems[0]
+    others: list[Any] = []
+    if directions == "plane":
+        others = stored.plane(problems)
+    elif directions == "pca":
+        problem, others = stored.trajectory(problems)
     if directions in ("plane", "pca") and problem.buffers:
         which = "first" if directions == "plane" else "last"
         warnings.warn(
             f"the surface has the buffers of the {which} checkpoint everywhere; the losses of the points are with their own",
             stacklevel=2,
         )
-    points = points or POINTS
-    around = [problem] if rounds is None else problems
-    with workspace().part(0, 1 + len(around), ""):
+    with workspace().part(0, 2, ""):
         vectors = find_directions(
-            problem, directions, through, seed, k=k, tol=tol, max_products=max_products
+            problem, directions, others, seed, k=k, tol=tol, max_products=max_products
         )
-    coefficients = axis(points, span if span is not None else 1.25 * vectors.reach or 1.0)
-    rows: list[Row] = []
-    for place, centre in enumerate(around):
-        plane = Plane(centre, (vectors.d1, vectors.d2), coefficients)
-        with workspace().part(1 + place, 1 + len(around), ""):
-            surface = surface_rows(plane, 0.0 if full else grid_rtol, seed, place)
-        scored = at_centre(surface, loss_rows(centre), x=0.0, y=0.0)
-        rows += [{**centre.common, "run": problem.name, **row} for row in scored]
-    return table([*rows, *({**problem.common, **row} for row in vectors.rows)])
+    span = span if span is not None else 1.25 * vectors.reach or 1.0
+    plane = Plane(problem, (vectors.d1, vectors.d2), axis(points or POINTS, span))
+    with workspace().part(1, 2, ""):
+        rows = surface_rows(plane, seed)
+    return table(
+        [*at_centre(rows, loss_rows(problem), x=0.0, y=0.0), *vectors.rows], **problem.common
+    )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from fldiag.diagnostics.landscape.surfaces import SAME, Scale, Surface, scale, surfaces
+from fldiag.diagnostics.landscape.surfaces import Scale, Surface, scale, surfaces
 from fldiag.plotting import style
 from fldiag.plotting.pages import Chart, Interactive, Table, literal
 
@@ -20,8 +19,6 @@ def charts(
     table: pd.DataFrame,
     *,
     title: str = "Loss landscape",
-    clip: float | Literal["auto"] | None = "auto",
-    height: Literal["linear", "log", "auto"] = "auto",
     names: tuple[str, str] = ("direction 1", "direction 2"),
 ) -> Interactive:
     """The landscapes of ``table`` (see ``picture.draw``) to turn, and as contours.
@@ -29,45 +26,16 @@ def charts(
     Hovering tells x, y, loss and its standard error, also where the surface is clipped. Raises FldiagError for an unfit table.
     """
     grids = surfaces(table)
-    shared = scale(grids, clip, height)
+    shared = scale(grids)
     about = layout(grids, shared, names)
     panels = []
-    for run, of_run in groupby(grids, key=lambda grid: grid.run):
-        frames = list(of_run)
-        surface, points = scene(frames[0], shared), marks(frames[0], shared)
-        solid = Chart(run, "scene", [surface, *points], about)
+    for grid in grids:
+        surface, points = scene(grid, shared), marks(grid, shared)
+        panels.append(Chart(grid.run, "scene", [surface, *points], about))
         flat = [_contours(surface, shared), *map(_flat, points)]
-        contours = Chart(f"{run}, as contours", "map", flat, _flat_layout(about))
-        for chart in (solid, contours) if len(frames) > 1 else ():
-            chart.frames = [frame(grid, shared) for grid in frames]
-            chart.layout = {**chart.layout, **slider(frames)}
-        panels += [solid, contours]
+        panels.append(Chart(f"{grid.run}, as contours", "map", flat, _flat_layout(about)))
     lead = "Drag to turn, scroll or pinch to zoom: all surfaces move together. Height and colour scale are shared."
-    notes = [SAME] if len(panels) < 2 * len(grids) else []
-    return Interactive(title, lead, panels, [*notes, *shared.notes()], _numbers(grids))
-
-
-def frame(grid: Surface, shared: Scale) -> dict[str, Any]:
-    """What changes from round to round: heights, and what hovering tells."""
-    surface = scene(grid, shared)
-    changes = {"z": surface["z"], "text": surface["text"]}
-    return {"name": str(grid.round), "data": [changes], "traces": [0]}
-
-
-def slider(grids: list[Surface]) -> dict[str, Any]:
-    """The part of a layout that moves through the rounds."""
-    still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}}
-    moving = {"fromcurrent": True, "frame": {"duration": 500, "redraw": True}}
-    steps = [
-        {"label": str(g.round), "method": "animate", "args": [[str(g.round)], still]} for g in grids
-    ]
-    buttons = [{"label": "Play", "method": "animate", "args": [None, moving]}]
-    place = {"x": 0, "y": 0, "xanchor": "right", "yanchor": "top", "pad": {"t": 62, "r": 10}}
-    return {
-        "margin": {"l": 48, "r": 8, "t": 30, "b": 110},
-        "sliders": [{"steps": steps, "currentvalue": {"prefix": "round "}, "pad": {"t": 40}}],
-        "updatemenus": [{"type": "buttons", "showactive": False, "buttons": buttons, **place}],
-    }
+    return Interactive(title, lead, panels, shared.notes(), _numbers(grids))
 
 
 def _numbers(grids: list[Surface]) -> Table:
@@ -77,7 +45,7 @@ def _numbers(grids: list[Surface]) -> Table:
         "Examples",
         "λ₁",
         "± residual",
-        "λ₁/λ₅",
+        "Ratio",
         "Loss at the centre",
         "Lowest",
         "Highest",
@@ -86,12 +54,12 @@ def _numbers(grids: list[Surface]) -> Table:
     )
     rows = [
         [
-            grid.name,
+            grid.run,
             grid.slice or "–",
             "–" if grid.n is None else f"{grid.n:,}",
             style.number(grid.sharpness) + ("" if grid.converged else " (not converged)"),
             style.number(grid.residual, 2),
-            style.number(grid.ratio),
+            "–" if grid.ratio is None else f"{grid.ratio_name} = {style.number(grid.ratio)}",
             style.number(grid.centre),
             style.number(grid.lowest),
             style.number(grid.highest),

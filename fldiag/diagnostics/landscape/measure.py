@@ -20,10 +20,12 @@ from fldiag.results.table import Row
 #: Points are evaluated in so many blocks or more, none larger than this: few enough to cost nothing, many enough that no worker
 #: waits long for the last, and that an interruption loses little.
 BLOCKS, LARGEST = 16, 16
+#: Allowed interpolation error between evaluated points, as a share of the loss range.
+RTOL = 0.01
 
 
 def find_directions(
-    problem: Problem, kind: str, through: Any, seed: int, **options: Any
+    problem: Problem, kind: str, others: Any, seed: int, **options: Any
 ) -> Directions:
     """``options``: of the eigenpairs."""
 
@@ -32,9 +34,9 @@ def find_directions(
     elif kind == "random":
         directions = rules.random(problem, seed=seed)
     elif kind == "plane":
-        directions = rules.plane(problem, through)
+        directions = rules.plane(problem, others)
     else:
-        directions = rules.pca(problem, through, workspace().show)
+        directions = rules.pca(problem, others, workspace().show)
     d1, d2 = (d.to(problem.device) for d in (directions.d1, directions.d2))
     return Directions(d1, d2, directions.rows, directions.reach)
 
@@ -53,7 +55,7 @@ class Plane:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        return Evaluator(self.problem, list(self.directions), reach=float(self.axis[-1]))
+        return Evaluator(self.problem, list(self.directions))
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ def losses(plane: Plane, block: Block) -> list[tuple[float, float | None]]:
     ]
 
 
-def surface_rows(plane: Plane, rtol: float, seed: int, number: int = 0) -> list[Row]:
-    """The losses over the grid, evaluated and interpolated. ``number``: of the surface, among those of one table."""
+def surface_rows(plane: Plane, seed: int) -> list[Row]:
+    """The losses over the grid, evaluated and interpolated."""
     count = 0
 
     def evaluate(points: np.ndarray) -> np.ndarray:
@@ -85,11 +87,10 @@ def surface_rows(plane: Plane, rtol: float, seed: int, number: int = 0) -> list[
         size = min(-(-len(places) // BLOCKS), LARGEST)
         blocks = [Block(count + i + 1, places[i : i + size]) for i in range(0, len(places), size)]
         count += len(places)
-        lead = f"surface {number + 1}, " if number else ""
-        results = workspace().map(losses, plane, blocks, name=lambda block: f"{lead}{block}")
+        results = workspace().map(losses, plane, blocks, name=str)
         return np.array([pair for pairs in results for pair in pairs], dtype=float)
 
-    filled = grid.fill(len(plane.axis), evaluate, rtol, seed)
+    filled = grid.fill(len(plane.axis), evaluate, RTOL, seed)
     rows: list[Row] = [
         {
             "metric": "loss",

@@ -7,7 +7,6 @@ The picture of Lee et al., "FedSOL" (CVPR 2024), figure 8, and Mendieta et al., 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import matplotlib
 import numpy as np
@@ -20,7 +19,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from fldiag.diagnostics.landscape.surfaces import Marks, Scale, Surface, scale, surfaces
 from fldiag.plotting import sheet, style
-from fldiag.results.select import spread
 
 PER_ROW = 4
 _LEFT = 0.50  # inches
@@ -32,26 +30,19 @@ _HALO = [Stroke(linewidth=2.4, foreground="black"), Stroke(linewidth=1.2, foregr
 
 def draw(
     table: pd.DataFrame,
-    *,
-    clip: float | Literal["auto"] | None = "auto",
-    height: Literal["linear", "log", "auto"] = "auto",
     names: tuple[str, str] = ("direction 1", "direction 2"),
-    notes: bool = False,
 ) -> Figure:
-    """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and its ratio to the fifth.
+    """The figure: one column a run with its surface, its contours (the weights marked +), lambda_1 and lambda_1 / lambda_k.
 
     ``table``: rows ``metric="loss"`` with ``run, x, y, value`` over a full grid; optionally ``slice``,
     ``n_examples`` and rows ``metric="eigenvalue"`` (``index``, ``residual``, ``converged``),
-    ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). ``clip`` and
-    ``height``: see ``fldiag.diagnostics.landscape.surfaces.scale``; what is above the clip is left blank.
-    Of a run with surfaces of many rounds some are drawn, evenly spread.
-    ``names``: of the two directions; more runs than ``PER_ROW``, or than fit, continue in a further row. ``notes``: write slice,
-    residual, errors and scale below the picture, too. Raises FldiagError for an unfit table.
+    ``"eigenvalue_ratio"``, ``"trajectory"`` and ``"point"`` (``x, y``: drawn on the contours). What is above the clip of
+    ``fldiag.diagnostics.landscape.surfaces.scale`` is left blank.
+    ``names``: of the two directions; more runs than ``PER_ROW``, or than fit, continue in a further row. Raises FldiagError for
+    an unfit table.
     """
     grids = surfaces(table)
-    shared = scale(grids, clip, height)
-    rounds = spread(sorted({g.round for g in grids if g.round is not None}), PER_ROW)
-    grids = [g for g in grids if g.round is None or g.round in rounds]
+    shared = scale(grids)
     width = style.wide()
     longest = max(len(shared.label(t)) for t in (*shared.ticks(4), *shared.ticks(6)))
     right, gap = (
@@ -62,28 +53,15 @@ def draw(
     blocks = math.ceil(len(grids) / columns)
     most = 2.15 if sheet.current().width is None else 2.6  # a journal's column is filled
     side = min(most, (width - _LEFT - right - (columns - 1) * gap) / columns)
-    titles = [style.wrap(style.plain(g.name), side, 2, BOLD) for g in grids]
-    captions = [
-        [
-            line
-            for part in (g.caption() if notes else g.numbers())
-            for line in style.wrap(part, side, 2)
-        ]
-        for g in grids
-    ]
+    titles = [style.wrap(style.plain(g.run), side, 2, BOLD) for g in grids]
+    captions = [[line for part in g.numbers() for line in style.wrap(part, side, 2)] for g in grids]
     title = 0.17 * max(map(len, titles)) + 0.02
     caption = _LINE * max(map(len, captions))
     peak = 0.88 * (side + 0.16)
     under = 0.06 + 0.14 * max(2.15 - side, 0)  # names of a small surface's axes reach below it
     block = title + peak + under + side + _XLABEL + caption
     figure_width = _LEFT + right + columns * side + (columns - 1) * gap
-    lines = (
-        style.wrap(" ".join(shared.notes()), figure_width - 0.2, 6)
-        if notes and shared.notes()
-        else []
-    )
-    foot = _LINE * len(lines) + 0.1 + (0.04 if lines else 0)
-    figure_height = blocks * block + (blocks - 1) * 0.22 + foot + 0.04
+    figure_height = blocks * block + (blocks - 1) * 0.22 + 0.14
     with style.paper():
         fig = style.figure(figure_width, figure_height)
         limits = [
@@ -135,17 +113,6 @@ def draw(
             )
             if column == 0:
                 _bar(fig, place(figure_width - right + 0.10, flat_at, 0.09, side), shared)
-        if lines:
-            fig.text(
-                0.1 / figure_width,
-                0.06 / figure_height,
-                "\n".join(lines),
-                ha="left",
-                va="bottom",
-                fontsize=7,
-                color="#444444",
-                linespacing=1.2,
-            )
     return fig
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.diagnostics.landscape.surfaces import SAME, by_round
 from fldiag.diagnostics.profile.summary import summary as of_lines
 from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
@@ -21,26 +20,24 @@ SUMMARY = {
     "loss": "loss",
     "lambda_1": "λ1",
     "residual": "± (residual)",
-    "ratio": "λ1/λ5",
     "converged": "converged",
 }
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-
     if options["directions"] == "clients":
         yield from of_lines(frame, options)
         return
-    parts = {run if r is None else f"{run}, round {r}": rows for run, r, rows in by_round(frame)}
-    yield Small([_row(part, name) for name, part in parts.items()], SUMMARY)
-    if options.get("rounds") is not None and len(parts) > 1:
-        yield Say(SAME)
+    parts = {str(run): rows for run, rows in frame.groupby("run", sort=False)}
+    rows = [_row(part, name) for name, part in parts.items()]
+    ratios = {key: f"λ1/λ{key[6:]}" for row in rows for key in row if key.startswith("ratio_")}
+    yield Small(rows, {**SUMMARY, **ratios})
     for name, part in parts.items():
         yield from _trust(part, f"{name}: " if len(parts) > 1 else "")
 
 
 def _row(part: pd.DataFrame, run: str) -> Row:
-    """Loss at the centre, λ1 with its residual, λ1/λ5."""
+    """Loss at the centre, λ1 with its residual, λ1/λk as ``ratio_k``."""
     centre = only(part, metric="loss", x=0, y=0)
     row: Row = {
         "run": run,
@@ -55,8 +52,8 @@ def _row(part: pd.DataFrame, run: str) -> Row:
             "residual": number(part, "eigenvalue", column="residual", index=1),
             "converged": bool(only(part, metric="eigenvalue")["converged"].all()),
         }
-    ratio = number(part, "eigenvalue_ratio")
-    return row if ratio is None else row | {"ratio": ratio}
+    ratio, k = (number(part, "eigenvalue_ratio", column=c) for c in ("value", "index"))
+    return row if ratio is None or k is None else row | {f"ratio_{k:.0f}": ratio}
 
 
 def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:

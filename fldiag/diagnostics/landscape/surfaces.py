@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -13,12 +11,11 @@ import pandas as pd
 from fldiag.errors import FldiagError
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.results.select import number as value_of
-from fldiag.results.select import only, rounds
+from fldiag.results.select import only
 from fldiag.results.summary import number
 
 PICTURE = "loss landscape"
-#: What is said of the surfaces of several rounds.
-SAME = "All rounds have the directions of the last one, and one scale of heights."
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 #: Directions -> what the two axes are.
 AXES = {
     "eigen": ("eigenvector 1", "eigenvector 2"),
@@ -54,15 +51,15 @@ class Surface:
     sharpness: float | None  # lambda_1
     residual: float | None
     converged: bool
-    ratio: float | None  # lambda_1 / lambda_5
+    ratio: float | None  # lambda_1 / lambda_k
+    ratio_index: int  # that k
     evaluated: int | None = None  # points that were evaluated; None = all
     error: float | None = None  # estimated, of the spline between them, as a share of the range
     marks: Marks = field(default_factory=lambda: Marks())
-    round: int | None = None  # where the run has surfaces of several
 
     @property
-    def name(self) -> str:
-        return self.run if self.round is None else f"{self.run}, round {self.round}"
+    def ratio_name(self) -> str:
+        return f"λ₁/λ{str(self.ratio_index).translate(SUBSCRIPTS)}"
 
     @property
     def centre(self) -> float | None:
@@ -83,10 +80,10 @@ class Surface:
         return float(np.nanmax(self.loss, initial=-np.inf))
 
     def numbers(self) -> list[str]:
-        """What stands under the contours: lambda_1 and lambda_1 / lambda_5, and that the surface is drawn as a spline."""
+        """What stands under the contours: lambda_1 and lambda_1 / lambda_k, and that the surface is drawn as a spline."""
         curvature = [
             f"{name} = {number(value, 3)}"
-            for name, value in (("λ₁", self.sharpness), ("λ₁/λ₅", self.ratio))
+            for name, value in (("λ₁", self.sharpness), (self.ratio_name, self.ratio))
             if value is not None
         ]
         count = (
@@ -94,23 +91,6 @@ class Surface:
         )
         lines = [", ".join(curvature)] if curvature else []
         return [*lines, f"spline through {count} points"]
-
-    def caption(self) -> list[str]:
-        """Short lines: slice, number of examples, lambda_1 with its residual, how values were computed."""
-        count = f"n = {self.n:,}" if self.n is not None else "n unknown"
-        lines = [f"{self.slice or 'unnamed slice'}, {count}"]
-        if self.sharpness is not None or self.ratio is not None:
-            error = (
-                ""
-                if self.sharpness is None or self.residual is None
-                else f", residual {number(self.residual, 2)}"
-            )
-            lines += [
-                f"λ₁ = {number(self.sharpness)}{error}",
-                *([] if self.converged else ["(not converged)"]),
-                f"λ₁/λ₅ = {number(self.ratio)}",
-            ]
-        return lines + self.interpolation()
 
     def finely(self, shared: Scale) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x, y and the heights of a spline through the grid, on one of about a hundred points; masked: what is unknown or
@@ -227,7 +207,7 @@ class Scale:
 
 
 def surfaces(table: pd.DataFrame) -> list[Surface]:
-    """One surface a run, or a round of it, in order of appearance.
+    """One surface a run, in order of appearance.
 
     Raises FldiagError for missing columns or rows, and for a run whose points are not one rectangular grid.
     """
@@ -235,21 +215,10 @@ def surfaces(table: pd.DataFrame) -> list[Surface]:
     select(table, "loss", PICTURE)
     table = table.assign(run=names(table["run"]))
     return [
-        replace(_surface(run, rows), round=r)
-        for run, r, rows in by_round(table)
+        _surface(str(run), rows)
+        for run, rows in table.groupby("run", sort=False)
         if len(only(rows, metric="loss"))
     ]
-
-
-def by_round(table: pd.DataFrame) -> Iterator[tuple[str, int | None, pd.DataFrame]]:
-    """Run, round and rows of every surface; the round is None where the run has one surface."""
-    for run, rows in table.groupby("run", sort=False):
-        numbers = rounds(rows, "loss")
-        if len(numbers) < 2:
-            yield str(run), None, rows
-        else:
-            name = re.sub(r",? round \d+$", "", str(run))  # that of its last checkpoint
-            yield from ((name, r, only(rows, round=r)) for r in numbers)
 
 
 def _surface(run: str, rows: pd.DataFrame) -> Surface:
@@ -319,32 +288,25 @@ def _places(rows: pd.DataFrame) -> np.ndarray:
     return np.column_stack([floats(rows["x"]), floats(rows["y"])])
 
 
-def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None]:
-    """lambda_1, its residual, whether it converged, and lambda_1 / lambda_5, as far as the table has them."""
+def _eigen(rows: pd.DataFrame) -> tuple[float | None, float | None, bool, float | None, int]:
+    """lambda_1, its residual, whether it converged, lambda_1 / lambda_k and k, as far as the table has them."""
     first, fifth = (value_of(rows, "eigenvalue", index=i) for i in (1, 5))
-    ratio = value_of(rows, "eigenvalue_ratio")
+    ratio, k = (value_of(rows, "eigenvalue_ratio", column=c) for c in ("value", "index"))
     if ratio is None and first is not None and fifth:
         ratio = first / fifth
     residual, converged = (
         value_of(rows, "eigenvalue", index=1, column=c) for c in ("residual", "converged")
     )
-    return first, residual, converged != 0.0, ratio
+    return first, residual, converged != 0.0, ratio, int(k or 5)
 
 
-def scale(
-    grids: Sequence[Surface],
-    clip: float | Literal["auto"] | None = "auto",
-    height: Literal["linear", "log", "auto"] = "auto",
-) -> Scale:
-    """One scale for all surfaces.
+def scale(grids: Sequence[Surface]) -> Scale:
+    """One scale for all surfaces: log10 where positive losses span more than a factor of 30, else linear.
 
-    ``clip``: the largest loss drawn; None draws all; "auto" cuts at the largest outer fence of a run (third
-    quartile + 3 interquartile ranges; J. Tukey, "Exploratory Data Analysis", 1977), which leaves every
-    bowl-shaped surface whole and keeps a few exploding corners from flattening the rest. ``height``: "log" for
-    log10 heights and colours, "auto" takes log when positive losses span more than a factor of 30.
+    A linear one is cut at the largest outer fence of a run (third quartile + 3 interquartile ranges; J. Tukey, "Exploratory
+    Data Analysis", 1977), which leaves every bowl-shaped surface whole and keeps a few exploding corners from flattening the
+    rest. Raises FldiagError where no loss is finite.
     """
-    if height not in ("linear", "log", "auto"):
-        raise FldiagError(f"unknown height scale {height!r}", "use linear, log or auto", usage=True)
     pooled = np.concatenate([g.loss.ravel() for g in grids])
     finite = pooled[np.isfinite(pooled)]
     if not len(finite):
@@ -352,31 +314,11 @@ def scale(
             "no point of the landscape has a finite loss",
             "choose a smaller span around the weights",
         )
-    positive = finite[finite > 0]
-    log = height == "log" or (
-        height == "auto" and len(positive) == len(finite) and positive.max() > 30 * positive.min()
-    )
-    if log and not len(positive):
-        raise FldiagError(
-            "a logarithmic height needs a loss above 0, and no point has one",
-            "use linear heights",
-            usage=True,
-        )
-    floor, top = float(positive.min() if log else finite.min()), float(finite.max())
-    if clip == "auto":
-        # A logarithm already holds the corners down; cutting as well would hide what it was asked to show.
-        limit = None if log else max(_fence(g.loss) for g in grids)
-    elif clip is None:
-        limit = None
-    else:
-        limit = float(clip)
-        if not floor < limit < np.inf:
-            raise FldiagError(
-                f"clip {clip} leaves nothing to draw: the smallest loss is {floor:g}",
-                "give a larger clip, or None",
-                usage=True,
-            )
-    cut = limit if limit is not None and limit < top else None
+    floor, top = float(finite.min()), float(finite.max())
+    log = floor > 0 and top > 30 * floor
+    # A logarithm already holds the corners down; cutting as well would hide what it was asked to show.
+    limit = np.inf if log else max(_fence(g.loss) for g in grids)
+    cut = limit if limit < top else None
     low, high = floor, cut if cut is not None else top
     if log:
         low, high = np.log10(low), np.log10(high)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
-from fldiag.results.select import spread
-from fldiag.runs.run import select_rounds
 from fldiag.runs.schema import Checkpoint
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
 LONGEST = 50
-#: A page turns through at most so many surfaces.
-FRAMES = 24
 
 
 def plane(problems: Sequence[Problem]) -> list[dict[str, Any]]:
@@ -24,20 +19,18 @@ def plane(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     if len(problems) != 3:
         raise FldiagError(
             f"a plane goes through three checkpoints, {len(problems)} given",
-            "give three, or in Python one and through=",
+            "give three",
             usage=True,
         )
     return [{**p.layout.views(p.w), **p.frozen, **p.buffers} for p in problems[1:]]
 
 
-def trajectory(problems: Sequence[Problem]) -> tuple[Problem, Any]:
-    """The last problem of a trajectory, and the weights before it: by their rounds, if these are known and different."""
+def trajectory(problems: Sequence[Problem]) -> tuple[Problem, list[tuple[int | None, Any]]]:
+    """The last problem of a trajectory, and the rounds (None: not known) and weights before it."""
     checkpoints = checkpoints_of(problems)
     *before, last = checkpoints
     end = next((p for p in problems if p.checkpoint is last), problems[0])
-    rounds, states = [c.round for c in before], [c.state for c in before]
-    has_rounds = None not in rounds and len(set(rounds)) == len(rounds)
-    return end, dict(zip(rounds, states, strict=True)) if has_rounds else states
+    return end, [(c.round, c.state) for c in before]
 
 
 def checkpoints_of(problems: Sequence[Problem]) -> list[Checkpoint]:
@@ -59,47 +52,10 @@ def checkpoints_of(problems: Sequence[Problem]) -> list[Checkpoint]:
     if len(checkpoints) < 3:
         raise FldiagError(
             f"a trajectory needs at least three checkpoints, {len(checkpoints)} given",
-            "give a run folder with more rounds (checkpoint.every), or more files; in Python also through=",
+            "give a run folder with more rounds (checkpoint.every), or more files",
             usage=True,
         )
     return checkpoints
-
-
-def rounds_of(problems: Sequence[Problem], text: str, directions: str) -> list[Problem]:
-    """The problem around the global models of a run's rounds, in their order.
-
-    Raises FldiagError for what is no single run, for rounds that it has not, and for too many.
-    """
-    problem = problems[0]
-    if problem.run is None or len(problems) > 1 or "client" in problem.labels:
-        raise FldiagError(
-            "--rounds are those of the global model of one run",
-            "give one run's folder, without a client or a single round",
-            usage=True,
-        )
-    if directions not in ("eigen", "random"):
-        raise FldiagError(
-            f"surfaces of several rounds along the directions {directions!r} are not defined",
-            "leave out --rounds, or --directions",
-            usage=True,
-        )
-    available = problem.run.rounds
-    rounds = select_rounds(text, available) or available
-    if len(rounds) > FRAMES:
-        raise FldiagError(
-            f"--rounds {text} are {len(rounds)} surfaces, and a page holds {FRAMES}",
-            f"choose fewer, such as --rounds {','.join(map(str, spread(rounds, FRAMES)))}",
-            usage=True,
-        )
-    name = re.sub(r" round \d+$", "", problem.name)
-    return [
-        problem.at(
-            problem.run.checkpoint(r).state,
-            name=f"{name} round {r}",
-            labels={**problem.labels, "round": r},
-        )
-        for r in rounds
-    ]
 
 
 def client_models(problem: Problem) -> dict[int, Any]:

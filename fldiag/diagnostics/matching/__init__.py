@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Estimate, Stack
+from fldiag.choices import Estimate
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
@@ -79,9 +79,6 @@ def matching(
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
     ] = 1e-3,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
-    stack: Annotated[
-        Stack, Field(description="Evaluate the clients' models side by side: auto, on or off.")
-    ] = "auto",
 ) -> pd.DataFrame:
     """Measure how similar the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
 
@@ -104,8 +101,6 @@ def matching(
     and rows ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
     adds. Of the last round with client weights, or all with ``every_round``. Cost a client: about 4 Hessian-vector
     products on own and on global data, and one spectrum.
-    ``stack``: the clients' Hessians are multiplied side by side, never (off), where that is faster by a fixed rule on
-    shapes (auto: small networks of affine layers on few examples), or wherever they can be (on); the numbers stay the same.
 
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
@@ -116,7 +111,7 @@ def matching(
     settings = Settings(k, tol, estimate, rtol, max_products, deflate, seed)
     places: list[Data] = ["client", "global"] if on == "both" else [on]
     rows = history.each_round(
-        lambda stored: round_rows(history, stored, places, stack, settings),
+        lambda stored: round_rows(history, stored, places, settings),
         every_round=every_round,
     )
     rows = [{"masked": row["value"] is None, **row} for row in rows]

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from fldiag.choices import Estimate, Stack
-from fldiag.curvature.lanczos import EigenPairs
+from fldiag.choices import Estimate
 from fldiag.diagnostics.matching.comparison import (
     HessianSummary,
     Space,
@@ -18,7 +17,6 @@ from fldiag.diagnostics.matching.comparison import (
 )
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
-from fldiag.problem import stack as stacks
 from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
 from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs
 from fldiag.problem.problem import Problem
@@ -55,56 +53,51 @@ class Settings:
 
 @dataclass(frozen=True)
 class Item:
-    """Hessians of one round: of some clients' trained weights on their own or on all clients' data, with their top eigenpairs
-    or without; with no clients, of the aggregated weights."""
+    """A Hessian of one round: of a client's trained weights on its own or on all clients' data, with its top eigenpairs or
+    without; with no client, of the aggregated weights."""
 
     round: int
-    clients: tuple[int, ...]
+    client: int | None = None
     data: Data = "global"
     has_spectrum: bool = True
 
     def __str__(self) -> str:
-        if not self.clients:
+        if self.client is None:
             return f"round {self.round}, global model"
-        return (
-            f"round {self.round}, clients {', '.join(map(str, self.clients))} on {self.data} data"
-        )
+        return f"round {self.round}, client {self.client} on {self.data} data"
 
 
 def round_rows(
     history: History,
     record: Stored,
     places: Sequence[Data],
-    stack: Stack,
     settings: Settings,
 ) -> list[Row]:
     """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
     r = record.round
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
-    items = [Item(r, ())] + [
-        Item(r, tuple(group), place, place == places[0])
+    items = [Item(r)] + [
+        Item(r, client, place, place == places[0])
         for place in reversed(places)
-        for group in client_groups(history, record, place, place == places[0], stack, settings)
+        for client in record.ids
     ]
     (aggregated, *of_clients) = workspace().map(hessians, history, items, settings=settings)
     rows: list[Row] = []
     spaces: dict[int, Space] = {}
     for place in places:
         results = {
-            client: result
+            item.client: result
             for item, result in zip(items[1:], of_clients, strict=True)
             if item.data == place
-            for client, result in result.items()
         }
         summaries = sound_clients(history, record, place, results, rows)
         spaces |= {s.client: s.space for s in summaries if s.space is not None}
         rows += matching_rows(summaries, place, _slice(place))
-    result = aggregated[None]
-    if "failure" in result:
-        history.note(r, f"the aggregated model is left out: {result['failure'][0]}")
+    if "failure" in aggregated:
+        history.note(r, f"the aggregated model is left out: {aggregated['failure'][0]}")
         return rows + (overlap_rows(spaces, None, _slice(places[0])) if spaces else [])
-    rows += result["rows"]
-    top = HessianSummary.of(result["summary"]).space
+    rows += aggregated["rows"]
+    top = HessianSummary.of(aggregated["summary"]).space
     if spaces:
         rows += overlap_rows(spaces, top, _slice(places[0]))
     return rows
@@ -112,22 +105,6 @@ def round_rows(
 
 def _slice(place: Data) -> str:
     return "train" if place == "global" else "client:*/train"
-
-
-def client_groups(
-    history: History,
-    record: Stored,
-    place: Data,
-    has_spectrum: bool,
-    stack: Stack,
-    settings: Settings,
-) -> list[list[int]]:
-    """The clients whose Hessians are multiplied together."""
-    if not has_spectrum or not settings.k:
-        return [[c] for c in record.ids]
-    slices = {c: _examples(history, place, c)[0] for c in record.ids}
-    sizes = {c: part.stop - part.start for c, part in slices.items()}
-    return stacks.groups(history.network, sizes, stack)
 
 
 def _examples(history: History, place: Data, client: int) -> tuple[slice, str]:
@@ -141,7 +118,7 @@ def sound_clients(
     history: History,
     record: Stored,
     place: Data,
-    results: dict[int, Any],
+    results: dict[int | None, Any],
     rows: list[Row],
 ) -> list[HessianSummary]:
     """The clients' Hessians in the order of the round; their rows are appended, and what failed is noted once a client.
@@ -168,29 +145,22 @@ def sound_clients(
     return summaries
 
 
-def hessians(history: History, item: Item, settings: Settings) -> dict[int | None, Any]:
-    """Of every client of the item (None: the aggregated model) the rows and the summary of its Hessian, or its ``failure``."""
+def hessians(history: History, item: Item, settings: Settings) -> dict[str, Any]:
+    """Rows and summary of the item's Hessian, or its ``failure``."""
     record = history.stored(item.round)
-    if not item.clients:
-        problem = _aggregated_problem(history, record)
-        return {None: _result(problem, True, settings)}
-    results: dict[int | None, Any] = {}
-    problems: dict[int, Problem] = {}
-    for client in item.clients:
-        try:
-            problems[client] = history.problem(
-                record.client(record.ids.index(client)),
-                *_examples(history, item.data, client),
-                moment="trained",
-                scope="client",
-                client=client,
-            )
-        except FldiagError as error:
-            results[client] = {"failure": [error.what, error.remedy]}
-    pairs = stacks.eigenpairs([*problems.values()], **settings.spectrum, progress=workspace().show)
-    for (client, problem), eigenpairs in zip(problems.items(), pairs, strict=True):
-        results[client] = _result(problem, item.has_spectrum, settings, eigenpairs, data=item.data)
-    return results
+    if item.client is None:
+        return _result(_aggregated_problem(history, record), True, settings)
+    try:
+        problem = history.problem(
+            record.client(record.ids.index(item.client)),
+            *_examples(history, item.data, item.client),
+            moment="trained",
+            scope="client",
+            client=item.client,
+        )
+    except FldiagError as error:
+        return {"failure": [error.what, error.remedy]}
+    return _result(problem, item.has_spectrum, settings, data=item.data)
 
 
 def _aggregated_problem(history: History, record: Stored) -> Problem:
@@ -207,11 +177,9 @@ def _result(
     problem: Problem,
     has_spectrum: bool,
     settings: Settings,
-    pairs: EigenPairs | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """Rows and summary of the Hessian of one model on one slice, or why it cannot be computed. ``pairs``: its eigenpairs, where
-    they are known already."""
+    """Rows and summary of the Hessian of one model on one slice, or why it cannot be computed."""
     common = {**problem.common, **columns}
     try:
         if not bool(torch.isfinite(problem.w).all()):
@@ -224,7 +192,7 @@ def _result(
         space = None
         if has_spectrum and settings.k:
             # strict: the overlaps are of the vectors
-            pairs = pairs or strict_pairs(problem, **settings.spectrum, progress=workspace().show)
+            pairs = strict_pairs(problem, **settings.spectrum, progress=workspace().show)
             rows += eigenvalue_rows(pairs, noise=NOISE[problem.dtype])
             space = vars(Space.of(pairs, problem.dtype, NOISE[problem.dtype]))
     except FldiagError as error:

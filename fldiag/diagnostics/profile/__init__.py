@@ -28,8 +28,8 @@ def profile(
     problem: Problem,
     *,
     directions: Annotated[
-        Literal["eigen", "random", "through"],
-        Field(description="Directions: eigen, random, or through (to other weights; Python only)."),
+        Literal["eigen", "random"],
+        Field(description="Directions: eigen or random."),
     ] = "eigen",
     lines: Annotated[int, Field(ge=1, description="Number of directions.")] = 2,
     points: Annotated[
@@ -37,7 +37,6 @@ def profile(
         Field(ge=3, le=9999, description="Number of points along each line (odd; default 41)."),
     ] = None,
     span: Annotated[float, Field(gt=0, le=1e30, description="Largest coefficient.")] = 1.0,
-    through: Any = None,
     k: Annotated[int, Field(ge=1, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Annotated[
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
@@ -48,28 +47,20 @@ def profile(
     ] = 100,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
-    """Draw the loss along lines through the weights, with the parabola of its curvature, or to other models, with barriers.
+    """Draw the loss along lines through the weights, with the parabola of its curvature.
 
     ``directions`` = ``eigen`` (the leading ``lines`` Hessian eigenvectors) or ``random`` (filter-normalised):
     rows, by ``index`` of the line from 1, of ``loss`` at ``points`` (odd, default 41) coefficients ``x`` from
     -``span`` to ``span``; ``slope`` g = <gradient, d>; ``curvature`` c = d.Hd; and ``parabola``,
     L(w) + g x + c x^2 / 2. ``eigen`` adds the rows of the spectrum.
 
-    ``through``: straight paths from the weights (``x`` = 0) to each weight set of ``through`` (``x`` = 1; a list,
-    or a dict whose integer labels are clients): rows of ``loss`` at ``points`` (default 21) places, and
-    ``barrier``, the largest excess over the straight line between the ends' losses, with a standard error over
-    the examples. Floating-point buffers (batch-norm statistics) go along the same straight path if the weight
-    sets hold them, else stay the problem's: column ``buffers`` says ``interpolated`` or ``fixed``.
-
     Cost: lines x points evaluations of the slice.
-    Raises FldiagError for an even number of points, weight sets that do not fit the model, or a loss at the weights that is
+    Raises FldiagError for an even number of points, or a loss at the weights that is
     not finite.
     """
     from fldiag.diagnostics.profile.lines import rows_along
     from fldiag.problem.eigenpairs import loss_rows
 
-    if directions == "through":
-        return lines_to(problem, through, points)
     centre = loss_rows(problem)
     rows = rows_along(
         problem,
@@ -84,13 +75,11 @@ def profile(
     return table(at_centre(rows, centre, x=0.0), **problem.common)
 
 
-def lines_to(problem: Problem, through: Any, points: int | None) -> pd.DataFrame:
-    """The rows of the straight paths to each weight set of ``through``."""
+def lines_to(problem: Problem, clients: Mapping[int, Any], points: int | None) -> pd.DataFrame:
+    """The rows of the straight paths to the weights of clients."""
     from fldiag.diagnostics.profile.lines import rows_between
-    from fldiag.landscape.directions import label_weights
     from fldiag.problem.eigenpairs import loss_rows
 
     centre = loss_rows(problem)
-    ends = label_weights(through, "paths need", 1)
-    rows = rows_between(problem, ends, points or 21, isinstance(through, Mapping))
+    rows = rows_between(problem, clients, points or 21)
     return table(at_centre(rows, centre, x=0.0), **problem.common)

@@ -22,12 +22,11 @@ from fldiag.results.table import Row
 
 @dataclass
 class Lines:
-    """Lines from a problem's weights: along directions [P] up to coefficients of size ``reach``, or, where that is None,
-    straight to other weights."""
+    """Lines from a problem's weights: along directions [P], or, where ``to_models``, straight to other weights."""
 
     problem: Problem
     ends: Sequence[Any]
-    reach: float | None = None
+    to_models: bool = False
     current: tuple[int, StraightPath] | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -38,10 +37,10 @@ class Lines:
         """One line; the last one stays in memory."""
         if self.current is None or self.current[0] != number:
             end = self.ends[number]
-            if self.reach is None:
+            if self.to_models:
                 path = StraightPath.to(self.problem, end)
             else:
-                evaluate = Evaluator(self.problem, [end], reach=self.reach)
+                evaluate = Evaluator(self.problem, [end])
                 path = StraightPath(evaluate, "", float(end.norm()))
             self.current = number, path
         return self.current[1]
@@ -128,7 +127,7 @@ def rows_along(
     estimator = "lanczos" if kind == "eigen" else "exact"
     rows: list[Row] = []
     with workspace().part(1, 2, "losses"):
-        lines = Lines(problem, list(directions), reach=float(places[-1]))
+        lines = Lines(problem, list(directions))
         for i, line_rows in enumerate(loss_rows(lines, places)):
             slope, curvature = float(gradient @ directions[i]), result["curvatures"][i]
             rows += line_rows
@@ -155,18 +154,14 @@ def rows_along(
     return [*rows, *result["rows"]]
 
 
-def rows_between(
-    problem: Problem, ends: Mapping[Any, Any], points: int, clients: bool
-) -> list[Row]:
-    """Of straight paths to other models the losses, and barrier and length. ``clients``: integer labels are clients."""
+def rows_between(problem: Problem, ends: Mapping[int, Any], points: int) -> list[Row]:
+    """Of straight paths to the models of clients the losses, and barrier and length."""
     places = np.linspace(0.0, 1.0, points)
-    lines = Lines(problem, list(ends.values()))
+    lines = Lines(problem, list(ends.values()), to_models=True)
     rows: list[Row] = []
-    for i, (label, line_rows) in enumerate(zip(ends, loss_rows(lines, places), strict=True)):
+    for i, (client, line_rows) in enumerate(zip(ends, loss_rows(lines, places), strict=True)):
         path = lines.path(i)
-        columns: Row = {"index": i + 1}
-        if clients and isinstance(label, int):
-            columns["client"] = label
+        columns: Row = {"index": i + 1, "client": client}
         if path.buffers:
             columns["buffers"] = path.buffers
         losses = np.array([row["value"] for row in line_rows])

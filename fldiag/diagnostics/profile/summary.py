@@ -31,7 +31,7 @@ BARRIERS = {
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    if options["directions"] in ("through", "clients"):
+    if options["directions"] == "clients":
         yield Small(barriers(frame), BARRIERS)
     else:
         yield Small(lines(frame), LINES)

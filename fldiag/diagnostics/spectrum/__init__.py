@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Fisher, Matrix, Which
+from fldiag.choices import Matrix, Which
 from fldiag.diagnostics.density import check_memory
 from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 
@@ -33,61 +32,26 @@ COLUMNS = {
     "index": "index",
     "value": "value",
     "residual": "residual",
-    "cross_block": "cross-block",
     "stderr": "± stderr",
     "converged": "converged",
     "estimator": "estimator",
-    "products": "products",
     "which": "which",
     "matrix": "matrix",
 }
-ENGINES = ("lanczos", "pyhessian")
 #: What goes without saying in the columns.
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
 
 
 def check(problem: Problem, options: Mapping[str, Any]) -> None:
-    """Refuse an unknown engine, more eigenvalues than there are, and flags that do not go together."""
+    """Refuse more eigenvalues than there are, and flags that do not go together."""
     from fldiag.problem.eigenpairs import check_count
 
-    if options["engine"] not in ENGINES:
-        raise FldiagError(
-            f"engine {options['engine']!r} is not one of {', '.join(ENGINES)}",
-            "choose one of them",
-            usage=True,
-        )
     check_count(options["k"], problem.layout.size)
-    if options["engine"] == "pyhessian":
-        is_set = {
-            "--which": options["which"] not in ("largest", "magnitude"),
-            "--matrix": options["matrix"] != "hessian",
-            "--params": options["params"] is not None,
-            "--not-params": options["not_params"] is not None,
-            "--per-layer": options["per_layer"],
-            "--minibatch": options["minibatch"] is not None,
-            "--diagonal": options["diagonal"],
-            "--save-vectors": options["save_vectors"],
-        }
-        unsupported = [flag for flag, value in is_set.items() if value]
-        if unsupported:
-            raise _beyond_pyhessian(unsupported[0])
-        return
-    for flag in ("batches", "resample"):
-        if options[flag]:
-            raise FldiagError(
-                f"--{flag} is for --engine pyhessian", "leave it out, or take --samples", usage=True
-            )
-    size = options["minibatch"]
-    if size is not None and (size > problem.n or is_block(options)):
-        raise FldiagError(
-            f"minibatch = {size}, and the slice has {problem.n} examples"
-            if size > problem.n
-            else "--minibatch is that of the whole model",
-            f"use at most {problem.n}"
-            if size > problem.n
-            else "leave out --params and --not-params",
-            usage=True,
-        )
+    beyond = [name for name in ("params", "per_layer", "diagonal", "save_vectors") if options[name]]
+    beyond += ["which"] if options["which"] == "smallest" else []
+    beyond += ["matrix"] if options["matrix"] != "hessian" else []
+    if options["engine"] == "pyhessian" and beyond:
+        raise _beyond_pyhessian(f"--{beyond[0].replace('_', '-')}")
     flags = [flag for flag in ("trace", "diagonal") if options[flag]]
     if flags and options["matrix"] != "hessian":
         raise FldiagError(f"--{flags[0]} is that of the Hessian", "leave out --matrix", usage=True)
@@ -107,7 +71,7 @@ def check_density(
 
 
 def is_block(options: Mapping[str, Any]) -> bool:
-    return options["params"] is not None or options["not_params"] is not None
+    return options["params"] is not None
 
 
 def _beyond_pyhessian(flag: str) -> FldiagError:
@@ -121,7 +85,7 @@ def _beyond_pyhessian(flag: str) -> FldiagError:
 def _beyond_a_block(flag: str) -> FldiagError:
     return FldiagError(
         f"--{flag} is that of the whole model",
-        "leave out --params and --not-params (--trace and --diagonal list all layers)",
+        "leave out --params (--trace and --diagonal list all layers)",
         usage=True,
     )
 
@@ -134,10 +98,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         if column in ("run", "metric", "index", "value")
         or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
     }
-    values = only(
-        frame, metric=[m for m in frame["metric"].unique() if m != "minibatch_eigenvalue"]
-    )
-    values = values[list(columns)]
+    values = frame[list(columns)]
     yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
 
     def is_rough(metric: str) -> bool:
@@ -178,11 +139,9 @@ LAMBDA_1 = Number(
 
 @diagnostic(
     "spectrum",
-    meta={"read": "Kunstner et al. (Fisher): abstract and introduction"},
     draw={
         "": "fldiag.diagnostics.spectrum.picture:draw",
         "-layers": "fldiag.plotting.layers:draw",
-        "-minibatches": "fldiag.diagnostics.spectrum.picture:minibatches_if_any",
         "-vectors.safetensors": "fldiag.diagnostics.spectrum.picture:vectors_if_any",
     },
     summary=summary,
@@ -223,35 +182,15 @@ def spectrum(
             description="Restrict the Hessian to the block of these tensors, such as 'features.*'."
         ),
     ] = None,
-    not_params: Annotated[
-        str | None,
-        Field(description="Leave these tensors out of the Hessian, such as '*.bias'."),
-    ] = None,
     per_layer: Annotated[
         bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
     ] = False,
     matrix: Annotated[
-        Literal[Matrix, Fisher],
+        Matrix,
         Field(
-            description="Matrix: hessian, ggn (Gauss-Newton), fisher (exact), fisher-mc (labels sampled from the model) or "
-            "fisher-empirical (labels of the data)."
+            description="Matrix: hessian or ggn (Gauss-Newton; of the cross entropy also the Fisher matrix)."
         ),
     ] = "hessian",
-    draws: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Labels that fisher-mc samples for each example.",
-            json_schema_extra={"advanced": True},
-        ),
-    ] = 10,
-    minibatch: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Also compute the largest eigenvalue of up to 20 random minibatches of so many examples each.",
-        ),
-    ] = None,
     save_vectors: Annotated[
         bool,
         Field(
@@ -295,68 +234,38 @@ def spectrum(
         ),
     ] = False,
     engine: Annotated[
-        str,
+        Literal["lanczos", "pyhessian"],
         Field(
-            description="Engine: lanczos, or pyhessian (that package's power iteration, probes and stopping rules, as used "
-            "in papers).",
+            description="Engine: lanczos, or pyhessian (that package's power iteration, probes and stopping rules).",
             json_schema_extra={"advanced": True},
         ),
     ] = "lanczos",
-    batches: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="With pyhessian: use only this many batches of 64 examples "
-            "(FedAlign's code uses 10).",
-            json_schema_extra={"advanced": True},
-        ),
-    ] = None,
-    resample: Annotated[
-        bool,
-        Field(
-            description="With --batches: draw new batches for every product.",
-            json_schema_extra={"advanced": True},
-        ),
-    ] = False,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
     """Compute the top-k Hessian eigenvalues with residuals and convergence; optionally trace, diagonal and density.
 
     Rows ``loss`` and ``accuracy`` (with standard errors over the examples), ``eigenvalue`` (index 1..k, each with the
-    residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to
-    a zero one); columns ``which`` (largest, smallest, magnitude) and ``matrix``. ``tol`` is the
-    relative error of every eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products
-    (default: 100, or 8 k) did not reach it, or did not suffice to look for overlooked eigenvalues. ``matrix``:
-    hessian, or ggn (Gauss-Newton). ``params``: only the diagonal block of the tensors whose names match this
-    pattern (``features.*``), named in ``layer``; ``not_params``: without those that match this one.
-    With the mean cross entropy as the loss, ``matrix`` is also ``fisher`` (exact; it is the Gauss-Newton matrix and taken as
-    that: estimator ``lanczos-ggn``), ``fisher-mc`` (from ``draws`` labels an example that the model samples by ``seed``; the
-    ``stderr`` of an eigenvalue is over the draws, with its eigenvector held fixed) or ``fisher-empirical`` (the labels of the
-    data); weight decay is in none of these three (``fldiag.problem.fisher``).
-    Of a block's eigenvector x, ``cross_block`` is the length of H x outside the block: an eigenvalue of the whole matrix lies
-    within sqrt(residual^2 + cross_block^2) of the block's. ``strict``: also the residuals are within ``tol``, not only the
-    errors that follow from them (a few products more; ``density`` on the same problem then reuses the pairs).
-    ``per_layer``: also the first eigenvalue of every layer's own block (weight and bias). Where
-    the network is piecewise linear in each layer's weights, the block of a single layer is the same in both matrices and taken
-    from the Gauss-Newton matrix (estimator ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the
-    initialisation), each worth 1.2 to 2 gradients of the slice; ``per_layer`` about 10 more a layer, and one more an eigenvalue
-    of a block. ``minibatch``: rows ``minibatch_eigenvalue``, the largest eigenvalue of the loss of each of up to 20 disjoint
-    random minibatches of so many examples, and ``minibatch_eigenvalue_mean`` with its standard error over ``n_minibatches``,
-    and their ``deviation``. ``trace``, ``diagonal``: the rows of those diagnostics too
-    (``rtol``). ``save_vectors``: the eigenvectors of unit length, in the order of the eigenvalues, as tensors [k, ...] named as
-    the parameters: in a file ``*-vectors.safetensors`` beside the table, and in Python in ``table.attrs["vectors"]``; no cache
-    keeps them, so they are computed again at every call. ``engine`` pyhessian: that package's own estimates
-    (``pyhessian_engine``), with ``batches`` and ``resample``.
+    residual ||Hv - lambda v||: an eigenvalue lies that close) and ``eigenvalue_ratio`` (not from the smallest ones, nor to a
+    zero one); columns ``which`` (largest, smallest, magnitude) and ``matrix``. ``tol`` is the relative error of every
+    eigenvalue; ``converged`` is false where ``max_products`` Hessian-vector products (default: 100, or 8 k) did not reach it,
+    or did not suffice to look for overlooked eigenvalues. ``matrix``: hessian, or ggn (Gauss-Newton; of a cross entropy of
+    class labels it is the Fisher matrix). ``params``: only the diagonal block of the tensors whose names match this pattern
+    (``features.*``), named in ``layer``. ``strict``: also the residuals are within ``tol``, not only the errors that follow
+    from them (a few products more; ``density`` on the same problem then reuses the pairs). ``per_layer``: also the first
+    eigenvalue of every layer's own block (weight and bias). Where the network is piecewise linear in each layer's weights,
+    the block of a single layer is the same in both matrices and taken from the Gauss-Newton matrix (estimator
+    ``lanczos-ggn``). Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each worth 1.2 to 2
+    gradients of the slice; ``per_layer`` about 10 more a layer. ``trace``, ``diagonal``: the rows of those diagnostics too
+    (``rtol``). ``save_vectors``: the eigenvectors of unit length, in the order of the eigenvalues, as tensors [k, ...] named
+    as the parameters: in a file ``*-vectors.safetensors`` beside the table, and in Python in ``table.attrs["vectors"]``; no
+    cache keeps them, so they are computed again at every call. ``engine`` pyhessian: that package's own estimates of
+    eigenvalues of largest magnitude and of the trace, to compare with.
 
     Raises FldiagError when the loss is not finite or not a function of the weights alone, or no tensor matches.
     """
-    from fldiag.diagnostics.spectrum import pyhessian_engine
     from fldiag.diagnostics.spectrum.blocks import (
         Block,
         block_rows,
-        distribution_rows,
-        minibatch_indices,
-        minibatch_rows,
         take_vectors,
     )
     from fldiag.problem.diagonal import diagonal_of, trace_rows
@@ -370,30 +279,20 @@ def spectrum(
             "trace": trace,
             "diagonal": diagonal,
             "params": params,
-            "not_params": not_params,
             "per_layer": per_layer,
-            "minibatch": minibatch,
             "matrix": matrix,
             "save_vectors": save_vectors,
             "engine": engine,
-            "batches": batches,
-            "resample": resample,
         },
     )
-    pyhessian_options: dict[str, Any] = {
-        "tol": tol,
-        "most": max_products or pyhessian_engine.MOST,
-        "sampling": pyhessian_engine.Batching(batches, resample=resample),
-        "seed": seed,
-    }
-
     main_block = Block(params, k, params)
-    if not_params is not None:
-        main_block = Block.without(problem, params, not_params, k)
 
     def compute_eigenvalues() -> list[Row]:
         if engine == "pyhessian":
-            return pyhessian_engine.eigenvalues(problem, k, **pyhessian_options)
+            from fldiag.diagnostics.spectrum.pyhessian_engine import pyhessian_rows
+
+            most = max_products or default_products(k)
+            return loss_rows(problem) + pyhessian_rows(problem, k, trace, tol, most, seed)
         rows, blocks = loss_rows(problem), [main_block]
         if per_layer:
             layers = problem.layout.layers.items()
@@ -411,14 +310,11 @@ def spectrum(
             max_products=max_products or default_products(k),
             strict=strict,
             save_vectors=save_vectors,
-            draws=draws,
             seed=seed,
         )
         return rows + [row for block in results for row in block]
 
     def compute_trace() -> list[Row]:
-        if engine == "pyhessian":
-            return pyhessian_engine.trace(problem, **pyhessian_options)
         result = diagonal_of(
             problem,
             entries=diagonal,
@@ -430,28 +326,11 @@ def spectrum(
         rows = diagonal_rows(problem, result, "layer") if diagonal else []
         return rows + trace_rows(problem, result, "layer")
 
-    def compute_minibatches(size: int) -> list[Row]:
-        results = workspace().map(
-            minibatch_rows,
-            problem,
-            minibatch_indices(problem.n, size, seed),
-            name=lambda examples: f"minibatch from example {examples[0]}",
-            tol=tol,
-            matrix=matrix,
-            max_products=max_products or default_products(1),
-            draws=draws,
-            seed=seed,
-        )
-        return distribution_rows([row for result in results for row in result], size)
-
-    has_trace = trace or diagonal
-    parts = 1 + has_trace + (minibatch is not None)
+    has_trace = (trace or diagonal) and engine == "lanczos"
+    parts = 1 + has_trace
     with workspace().part(0, parts, "eigenvalues"):
         rows = compute_eigenvalues()
     vectors = take_vectors(problem, main_block, rows) if save_vectors else None
-    if minibatch is not None:
-        with workspace().part(1, parts, "minibatches"):
-            rows = rows + compute_minibatches(minibatch)
     if has_trace:
         with workspace().part(parts - 1, parts, "trace"):
             rows = rows + compute_trace()

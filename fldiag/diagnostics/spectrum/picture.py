@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
@@ -15,16 +14,9 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.layers import is_main_block
 from fldiag.plotting.tables import floats, names, need, select
-from fldiag.results.select import number, only
 
 #: What an axis calls each matrix.
-MATRICES = {
-    "hessian": "Hessian",
-    "ggn": "Gauss-Newton",
-    "fisher": "Fisher",
-    "fisher-mc": "Monte Carlo Fisher",
-    "fisher-empirical": "empirical Fisher",
-}
+MATRICES = {"hessian": "Hessian", "ggn": "Gauss-Newton"}
 PICTURE = "spectrum"
 
 
@@ -139,48 +131,3 @@ def vectors_if_any(table: pd.DataFrame) -> bytes | None:
 
     content: bytes = save(dict(table.attrs["vectors"]))
     return content
-
-
-def minibatches_if_any(table: pd.DataFrame) -> Figure | None:
-    """The largest eigenvalue of each minibatch (dots, side by side where they would overlap), their mean (bar) and that of the
-    whole slice (dashed), a row a run. None where there are no minibatches."""
-    import seaborn  # takes a second, and this picture alone needs it
-
-    need(table, ("metric", "run", "index", "value"), PICTURE)
-    rows = only(table, metric="minibatch_eigenvalue")
-    if rows.empty:
-        return None
-    runs = list(dict.fromkeys(names(rows["run"])))
-    looks = style.looks(runs) if len(runs) > 1 else {runs[0]: style.look(2)}
-    with style.paper():
-        fig, (ax,) = style.panels(1, 0.8 + 0.35 * len(runs), width=style.ONE_COLUMN * 1.2)
-        for place, (run, look) in enumerate(looks.items()):
-            part = table[[name == run for name in names(table["run"])]]
-            values = floats(only(part, metric="minibatch_eigenvalue")["value"])
-            seaborn.swarmplot(
-                x=values,
-                y=np.full(len(values), place),
-                orient="h",
-                native_scale=True,
-                color=look.color,
-                marker=look.marker,
-                size=4,
-                alpha=0.6,
-                warn_thresh=1.0,
-                ax=ax,
-            )
-            of_slice = number(part, "eigenvalue", index=1, layer=None)
-            for value, dash in (
-                (number(part, "minibatch_eigenvalue_mean"), "-"),
-                (of_slice, (0, (3, 1.5))),
-            ):
-                if value is not None:
-                    ends = [place - 0.35, place + 0.35]
-                    ax.plot([value, value], ends, color="black", linestyle=dash, linewidth=1)
-        style.names_down(ax, runs)
-        size = int(rows["n_examples"].iloc[0])
-        ax.set_xlabel(
-            f"largest eigenvalue of minibatches of {size:,} examples\n(bar: their mean, dashed: all examples)"
-        )
-        ax.grid(True)
-    return fig

@@ -39,7 +39,7 @@
     const name = plot.closest("figure").querySelector("figcaption").textContent;
     if (coarse && !scene) chart.layout.dragmode = false; // a finger scrolls past it
     const layout = { autosize: true, font: { family: "system-ui, sans-serif" }, ...chart.layout };
-    return Plotly.newPlot(plot, { data: chart.traces, layout, frames: chart.frames, config: {
+    return Plotly.newPlot(plot, { data: chart.traces, layout, config: {
       displaylogo: false, responsive: true, displayModeBar: coarse ? false : "hover",
       // Named one by one: plotly's own choice includes a button that sends the data to a server.
       modeBarButtons: [scene ? ["toImage", "zoom3d", "pan3d", "tableRotation", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]],

@@ -216,21 +216,6 @@ def personalise(
         Literal["decayed", "initial"] | None,
         Field(description="Learning rate: decayed (that after the last round) or initial."),
     ] = None,
-    knn: Annotated[
-        bool,
-        Field(
-            description="Combine the model's prediction with a vote of the client's 5 nearest "
-            "training examples (kNN-Per)."
-        ),
-    ] = False,
-    clients: Annotated[Numbers, Field(description="Use only these clients, such as 0,3,7.")] = None,
-    test: Annotated[
-        Literal["test", "own"],
-        Field(
-            description="Test examples: test (in the client's class mixture) "
-            "or own (all examples of its classes)."
-        ),
-    ] = "test",
     model: Model = None,
     data: Data = None,
     root: Root = None,
@@ -240,9 +225,9 @@ def personalise(
 ) -> pd.DataFrame:
     """Fine-tune the final model for each client and test it on the client's own class mixture: mean and std of the accuracy.
 
-    From the last checkpoint of finished runs. Each of ``clients`` (default: all) starts from the global model (with
+    From the last checkpoint of finished runs. Each client starts from the global model (with
     ``local_only``: from its own), trains e epochs by the run's local loop with plain cross entropy (or as the run's method says)
-    and fresh momentum, for each e of ``epochs``, and is tested on ``test`` examples of its own mixture of classes. The first
+    and fresh momentum, for each e of ``epochs``, and is tested on test examples in its own mixture of classes. The first
     epochs of a longer training are those of a shorter one. What is not given is the method's own plan; the default is 0, 1 and 5
     epochs at the decayed lr. ``seed``: of minibatches, and of the examples that vote
     (default: the run's).
@@ -251,13 +236,12 @@ def personalise(
     interval) and, with scope global, its mean over the clients (stderr over clients), ``personal_accuracy_std`` (the clients'
     standard deviation, divisor m), each client counting once. Clients without a test example have no value and do not enter.
 
-    Raises FldiagError for unfinished runs, data without classes, wrong epochs or clients, and neighbours without features.
+    Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
-    from fldiag.method import Neighbours
     from fldiag.training.personalise import of_run
     from fldiag.training.setup import setup_of
 
-    lengths, ids = _numbers(epochs, "epochs", "0,1,5"), _numbers(clients, "clients", "0,3,7")
+    lengths = _numbers(epochs)
     tables = []
     for i, run in enumerate(runs):
         setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
@@ -267,24 +251,21 @@ def personalise(
                     run,
                     setup,
                     epochs=lengths,
-                    clients=ids,
                     lr=lr,
-                    neighbours=Neighbours() if knn else None,
-                    test=test,
                     seed=seed,
                 )
             )
     return pd.concat(tables, ignore_index=True)
 
 
-def _numbers(text: str | None, option: str, example: str) -> list[int] | None:
+def _numbers(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise FldiagError(
-            f"--{option} {text!r} is not a list of whole numbers",
-            f"write for example --{option} {example}",
+            f"--epochs {text!r} is not a list of whole numbers",
+            "write for example --epochs 0,1,5",
             usage=True,
         ) from None
