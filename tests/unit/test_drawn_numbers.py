@@ -66,17 +66,6 @@ def profile(run, size):
     return rows + [{**base, "metric": "curvature", "index": i, "value": size * i} for i in (1, 2)]
 
 
-def forgetting(run, size):
-    base = {"moment": "aggregated", "scope": "global", "slice": "test", "round": 3, "stderr": 0.01}
-    rows = [*reports.forgetting(drop=0.2 * size)]
-    rows += [
-        {**base, "metric": m, "index": c, "value": v * size * (0.5 if c is None else 1 + c)}
-        for m, v in (("average_forgetting", 0.1), ("gem_backward_transfer", -0.07))
-        for c in (0, 1, None)
-    ]
-    return [{**row, "run": run} for row in rows]
-
-
 def named(make):
     return lambda run, size: [{**row, "run": run} for row in make(size)]
 
@@ -87,7 +76,7 @@ TABLES = {
     "fairness": fairness,
     "density": density,
     "profile": profile,
-    "forgetting": forgetting,
+    "forgetting": named(lambda size: reports.forgetting(drop=0.2 * size)),
     "drift": named(lambda size: reports.drift(size=size)),
     "matching": named(lambda size: reports.matching(size=size)),
     "account": named(lambda size: reports.account(size=size)),
@@ -100,7 +89,6 @@ SHOWN = {
     ("profile", ""): "metric in ('loss', 'parabola')",
     ("forgetting", ""): "scope == 'global' and metric in "
     "('accuracy', 'forgotten', 'learned', 'restored') and index.isna()",
-    ("forgetting", "-continual"): "metric in ('average_forgetting', 'gem_backward_transfer')",
     ("forgetting", "-classes"): "metric == 'class_forgetting' and round == 3",
     (
         "drift",
