@@ -377,10 +377,7 @@ def fair(clients=20):
             ("ece", 0.12),
         )
     ]
-    rows += [
-        {**whole, "metric": m, "value": v}
-        for m, v in (("ece_floor", 0.02), ("size_correlation", 0.3))
-    ]
+    rows += [{**whole, "metric": m, "value": v} for m, v in (("ece_floor", 0.02),)]
     rows += [
         {
             **whole,
