@@ -3,7 +3,7 @@
     python analyses/flatness.py [--seeds 3] [--only fedavg,fedsol] [--out figures/flatness]
 
 The ``digits`` preset (20 clients, 10 a round, LDA 0.1, 20 rounds), every method at its defaults. Of the last round, the measures
-of ``fldiag flatness``; the momentum echo (lag 1) over all rounds. ``accuracy``: of the final model on the test set;
+of ``fldiag flatness``. ``accuracy``: of the final model on the test set;
 ``forgetting``: accuracy of the received minus that of a client's trained model there, mean over the clients of the last round.
 
 correlations.csv: Spearman's and Pearson's correlation of each measure with both over all runs, with 95 % intervals by a bootstrap
@@ -61,13 +61,6 @@ MEASURES: dict[str, tuple[str, str, str]] = {
     "trace_gap": ("trace_gap", "trained", "flatness gap, trace"),
     "sharpness_gap_at_w": ("sharpness_gap", "aggregated", "gap at one point, sharpness"),
     "eigenvalue_gap_at_w": ("eigenvalue_gap", "aggregated", "gap at one point, λ1"),
-    "flatness_distance": ("flatness_distance", "received", "flatness distance"),
-    "perturbation_misalignment": (
-        "perturbation_misalignment",
-        "trained",
-        "perturbation misalignment",
-    ),
-    "gradient_score": ("gradient_score", "trained", "gradient score"),
 }
 
 
@@ -86,10 +79,6 @@ def measured(method: str, seed: int, cache: Path) -> dict[str, Any]:
     for name, (metric, moment, _) in MEASURES.items():
         row[name] = number(found, metric, moment=moment, **at)
         row[f"{name}_stderr"] = number(found, metric, column="stderr", moment=moment, **at)
-    row["momentum_echo"] = number(found, "momentum_echo", index=1, round=None)
-    row["momentum_echo_stderr"] = number(
-        found, "momentum_echo", column="stderr", index=1, round=None
-    )
     row["accuracy"] = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
     row["forgetting"] = number(forgot, "drop", moment="trained", round=ROUNDS, **WHOLE)
     return row
@@ -98,7 +87,7 @@ def measured(method: str, seed: int, cache: Path) -> dict[str, Any]:
 def correlations(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each measure and outcome."""
     rows = []
-    for name in [*MEASURES, "momentum_echo"]:
+    for name in MEASURES:
         for outcome in OUTCOMES:
             pairs = frame[["method", name, outcome]].dropna()
             row: dict[str, Any] = {"measure": name, "outcome": outcome, "runs": len(pairs)}
@@ -139,10 +128,7 @@ def _interval(f: Any, pairs: pd.DataFrame, x: str, y: str) -> tuple[float, float
 
 def draw(found: pd.DataFrame, runs: int) -> Figure:
     """Correlations with their intervals, a panel for each outcome."""
-    names = {
-        **{k: text for k, (_, _, text) in MEASURES.items()},
-        "momentum_echo": "momentum echo, lag 1",
-    }
+    names = {k: text for k, (_, _, text) in MEASURES.items()}
     with style.paper():
         fig = style.figure(style.TWO_COLUMNS, 4.2, layout="constrained")
         for ax, outcome in zip(fig.subplots(1, 2, sharey=True), OUTCOMES, strict=True):

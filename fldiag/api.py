@@ -22,7 +22,6 @@ from fldiag.diagnosis.subjects import Target, load, open_subjects
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
-from fldiag.results.notebook import as_results, show_figures
 from fldiag.results.progress import progress_bar, shell
 from fldiag.results.standing import doubts
 from fldiag.runs.trust import trust
@@ -51,7 +50,7 @@ def diagnose(
         target: a Run, a Checkpoint, a Problem, a History, a path, or several of these.
         name: the diagnostic's.
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
-            verifies it; a long computation that was interrupted continues.
+            verifies it.
         progress: is called with done, total and what is being done; in a notebook, a bar by default.
         tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
@@ -97,10 +96,8 @@ def diagnose(
         else:
             warnings.warn(text, stacklevel=2)
     if len(results) == 1:
-        return as_results(results[question.entry])
-    return as_results(
-        joined([table.assign(diagnostic=entry.name) for entry, table in results.items()])
-    )
+        return results[question.entry]
+    return joined([table.assign(diagnostic=entry.name) for entry, table in results.items()])
 
 
 @contextlib.contextmanager
@@ -248,7 +245,7 @@ def draw(
         )
     of = name or str(table.attrs.get("diagnostic", ""))
     if of == "diff" and ax is None:
-        show_figures()
+        _show_figures()
         with sheet.use_sheet(width):
             return picture.draw(table)
     if not of:
@@ -262,7 +259,7 @@ def draw(
     if main_picture is None:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
     if ax is None:
-        show_figures()
+        _show_figures()
         with sheet.use_sheet(width):
             figure = main_picture(table)
         if figure is None:
@@ -293,3 +290,16 @@ def catalogue(kind: str) -> dict[str, str]:
     True
     """
     return known.names(kind)
+
+
+def _show_figures() -> None:
+    """A figure that a notebook's cell returns is shown without ``%matplotlib inline`` too; formats that the user chose stay."""
+    if (running := shell()) is None:
+        return
+    from IPython.core.pylabtools import select_figure_formats
+    from matplotlib.figure import Figure
+
+    try:
+        running.display_formatter.formatters["image/png"].lookup_by_type(Figure)
+    except KeyError:
+        select_figure_formats(running, {"png"})

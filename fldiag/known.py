@@ -25,7 +25,6 @@ FLAGS = {
     "trace": "spectrum --trace",
     "diagonal": "spectrum --diagonal",
     "density": "spectrum --density",
-    "account": "forgetting --why",
 }
 #: What a diagnostic is on -> what is opened for it.
 SUBJECTS = {
@@ -145,11 +144,7 @@ def describe(entry: Any) -> Item:
             "draws": bool(entry.draw),
             "fails": entry.fails is not None,
             "flags": {
-                name: {
-                    "diagnostic": flag.diagnostic,
-                    "help": flag.help,
-                    "options": list(flag.options),
-                }
+                name: {"diagnostic": flag.diagnostic, "help": flag.help}
                 for name, flag in entry.flags.items()
             },
         }

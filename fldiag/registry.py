@@ -145,17 +145,13 @@ def explain(
 class Flag:
     """A flag of a diagnostic that adds the table of another one, of the same subject.
 
-    ``diagnostic``: the other's name. ``options``: those of the other that the command line shows beside the owner's. ``sets``:
-    options of the owner that the flag changes. ``leads``: whether the other's picture is named last, where people look first.
-    ``check``: (subject, the owner's options, the other's) raises FldiagError for what does not go together, before anything is
-    computed.
+    ``diagnostic``: the other's name. ``sets``: options of the owner that the flag changes. ``check``: (subject, the owner's
+    options, the other's) raises FldiagError for what does not go together, before anything is computed.
     """
 
     diagnostic: str
     help: str
-    options: tuple[str, ...] = ()
     sets: dict[str, Any] = field(default_factory=dict)
-    leads: bool = False
     check: Callable[[Any, dict[str, Any], dict[str, Any]], None] = lambda *values: None
 
 

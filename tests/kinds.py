@@ -24,7 +24,6 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 from fldiag.training.diagnostics import personalise as personal
-from fldiag.training.diagnostics.leave_one_out import picture as leave_one_out
 from fldiag_papers import learning_curves, pictures
 from fldiag_papers.toys import plane_picture
 
@@ -128,18 +127,6 @@ def accounted(spread=1.0):
             for name in ("conv1", "conv2", "fc", "classifier")
             for m in ("linear", "quadratic")
         ]
-    rows += [
-        {
-            **common,
-            "scope": "pair",
-            "metric": "harm",
-            "client": a,
-            "client_b": b,
-            "value": draw.normal() * 10,
-        }
-        for a in CLIENTS
-        for b in CLIENTS
-    ]
     return account.draw(table(rows))
 
 
@@ -185,9 +172,8 @@ def matched():
             "slice": "train",
             "converged": True,
         }
-        for m in ("eigenvalue", "trace", "curvature_share")
+        for m in ("eigenvalue", "trace")
         for k in (*CLIENTS, None)
-        if not (m == "curvature_share" and k is None)
     ]
     return matching.draw(table(rows))
 
@@ -391,10 +377,7 @@ def fair(clients=20):
             ("ece", 0.12),
         )
     ]
-    rows += [
-        {**whole, "metric": m, "value": v}
-        for m, v in (("ece_floor", 0.02), ("size_correlation", 0.3))
-    ]
+    rows += [{**whole, "metric": m, "value": v} for m, v in (("ece_floor", 0.02),)]
     rows += [
         {
             **whole,
@@ -454,10 +437,7 @@ def flat():
                 ("_parts", "aggregated", 2),
             )
         ]
-        both += [
-            (m, "trained", v / 4)
-            for m in ("trace_gap", "flatness_distance", "perturbation_misalignment")
-        ]
+        both += [(m, "trained", v / 4) for m in ("trace_gap",)]
         rows += [
             dict(metric=m, round=r, moment=moment, scope="global", value=x, stderr=0.1 * x)
             for m, moment, x in both
@@ -470,14 +450,7 @@ def flat():
                 "adaptive_sharpness",
                 "eigenvalue",
                 "trace",
-                "flatness_distance",
-                "perturbation_misalignment",
             )
-        ]
-        rows += [
-            dict(metric="momentum_echo", index=lag, round=at, value=v / lag, stderr=0.1)
-            for lag in range(1, 6)
-            for at in ((None, r) if r == 1 else (r,))
         ]
     return flatness.draw(table(rows))
 
@@ -516,25 +489,6 @@ def densities():
                 dict(metric="eigenvalue", run=run, index=i, value=40.0 / i)
                 for run in RUNS
                 for i in range(1, 6)
-            ]
-        )
-    )
-
-
-def left_out(runs=1):
-    rows = [
-        dict(metric=m, run=run, client=k, index=i, estimator=e, value=v * factor)
-        for run in RUNS[:runs]
-        for i in (0, 1, 5)
-        for k, v in zip(CLIENTS, rng().normal(0, 0.01, len(CLIENTS)), strict=True)
-        for m, e, factor in (("effect", "exact", 1.2), ("predicted_effect", "quadratic", 1))
-    ]
-    return leave_one_out.draw(
-        table(
-            rows
-            + [
-                dict(metric="rank_correlation", index=i, estimator="quadratic", value=0.9)
-                for i in (0, 1, 5)
             ]
         )
     )
@@ -625,27 +579,6 @@ def travelled():
     return landscape.draw(table([*surface().query(f"run == {RUNS[0]!r}").to_dict("records"), *way]))
 
 
-def harmed_by_class():
-    draw = rng()
-    rows = [
-        dict(
-            run="fedavg",
-            round=30,
-            metric=m,
-            moment="trained",
-            scope="client",
-            client=k,
-            slice="train",
-            index=c,
-            value=draw.normal(),
-        )
-        for m in ("class_harm", "linear_class_harm")
-        for k in CLIENTS
-        for c in range(10)
-    ]
-    return account.classes(table(rows))
-
-
 KINDS = {
     "learning": learning,
     "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
@@ -674,12 +607,9 @@ KINDS = {
     "connectivity": lambda: connected(3),
     "connectivity, many": lambda: connected(5),
     "density": densities,
-    "leave-one-out": left_out,
-    "leave-one-out, runs": lambda: left_out(2),
     "adapters": adapters,
     "doctor": lambda: examined(1),
     "doctor, many": lambda: examined(5),
     "difference": differing,
     "trajectory": travelled,
-    "harm by class": harmed_by_class,
 }

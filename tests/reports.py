@@ -351,7 +351,7 @@ def matching(round=3, clients=CLIENTS, size=1.0):
     return rows
 
 
-def account(round=3, clients=CLIENTS, harm=1.0):
+def account(round=3, clients=CLIENTS, size=1.0):
     rows = []
     for c in (*clients, None):
         base = {
@@ -362,7 +362,7 @@ def account(round=3, clients=CLIENTS, harm=1.0):
             "scope": "client" if c else "global",
         }
         rows += [
-            {**base, "metric": m, "estimator": "exact", "value": v * (c or 2)}
+            {**base, "metric": m, "estimator": "exact", "value": size * v * (c or 2)}
             for m, v in (("change", 0.5), ("linear", -0.2), ("quadratic", 0.6), ("rest", 0.1))
         ]
         rows += [
@@ -375,19 +375,7 @@ def account(round=3, clients=CLIENTS, harm=1.0):
             for m in ("linear", "quadratic")
             for layer in ("fc1", "<b>head</b>")
         ]
-    return rows + [
-        {
-            "round": round,
-            "metric": "harm",
-            "moment": "trained",
-            "scope": "pair",
-            "client": a,
-            "client_b": b,
-            "value": harm * (-0.01 if a == b else 0.1 * a),
-        }
-        for a in clients
-        for b in clients
-    ]
+    return rows
 
 
 def personal(clients=CLIENTS):
@@ -412,7 +400,7 @@ def everything(made, size=1.0, **more):
     of_run(made, "forgetting", forgetting(rounds, drop=0.2 * size), **more)
     of_run(made, "drift", drift(rounds, size), rho=[0.0, 2.0], **more)
     of_run(made, "matching", matching(rounds, size=size), **more)
-    of_run(made, "account", account(rounds, harm=size), **more)
+    of_run(made, "account", account(rounds, size=size), **more)
     of_checkpoints(made, "landscape", lambda _: surface(4 * size), directions="eigen")
     of_checkpoints(made, "spectrum", lambda _: eigenvalues(4 * size), which="largest")
     write(

@@ -17,7 +17,8 @@ from fldiag.diagnosis.dealt_partition import dealt
 from fldiag.errors import FldiagError
 from fldiag.results.select import only
 from fldiag.results.table import PERSONAL, table
-from fldiag_papers import costs
+from fldiag.runs.history import History
+from fldiag_papers import costs, propositions
 from fldiag_papers.toys import iris, plane
 
 #: Beside run.json: seconds of every round (on the CPU of its one thread's work), and the machine.
@@ -156,6 +157,11 @@ def _iris(s: Subject, **protocol: Any) -> pd.DataFrame:
     return iris.run([iris.Protocol(**protocol)], seeds=s.seeds, keep=s.keep)
 
 
+def _propositions(s: Subject) -> pd.DataFrame:
+    history = History.of(s.run, rounds=s.rounds[-1:], device=s.device, download=s.download)
+    return propositions.of_history(history, s.rounds[-1])
+
+
 OWN: dict[str, Callable[..., pd.DataFrame]] = {
     "best": _best,
     "curve": _curve,
@@ -170,4 +176,5 @@ OWN: dict[str, Callable[..., pd.DataFrame]] = {
     "examples": _examples,
     "plane": _plane,
     "iris": _iris,
+    "propositions": _propositions,
 }

@@ -33,12 +33,9 @@ def ask(
     )
     for reply in answers:
         show(console, reply)
-    first = answers[0]
-    leading = {flag.diagnostic for flag in first.entry.flags.values() if flag.leads}
-    ordered = sorted(answers, key=lambda reply: (reply.entry.name in leading, reply is first))
-    console.done(
-        *(file for reply in ordered for file in reply.files)
-    )  # what people look at first is named last
+    first, *others = answers
+    # what people look at first is named last
+    console.done(*(file for reply in (*others, first) for file in reply.files))
     if any(
         strict and reply.entry.fails is not None and reply.entry.fails(reply.table)
         for reply in answers

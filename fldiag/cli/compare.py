@@ -89,9 +89,6 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Also fail if a condition is undecided.")
     ] = False,
-    xml: Annotated[
-        Path | None, typer.Option("--junit", help="Also write JUnit XML to this file.")
-    ] = None,
     model: Model = None,
     data: Data = None,
     allow_code: AllowCode = None,
@@ -109,10 +106,10 @@ def check(
     One run or checkpoint per side: compares these two models over test examples and clients. Several runs per side: compares two
     methods over pairs of runs with equal seeds. The output says which of the two questions it answers.
 
-    Example: fldiag check RUN --baseline MAIN --fail-if 'accuracy < baseline - 1pt' --junit check.xml
+    Example: fldiag check RUN --baseline MAIN --fail-if 'accuracy < baseline - 1pt'
     """
     with errors(debug):
-        from fldiag.compare import compare, junit, wording
+        from fldiag.compare import compare, wording
 
         console = Console(json)
         runs = two_sides(sides or [], a or [], b or [], baseline or [])
@@ -138,8 +135,6 @@ def check(
         explanation = "" if fail_if or not comparison.b else _better(outcome)
         console.say(f"verdict: {outcome.verdict}{explanation}")
         paths = _write_table(outcome.table, comparison, out, about)
-        if xml is not None:
-            paths.append(files.write_text(xml, junit.junit(outcome, strict)))
         console.done(*paths)
         problem = _uncomputed(outcome)
         if problem is not None and outcome.verdict == "error":

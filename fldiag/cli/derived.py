@@ -44,9 +44,8 @@ TYPES: dict[str, Any] = {
 def verb(name: str, item: known.Item) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
     argument, kind, text = TARGETS[item["on"]]
-    own_options = [*item["options"], *_borrowed(item)]
-    typed = {o["name"]: o for o in own_options if o["type"] in TYPES and o["name"] != "device"}
-    own_names = [o["name"] for o in own_options]
+    typed = {o["name"]: o for o in item["options"] if o["type"] in TYPES and o["name"] != "device"}
+    own_names = [o["name"] for o in item["options"]]
     shared = {
         o["name"]: o
         for o in known.built_in()["subjects"][known.SUBJECTS[item["on"]]]["options"]
@@ -122,21 +121,6 @@ def group(item: known.Item) -> str:
 def takes_device(item: known.Item) -> bool:
     """Whether the diagnostic computes on a device: its subjects are put there, or it has an option for it."""
     return item["on"] != "runs" or any(o["name"] == "device" for o in item["options"])
-
-
-def _borrowed(item: known.Item) -> list[known.Item]:
-    """Options of the diagnostics that flags add, as far as they are shown here."""
-    names = {o["name"] for o in item["options"]}
-    options: dict[str, known.Item] = {}
-    for name, flag in item["flags"].items():
-        other = known.item("diagnostics", flag["diagnostic"]) or {"options": []}
-        for o in other["options"]:
-            if o["name"] in flag["options"] and o["name"] not in names:
-                options.setdefault(
-                    o["name"],
-                    {**o, "help": f"With --{name}: {o['help'][:1].lower()}{o['help'][1:]}"},
-                )
-    return list(options.values())
 
 
 def _parameter(

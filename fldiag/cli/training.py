@@ -517,13 +517,6 @@ def partition(
             "pkg.mod:loader. Exit code 3 if training would refuse it."
         ),
     ] = None,
-    ordered: Annotated[
-        bool,
-        typer.Option(
-            "--ordered",
-            help="Classes are ordered, as grades are: also compute earth mover's distances.",
-        ),
-    ] = False,
     allow_code: AllowCode = None,
     trust_file: TrustFile = False,
     download: Download = False,
@@ -561,12 +554,10 @@ def partition(
             division = check_file(config, data, download=download)
         counts = division.counts
         path = prepare(out or division.folder) / division.name
-        measures = heterogeneity.measure(counts, division.parts, is_ordered=ordered)
-        about = {**provenance(), "partition": division.title, "ordered": ordered}
+        measures = heterogeneity.measure(counts, division.parts)
+        about = {**provenance(), "partition": division.title}
         of_measures = path.with_name(f"{path.name}-heterogeneity")
         files = write_table(measures, of_measures, about)
-        fig = picture.draw_heterogeneity(measures, title=division.title)
-        files += style.write(fig, of_measures) if fig else []
         table = write_text(beside(path, ".csv"), csv_text(counts))
         pictures = style.write(picture.draw_counts(counts, title=division.title), path)
         sizes = sizes_of(division.parts)

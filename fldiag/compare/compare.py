@@ -140,7 +140,6 @@ def _rows(comparisons: Sequence[tuple[Evidence, float, float]], level: float) ->
         value = None if e.a is None or limit is None else e.a - limit
         interval = e.between(scale, offset) if e.between is not None else None
         interval = interval or Interval(value if value is not None else float("nan"))
-        ranks = e.ranks(scale, offset) if e.ranks else None
         row: Row = {
             "value": e.a,
             "baseline": e.b,
@@ -149,11 +148,10 @@ def _rows(comparisons: Sequence[tuple[Evidence, float, float]], level: float) ->
             "low": interval.low,
             "high": interval.high,
             "p": interval.p,
-            "p_wilcoxon": ranks,
             "n": e.n,
             "certain": interval.certain,
             "estimator": ", ".join(filter(None, (e.estimator, interval.test))) or "none",
-            "note": _note(e, interval, level, ranks),
+            "note": _note(e, interval),
             "masked": e.a is None,
         }
         rows.append(row)
@@ -162,7 +160,7 @@ def _rows(comparisons: Sequence[tuple[Evidence, float, float]], level: float) ->
     return rows
 
 
-def _note(e: Evidence, interval: Interval, level: float, ranks: float | None) -> str:
+def _note(e: Evidence, interval: Interval) -> str:
     if e.why:
         return e.why
     if interval.p is None and not interval.certain:
@@ -171,12 +169,6 @@ def _note(e: Evidence, interval: Interval, level: float, ranks: float | None) ->
             if e.estimator == evidence.EXAMPLES
             else "no interval: all differences are equal, so there is no spread to judge by"
         )
-    if (
-        ranks is not None
-        and interval.p is not None
-        and (interval.p <= 1 - level) != (ranks <= 1 - level)
-    ):
-        return f"Wilcoxon's test says otherwise (p = {ranks:.2g})"
     return ""
 
 

@@ -24,16 +24,14 @@ EXAMPLES = "bootstrap over examples"
 
 @dataclass(frozen=True)
 class Evidence:
-    """``a`` and ``b``: the number of each side. ``between(scale, offset)``: the interval of a - (scale * b + offset). ``ranks``:
-    the p of Wilcoxon's test of the same. ``why``: what stands against an interval, or against the number itself; ``remedy``:
-    what can be done where there is no number."""
+    """``a`` and ``b``: the number of each side. ``between(scale, offset)``: the interval of a - (scale * b + offset). ``why``:
+    what stands against an interval, or against the number itself; ``remedy``: what can be done where there is no number."""
 
     a: float | None
     b: float | None = None
     between: Callable[[float, float], Interval] | None = None
     estimator: str = ""
     n: int = 0
-    ranks: Callable[[float, float], float | None] | None = None
     why: str = ""
     remedy: str = ""
     #: The candidate's weights give no numbers: nothing that is asked of it can be kept.
@@ -126,7 +124,6 @@ def _over_seeds(number: Number, sides: Sides, reader: Reader, level: float) -> E
         why=shortage,
         estimator="paired t over seeds" if sides.b else "t over seeds",
         between=lambda scale, offset: uncertainty.paired_t(a - (scale * b + offset), level),
-        ranks=lambda scale, offset: uncertainty.wilcoxon(a - (scale * b + offset)),
     )
 
 

@@ -149,19 +149,14 @@ def measure(
     deciding = {k: v for k, v in values.items() if k not in entry.drawing_options}
     key = digest(entry.name, identity(subject), deciding, origin(subject, values), *foreign(entry))
     entries = Cache(cache)
-    names = names_of(subject)
     # a table in the cache has no vectors: they are in the file beside it
     is_complete = not entry.has_vectors(values)
     table = entries.get(entry.name, key, on_damage=tell) if is_complete else None
     if table is not None:
         try:
-            table = renamed(check(table), names)
+            return _marked(entry, values, check(table), key)
         except FldiagError:
             tell(f"the cached table of {entry.name} has another schema, so it is computed again")
-            table = None
-    if table is not None:
-        return _marked(entry, values, table, key)
-
     table = _build(entry, subject, values, executor, progress, tell)
     about = {
         "diagnostic": entry.name,
@@ -170,7 +165,7 @@ def measure(
     }
     try:
         copy_without_vectors = table.copy(deep=False)
-        copy_without_vectors.attrs = {"names": names}
+        copy_without_vectors.attrs = {}
         entries.put(entry.name, key, copy_without_vectors, {**origin(subject, values), **about})
     except FldiagError as error:  # the answer is there, and may have room elsewhere
         tell(f"the table of {entry.name} is not kept for later: {error.what}")
@@ -209,31 +204,10 @@ def _marked(
     return table
 
 
-def names_of(subject: Subject) -> list[str]:
-    """The names by which tables call the subjects; none where a name tells them apart (``identity``)."""
-    if isinstance(subject, (Problem, History)):
-        return [subject.name]
-    return [s.name for s in subject if isinstance(s, Problem)]
-
-
-def renamed(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame | None:
-    """A stored table with the names that its subjects have now; None where it does not say which name is whose."""
-    before = table.attrs.get("names")
-    columns = [c for c in ("run", "run_b") if c in table.columns]
-    if before == list(names):
-        return table
-    if before is None or len(before) != len(names) or len(set(before)) < len(before):
-        return None
-    if not all(table[c].dropna().isin(before).all() for c in columns):
-        return None
-    new_names = dict(zip(before, names, strict=True))
-    return table.assign(**{c: table[c].map(new_names).astype(table[c].dtype) for c in columns})
-
-
 def identity(subject: Subject) -> Any:
-    """What tells subjects apart: their weights, model, data and labels, and of runs their names too."""
+    """What tells subjects apart: their weights, model, data, labels and names."""
     if isinstance(subject, (Problem, History)):
-        return [subject.digest(), {k: v for k, v in subject.common.items() if k != "run"}]
+        return [subject.digest(), subject.common]
     return [
         [*identity(s), *_further_weights(s)] if isinstance(s, Problem) else _identity_of_run(s)
         for s in subject

@@ -40,13 +40,12 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
     entry = find_diagnostic(name)
     schema, names = BY_SUBJECT[entry.on], entry.options.model_fields
     flags = {flag_name: flag for flag_name, flag in entry.flags.items() if values.get(flag_name)}
-    flag_option_names = {option for flag in entry.flags.values() for option in flag.options}
     own_values = {k: v for flag in flags.values() for k, v in flag.sets.items()}
     subject_values = {}
     for option, value in values.items():
         if option in names:
             own_values[option] = value
-        elif option in entry.flags or option in flag_option_names:
+        elif option in entry.flags:
             continue
         elif option not in schema.model_fields:
             raise _unknown_option(entry, option)
@@ -71,7 +70,7 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
     flag_options = {}
     for flag in flags.values():
         other = registry.diagnostic.get(flag.diagnostic)
-        shared = {k for k in other.options.model_fields if k in names or k in flag.options}
+        shared = {k for k in other.options.model_fields if k in names}
         flag_options[other] = registry.parse(
             other.options,
             {k: v for k, v in values.items() if k in shared},

@@ -56,19 +56,16 @@ class Workspace:
             name: what an item is called in progress and messages.
             options: further arguments of the function.
 
-        Returns:
-            The results.
-
         >>> list(workspace().map(divmod, 7, [2, 3]))
         [(3, 1), (2, 1)]
         """
         self.is_used = True
         units = [(function, item, options, name(item)) for item in items]
         results = self._pool_of(shared, len(units)).map(units) if units else iter(())
-        for done, (_, _, _, text) in enumerate(units):
-            with self.part(done, len(units), text):
+        for done, item in enumerate(items):
+            with self.part(done, len(items), name(item)):
                 value = next(results)
-            self.show(done + 1, len(units), text)
+            self.show(done + 1, len(items), name(item))
             yield value
 
     @contextmanager

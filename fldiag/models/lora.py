@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Annotated, Literal
@@ -104,30 +103,3 @@ def adapters(module: nn.Module) -> dict[str, AdapterFactors]:
             a, b = (f"{name}.{lora}.{adapter}.weight" for lora in ("lora_A", "lora_B"))
             factors[name] = AdapterFactors(a, b, float(scaling[adapter]))
     return factors
-
-
-def merge(module: nn.Module) -> nn.Module:
-    """A copy in which each adapted layer is one affine layer of the matrix W + s B A, and these matrices alone are trainable."""
-    merged_module = copy.deepcopy(module).requires_grad_(False)
-    tensors = dict(merged_module.named_parameters())
-    prefixes = tuple(f"{name}." for name in adapters(module))
-    for name, factors in adapters(module).items():
-        owner, last = frozen.place(merged_module, name)
-        layer = getattr(owner, last)
-        base = layer.base if isinstance(layer, Adapter) else layer.base_layer
-        if not isinstance(base, nn.Linear):
-            raise FldiagError(
-                f"the adapted layer {name!r} is a {type(base).__name__}",
-                "only affine layers can be merged",
-            )
-        weight = base.weight.detach() + factors.scale * tensors[factors.b] @ tensors[factors.a]
-        plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-        plain.weight = nn.Parameter(weight)
-        plain.bias = (
-            None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)
-        )  # type: ignore[assignment]
-        setattr(owner, last, plain)
-        merged_module.__dict__["frozen_weights"] = tuple(
-            n for n in frozen.weights(module) if not n.startswith(prefixes)
-        )
-    return merged_module

@@ -39,11 +39,11 @@ def mean_line(ax: Axes, rows: pd.DataFrame, look: style.Look, is_banded: bool = 
     line(ax, rows, look, (value - error, value + error) if is_banded else None)
 
 
-def dots(ax: Axes, rows: pd.DataFrame, color: str, over: str = "round") -> None:
+def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     """A faint dot for every row: the clients of each round, under their mean."""
-    rows = rows.dropna(subset=[over, "value"])
+    rows = rows.dropna(subset=["round", "value"])
     ax.plot(
-        floats(rows[over]),
+        floats(rows["round"]),
         floats(rows["value"]),
         linestyle="none",
         marker=".",

@@ -5,15 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
-from html import escape
 from typing import Any
 
 from fldiag.errors import printable
-
-#: Seconds between two pictures of a bar in a notebook.
-REFRESH = 0.2
 
 
 def shell() -> Any:
@@ -29,12 +24,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
 
     The time remaining follows from the parts that were finished since the first call, or since one that changed the total.
     """
-    with _cell_bar(title) if shell() is not None else _terminal_bar(title) as show:
-        yield show
-
-
-@contextlib.contextmanager
-def _terminal_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -62,32 +51,3 @@ def _terminal_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
                 bar.advance(task, 0)
 
         yield show
-
-
-@contextlib.contextmanager
-def _cell_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """By IPython alone: rich's bar needs ipywidgets in a notebook."""
-    from IPython.display import HTML, display
-
-    cell = display(HTML(escape(title)), display_id=True)
-    first, began, total_before, last_update = 0, 0.0, -1, -math.inf
-
-    def show(done: int, total: int, text: str) -> None:
-        nonlocal first, began, total_before, last_update
-        now = time.monotonic()
-        if total != total_before:
-            first, began, total_before = done, now, total
-        if now - last_update < REFRESH:
-            return
-        last_update = now
-        remaining = ""
-        if done > first:
-            minutes, seconds = divmod(round((now - began) / (done - first) * (total - done)), 60)
-            remaining = f", {minutes}:{seconds:02} left"
-        bar = f'<progress value="{done}" max="{total}"></progress>'
-        cell.update(HTML(f"{bar} {escape(f'{title}: {text}')} ({done}/{total}{remaining})"))
-
-    try:
-        yield show
-    finally:
-        cell.update(HTML(""))

@@ -15,8 +15,8 @@ from scipy import stats
 from fldiag.seeding import numpy_rng
 
 LEVEL = 0.95
-#: Pairs of seeds from which on a t interval decides, and from which on Wilcoxon's test can: five have no p below 0.06.
-SEEDS, RANKS = 3, 6
+#: Pairs of seeds from which on a t interval decides.
+SEEDS = 3
 #: Draws of a bootstrap, and numbers held at once while they are made.
 DRAWS, ROOM = 4000, 2_000_000
 
@@ -54,27 +54,6 @@ def independent_t(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> Interva
     test = stats.ttest_ind(a, b, equal_var=False)
     ends = test.confidence_interval(level)
     return Interval(value, float(ends.low), float(ends.high), float(test.pvalue))
-
-
-def jackknife(value: float, values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The jackknife's t interval of a statistic of independent samples (Efron and Stein 1981); none for fewer than three.
-
-    ``values``: the statistic without each of the samples in turn.
-    """
-    v = np.asarray(values, dtype=float)
-    n = len(v)
-    if n < 3:
-        return Interval(value)
-    error = math.sqrt((n - 1) * float(v.var()))
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
-    return Interval(value, value - half, value + half)
-
-
-def wilcoxon(differences: np.ndarray) -> float | None:
-    """The p of Wilcoxon's signed-rank test; None below RANKS pairs that differ."""
-    d = np.asarray(differences, dtype=float)
-    d = d[d != 0]
-    return float(stats.wilcoxon(d).pvalue) if len(d) >= RANKS else None
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> float:

@@ -49,7 +49,7 @@ OUTSIDE = ": left out, as nothing says which examples are theirs"
 REMEDY = (
     "train with client weights in the checkpoints: fldiag train … --set checkpoint.clients=sampled"
 )
-DEAL = "give them when the run is made: fldiag convert … --partition FILE (forgetting --why: or take --slice test)"
+DEAL = "give them when the run is made: fldiag convert … --partition FILE (account: or take --slice test)"
 
 
 class History:

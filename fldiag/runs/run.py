@@ -37,9 +37,6 @@ import pydantic
 from fldiag import registry
 from fldiag.errors import FldiagError, counted
 from fldiag.results import files
-from fldiag.results.means import wilson
-from fldiag.results.notebook import card
-from fldiag.results.select import SPLITS, split_of
 from fldiag.results.table import Row, table
 from fldiag.runs import schema
 from fldiag.runs.index import CONTINUED, WHOLE, read_index, write_index
@@ -139,28 +136,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
-
-    def _repr_html_(self) -> str:
-        config = self.index.get("config", {})
-        names = {k: config.get(k, {}).get("name") for k in ("method", "model", "data")}
-        facts = {
-            "folder": self.path,
-            "status": self.status,
-            "rounds": f"{self.done} of {config.get('rounds', '?')}",
-            **names,
-            "seed": config.get("seed"),
-        }
-        condition = "metric == 'accuracy' and moment == 'aggregated' and scope == 'global' and slice == @split and n_examples > 0"
-        metrics = self.metrics if self.has_metrics else pd.DataFrame()
-        split = split_of(metrics)
-        if len(metrics) and len(scores := metrics.query(condition)):
-            last = scores.sort_values("round").iloc[-1]
-            low, high = wilson(round(last["value"] * last["n_examples"]), int(last["n_examples"]))
-            name = f"{SPLITS[split]} accuracy"
-            facts[name] = (
-                f"{last['value']:.1%} (95 % interval {low:.1%} to {high:.1%}, {last['n_examples']} examples)"
-            )
-        return card("Run", facts)
 
     def allow(self, code: str | Iterable[str]) -> Self:
         """The run with the consent to import this user code (``pkg.mod:name``, one or several). Raises FldiagError for another

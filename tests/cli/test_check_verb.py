@@ -2,12 +2,11 @@
 
 import json
 import shutil
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 import torch
-from commands import last, run
+from commands import run
 
 import fldiag
 from fldiag.config import Config
@@ -42,28 +41,10 @@ def here(trained, monkeypatch):
         (["loss < baseline", "worst_decile < 200%"], True, 3, "fail"),
     ],
 )
-def test_exit_codes_and_junit(conditions, strict, code, verdict, tmp_path):
+def test_exit_codes(conditions, strict, code, verdict, tmp_path):
     words = [w for c in conditions for w in ("--fail-if", c)] + ["--strict"] * strict
-    result = run(
-        "check",
-        "short",
-        "--baseline",
-        "long",
-        *words,
-        "--junit",
-        tmp_path / "check.xml",
-        "--out",
-        tmp_path,
-        code=code,
-    )
-    assert f"verdict: {verdict}" in result.stdout and last(result) == tmp_path / "check.xml"
-    suite = ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
-    assert [case.get("name") for case in suite.iter("testcase")] == [c.strip() for c in conditions]
-    assert int(suite.get("tests")) == len(conditions) and (int(suite.get("failures")) > 0) == (
-        code == 3
-    )
-    assert len(list(suite.iter("failure"))) == int(suite.get("failures"))
-    assert "two given models" in suite.find("properties/property").get("value")
+    result = run("check", "short", "--baseline", "long", *words, "--out", tmp_path, code=code)
+    assert f"verdict: {verdict}" in result.stdout
 
 
 def test_undecided_passes_unless_it_is_strict(tmp_path):
@@ -71,13 +52,7 @@ def test_undecided_passes_unless_it_is_strict(tmp_path):
     value = fldiag.check("short", fail_if=["accuracy < 0.5"]).table["value"].iloc[0]
     words[4] = f"accuracy < {100 * value:.3f}%"
     assert "verdict: undecided" in run(*words).stdout
-    run(*words, "--strict", "--junit", tmp_path / "s.xml", code=3)
-    assert 'failures="1"' in (tmp_path / "s.xml").read_text()
-
-
-def test_a_junit_file_that_cannot_be_written(tmp_path):
-    text = run("check", "short", "long", "--junit", ".", "--out", tmp_path, code=1).stderr
-    assert "cannot write" in text and "unexpected" not in text
+    run(*words, "--strict", code=3)
 
 
 def test_a_model_that_cannot_be_made_is_no_noise(tmp_path):
@@ -125,25 +100,16 @@ def lacking(trained):
 def test_what_could_not_be_computed_is_not_green(lacking, tmp_path, monkeypatch, words, remedy):
     monkeypatch.chdir(lacking)
     words = [*words, *(["--fail-if", "accuracy < 1%"] if "--fail-if" not in words else [])]
-    result = run(
-        "check", *words, "--json", "--junit", tmp_path / "check.xml", "--out", tmp_path, code=2
-    )
+    result = run("check", *words, "--json", "--out", tmp_path, code=2)
     assert (
         result.stderr.startswith("error: not tested: ") and remedy in result.stderr.splitlines()[1]
     ), result.stderr
-    answer, suite = (
-        json.loads(result.stdout),
-        ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite"),
-    )
+    answer = json.loads(result.stdout)
     errors = [row for row in answer["rows"] if row["verdict"] == "error"]
     assert (
         answer["verdict"] == "error"
         and errors
         and all(row["note"] and row["remedy"] for row in errors)
-    )
-    assert (
-        int(suite.get("errors")) == len(list(suite.iter("error"))) == len(errors)
-        and suite.get("failures") == "0"
     )
 
 
@@ -166,15 +132,11 @@ def test_a_failure_comes_before_what_could_not_be_computed(lacking, tmp_path, mo
         "loss > 0",
         "--fail-if",
         "drift > 2",
-        "--junit",
-        tmp_path / "check.xml",
         "--out",
         tmp_path,
     ]
     result = run(*words, code=3)
     assert "verdict: fail" in result.stdout and "not tested: 'drift > 2'" in result.output
-    suite = ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "1")
 
 
 def test_for_machines(tmp_path):

@@ -110,7 +110,7 @@ def test_the_same_numbers_as_the_run_the_files_are_of(own, files):
             and a.client_ids == b.client_ids
         )
     tables_equal(own[0], theirs, "forgetting")
-    tables_equal(own[0], theirs, "drift", propositions=False, representation=False)
+    tables_equal(own[0], theirs, "drift", representation=False)
     accuracy = [
         f.query("metric == 'accuracy' and slice == 'test'")["value"].tolist()
         for f in (own[0].metrics, theirs.metrics)
@@ -123,7 +123,7 @@ def test_verbs_take_it(files):
     convert(files, *GLOBAL, "--partition", files / "parts.json")
     for verb in (
         ["forgetting", "theirs"],
-        ["drift", "theirs", "--no-propositions"],
+        ["drift", "theirs"],
         ["spectrum", "theirs", "-k", "1", "--samples", "50"],
     ):
         assert json.loads(call(*verb, "--out", "out", "--json").stdout)["rows"]

@@ -18,14 +18,13 @@ ON = {
     ]
     for kind in ("run", "problem")
 }
-TRAINS = ["personalise", "leave-one-out"]
+TRAINS = ["personalise"]
 #: Small answers.
 FEW = {
     "matching": {"samples": 20, "every_round": True, "k": 2},
     "landscape": {"points": 9, "samples": 100},
     "profile": {"points": 9},
     "density": {"samples": 100},
-    "leave-one-out": {"last": (1,)},
 }
 pytestmark = pytest.mark.slow
 

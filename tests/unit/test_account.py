@@ -4,7 +4,7 @@ import helpers
 import numpy as np
 import pytest
 import torch
-from histories import always, history, linear, moved, one, separable, stored, tanh_net
+from histories import history, moved, one, stored, tanh_net
 from torch import nn
 from torch.nn import functional as F
 
@@ -73,19 +73,6 @@ def test_on_a_quadratic_nothing_is_left(quadratic):
     )  # k is all
 
 
-def test_who_hurts_whom(quadratic):
-    q, item, made = quadratic
-    frame = account(made)
-    for a in (0, 1):
-        for b in (0, 1):
-            row = one(frame, "harm", client=a, client_b=b)
-            expected = q.loss(b, item.clients[a]) - q.loss(b, item.received)
-            assert (
-                row.value == pytest.approx(float(expected), rel=1e-5)
-                and row["slice"] == f"client:{b}/train"
-            )
-
-
 def test_parts_add_up_to_the_whole(smooth):
     frame = account(smooth[-1], k=3)
     for where in (
@@ -152,17 +139,9 @@ def test_against_the_dense_hessian(smooth):
 
 def test_on_the_test_split(smooth):
     _, data, _, made = smooth
-    frame = account(made, slice="test", k=0, layers=False, path=0)
-    assert set(frame[frame.estimator == "client"].metric) == {
-        "linear",
-        "quadratic",
-    } and "path" not in set(frame.estimator)
-    assert set(frame[frame.metric == "class_harm"]["slice"]) == {
-        f"test/class:{c}" for c in range(3)
-    }
-    assert set(frame.estimator) == {"exact", "client", "first-order"} and "eigen" not in set(
-        frame.estimator
-    )
+    frame = account(made, slice="test", k=0, layers=False)
+    assert set(frame[frame.estimator == "client"].metric) == {"linear", "quadratic"}
+    assert set(frame.estimator) == {"exact", "client"} and set(frame["slice"]) == {"test"}
     assert one(frame, "change", client=0).n_examples == len(data.test_y)
 
 
@@ -191,6 +170,41 @@ def test_the_server_s_own_contribution_is_named(quadratic):
     assert one(
         account(made, k=0), "linear", estimator="client", client=None
     ).value == pytest.approx(float(g @ (item.aggregated - mean)), rel=1e-5)
+
+
+@pytest.mark.parametrize("slice", ["train", "test"])
+def test_the_loss_without_each_client(smooth, slice):
+    net, data, parts, made = smooth
+    made.shares, item = "uniform", made.last()
+    everything = np.concatenate(parts)
+    x, y = (
+        (data.train_x[everything], data.train_y[everything])
+        if slice == "train"
+        else (data.test_x, data.test_y)
+    )
+
+    def f(w):
+        return F.cross_entropy(net_of(w)(x.double()), y)
+
+    def net_of(w):
+        return lambda x: torch.func.functional_call(net, Layout.of(net).views(w), (x,))
+
+    frame = account(made, k=0, layers=False, slice=slice)
+    for k in range(3):
+        others = item.clients[[j for j in range(3) if j != k]].mean(0)
+        row = one(frame, "effect", client=k)
+        assert row.value == pytest.approx(float(f(others) - f(item.aggregated)), rel=1e-9)
+        assert row.stderr > 0 and row["slice"] == slice and row.moment == "aggregated"
+
+
+def test_no_effect_where_the_server_does_more_than_the_mean_or_a_client_is_alone(quadratic, smooth):
+    rows = account(quadratic[-1], k=0).query("metric == 'effect'")
+    assert rows.masked.all() and "more than the weighted mean" in rows.note.iloc[0]
+    net, data, parts, made = smooth
+    w = made.last().received
+    alone = history(net, data, parts, stored(w, [w + 0.1]), dtype=torch.float64)
+    row = one(account(alone, k=0), "effect")
+    assert row.masked and "all of the average" in row.note
 
 
 def test_a_client_that_is_no_number_is_left_out_and_a_broken_start_refused(smooth):
@@ -233,110 +247,3 @@ def test_the_last_round_or_every_round(smooth):
         history(net, data, parts, first, second, dtype=torch.float64), k=0, every_round=True
     )
     assert set(every["round"]) == {1, 2}
-
-
-# -- along the path
-
-
-def test_the_path_is_the_change_and_its_parts_add_up(smooth):
-    frame = account(smooth[-1], k=3)
-    paths = frame[frame.estimator == "path"]
-    for client in (0, 2, None):
-        mine = paths[paths.client.isna()] if client is None else paths[paths.client == client]
-        change = one(frame, "change", client=client, estimator="exact").value
-        whole, rest = one(mine, "path", layer=None, index=None), one(mine, "rest").value
-        assert whole.value == pytest.approx(change, rel=1e-6) and rest == pytest.approx(
-            change - whole.value, abs=1e-15
-        )
-        assert whole.converged and whole.residual <= 0.05 * abs(change)
-        for by in ("layer", "index"):
-            assert float(
-                mine[(mine.metric == "path") & mine[by].notna()].value.sum()
-            ) == pytest.approx(whole.value, rel=1e-9)
-
-
-def test_the_path_by_layer_against_its_own_integral(smooth):
-    """An update of the head alone leaves nothing to the body, and a far one needs more than Taylor's terms."""
-    net, data, parts, made = smooth
-    item = made.last()
-    d = torch.zeros_like(item.received)
-    d[35:] = 4.0 * (item.clients[1] - item.received)[35:]
-    far = stored(item.received, [item.received + d, item.clients[1]])
-    frame = account(history(net, data, parts, far, dtype=torch.float64), k=0)
-    paths = frame[(frame.estimator == "path") & (frame.client == 0)]
-    change = one(frame, "change", client=0).value
-    assert (
-        one(paths, "path", layer="2").value == pytest.approx(change, rel=1e-6)
-        and one(paths, "path", layer="0").value == 0
-    )
-    assert abs(one(frame, "rest", client=0, estimator="exact").value) > 10 * abs(
-        one(paths, "rest").value
-    )
-
-
-def test_points_are_added_where_the_error_is_and_only_as_many_as_allowed():
-    from fldiag.diagnostics.account.path import integral
-
-    def spike(t):
-        seen.append(t)
-        return np.array([1 / (1e-4 + (t - 0.3) ** 2), 1.0])
-
-    true = 100 * (np.arctan(70) + np.arctan(30))
-    for points, good in ((15, False), (600, True)):
-        seen = []
-        total, error = integral(spike, points, lambda total, error: bool(error[0] < 1e-6 * true))
-        assert len(seen) <= points and bool(abs(total[0] - true) < 1e-6 * true) is good
-        assert total[1] == pytest.approx(1)
-    polynomial, error = integral(lambda t: np.array([23 * t**22]), 15, lambda *_: True)
-    assert (
-        polynomial[0] == pytest.approx(1, rel=1e-12) and error[0] > 1e-9
-    )  # Kronrod's is exact to degree 22, Gauss's to 13
-
-
-# -- who hurts which class
-
-
-def test_class_harm_by_hand(smooth):
-    net, data, parts, made = smooth
-    frame, item, layout = account(made, k=0), made.last(), Layout.of(net)
-    everything = np.concatenate(parts)
-    x, y = data.train_x[everything].double(), data.train_y[everything]
-
-    def f(w, where):
-        return F.cross_entropy(
-            torch.func.functional_call(net, layout.views(w), (x[where],)), y[where]
-        )
-
-    for c in range(3):
-        g = torch.func.grad(f)(item.received, y == c)
-        for k, w in enumerate(item.clients):
-            row = one(frame, "class_harm", client=k, index=c)
-            assert (
-                row.value == pytest.approx(float(f(w, y == c) - f(item.received, y == c)))
-                and row["slice"] == f"train/class:{c}"
-            )
-            assert one(frame, "linear_class_harm", client=k, index=c).value == pytest.approx(
-                float(g @ (w - item.received))
-            )
-        assert one(frame, "class_harm", client=None, index=c).moment == "aggregated"
-    for b, part in enumerate(parts):
-        mine = torch.from_numpy(np.isin(everything, part))
-        g = torch.func.grad(f)(item.received, mine)
-        assert one(frame, "linear_harm", client=1, client_b=b).value == pytest.approx(
-            float(g @ (item.clients[1] - item.received))
-        )
-
-
-def test_training_on_one_class_hurts_the_others():
-    """A client that moved towards always answering class 1 helps that class, and to first order says so."""
-    data = separable()
-    item = stored(torch.zeros(20).double(), [0.1 * always(1).double(), 0.1 * always(2).double()])
-    frame = account(
-        history(
-            linear(), data, [np.arange(0, 120, 2), np.arange(1, 120, 2)], item, dtype=torch.float64
-        ),
-        k=0,
-    )
-    for metric in ("class_harm", "linear_class_harm"):
-        signs = [np.sign(one(frame, metric, client=0, index=c).value) for c in range(4)]
-        assert signs == [1, -1, 1, 1]

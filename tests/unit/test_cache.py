@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fldiag
-from fldiag.diagnosis import measure, places
+from fldiag.diagnosis import places
 from fldiag.diagnosis.measure import identity
 from fldiag.errors import FldiagError
 from fldiag.results.cache import Cache
@@ -177,23 +177,3 @@ def test_data_that_a_run_was_opened_with_tell_answers_apart(tmp_path):
     ]
     assert identities[0] == identities[1] and identities[2] == identities[3]
     assert len(set(identities)) == 3
-
-
-@pytest.mark.parametrize(
-    ("before", "names", "after"),
-    [
-        (["a", "b"], ["x", "y"], ["x", "y"]),
-        (["a", "b"], ["a", "b"], ["a", "b"]),
-        (["", ""], ["x", "y"], None),
-        (["M", "M"], ["x", "y"], None),
-        (["a"], ["x", "y"], None),
-        (None, ["x", "y"], None),
-    ],
-)
-def test_a_stored_table_gets_the_names_of_today_only_where_it_says_whose_they_are(
-    before, names, after
-):
-    table = pd.DataFrame({"run": before or ["a", "b"]}).astype({"run": "string"})
-    table.attrs = {} if before is None else {"names": before}
-    renamed = measure.renamed(table, names)
-    assert (None if renamed is None else renamed["run"].tolist()) == after

@@ -649,7 +649,7 @@ def test_a_run_that_does_not_say_how_many_clients_there_are(clean):
 def test_runs_of_equal_folder_name_are_told_apart(clean, tmp_path):
     shutil.copytree(clean.path, tmp_path / "other" / "run")
     pair = [clean, Run.open(tmp_path / "other" / "run")]
-    question = parse_question("leave-one-out", {})
+    question = parse_question("doctor", {})
     (runs,) = open_subjects(pair, question)
     names = [f"{clean.path.parent.name}/run", "other/run"]
     assert [run.common["run"] for run in runs] == names

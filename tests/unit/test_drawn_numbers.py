@@ -66,54 +66,6 @@ def profile(run, size):
     return rows + [{**base, "metric": "curvature", "index": i, "value": size * i} for i in (1, 2)]
 
 
-def drift(run, size):
-    base = {"moment": "trained", "scope": "global", "estimator": "exact"}
-    rows = reports.drift(size=size)
-    rows += [
-        {
-            **base,
-            "round": r,
-            "metric": m,
-            "layer": layer,
-            "value": v,
-            "low": v - 0.1,
-            "high": v + 0.1,
-        }
-        for r in (1, 2, 3)
-        for layer, share in ((None, 1.0), ("fc1", 0.7), ("fc2", 0.4))
-        for m, v in (("update_snr", share * size / r), ("update_consensus", share / (r + size)))
-    ]
-    rows += [
-        {
-            **base,
-            "round": 3,
-            "metric": m,
-            "layer": layer,
-            "value": v * size * share,
-            "stderr": 0.01,
-            "upload": u,
-        }
-        for u, v in (("clip", 0.3), ("top-k", 0.5))
-        for m, layer, share in (
-            ("upload_error", None, 1.0),
-            ("upload_error", "fc1", 0.7),
-            ("upload_loss", None, -0.1),
-        )
-    ]
-    return [{**row, "run": run} for row in rows]
-
-
-def forgetting(run, size):
-    base = {"moment": "aggregated", "scope": "global", "slice": "test", "round": 3, "stderr": 0.01}
-    rows = [*reports.forgetting(drop=0.2 * size)]
-    rows += [
-        {**base, "metric": m, "index": c, "value": v * size * (0.5 if c is None else 1 + c)}
-        for m, v in (("average_forgetting", 0.1), ("gem_backward_transfer", -0.07))
-        for c in (0, 1, None)
-    ]
-    return [{**row, "run": run} for row in rows]
-
-
 def named(make):
     return lambda run, size: [{**row, "run": run} for row in make(size)]
 
@@ -124,10 +76,10 @@ TABLES = {
     "fairness": fairness,
     "density": density,
     "profile": profile,
-    "forgetting": forgetting,
-    "drift": drift,
+    "forgetting": named(lambda size: reports.forgetting(drop=0.2 * size)),
+    "drift": named(lambda size: reports.drift(size=size)),
     "matching": named(lambda size: reports.matching(size=size)),
-    "account": named(lambda size: reports.account(harm=size)),
+    "account": named(lambda size: reports.account(size=size)),
     "personalise": named(lambda size: reports.personal()),
 }
 #: Diagnostic and ending of the picture -> the rows that it must show.
@@ -137,7 +89,6 @@ SHOWN = {
     ("profile", ""): "metric in ('loss', 'parabola')",
     ("forgetting", ""): "scope == 'global' and metric in "
     "('accuracy', 'forgotten', 'learned', 'restored') and index.isna()",
-    ("forgetting", "-continual"): "metric in ('average_forgetting', 'gem_backward_transfer')",
     ("forgetting", "-classes"): "metric == 'class_forgetting' and round == 3",
     (
         "drift",
@@ -145,16 +96,9 @@ SHOWN = {
     ): "layer.isna() and metric in ('global_local_divergence', 'local_local_divergence', "
     "'update_cosine', 'server_cosine', 'gradient_cosine', 'cka')",
     ("drift", "-conflict"): "layer.isna() and metric in ('proximal_loss', 'cos_gu_gp')",
-    ("drift", "-agreement"): "(metric in ('update_snr', 'update_consensus') and layer.isna()) or "
-    "(metric == 'update_snr' and round == 3 and layer.notna())",
-    ("drift", "-upload"): "metric in ('upload_error', 'upload_loss')",
     ("matching", ""): "scope == 'pair' and metric in ('H_N', 'H_D')",
     ("matching", "-curvature"): "scope == 'client' and metric in ('eigenvalue', 'trace')",
-    (
-        "account",
-        "",
-    ): "(metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact') "
-    "or metric == 'harm'",
+    ("account", ""): "metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact'",
     ("personalise", ""): "scope == 'client'",
     ("fairness", ""): "(scope == 'client' and metric == 'accuracy') or metric == 'bin_accuracy'",
 }
@@ -214,7 +158,6 @@ ELSEWHERE = {
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
     "landscape": "test_plotting_landscape.py",
-    "leave-one-out": "test_leave_one_out.py",
     "lora": "test_lora.py",
     "sharpness": "test_sharpness.py",
     "trace": "test_matching.py",

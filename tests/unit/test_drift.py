@@ -11,18 +11,14 @@ from torch.nn import functional as F
 
 from fldiag.diagnostics.drift import drift
 from fldiag.diagnostics.drift.measure import cka, features
-from fldiag.diagnostics.drift.picture import layers_if_any
-from fldiag.diagnostics.drift.propositions import check, slope
 from fldiag.errors import FldiagError
 from fldiag.losses import strengths
-from fldiag.models.network import Network
 from fldiag.params import Layout
 from fldiag.runs import proximal
-from fldiag.runs.pool import ExamplePool
 from fldiag.runs.proximal import Losses
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]
-PLAIN = {"gradients": False, "representation": False, "propositions": False, "rho": ()}
+PLAIN = {"gradients": False, "representation": False, "rho": ()}
 
 
 @pytest.fixture
@@ -98,9 +94,7 @@ def test_identical_clients_do_not_drift():
     parts = [parts[0], parts[0]]
     net = tanh_net()
     w, (v,) = moved(net, 1)
-    frame = drift(
-        history(net, data, parts, stored(w, [v, v]), dtype=torch.float64), propositions=False
-    )
+    frame = drift(history(net, data, parts, stored(w, [v, v]), dtype=torch.float64))
     assert (
         one(frame, "local_local_divergence", scope="pair").value == 0
         and one(frame, "squared_divergence", scope="global").value == 0
@@ -114,7 +108,6 @@ def test_identical_clients_do_not_drift():
 def test_a_client_that_did_not_move_has_no_cosine():
     frame = drift(
         history(linear(), separable(), PARTS, stored(identity(), [identity(), always(0)])),
-        propositions=False,
     )
     row = one(frame, "update_cosine", scope="pair")
     assert pd.isna(row.value) and row.masked
@@ -140,7 +133,6 @@ def test_gradient_cosines_of_quadratics():
     w = torch.tensor([0.5, -1, 2, 0.3]).double()
     frame = drift(
         history(net, *q.data, stored(w, [w + 1, w - 1], ids=[0, 2]), dtype=torch.float64),
-        propositions=False,
     )
     g = torch.stack([q.gradient(k, w) for k in range(3)])
     total = (
@@ -239,7 +231,6 @@ def test_cosines_of_perturbed_gradients(federation, part, strength):
         strength=strength,
         gradients=False,
         representation=False,
-        propositions=False,
     )
     made, w, start = losses(federation, 2)
     g_p = proximal.gradient(made.proximal(), w)[1]
@@ -263,9 +254,7 @@ def test_cosines_of_perturbed_gradients(federation, part, strength):
 
 
 def test_minibatches_are_averaged(federation):
-    frame = drift(
-        federation, rho=(0.0,), batch=7, gradients=False, representation=False, propositions=False
-    )
+    frame = drift(federation, rho=(0.0,), batch=7, gradients=False, representation=False)
     item, own = federation.last(), federation.pool.train_slice(0)
     found = []
     for batch in proximal.batches(own, 7):
@@ -277,7 +266,7 @@ def test_minibatches_are_averaged(federation):
     assert len(found) == 3 and one(frame, "cos_gu_gp", client=0, layer=None).value == pytest.approx(
         np.mean(found)
     )
-    whole = drift(federation, gradients=False, representation=False, propositions=False)
+    whole = drift(federation, gradients=False, representation=False)
     assert one(frame, "proximal_loss", client=0).value == pytest.approx(
         one(whole, "proximal_loss", client=0).value
     )
@@ -293,7 +282,6 @@ def test_strengths_along_the_first_axis_have_no_common_scale(federation):
     assert rows.value.astype(float).tolist() == pytest.approx(
         [float(v.mean()) for v in expected.values()]
     )
-    assert layers_if_any(frame).axes[0].get_xlabel() == "mean Λ"
 
 
 def test_recorded_steps_are_read_as_means(federation):
@@ -327,63 +315,20 @@ def test_wrong_choices():
         drift(made, part="heads")
 
 
-# -- propositions
-
-
-def test_propositions_on_a_small_network_have_the_predicted_orders(federation):
-    frame = drift(federation, rho=(), gradients=False, representation=False)
-    for i in (1, 2):
-        for kind, order in (("step", 1), ("perturbation", 2)):
-            rows = frame[frame.metric == f"proposition_{i}_{kind}_order"]
-            assert len(rows) == 3 and (rows.predicted == order).all()
-            assert rows.value.astype(float).tolist() == pytest.approx([order] * 3, abs=0.15)
-
-
-def test_propositions_on_a_quadratic_to_rounding():
-    q = helpers.quadratics((12,))
-    net, w, start = (
-        nn.Sequential(nn.Linear(4, 1, bias=False)),
-        torch.tensor([0.5, -1, 2, 0.3]).double(),
-        torch.zeros(4).double(),
-    )
-    pool = ExamplePool(*q.data, None, torch.device("cpu"), torch.float64)
-    some = Losses(
-        Network(net),
-        pool,
-        {},
-        (start, {}),
-        proximal.batches(pool.train_slice(0), None)[0],
-        kind="l2",
-    )
-    A, g_l, g_p = q.A[0], q.gradient(0, w), w - start
-    eta, rho = 0.1, 0.5
-    unit = g_p / g_p.norm()
-    rows = pd.DataFrame(check(some, g_p, w, [eta], [rho]))
-    g_u = g_l + rho * A @ unit
-    first, second = (rows[rows.metric == f"proposition_{i}"].iloc[0] for i in (1, 2))
-    assert first.value == pytest.approx(float(-eta * g_p @ g_u + eta**2 / 2 * g_u @ g_u), abs=1e-10)
-    assert first.predicted == pytest.approx(
-        float(-eta * (g_l @ g_p + rho * unit @ A @ g_p)), abs=1e-10
-    )
-    assert second.value == pytest.approx(
-        float(-eta * g_l @ g_u + eta**2 / 2 * g_u @ A @ g_u), abs=1e-10
-    )
-    half = q.gradient(0, w + rho / 2 * unit)
-    assert second.predicted == pytest.approx(float(-eta * half @ half), abs=1e-10)
-    assert float(-g_l @ g_u + half @ half) == pytest.approx(
-        float(rho**2 / 4 * (A @ unit).square().sum()), abs=1e-10
-    )
-    orders = (
-        pd.DataFrame(check(some, g_p, w, [1e-3, 1e-2], [0.1, 0.2, 0.4])).set_index("metric").value
-    )
-    assert pd.isna(orders["proposition_1_perturbation_order"])  # exact: no error to have an order
-    assert orders["proposition_1_step_order"] == pytest.approx(1, abs=1e-6)
-    assert orders["proposition_2_perturbation_order"] == pytest.approx(2, abs=1e-6)
-
-
-def test_slope():
-    assert slope([(x, 3 * x**1.7) for x in (0.1, 0.2, 0.4)]) == pytest.approx(1.7)
-    assert slope([(0.1, 1e-14), (0.2, 1e-3)]) is None
+def test_consensus_of_known_updates():
+    w, a, b, c = (torch.zeros(20) for _ in range(4))
+    a[0], b[1], c[17] = 3.0, 4.0, 1.0
+    parts = [np.arange(0, 60), np.arange(60, 90), np.arange(90, 120)]
+    frame = drift(history(linear(), separable(), parts, stored(w, [a, b, c])), **PLAIN)
+    row = one(frame, "update_consensus", layer=None)
+    length = (1.5**2 + 1 + 0.25**2) ** 0.5  # of 1/2 a + 1/4 b + 1/4 c
+    assert row.value == pytest.approx(length / (1.5 + 1 + 0.25)) and row.n_clients == 3
+    for clients, value in (([a, a, a], 1.0), ([a, -a, 0 * a], 1 / 3)):
+        frame = drift(history(linear(), separable(), parts, stored(w, clients)), **PLAIN)
+        assert one(frame, "update_consensus", layer=None).value == pytest.approx(value)
+    still = drift(history(linear(), separable(), parts, stored(w, [w, w, w])), **PLAIN)
+    row = one(still, "update_consensus", layer=None)
+    assert row.masked and row.note == "no client moved"
 
 
 # -- representations

@@ -120,7 +120,7 @@ def trained(tmp_path_factory):
             study(
                 "a",
                 Trial(PRESET, "scaffold"),
-                ask=(final(), diagnostic("drift", rho=(), propositions=False)),
+                ask=(final(), diagnostic("drift", rho=())),
             )
         ],
         store=store,

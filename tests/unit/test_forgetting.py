@@ -86,20 +86,6 @@ def test_what_averaging_does_not_restore():
     )
 
 
-def test_granular_forgetting_by_training_and_by_averaging():
-    """Clients 0 and 1 keep one class each and forget three; the aggregated model knows class 1 alone, of which half the clients do."""
-    made = history(
-        linear(), separable(), PARTS, stored(identity(), [always(0), always(1)], always(1))
-    )
-    frame = forgetting(made)
-    for k in (0, 1):
-        assert one(frame, "granular_forgetting", client=k).value == 3
-    assert one(frame, "granular_forgetting", scope="global", moment="trained").value == 3
-    assert one(frame, "granular_forgetting", moment="aggregated").value == pytest.approx(
-        0.5
-    )  # class 0; class 1 has risen
-
-
 def test_nothing_forgotten_has_no_restored_share(planted):
     row = one(forgetting(planted), "restored", client=1)
     assert pd.isna(row.value) and row.masked and row.n_examples == 0

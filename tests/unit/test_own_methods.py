@@ -11,7 +11,6 @@ from helpers import config
 import fldiag
 from fldiag import Config, FldiagError, method, registry
 from fldiag.training import rounds
-from fldiag.training.diagnostics.leave_one_out import measure as leave_one_out
 from fldiag.training.setup import Setup
 
 MINE = """
@@ -104,8 +103,7 @@ def test_a_registered_function_brings_what_it_was_registered_with(folder):
     assert entry.meta == registry.method.get("fedprox").meta
 
 
-def test_a_run_that_names_it_is_data(folder, monkeypatch):
-    monkeypatch.setattr(leave_one_out, "RESAMPLES", 20)
+def test_a_run_that_names_it_is_data(folder):
     run = rounds.train(config("mine_methods:pull"), out=folder / "run")
     sys.modules.pop("mine_methods")
     stored = fldiag.load(run.path)
@@ -114,7 +112,6 @@ def test_a_run_that_names_it_is_data(folder, monkeypatch):
     for ask in (
         lambda: fldiag.train(stored.config.replace(rounds=3), out=run.path, resume=True),
         lambda: fldiag.diagnose(stored, "personalise", epochs=[0]),
-        lambda: fldiag.diagnose(stored, "leave-one-out"),
         lambda: fldiag.train(Config.like(stored), out=folder / "new"),
     ):
         with pytest.raises(FldiagError, match=r"method\.name = 'mine_methods:pull'"):
@@ -124,9 +121,8 @@ def test_a_run_that_names_it_is_data(folder, monkeypatch):
     longer = fldiag.train(allowed.config.replace(rounds=3), out=run.path, resume=True)
     unbroken = rounds.train(config("mine_methods:pull", rounds=3), out=folder / "unbroken")
     assert torch.equal(weights(longer), weights(unbroken))
-    for name, options in (("personalise", {"epochs": [0]}), ("leave-one-out", {"last": [1]})):
-        again = fldiag.load(run.path)
-        assert len(fldiag.diagnose(again, name, allow_code="mine_methods:pull", **options))
+    again = fldiag.load(run.path)
+    assert len(fldiag.diagnose(again, "personalise", epochs=[0], allow_code="mine_methods:pull"))
     again = Config.like(stored, method__name="mine_methods:pull")
     assert again.allowed_code == {"mine_methods:pull"}
 

@@ -81,7 +81,7 @@ def test_each_client_starts_from_weights_of_its_own(tmp_path):
     c = run.checkpoint(1)
     assert c.starts.shape == c.clients.shape and set(c.start_buffers) == set(c.buffers)
     run = fldiag.load(run.path, model=Net())
-    table = fldiag.diagnose(run, "drift", propositions=False, representation=False)
+    table = fldiag.diagnose(run, "drift", representation=False)
     moved = table.query(
         "metric == 'global_local_divergence' and layer == 'head' and scope == 'client'"
     )

@@ -275,8 +275,8 @@ def asked(tmp_path_factory):
         ("spectrum", {"matrix": "ggn", "k": 1, **small}),
         ("trace", small),
         ("diagonal", small),
-        ("forgetting", {"why": True, "k": 1}),
-        ("drift", {"propositions": False}),
+        ("account", {"k": 1}),
+        ("drift", {}),
         ("matching", {"k": 1, **small}),
     ):
         answer(name, [run], options, bar=SilentBar, tell=lambda text: None)

@@ -441,7 +441,7 @@ def test_columns_are_a_table():
     )
 
 
-DRIFT = {"gradients": False, "representation": False, "propositions": False, "rho": ()}
+DRIFT = {"gradients": False, "representation": False, "rho": ()}
 
 
 def test_drift_shows_means_over_the_recorded_steps(tmp_path):

@@ -220,6 +220,7 @@ ANSWERS = {
     "spectrum": _spectrum,
     "landscape": _landscape,
     "cost": lambda task: [{"metric": "flops_relative", "value": 2.0, "scope": "global"}],
+    "propositions": lambda task: [{"metric": "proposition_1", "value": 1.0, "scope": "client"}],
 }
 
 

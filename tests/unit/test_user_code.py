@@ -30,7 +30,7 @@ MINE = """
 """
 EVIL = "open('marker', 'w').close()\ndef go(*words, **options): raise RuntimeError('called')\n"
 DIAGNOSTICS = known.built_in()["diagnostics"]
-TRAINERS = ["personalise", "leave-one-out"]
+TRAINERS = ["personalise"]
 #: Key of a config -> how a file comes to name code there.
 KEYS = {
     "data.name": lambda c: c["data"].update(name="evilmod:go"),

@@ -29,10 +29,7 @@ SINGLE = 2e-3
 #: Float64 weights after some hundred local steps: every step may add a few roundings.
 TRAINED = 1e6 * EPS64
 #: What is made of eigenvectors, whose error is that of the residual over the gap to the next eigenvalue.
-OF_VECTORS, VECTORS = (
-    ("eigenspace_overlap", "principal_angle", "global_overlap", "curvature", "curvature_share"),
-    1e-3,
-)
+OF_VECTORS, VECTORS = ("eigenspace_overlap", "global_overlap"), 1e-3
 #: The numbers of a row; all else, but whether the search for them ended in time, says which numbers they are.
 VALUES = ("value", "scaled", "predicted", "n_examples", "n_steps", "n_clients", "masked")
 NO_NAME = (*VALUES, "converged")

@@ -16,7 +16,7 @@ STUDIES = (
         caption="Final test accuracy in percent; largest Hessian eigenvalue and trace of the global model; H_N and H_D of the "
         "clients' models as in the released code: one trace per tensor, on all clients' data, pairs k = j included. Traces "
         "and eigenvalues use one slice of training examples without augmentation instead of ten augmented batches.",
-        ask=(final(), diagnostic("matching", on="global", split=False)),
+        ask=(final(), diagnostic("matching", on="global")),
         pick={
             "accuracy": {"metric": "accuracy", "ask": "final"},
             "lambda_max": {"metric": "eigenvalue", "index": 1, **GLOBAL},

@@ -64,11 +64,7 @@ STUDY = Study(
         for label, more in (("adaptive", {}), ("fixed", {"method.strength": "fixed"}))
         for rho in RHOS
         for ask in [
-            (
-                diagnostic(
-                    "drift", rho=(), gradients=False, representation=False, propositions=False
-                ),
-            )
+            (diagnostic("drift", rho=(), gradients=False, representation=False),)
             if (rho, label) == (AT, "adaptive")
             else ()
         ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fldiag_papers import learning_curves
-from fldiag_papers.study import Study, Trial, diagnostic
+from fldiag_papers.study import Ask, Study, Trial, diagnostic
 
 PRESET = "fedsol-cifar10-lda0.1"
 DRIFT: dict[str, Any] = {"steps": "kl", "rho": (), "gradients": False, "representation": False}
@@ -32,14 +32,14 @@ STUDY = Study(
             PRESET,
             "fedavg",
             label="FedAvg",
-            ask=(diagnostic("drift", **DRIFT, propositions=False),),
+            ask=(diagnostic("drift", **DRIFT),),
         ),
         Trial(
             PRESET,
             "fedsol",
             {"method.rho": 2.0},
             label="FedSOL",
-            ask=(diagnostic("drift", **DRIFT),),
+            ask=(diagnostic("drift", **DRIFT), Ask("propositions", needs="clients")),
         ),
     ),
     draw=draw,

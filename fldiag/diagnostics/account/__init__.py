@@ -10,8 +10,8 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.select import only
+from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import table
 
 if TYPE_CHECKING:
@@ -24,54 +24,29 @@ WHY = {
     "linear": "linear",
     "quadratic": "quadratic",
     "rest": "rest",
-    "path": "path",
-    "left": "rest of path",
-    "error": "± points",
+    "effect": "without it",
 }
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The terms of every client's update in the last round."""
     yield Say(
-        f"why: change of the {options['slice']} loss by every update = linear + quadratic + rest"
+        f"why: change of the {options['slice']} loss by every update = linear + quadratic + rest; change of the loss of the "
+        "average when a client is left out"
     )
     last = only(table, round=table["round"].max())
     exact = only(last, estimator="exact", metric=list(WHY))
-    paths = only(last, estimator="path", layer=None, index=None)
-    lines, rough = [], []
+    lines = []
     for client, part in exact.groupby("client", dropna=False):
         values = dict(zip(part["metric"], part["value"].astype(float), strict=True))
-        mine = only(paths, client=None if pd.isna(client) else client)
-        path = {
-            "path": number(mine, "path"),
-            "left": number(mine, "rest"),
-            "error": number(mine, "path", column="residual"),
-        }
-        lines.append({"client": "all" if pd.isna(client) else str(int(client)), **values, **path})
-        if len(only(mine, metric="path", converged=False)):
-            rough.append(lines[-1]["client"])
-    yield Small(
-        lines,
-        {
-            key: text
-            for key, text in WHY.items()
-            if len(paths) or key not in ("path", "left", "error")
-        },
-    )
-    if rough:
-        yield Note(
-            f"the rest of the path is above 5 % of the change, or not known that well (updates: {', '.join(rough)}); "
-            "more points (path) or --precision fp64 may help"
-        )
+        lines.append({"client": "all" if pd.isna(client) else str(int(client)), **values})
+    yield Small(lines, WHY)
 
 
 @diagnostic(
     "account",
     on="clients",
-    draw={
-        "": "fldiag.diagnostics.account.picture:draw",
-        "-classes": "fldiag.diagnostics.account.picture:classes_if_any",
-    },
+    draw="fldiag.diagnostics.account.picture:draw",
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )
@@ -84,14 +59,6 @@ def account(
     ] = "train",
     k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
     layers: Annotated[bool, Field(description="Also report by layer.")] = True,
-    path: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="Maximum number of gradients per update for the integral along its "
-            "path (0: no integral; else at least 15).",
-        ),
-    ] = 75,
     tol: Annotated[
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
     ] = 1e-3,
@@ -121,16 +88,13 @@ def account(
       blocks leave of the quadratic term.
     - ``client``: how much each client's update contributes to the aggregated one by its aggregation weight p: linear
       p g'd, quadratic p d'H(aggregated update) / 2; client NA: what the server added beyond the weighted mean.
-    - ``path``: ``path``, the integral of the gradient along the straight line of the update by Gauss-Legendre points
-      (``residual``: the rule's nested error), whole, by eigenvector (index) and by ``layer``, which add up to the whole; and
-      ``rest`` = change - path (with ``buffers``, what the change of the model's buffers adds). The points are doubled where
-      the error is largest until rest and error are at most 5 % of the change (``converged``), or ``path`` gradients are spent.
-    - ``harm`` (scope pair): change of the loss on client_b's own training data by client's update; client_b = client is
-      what it gained itself. ``class_harm``: on the examples of class ``index`` of ``slice``. ``linear_harm`` and
-      ``linear_class_harm`` are these to first order, by one gradient of each slice at the received weights.
+
+    - ``effect`` (moment aggregated, ``exact``): the loss of the mean of all other clients minus that of the aggregated model,
+      with a paired ``stderr`` over the examples. Above 0 the client helps, below 0 it harms. Masked where the aggregated model
+      is not the weighted mean, and for a client that is alone.
 
     Of the last round with client weights, or of all with ``every_round``. Cost a round: one spectrum, one
-    Hessian-vector product an update, and one a layer and update; for the paths 15 gradients an update, or more.
+    Hessian-vector product an update, and one a layer and update.
 
     Raises FldiagError when no round has client weights or a loss is not finite.
     """
@@ -142,7 +106,6 @@ def account(
         slice_name=slice,
         k=k,
         layers=layers,
-        path=path,
         tol=tol,
         max_products=max_products,
         seed=seed,

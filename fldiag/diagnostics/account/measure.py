@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.diagnostics.account.harm import harm
-from fldiag.diagnostics.account.path import along_path
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.problem.eigenpairs import eigenpairs, rows_of_scores
 from fldiag.problem.problem import Problem
+from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
 
+#: Relative distance up to which the aggregated weights are the weighted mean of the clients.
+SAME = 1e-5
 TERMS = ("change", "linear", "quadratic", "rest")
 
 
@@ -28,7 +29,6 @@ def round_rows(
     slice_name: str,
     k: int,
     layers: bool,
-    path: int,
     tol: float,
     max_products: int,
     seed: int,
@@ -83,11 +83,6 @@ def round_rows(
             {"metric": name, "value": v, "estimator": "exact"}
             for name, v in zip(TERMS, values, strict=True)
         ]
-        if path:
-            straight = problem.loss(problem.w.double() + d)[0] if models[i][1] else after
-            update_rows += along_path(
-                problem, d, straight - before, after - straight, pairs, layers, path
-            )
         if pairs is not None:
             update_rows += _along(pairs, g, d, linear, quadratic)
         if layers:
@@ -98,7 +93,7 @@ def round_rows(
         for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])
     ]
     hessian.release()
-    return rows + harm(history, cohort, slice_name)
+    return rows + [{**common, **row} for row in _without_each(history, cohort, slice_name)]
 
 
 def _along(pairs: Any, g: Tensor, d: Tensor, linear: float, quadratic: float) -> list[Row]:
@@ -189,3 +184,40 @@ def _by_client(
                 }
             )
     return rows
+
+
+def _without_each(history: History, cohort: Stored, slice_name: str) -> list[Row]:
+    """What the loss gains when a client is left out of the mean: above 0 it helps."""
+    assert cohort.clients is not None
+    p = torch.as_tensor(history.weights(cohort.ids), device=cohort.clients.device)
+    mean = p @ cohort.clients.double()
+    about: list[Row] = [
+        {"metric": "effect", "estimator": "exact", "moment": "aggregated", "scope": "client"}
+        | {"client": client}
+        for client in cohort.ids
+    ]
+    note = ""
+    if float(p.max()) >= 1:
+        note = "one client is all of the average"
+    elif float((mean - cohort.aggregated).norm()) > SAME * float(cohort.aggregated.norm()):
+        note = "the server does more than the weighted mean of the clients"
+    if note:
+        return [{**row, "value": None, "note": note} for row in about]
+    models = [(cohort.aggregated, cohort.buffers)]
+    for j in range(len(p)):
+        others = p.clone()
+        others[j] = 0
+        others /= others.sum()
+        buffers = {
+            name: torch.tensordot(others, b.double(), 1).to(b.dtype)
+            if b.is_floating_point()
+            else b[others > 0].amax(0)
+            for name, b in cohort.client_buffers.items()
+        }
+        w = (others @ cohort.clients.double()).to(cohort.clients.dtype)
+        models.append((w, buffers or cohort.buffers))
+    losses = history.evaluate(models).loss[:, history.stretch(slice_name)]
+    return [
+        {**row, **sample_mean(change)}
+        for row, change in zip(about, losses[1:] - losses[0], strict=True)
+    ]

@@ -1,17 +1,15 @@
-"""Why local training harmed the global loss: the terms of the second-order account, and the change of every client's loss."""
+"""Why local training harmed the global loss: the terms of the second-order account."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fldiag.plotting import style
-from fldiag.plotting.heatmap import draw_cells
 from fldiag.plotting.tables import floats, need, select
 from fldiag.results.select import only
 
@@ -22,7 +20,6 @@ COLUMNS = [
     "moment",
     "scope",
     "client",
-    "client_b",
     "estimator",
     "index",
     "layer",
@@ -39,9 +36,9 @@ _TRUE = {**style.Look("black", "D", "-").point, "markerfacecolor": "white"}
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """Four panels of the last round: the terms of every update beside the true change of the loss; the
-    terms along the top Hessian eigenvectors and the rest of space, and by layer (means over the clients); and the change
-    of every client's own loss by every client's update. ``table``: what the diagnostic ``account`` returns.
+    """Three panels of the last round: the terms of every update beside the true change of the loss; the
+    terms along the top Hessian eigenvectors and the rest of space, and by layer (means over the clients).
+    ``table``: what the diagnostic ``account`` returns.
 
     Raises FldiagError for a table without the account.
     """
@@ -51,47 +48,27 @@ def draw(table: pd.DataFrame) -> Figure:
     slice_ = str(only(rows, metric="change")["slice"].iloc[0])
     looks = [style.look(place) for place in (2, 5, 4)]
     with style.paper():
-        two = style.wide() > 4.5
-        fig, (terms, harm, eigen, layer) = style.panels(
-            4,
-            2.7 if two else 2.2,
-            0.2,
-            across=2,
-            least=2.25,
-            width_ratios=(1.25, 1) if two else None,
-        )
+        fig, (terms, eigen, layer) = style.panels(3, 2.4, least=2.0)
         _terms(terms, rows, looks, f"change of the {slice_} loss")
-        _harm(fig, harm, only(rows, metric="harm"), "client_b")
-        split = [*looks[:2], style.look(3)]
         _split(
             eigen,
-            only(rows, estimator=("eigen", "path")),
+            only(rows, estimator="eigen"),
             "index",
-            split,
-            "along Hessian eigenvectors (mean over clients)",
+            looks[:2],
+            "by eigenvector (mean of clients)",
         )
         _split(
-            layer,
-            only(rows, estimator=("layer", "path")),
-            "layer",
-            split,
-            "by layer (mean over clients)",
+            layer, only(rows, estimator="layer"), "layer", looks[:2], "by layer (mean of clients)"
         )
-        texts = [
-            *_TERMS.values(),
-            *(["along the path"] if (rows["metric"] == "path").any() else []),
-        ]
         keys = [
             Patch(facecolor=look.color, hatch=hatch, edgecolor="white")
-            for look, hatch, _ in zip([*looks, split[-1]], (*_HATCH, ""), texts, strict=False)
+            for look, hatch in zip(looks, _HATCH, strict=True)
         ]
         fig.legend(
             [*keys, Line2D([], [], **_TRUE)],
-            [*texts, "true change"],
+            [*_TERMS.values(), "true change"],
             loc="outside lower center",
-            ncols=5 if two else 2,
-            columnspacing=1.4,
-            borderpad=0.2,
+            ncols=4 if style.wide() > 4.5 else 2,
         )
         fig.suptitle(f"round {round}: effect of each update on the loss", fontsize=8.5)
     return fig
@@ -183,7 +160,7 @@ def _split(ax, rows: pd.DataFrame, by: str, looks: list[style.Look], title: str)
     _bars(
         ax,
         np.arange(len(order)),
-        [wide[m].to_numpy() for m in ("linear", "quadratic", "path") if m in wide],
+        [wide[m].to_numpy() for m in ("linear", "quadratic")],
         looks,
         stacked=False,
     )
@@ -208,61 +185,3 @@ def _frame(ax) -> None:
     ax.axhline(0, color="black", linewidth=0.6)
     ax.grid(True, axis="y")
     ax.yaxis.set_major_locator(MaxNLocator(6))
-
-
-def classes(table: pd.DataFrame) -> Figure:
-    """Who hurts which class: change of the loss of every class by every client's update, evaluated and to first order, of
-    the last round. Raises FldiagError for a table without them."""
-    need(table, ("metric", "round", "scope", "client", "index", "value"), PICTURE)
-    round = int(select(table, "class_harm", PICTURE)["round"].max())
-    rows = only(table, round=round, scope="client")
-    with style.paper():
-        fig, axes = style.panels(2, 2.9, least=2.5)
-        both = floats(only(rows, metric=("class_harm", "linear_class_harm"))["value"])
-        for ax, metric, title in zip(
-            axes, ("class_harm", "linear_class_harm"), ("evaluated", "to first order"), strict=True
-        ):
-            _harm(fig, ax, only(rows, metric=metric), "index", title, scale=both)
-        slice_name = str(only(rows, metric="class_harm")["slice"].iloc[0]).partition("/")[0]
-        fig.suptitle(
-            f"round {round}: effect on the classes ({slice_name} loss)",
-            fontsize=8.5,
-        )
-    return fig
-
-
-def classes_if_any(table: pd.DataFrame) -> Figure | None:
-    """``classes``, where there are classes."""
-    return classes(table) if (table["metric"] == "class_harm").any() else None
-
-
-def _harm(
-    fig: Figure,
-    ax,
-    rows: pd.DataFrame,
-    to: str,
-    title: str = "effect on each client's loss",
-    scale: np.ndarray | None = None,
-) -> None:
-    cells = pd.DataFrame(
-        {"a": rows["client"].astype(int), "b": rows[to].astype(int), "v": floats(rows["value"])}
-    )
-    wide = cells.pivot(index="a", columns="b", values="v")
-    size = np.abs(wide.to_numpy() if scale is None else scale)
-    size = size[np.isfinite(size)]
-    reach = float(size.max()) if len(size) and size.max() > 0 else 1.0
-    near = min(max(float(np.median(size)) if len(size) else reach, 1e-6 * reach), reach)
-    norm = SymLogNorm(near, vmin=-reach, vmax=reach, base=10)
-    image = draw_cells(ax, wide, norm, colors=style.DIVERGING, square=to == "client_b")
-    ax.set(
-        xlabel="client whose own loss changes" if to == "client_b" else "class whose loss changes",
-        ylabel="update of client",
-        title=title,
-    )
-    ticks = (
-        _decades(near, reach) if reach > 10 * near else [-reach, -reach / 2, 0.0, reach / 2, reach]
-    )
-    bar = fig.colorbar(image, ax=ax, pad=0.02, ticks=ticks, format=lambda v, _: style.number(v, 2))
-    bar.set_label("change of the loss")
-    bar.outline.set_visible(False)
-    bar.minorticks_off()

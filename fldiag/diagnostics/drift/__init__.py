@@ -11,7 +11,6 @@ from pydantic import Field
 from fldiag.choices import Proximal, Rule, Strength
 from fldiag.diagnostics.drift.summary import summary
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.table import table
@@ -30,26 +29,16 @@ DISTANCE = Number(
     needs=("model", "partition"),
     column="Drift: distance of client weights from the received",
     short="drift",
-    options={
-        "rounds": "last",
-        "rho": (),
-        "gradients": False,
-        "representation": False,
-        "propositions": False,
-    },
+    options={"rounds": "last", "rho": (), "gradients": False, "representation": False},
 )
 
 
 @diagnostic(
     "drift",
-    meta={"read": "McCandlish et al.: abstract and excerpts; uploads: abstracts only"},
     on="clients",
     draw={
         "": "fldiag.diagnostics.drift.picture:draw",
         "-conflict": "fldiag.diagnostics.drift.picture:conflict_if_any",
-        "-layers": "fldiag.diagnostics.drift.picture:layers_if_any",
-        "-agreement": "fldiag.diagnostics.drift.picture:agreement_if_any",
-        "-upload": "fldiag.diagnostics.drift.picture:upload_if_any",
     },
     summary=summary,
     numbers=(DISTANCE,),
@@ -90,29 +79,6 @@ def drift(
             "and received models."
         ),
     ] = True,
-    propositions: Annotated[
-        bool,
-        Field(description="Also check Propositions 1 and 2 of the FedSOL paper in the last round."),
-    ] = True,
-    upload: Annotated[
-        bool,
-        Field(
-            description="Also measure what clipping, noise, top-k and 8 bits would change in the uploads."
-        ),
-    ] = False,
-    clip: Annotated[
-        float | None,
-        Field(
-            gt=0, description="Norm to which uploads are clipped (default: the median of a round)."
-        ),
-    ] = None,
-    noise: Annotated[
-        float,
-        Field(ge=0, description="Noise of clipped uploads: deviation as a multiple of that norm."),
-    ] = 0.01,
-    keep: Annotated[
-        float, Field(gt=0, le=1, description="Share of an upload's entries that top-k keeps.")
-    ] = 0.1,
 ) -> pd.DataFrame:
     """Measure how clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
 
@@ -123,13 +89,8 @@ def drift(
       ``part:body``, ``part:head``); ``squared_divergence`` ||w_k - w_new||^2 to the aggregated model; ``update_norm`` of
       every client and (moment aggregated) of the server; ``update_cosine`` between two updates, ``server_cosine`` between
       a client's and the server's.
-    - ``update_snr``, whole and by ``layer``: signal-to-noise ratio of the updates with the clients as samples (``low``, ``high``:
-      jackknife interval), and ``update_consensus`` ||sum p_k d_k|| / sum p_k ||d_k||: 1 where all point the same way. p_k are the
-      aggregation weights.
-    - with ``upload``: ``upload_error`` ||Q(d_k) - d_k|| / ||d_k||, whole and by ``layer``, and ``upload_loss`` F(w') - F(w) on
-      all clients' training data, w' being the received weights plus the mean of Q(d_k), and w plus that of d_k. Column
-      ``upload`` says what Q is: clip (to norm ``clip``), clip+noise (N(0, (``noise`` x ``clip``)^2) an entry), top-k (share
-      ``keep``), 8 bits (stochastic).
+    - ``update_consensus``, whole and by ``layer``: ||sum p_k d_k|| / sum p_k ||d_k||, p_k the aggregation weights: 1 where all
+      point the same way.
     - with ``gradients``: ``gradient_cosine`` between the gradient of a client's own training loss and that of all clients'
       data, at the received weights; ``gradient_norm`` of both.
     - at the trained weights, on the client's training data (full batch, or the mean over fixed minibatches of ``batch``):
@@ -141,7 +102,6 @@ def drift(
       ``metrics.steps = true`` (see ``Run.steps``), at the weights and minibatches of those steps and the method's own
       perturbation. Column ``proximal`` names the proximal loss.
     - with ``representation``: ``cka`` between what the heads of the trained and the received model see of the test data.
-    - with ``propositions``: of the last round, what ``fldiag.diagnostics.drift.propositions.check`` says, in float64.
 
     A cosine with a vector that is zero (or g_p below its rounding noise) has no value and is ``masked``.
     Of a recorded run without data only the distances and cosines of weights and updates are measured.
@@ -167,7 +127,6 @@ def drift(
         part,
         batch,
         {"kind": kind, "tau": tau},
-        measure.upload.Upload(clip, noise, keep) if upload else None,
     )
     rows = history.map_rounds(measure.round_rows, settings=settings)
     if history.alone:
@@ -175,18 +134,6 @@ def drift(
             None,
             "there are no examples: gradients, proximal losses and representations are left out",
         )
-    elif propositions and rows:
-        last_round = rows[-1]["round"]
-        ((proposition_rows, unmoved),) = workspace().map(
-            measure.propositions,
-            history,
-            [last_round],
-            name=lambda r: f"propositions in round {r}",
-            loss=settings.loss,
-        )
-        rows += proposition_rows
-        for client in unmoved:
-            history.note(last_round, f"client {client} did not move: no propositions", client)
     rows = [
         {
             "masked": row["value"] is None or bool(np.isnan(row["value"])),

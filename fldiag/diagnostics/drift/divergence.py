@@ -6,13 +6,13 @@ global model is what the FL-Simulator code of Sun et al. calls divergence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.diagnostics.drift import agreement
 from fldiag.params import Layout
 from fldiag.results.table import Row
 from fldiag.runs.round_weights import Stored
@@ -126,9 +126,31 @@ def rows_of(cohort: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
     size = float(torch.linalg.vector_norm((cohort.aggregated - cohort.received).double()))
     return [
         *rows,
-        *agreement.rows_of(sums, p),
+        *_consensus(sums, p),
         {"moment": "aggregated", "scope": "global", "metric": "update_norm", "value": size},
     ]
+
+
+def _consensus(squares: Mapping[str | None, tuple[Tensor, Tensor]], p: np.ndarray) -> list[Row]:
+    """The length of the mean update over the mean length, of the network (layer None) and its parts."""
+    rows: list[Row] = []
+    for layer, (lengths, distances) in squares.items():
+        norms, apart = lengths.numpy(), distances.numpy()
+        total = float(p @ np.sqrt(norms))
+        length = max(float(p @ norms) - float(p @ apart @ p) / 2, 0.0) ** 0.5
+        value = {"value": min(length / total, 1.0)} if total else {"note": "no client moved"}
+        rows.append(
+            {
+                "moment": "trained",
+                "scope": "global",
+                "layer": layer,
+                "n_clients": int((p > 0).sum()),
+                "metric": "update_consensus",
+                "value": None,
+                **value,
+            }
+        )
+    return rows
 
 
 def _mean(values: Tensor) -> float | None:

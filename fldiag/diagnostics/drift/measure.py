@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from fldiag.choices import Rule, Strength
-from fldiag.diagnostics.drift import divergence, upload
-from fldiag.diagnostics.drift.propositions import check
+from fldiag.diagnostics.drift import divergence
 from fldiag.execution.workspace import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
-from fldiag.models.network import Network
 from fldiag.params import cosine
 from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
@@ -27,8 +25,6 @@ from fldiag.runs.round_weights import Stored
 
 #: Of what training records of every local step when asked to (``Run.steps``): what is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
-
-ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,6 @@ class DriftSettings:
     part: str
     batch: int | None
     loss: dict[str, Any]
-    upload: upload.Upload | None = None
 
 
 def round_rows(history: History, cohort: Stored, settings: DriftSettings) -> list[Row]:
@@ -52,8 +47,6 @@ def round_rows(history: History, cohort: Stored, settings: DriftSettings) -> lis
     if not cohort.ids:
         return []
     rows = divergence.rows_of(cohort, history.layout, history.weights(cohort.ids))
-    if settings.upload is not None:
-        rows += upload.rows_of(history, cohort, settings.upload)
     if history.alone:
         return rows
     rows += _gradients(history, cohort) if settings.gradients else []
@@ -237,48 +230,6 @@ def _means(rows: list[Row], trained: int) -> list[Row]:
             }
         )
     return means
-
-
-def propositions(history: History, round: int, loss: dict[str, Any]) -> tuple[list[Row], list[int]]:
-    """Propositions 1 and 2 at every client's trained weights, in float64, and the clients that did not move."""
-    cohort = history.stored(round).finite()
-    network = Network(history.network.module)
-    network.module.double()
-    pool = history.pool.to(torch.float64)
-    rows: list[Row] = []
-    unmoved: list[int] = []
-
-    def double(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {n: b.double() if b.is_floating_point() else b for n, b in buffers.items()}
-
-    start = cohort.start[0].double(), double(cohort.start[1])
-    for j, k in enumerate(cohort.ids):
-        workspace().show(j, len(cohort.ids), f"client {k}")
-        examples, (w, buffers) = pool.train_slice(k), cohort.client(j)
-        if examples.stop <= examples.start:
-            continue
-        w = w.double()
-        losses = Losses(
-            network, pool, double(buffers), start, proximal.batches(examples, None)[0], **loss
-        )
-        g_p = proximal.gradient(losses.proximal(), w)[1]
-        if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
-            unmoved.append(k)
-            continue
-        checks = check(losses, g_p, w, ETAS, RHOS)
-        rows += [
-            {
-                "round": round,
-                "moment": "trained",
-                "scope": "client",
-                "client": k,
-                "slice": f"client:{k}/train",
-                "n_examples": examples.stop - examples.start,
-                **row,
-            }
-            for row in checks
-        ]
-    return rows, unmoved
 
 
 def recorded(history: History) -> list[Row]:

@@ -1,7 +1,7 @@
 """How evenly one model serves the clients, and whether its confidence can be trusted.
 
 Spread of accuracy over clients as in Li et al., "Fair Resource Allocation in Federated Learning" (ICLR 2020); expected
-calibration error of Guo et al. (ICML 2017); from counts that add up over clients, in the spirit of FLAM (arXiv 2605.07962).
+calibration error of Guo et al. (ICML 2017).
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ NUMBERS = (
 
 @diagnostic(
     "fairness",
-    meta={"read": "FLAM: abstract only"},
     on="run",
     draw="fldiag.diagnostics.fairness.picture:draw",
     summary=summary,
@@ -80,22 +79,19 @@ def fairness(
     The aggregated model on the examples of every client of the partition, sampled or not (``on``; clients may share test
     examples; in a recorded run without test examples always on its training examples).
 
-    - scope client: ``accuracy`` with Wilson's interval, ``f1`` (mean over classes), ``auc`` (one class against the rest, mean
-      over classes), ``ece`` (expected calibration error), ``ece_floor``; in column ``size`` how many training examples it has.
+    - scope client: ``accuracy`` with Wilson's interval, ``ece`` (expected calibration error), ``ece_floor``; in column ``size``
+      how many training examples it has.
     - scope global, over clients, all counted alike: ``mean_accuracy``, ``worst_decile`` (mean of the worst tenth, rounded
-      up), ``accuracy_variance``, ``accuracy_gini``; ``size_correlation``: Spearman's, of accuracy and training examples.
-    - scope global, of all clients' examples together: ``accuracy``, ``f1``, ``auc``, ``ece`` from counts that add up over
-      clients (estimator ``merged counts``, or ``bayesian bootstrap`` where there is an interval), and beside them the clients'
-      own f1, auc and ece weighted by examples (``weighted mean of clients``), which are other numbers. ``bin_accuracy`` and
+      up), ``accuracy_variance``, ``accuracy_gini``.
+    - scope global, of all clients' examples together: ``loss``, ``accuracy``, ``ece``, ``ece_floor``; ``bin_accuracy`` and
       ``bin_confidence`` (index: the bin) are the reliability diagram.
 
     Intervals are basic bootstraps over the examples, clients fixed; those of accuracies on the scale of log odds, which
     keeps them between 0 and 1. They carry the chance of the test examples, not that of training again. Few examples make a
-    worst decile too low, and a variance, a Gini coefficient and a calibration error too high: column ``bias`` estimates by
-    how much, and the interval takes that out. The estimate is too small where clients are in truth alike or a model is
-    calibrated: part of the bias then stays, and the interval of a Gini coefficient or a calibration error may miss the true
-    0. ``ece_floor`` is the calibration error that a perfectly calibrated model would show on so few examples. ``residual``
-    of an auc: by how much its histogram may have moved it, at most.
+    worst decile too low, and a variance, a Gini coefficient and a calibration error too high; the interval takes an estimate of
+    that out. The estimate is too small where clients are in truth alike or a model is calibrated: the interval of a Gini
+    coefficient or a calibration error may miss the true 0. ``ece_floor`` is the calibration error that a perfectly calibrated
+    model would show on so few examples.
     Cost: one evaluation of the model a round.
 
     Raises FldiagError for data without classes, and where nobody says which examples are whose.

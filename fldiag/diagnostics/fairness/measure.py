@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse, special, stats
+from scipy import sparse, special
 
 from fldiag.choices import ClientSlice
 from fldiag.data.slices import own_classes, personal_test
@@ -167,7 +167,8 @@ def round_rows(
     if model is None:
         history.note(cohort.round, "the aggregated weights give no numbers")
         return []
-    states = {k: Binned.of(model.logits[at], model.y[at], bins) for k, at in groups.at.items()}
+    right, confidence = model.right, model.confidence
+    states = {k: Binned.of(right[at], confidence[at], bins) for k, at in groups.at.items()}
     rows = [
         row for k, state in states.items() for row in _client(k, state, on, len(history.parts[k]))
     ]
@@ -198,14 +199,13 @@ def round_rows(
         {**base, **row}
         for row in [
             *spread,
-            *_size(history, states),
-            *_together(total, states),
             *_calibration(model, groups, total),
         ]
     ]
 
 
 def _client(k: int, state: Binned, on: ClientSlice, size: int) -> list[Row]:
+    error, stderr = state.ece()
     base: Row = {
         "scope": "client",
         "client": k,
@@ -217,7 +217,7 @@ def _client(k: int, state: Binned, on: ClientSlice, size: int) -> list[Row]:
         {**base, **row}
         for row in (
             {"metric": "accuracy", "estimator": "exact", **share(state.right, state.n)},
-            *_of(state),
+            {"metric": "ece", "estimator": "counts", "value": error, "stderr": stderr},
             {
                 "metric": "ece_floor",
                 "estimator": "normal approximation",
@@ -227,26 +227,9 @@ def _client(k: int, state: Binned, on: ClientSlice, size: int) -> list[Row]:
     ]
 
 
-def _of(state: Binned) -> list[Row]:
-    """F1, AUC and calibration error of the counts."""
-    error, stderr = state.ece()
-    area = state.auc()
-    return [
-        {"metric": "f1", "estimator": "counts", "value": state.f1()},
-        {
-            "metric": "auc",
-            "estimator": "counts",
-            "value": None if area is None else area[0],
-            "residual": None if area is None else area[1],
-            "note": "all examples are of one class" if area is None else None,
-        },
-        {"metric": "ece", "estimator": "counts", "value": error, "stderr": stderr},
-    ]
-
-
 def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
     """With basic bootstrap intervals over the examples, of accuracies on the scale of their log odds, on which no end leaves
-    0 to 1; ``bias``: what too few examples add, by the same draws."""
+    0 to 1."""
     values = spreads(model, groups, bins, np.ones((1, groups.n)))
     (resamples,) = resampled([model], groups, bins)
     rows: list[Row] = []
@@ -274,7 +257,6 @@ def _spread(model: Answers, groups: Groups, bins: int) -> list[Row]:
                 "low": float(special.expit(low)) if is_odds else max(low, 0.0),
                 "high": float(special.expit(high)) if is_odds else max(high, 0.0),
                 "stderr": float(resamples[name].std()),
-                "bias": float(resamples[name].mean()) - value,
             }
         rows.append(row)
     return rows
@@ -300,63 +282,11 @@ def _standing(model: Answers, groups: Groups, inputs: str, spread: Sequence[Row]
     ]
 
 
-def _size(history: History, states: Mapping[int, Binned]) -> list[Row]:
-    """Spearman's correlation of accuracy and training examples; interval by Fisher's z with the factor of Bonett and Wright 2000.
-    A perfect order of few clients has none: the formula would give a point."""
-    sizes, values = (
-        [len(history.parts[k]) for k in states],
-        [s.right / s.n for s in states.values()],
-    )
-    row: Row = {"metric": "size_correlation", "estimator": "spearman"}
-    if len(states) < 4 or len(set(sizes)) == 1 or len(set(values)) == 1:
-        return [
-            {**row, "value": None, "note": "needs four clients that differ in size and in accuracy"}
-        ]
-    value = float(stats.spearmanr(sizes, values).statistic)
-    if abs(value) > 1 - 1e-12:
-        return [{**row, "value": value, "note": "no interval: the order is perfect"}]
-    half = float(stats.norm.ppf(0.975)) * np.sqrt((1 + value**2 / 2) / (len(sizes) - 3))
-    z = np.arctanh(value)
-    return [
-        {**row, "value": value, "low": float(np.tanh(z - half)), "high": float(np.tanh(z + half))}
-    ]
-
-
-def _together(total: Binned, states: Mapping[int, Binned]) -> list[Row]:
-    """From the sum of the clients' counts, and beside it the clients' own numbers weighted by their examples."""
-    merged = [{**row, "estimator": "merged counts"} for row in _of(total) if row["metric"] != "ece"]
-    means: list[Row] = []
-    numbers = [{row["metric"]: row["value"] for row in _of(s)} for s in states.values()]
-    for name in ("f1", "auc", "ece"):
-        pairs = [
-            (client[name], state.n)
-            for client, state in zip(numbers, states.values(), strict=True)
-            if client[name] is not None
-        ]
-        lacking = len(states) - len(pairs)
-        value = (
-            float(np.average([v for v, _ in pairs], weights=[n for _, n in pairs]))
-            if pairs
-            else None
-        )
-        means.append(
-            {
-                "metric": name,
-                "estimator": "weighted mean of clients",
-                "value": value,
-                "note": f"without {lacking} clients that have examples of one class only"
-                if lacking
-                else None,
-            }
-        )
-    return merged + means
-
-
 def _calibration(model: Answers, groups: Groups, total: Binned) -> list[Row]:
     """The floor of the calibration error, and the reliability diagram: confidence and accuracy of the bins that have examples.
 
     An example on which several clients are tested is one draw that counts several times: chance is that of fewer examples."""
-    times, bins = groups.matrix.sum(0), total.calibration.shape[1]
+    times, bins = groups.matrix.sum(0), total.sums.shape[1]
     at = bin_of(model.confidence, bins)
     squares = np.bincount(at, weights=times**2, minlength=bins)
     variances = np.bincount(
@@ -369,7 +299,7 @@ def _calibration(model: Answers, groups: Groups, total: Binned) -> list[Row]:
             "value": floor(variances, total.n),
         }
     ]
-    for b, (n, r, c, *_) in enumerate(total.calibration.T):
+    for b, (n, r, c, *_) in enumerate(total.sums.T):
         if n:
             base: Row = {"index": b + 1, "estimator": "merged counts", "n_examples": int(n)}
             rows += [

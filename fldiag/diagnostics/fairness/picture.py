@@ -35,7 +35,7 @@ def draw(table: pd.DataFrame) -> Figure | None:
     with style.paper():
         fig, (order, size, reliable) = style.panels(3, 2.5)
         _order(order, clients, totals)
-        _size(size, clients, totals)
+        _size(size, clients)
         _reliability(reliable, totals)
         fig.suptitle(f"round {r}", fontsize=8.5)
     return fig
@@ -75,7 +75,7 @@ def _order(ax: Axes, clients: pd.DataFrame, totals: pd.DataFrame) -> None:
     ax.set_title(f"worst tenth {_percent(low)}, Gini {style.number(spread, 2)}")
 
 
-def _size(ax: Axes, clients: pd.DataFrame, totals: pd.DataFrame) -> None:
+def _size(ax: Axes, clients: pd.DataFrame) -> None:
     sizes, values = floats(clients["size"]), floats(clients["value"])
     worst = -(-len(clients) // 10)
     for part, color in ((slice(worst, None), REST), (slice(0, worst), WORST)):
@@ -89,10 +89,7 @@ def _size(ax: Axes, clients: pd.DataFrame, totals: pd.DataFrame) -> None:
     )
     ax.margins(x=0.08)
     style.percents(ax.yaxis)
-    correlation = number(totals, "size_correlation")
-    ax.set_title(
-        "by size" + ("" if correlation is None else f": Spearman {style.number(correlation, 2)}")
-    )
+    ax.set_title("by size")
 
 
 def _reliability(ax: Axes, totals: pd.DataFrame) -> None:

@@ -25,7 +25,6 @@ NUMBERS = {
     "value": "value",
     "low": "95 % from",
     "high": "to",
-    "bias": "of it bias",
 }
 NAMES = {
     "accuracy": "accuracy, all examples",
@@ -33,10 +32,8 @@ NAMES = {
     "worst_decile": "accuracy, worst tenth of clients",
     "accuracy_variance": "variance over clients",
     "accuracy_gini": "Gini coefficient over clients",
-    "size_correlation": "correlation with client's size",
     "ece": "calibration error (ECE)",
 }
-BOTH = {"what": "whole", "merged": "from merged counts", "mean": "weighted mean of clients"}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -48,17 +45,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         last = only(rows, round=rounds[-1])
         yield Small(
             [_number(last, name) for name in NAMES if len(only(last, metric=name))], NUMBERS
-        )
-        yield Small(
-            [
-                {
-                    "what": name,
-                    "merged": number(last, name, estimator=["merged counts", "bayesian bootstrap"]),
-                    "mean": number(last, name, estimator="weighted mean of clients"),
-                }
-                for name in ("f1", "auc", "ece")
-            ],
-            BOTH,
         )
         if (chance := number(last, "ece_floor")) is not None:
             yield Say(
@@ -89,8 +75,8 @@ def _round(rows: pd.DataFrame, r: int) -> Row:
 
 
 def _number(last: pd.DataFrame, name: str) -> Row:
-    part = only(last, metric=name, estimator=["bayesian bootstrap", "spearman", "exact"])
+    part = only(last, metric=name, estimator=["bayesian bootstrap", "exact"])
     return {
         "what": NAMES[name],
-        **{c: number(part, column=c) for c in ("value", "low", "high", "bias")},
+        **{c: number(part, column=c) for c in ("value", "low", "high")},
     }

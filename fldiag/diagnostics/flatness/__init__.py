@@ -1,8 +1,7 @@
 """Flatness of the whole and of its parts: the global model against the clients' own, round by round.
 
 Operational definitions of ours, in the spirit of Lee & Yoon, "Rethinking the flat minima searching in federated learning" (FedGF,
-ICML 2024; the gap), FedNSAM (arXiv 2602.23827; the distance), FedWMSAM (arXiv 2511.22080; misalignment and echo) and FedVG
-(arXiv 2602.21399; the gradient score): only their abstracts and openings were read.
+ICML 2024; the gap): only its abstract and opening were read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @diagnostic(
     "flatness",
-    meta={"read": "FedGF, FedNSAM, FedWMSAM, FedVG: abstracts and openings"},
+    meta={"read": "FedGF: abstract and opening"},
     on="clients",
     draw="fldiag.diagnostics.flatness.picture:draw",
     summary=summary,
@@ -50,8 +49,7 @@ def flatness(
         int,
         Field(
             ge=1,
-            description="Measure flatness in every N-th round and the last (the momentum "
-            "echo uses all rounds).",
+            description="Measure flatness in every N-th round and the last.",
         ),
     ] = 5,
     tol: Annotated[
@@ -68,10 +66,10 @@ def flatness(
     max_products: Products = 200,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
-    """Compare how flat the global model and the clients' models are: sharpness, lambda_1, trace and disagreement of gradients.
+    """Compare how flat the global model and the clients' models are: sharpness, lambda_1 and trace.
 
     F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
-    examples; w_g the received, w_k a trained, w the aggregated weights. In every measured round:
+    examples; w_k a trained client's, w the aggregated weights. In every measured round:
 
     - ``loss`` and ``accuracy`` of every model on these data.
     - ``sharpness`` F(w + rho G / ||G||) - F(w) with G = grad F(w) (paired ``stderr`` over the examples; ``residual``: a bound
@@ -86,16 +84,9 @@ def flatness(
       most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
       would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
       up to.
-    - ``flatness_distance`` 2 - 2 cos(grad F_k(w_g), grad F(w_g)) of every client with examples, and its mean: between 0 and 4.
-    - ``perturbation_misalignment`` 1 - cos(grad F_k(w_k), grad F(w_k)) of every trained client, and its mean. Not
-      along the local steps: what a run records of them are numbers, not the weights, which it would need.
-    - ``gradient_score``: norm of the gradient of the test loss at w_k, whole and by layer; and its mean.
     - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round), and its mean. Above 1, gradient
       descent without momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read).
       None where the run does not say lr, or its optimizer is not SGD.
-    - Of all rounds, with u the server's updates w_new - w_old: ``momentum_echo`` <u, u'> / (||u|| ||u'||) of a round's update
-      and that ``index`` rounds before, lags 1 to 5, and its mean over the rounds (no round; ``stderr`` as if these were
-      independent: too small where one update is like the next).
 
     What a gradient of rounding noise would decide is ``masked``, with its reason in the column ``note``. Rounds whose number
     ``every`` divides, and the last, are measured. Traces are exact where ``trace`` has them exact. Cost of a
@@ -104,20 +95,16 @@ def flatness(
 
     Raises FldiagError when no round has client weights, or in no round the curvature can be computed.
     """
-    from fldiag.diagnostics.flatness.echo import Updates
     from fldiag.diagnostics.flatness.one_round import Settings, check_measured, round_rows
 
     settings = Settings(rho, adaptive_rho, steps, tol, estimate, rtol, max_products, seed)
     rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
     rows: list[Row] = []
-    updates = Updates()
     for record in history.each():
-        rows += updates.rows(record)
         r = record.round
         if record.complete and r in rounds:
             with workspace().part(rounds.index(r), len(rounds), f"round {r}"):
                 rows += round_rows(history, history.finite(record), settings)
-    rows += updates.means()
     check_measured(rows)
     rows = [{"masked": row["value"] is None, **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

@@ -12,8 +12,6 @@ from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 
 MEASURES = ("sharpness", "adaptive_sharpness", "eigenvalue", "trace")
-#: Measured of each client, and summed up by a plain mean.
-AVERAGED = ("flatness_distance", "perturbation_misalignment", "gradient_score", "stability")
 
 
 def gaps(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
@@ -103,34 +101,16 @@ def spread(values: np.ndarray, p: np.ndarray) -> float | None:
 
 
 def means(rows: Sequence[Row]) -> list[Row]:
-    """Plain means over the clients."""
-    groups: dict[tuple[str, str, str | None], list[Row]] = {}
-    for row in rows:
-        if row["metric"] in AVERAGED:
-            groups.setdefault((row["metric"], row["moment"], row.get("layer")), []).append(row)
-    mean_rows: list[Row] = []
-    for (metric, moment, layer), members in groups.items():
-        values = np.array(
-            [row["value"] for row in members if row["value"] is not None], dtype=float
-        )
-        slices = {"gradient_score": members[0]["slice"], "stability": "client:*/train"}
-        about: Row = {
-            "metric": metric,
-            "moment": moment,
-            "layer": layer,
-            "scope": "global",
-            "estimator": members[0]["estimator"],
-            "slice": slices.get(metric, "train"),
-            "n_clients": len(values),
-        }
-        if not len(values):
-            mean_rows.append(
-                {
-                    **about,
-                    "value": None,
-                    "note": next((row["note"] for row in members if row.get("note")), None),
-                }
-            )
-            continue
-        mean_rows.append({**about, **sample_mean(values)})
-    return mean_rows
+    """The plain mean of ``stability`` over the clients."""
+    values = np.array([row["value"] for row in rows if row["metric"] == "stability"], dtype=float)
+    if not len(values):
+        return []
+    about: Row = {
+        "metric": "stability",
+        "moment": "trained",
+        "scope": "global",
+        "estimator": "lanczos",
+        "slice": "client:*/train",
+        "n_clients": len(values),
+    }
+    return [{**about, **sample_mean(values)}]

@@ -8,23 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.errors import FldiagError
 from fldiag.execution.workspace import workspace
 from fldiag.losses import noise_floor
-from fldiag.params import cosine
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
 from fldiag.problem.worst_case import Climb, adaptive_scale, resting, worst_case_row
 from fldiag.results.table import Row
-from fldiag.runs import proximal
 from fldiag.runs.history import History
 from fldiag.runs.pool import Weights
-from fldiag.runs.proximal import Losses
 from fldiag.runs.round_weights import Stored
 
 
@@ -50,7 +46,6 @@ def round_rows(history: History, record: Stored, settings: Settings) -> list[Row
         history.problem((record.aggregated, {}), history.pool.clients, "train")  # says why
     for client in sorted(set(record.ids) - set(sizes)):
         history.note(r, f"client {client} has no training examples: left out", client)
-    received_gradient = gradient(history, record.start, history.pool.clients)
     results = workspace().map(
         flatness_of,
         history,
@@ -58,7 +53,6 @@ def round_rows(history: History, record: Stored, settings: Settings) -> list[Row
         name=lambda item: (
             f"round {item[0]}, {'global model' if item[1] is None else f'client {item[1]}'}"
         ),
-        received_gradient=received_gradient,
         settings=settings,
     )
     rows: list[Row] = []
@@ -73,13 +67,12 @@ def round_rows(history: History, record: Stored, settings: Settings) -> list[Row
 def flatness_of(
     history: History,
     item: tuple[int, int | None],
-    received_gradient: Tensor,
     settings: Settings,
 ) -> dict[str, Any]:
     """The rows of the aggregated model on all data, or those of a client; and the ``failures``: what could not be computed,
     and whose it is.
 
-    Of a client: F_k at the aggregated weights and, where it was trained, at its own, and how its gradients point.
+    Of a client: F_k at the aggregated weights and, where it was trained, at its own.
     """
     round, client = item
     record = history.stored(round).finite()
@@ -92,35 +85,17 @@ def flatness_of(
         )
     slice_ = history.pool.train_slice(client)
     columns = {"scope": "client", "client": client, "slice": f"client:{client}/train"}
-    n = {"n_examples": slice_.stop - slice_.start}
-    distance = cosine_row(
-        "flatness_distance",
-        2.0,
-        gradient(history, record.start, slice_),
-        received_gradient.to(history.device),
-        {**columns, "moment": "received", **n},
-    )
     text = f"client {client} at the aggregated weights"
     result = point_flatness(
         history, aggregated, slice_, {**columns, "moment": "aggregated"}, text, settings
     )
-    rows, failures = [distance, *result["rows"]], result["failures"]
+    rows, failures = result["rows"], result["failures"]
     if client in record.ids:
         weights = record.client(record.ids.index(client))
         columns["moment"] = "trained"
         result = point_flatness(history, weights, slice_, columns, f"client {client}", settings)
         rows += result["rows"] + stability_rows(result["rows"], history.training, round)
         failures += result["failures"]
-        rows.append(
-            cosine_row(
-                "perturbation_misalignment",
-                1.0,
-                gradient(history, weights, slice_),
-                gradient(history, weights, history.pool.clients),
-                {**columns, **n},
-            )
-        )
-        rows += score_rows(history, weights, {**columns, "slice": history.pool.split})
     return {"rows": rows, "failures": failures}
 
 
@@ -163,51 +138,6 @@ def stability_rows(rows: Sequence[Row], training: Mapping[str, Any], round: int)
         }
         for row in rows
         if row["metric"] == "eigenvalue"
-    ]
-
-
-def gradient(history: History, weights: Weights, examples: slice) -> Tensor:
-    """Of the mean loss on examples of the pool, [P]."""
-    w, buffers = weights
-    batch = proximal.batches(examples, None)[0]
-    losses = Losses(history.network, history.pool, buffers, weights, batch, kind="l2")
-    return proximal.gradient(losses.local(), w)[1]
-
-
-def cosine_row(metric: str, scale: float, a: Tensor, b: Tensor, columns: Row) -> Row:
-    """scale (1 - cos(a, b)), masked where one of the two is rounding noise."""
-    row: Row = {**columns, "metric": metric, "estimator": "exact"}
-    floor = noise_floor(a.dtype)
-    value, lengths = float(cosine(a, b)), [float(torch.linalg.vector_norm(v)) for v in (a, b)]
-    if not all(map(math.isfinite, lengths)):
-        return {**row, "value": None, "note": "a gradient is not finite"}
-    if min(lengths) < floor:
-        text = f"a gradient of norm {min(lengths):.1e} is rounding noise (below {floor:g})"
-        return {**row, "value": None, "note": text}
-    return {**row, "value": scale * (1 - value)}
-
-
-def score_rows(history: History, weights: Weights, columns: Row) -> list[Row]:
-    """Norm of the gradient on the split by which models are judged, whole and by layer."""
-    test, layout = history.pool.test, history.layout
-    g = gradient(history, weights, test)
-    columns = {
-        **columns,
-        "metric": "gradient_score",
-        "estimator": "exact",
-        "n_examples": test.stop,
-    }
-    squares = {n: v.double().square().sum() for n, v in layout.views(g).items()}
-    scores: list[tuple[str | None, float]] = [(None, float(torch.linalg.vector_norm(g.double())))]
-    scores += [
-        (layer or names[0], math.sqrt(sum(float(squares[n]) for n in names)))
-        for layer, names in layout.layers.items()
-    ]
-    return [
-        {**columns, "layer": layer, "value": value}
-        if math.isfinite(value)
-        else {**columns, "layer": layer, "value": None, "note": "the gradient is not finite"}
-        for layer, value in scores
     ]
 
 

@@ -30,9 +30,9 @@ _TITLES = {
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """First sharpness, plain and adaptive, lambda_1 and trace of the whole, of its parts at their trained weights (band: standard
-    error over the clients; a dot a client) and of its parts at the whole's weights. Then flatness distance, perturbation
-    misalignment and momentum echo. ``table``: what the diagnostic ``flatness`` returns. Raises FldiagError for another table."""
+    """Sharpness, plain and adaptive, lambda_1 and trace of the whole, of its parts at their trained weights (band: standard
+    error over the clients; a dot a client) and of its parts at the whole's weights. ``table``: what the diagnostic ``flatness``
+    returns. Raises FldiagError for another table."""
     need(
         table,
         ("metric", "round", "moment", "scope", "client", "index", "layer", "value", "stderr"),
@@ -40,19 +40,14 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     select(table, "trace_gap", PICTURE)
     rows = only(table, layer=None)
-    # a table of an earlier version has no adaptive sharpness
-    titles = {m: title for m, title in _TITLES.items() if len(only(rows, metric=m))}
     with style.paper():
-        fig, (*first, distance, misalignment, echo) = style.panels(3 + len(titles), 2.1, least=1.6)
-        for ax, (metric, title) in zip(first, titles.items(), strict=True):
+        fig, axes = style.panels(len(_TITLES), 2.1, across=4, least=1.6)
+        for ax, (metric, title) in zip(axes, _TITLES.items(), strict=True):
             _parts(ax, rows, metric)
             ax.set_title(title)
-        _disagreement(distance, rows, "flatness_distance", "flatness distance")
-        _disagreement(misalignment, rows, "perturbation_misalignment", "misalignment")
-        _echo(echo, rows)
         handles = [Line2D([], [], **look.line) for look in _LOOKS.values()]
         handles.append(Line2D([], [], color="#777777", linestyle="none", marker=".", markersize=5))
-        texts = [*_TEXTS.values(), "a client (echo: a round)"]
+        texts = [*_TEXTS.values(), "a client"]
         style.legend(fig, handles, texts, ncols=4, handlelength=2.4)
     return fig
 
@@ -68,37 +63,6 @@ def _parts(ax: Axes, rows: pd.DataFrame, metric: str) -> None:
     values = floats(only(rows, metric=(metric, f"{metric}_parts"))["value"])
     wide_range(ax, values[np.isfinite(values)])
     _frame(ax)
-
-
-def _disagreement(ax: Axes, rows: pd.DataFrame, metric: str, title: str) -> None:
-    dots(ax, only(rows, metric=metric, scope="client"), "#777777")
-    mean_line(ax, only(rows, metric=metric, scope="global"), style.look(3))
-    ax.axhline(0, color="black", linewidth=0.6)
-    ax.set_title(title)
-    _frame(ax)
-
-
-def _echo(ax: Axes, rows: pd.DataFrame) -> None:
-    ax.set_title("momentum echo")
-    echoes = only(rows, metric="momentum_echo")
-    means = only(echoes, round=None).dropna(subset="value")
-    if means.empty:
-        style.empty(ax, "needs neighbouring rounds")
-        return
-    dots(ax, echoes[echoes["round"].notna()], "#777777", over="index")
-    error = np.nan_to_num(floats(means["stderr"]))
-    ax.errorbar(
-        floats(means["index"]),
-        floats(means["value"]),
-        error,
-        color=style.look(3).color,
-        marker=style.look(3).marker,
-        linestyle="-",
-        markersize=4,
-    )
-    ax.axhline(0, color="black", linewidth=0.6)
-    ax.set(xlabel="lag [rounds]", xticks=range(1, 6))
-    ax.grid(True, axis="y")
 
 
 def _frame(ax: Axes) -> None:

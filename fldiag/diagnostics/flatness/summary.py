@@ -27,14 +27,7 @@ NAMES = {
     "eigenvalue": "λ1",
     "trace": "trace",
 }
-GRADIENTS = {
-    "round": "round",
-    "flatness_distance": "flatness distance",
-    "perturbation_misalignment": "perturbation misalignment",
-    "gradient_score": "gradient score",
-    "stability": "lr λ1 / 2",
-}
-ECHO = {"lag": "lag", "value": "momentum echo", "stderr": "± stderr", "rounds": "pairs of rounds"}
+STABILITY = {"round": "round", "stability": "lr λ1 / 2"}
 #: Rounds shown.
 MOST = 6
 
@@ -49,32 +42,13 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(
         [_gap(only(global_rows, round=r), r, metric) for r in rounds for metric in NAMES], FLATNESS
     )
-    yield Small(
-        [
-            {"round": r, **{m: number(global_rows, m, round=r) for m in list(GRADIENTS)[1:]}}
-            for r in rounds
-        ],
-        GRADIENTS,
-    )
-    echoes = only(global_rows, metric="momentum_echo", round=None).dropna(subset="value")
-    yield Small(
-        [
-            {
-                "lag": lag,
-                "rounds": int(number(echoes, column="n_rounds", index=lag) or 0),
-                **{
-                    column: number(echoes, column=column, index=lag)
-                    for column in ("value", "stderr")
-                },
-            }
-            for lag in sorted(int(i) for i in echoes["index"])
-        ],
-        ECHO,
-    )
-    if echoes.empty:
-        yield Note("no momentum echo: it needs neighbouring rounds (checkpoint.every = 1)")
+    stability = [
+        {"round": r, "stability": number(global_rows, "stability", round=r)} for r in rounds
+    ]
+    if any(row["stability"] is not None for row in stability):
+        yield Small(stability, STABILITY)
     masked = only(frame, masked=True)
-    masked = masked[(masked["metric"] != "missing") & (masked["metric"] != "momentum_echo")]
+    masked = masked[masked["metric"] != "missing"]
     if len(masked):
         reasons = masked["note"].dropna().unique()
         yield Note(

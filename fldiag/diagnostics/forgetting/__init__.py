@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.diagnostics.forgetting.summary import summary
-from fldiag.registry import Flag, diagnostic
+from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.table import table
 
@@ -48,27 +48,15 @@ NUMBERS = (
 
 @diagnostic(
     "forgetting",
-    meta={
-        "read": "Lopez-Paz and Ranzato, Chaudhry et al.: abstract and opening; Flashback: abstract only"
-    },
+    meta={"read": "Chaudhry et al.: abstract and opening"},
     on="clients",
     draw={
         "": "fldiag.diagnostics.forgetting.picture:curves_if_any",
         "-classes": "fldiag.diagnostics.forgetting.picture:heatmap_if_any",
-        "-continual": "fldiag.diagnostics.forgetting.picture:continual_if_any",
     },
     summary=summary,
     numbers=NUMBERS,
-    flags={
-        "why": Flag(
-            "account",
-            "Also decompose each update's change of the global loss to second order, in the "
-            "last round or in --rounds.",
-            options=("slice", "k", "seed"),
-            leads=True,
-        )
-    },
-    example="checkpoints/digits-fedavg-s0-1a2b3c4d --why",
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d",
 )
 def forgetting(
     history: History,
@@ -108,21 +96,14 @@ def forgetting(
     - ``drop``: accuracy of the received minus the trained model on test; ``class_forgetting``: the same of one class;
       ``forgetting``: its largest value over the classes (a maximum of noisy numbers, so it is above 0 by chance alone
       when classes are small). Standard errors are paired, example by example.
-    - ``granular_forgetting``: the sum over the classes of their drops, rises not counted (Flashback, arXiv 2402.05558; a
-      definition of ours after its abstract): moment trained, from the received to the trained model; moment aggregated, from
-      the mean over the trained models to the aggregated one.
     - ``forgotten``, ``learned``: share of the test examples that turn from right to wrong, and from wrong to right
       (drop = forgotten - learned); ``restored``: share of the forgotten examples that the aggregated model gets right.
     - Over the rounds, of the aggregated model: ``backward_transfer``: accuracy of a class now minus its best so far,
       and the mean over classes (below 0: forgotten); ``class_fluctuation``: absolute change of a class's accuracy
       since the round before, and the mean.
     - After the last round T, with a[t, c] the aggregated model's accuracy on class c after round t, of every class and in the
-      mean: ``average_forgetting``, max over t < T of a[t, c] - a[T, c] (Chaudhry et al., ECCV 2018; t = 0 is
-      the initial model);
-      ``gem_backward_transfer``, a[T, c] - a[t, c] for the last round t in which a stored client trained c (masked where t = T);
-      ``gem_forward_transfer``, a[f - 1, c] - a[0, c] for the first such round f (masked where f = 1; both Lopez-Paz and Ranzato,
-      NeurIPS 2017). Column ``since``: that t, or f - 1; these two need every round with its clients. ``backward_transfer``
-      above, of every round, is that of Lee et al.
+      mean: ``average_forgetting``, max over t < T of a[t, c] - a[T, c] (Chaudhry et al., ECCV 2018; t = 0 is the initial
+      model). Column ``since``: that t. ``backward_transfer`` above, of every round, is that of Lee et al.
     - ``class_examples``: how many training examples of a class (index) a client has. ``missing``: what could not be
       read, in column ``note``.
 
@@ -143,5 +124,5 @@ def forgetting(
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += measure.rows_over_rounds(history.rounds, rows)
     examples = measure.class_examples(history, clients)
-    rows += [*measure.continual_rows(rows, examples), *examples]
+    rows += [*measure.average_forgetting_rows(rows), *examples]
     return table([*rows, *history.notes], **history.common, estimator="exact")

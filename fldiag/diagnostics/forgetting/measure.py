@@ -22,7 +22,6 @@ MEANS = (
     "forgotten",
     "learned",
     "forgetting",
-    "granular_forgetting",
     "accuracy_seen",
     "accuracy_unseen",
 )
@@ -176,13 +175,12 @@ class RoundMeasure:
         return rows
 
     def change_rows(self) -> list[Row]:
-        """What each client's training changed against the received model, and what averaging did."""
-        rows = [
+        """What each client's training changed against the received model."""
+        return [
             row
             for j, k in enumerate(self.ids, start=self.first)
             for row in self._client_change_rows(j, k)
         ]
-        return [*rows, self._lost_in_average()]
 
     def _client_change_rows(self, j: int, k: int) -> list[Row]:
         """The change from the received model to client k's (j); the aggregated model is the last."""
@@ -206,13 +204,10 @@ class RoundMeasure:
             for c, cell in enumerate(cells)
         ]
         drops = [cell["value"] for cell in cells if cell["value"] is not None]
-        for metric, value in (
-            ("forgetting", max(drops, default=None)),
-            ("granular_forgetting", sum(max(0.0, v) for v in drops) if drops else None),
-        ):
-            rows.append(
-                {**base, "metric": metric, "n_examples": n, "masked": not drops, "value": value}
-            )
+        worst = max(drops, default=None)
+        rows.append(
+            {**base, "metric": "forgetting", "n_examples": n, "masked": not drops, "value": worst}
+        )
         class_counts = _class_counts(self.history, k)
         is_seen = class_counts > 0
         rows.append(
@@ -243,24 +238,6 @@ class RoundMeasure:
             "n_examples": n,
             "masked": False,
         }
-
-    def _lost_in_average(self) -> Row:
-        """What averaging forgets: over the classes, the clients' mean accuracy minus the aggregated model's, where above 0."""
-        valid, is_judged = self.scores.valid, self.per_class >= self.min_count
-        is_valid = valid[self.first : -1]
-        row: Row = {
-            "moment": "aggregated",
-            "scope": "global",
-            "slice": self.pool.split,
-            "metric": "granular_forgetting",
-            "n_examples": int(self.per_class[is_judged].sum()),
-            "n_clients": int(is_valid.sum()),
-        }
-        if not (is_valid.any() and valid[-1] and is_judged.any()):
-            return {**row, "value": None, "masked": True}
-        loss = self.counts[self.first : -1][is_valid].mean(0) - self.counts[-1]
-        drop = loss[is_judged] / self.per_class[is_judged]
-        return {**row, "value": float(np.maximum(drop, 0).sum()), "masked": False}
 
     def mean_rows(self, rows: list[Row]) -> list[Row]:
         """Mean and spread over the clients of what their rows say about the test split; ``restored`` is pooled."""
@@ -350,63 +327,40 @@ def _class_rows(metric: str, values: np.ndarray, cells: list[Row]) -> list[Row]:
     return [{**row, "masked": row["value"] is None} for row in rows]
 
 
-#: Measures of continual learning on the accuracies of classes over the rounds.
-CONTINUAL = ("average_forgetting", "gem_backward_transfer", "gem_forward_transfer")
+def average_forgetting_rows(rows: list[Row]) -> list[Row]:
+    """``average_forgetting`` after the last round T (Chaudhry et al., ECCV 2018): max over t < T of a[t, c], minus a[T, c], with
+    a[t, c] the aggregated model's accuracy on class c after round t; t = 0 is the initial model. Of every class (index), and the
+    mean over the classes that have one.
 
-
-def continual_rows(rows: list[Row], examples: list[Row]) -> list[Row]:
-    """The measures of continual learning after the last round T, from a[t, c], the aggregated model's accuracy on class c after
-    round t; each of every class (index), and the mean over the classes that have one.
-
-    - ``average_forgetting``: max over t < T of a[t, c], minus a[T, c] (Chaudhry et al., ECCV 2018); t = 0 is the initial model.
-    - ``gem_backward_transfer``: a[T, c] - a[t, c], t the last round in which a client trained class c.
-    - ``gem_forward_transfer``: a[f - 1, c] - a[0, c], f the first such round (both Lopez-Paz and Ranzato, NeurIPS 2017).
-
-    Column ``since`` has the round that is compared with T, or for the last one f - 1, and ``compared`` how many rounds the
-    maximum is over (the mean's ``note`` names those without numbers); ``stderr`` takes the two accuracies as
-    independent. Definitions after the papers, whose tasks are trained one after the other; read in abstract and opening.
+    Column ``since`` has the round of the maximum, and ``compared`` how many rounds it is over (the mean's ``note`` names those
+    without numbers); ``stderr`` takes the two accuracies as independent. Definition after the paper, whose tasks are trained one
+    after the other; read in abstract and opening.
     """
     accuracy: dict[int, dict[int, Row]] = {}
-    trained_in: dict[int, set[int]] = {}
-    classes_of: dict[int, set[int]] = {}
-    for row in examples:
-        if row["value"] > 0:
-            classes_of.setdefault(row["client"], set()).add(row["index"])
     for row in rows:
         if row["metric"] == "class_accuracy" and row["scope"] == "global":
             is_start = row["moment"] == "received" and row["round"] == 1
             if is_start or row["moment"] == "aggregated":
                 t = 0 if is_start else row["round"]
                 accuracy.setdefault(t, {}).setdefault(row["index"], row)
-        elif row["metric"] == "unseen_classes" and row["scope"] == "client":
-            classes = classes_of.get(row["client"], set())
-            trained_in.setdefault(row["round"], set()).update(classes)
     if not accuracy or not max(accuracy):
         return []
     last = max(accuracy)
-    lacking = next((t for t in range(1, last + 1) if t not in trained_in), None)
-    changes: list[Row] = []
-    for metric in CONTINUAL:
-        cells = [
-            _continual_cell(metric, c, accuracy, trained_in, last, lacking)
-            for c in sorted(accuracy[last])
-        ]
-        values = [cell for cell in cells if cell["value"] is not None]
-        mean: Row = {"value": None, "note": cells[0].get("note"), "n_examples": 0}
-        if values:
-            errors = [cell["stderr"] for cell in values]
-            mean = {
-                "value": float(np.mean([cell["value"] for cell in values])),
-                "stderr": float(np.sqrt(np.square(errors).sum()) / len(values)),
-                "n_examples": sum(cell["n_examples"] for cell in values),
-                "n_classes": len(values),
-            }
-            if metric == "average_forgetting":
-                mean |= compared_rounds(accuracy, last)
-        base = {name: accuracy[last][cells[0]["index"]][name] for name in ("scope", "slice")}
-        base |= {"metric": metric, "round": last, "moment": "aggregated"}
-        changes += [{**base, "masked": row["value"] is None, **row} for row in (*cells, mean)]
-    return changes
+    cells = [_average_forgetting(c, accuracy, last) for c in sorted(accuracy[last])]
+    values = [cell for cell in cells if cell["value"] is not None]
+    mean: Row = {"value": None, "note": cells[0].get("note"), "n_examples": 0}
+    if values:
+        errors = [cell["stderr"] for cell in values]
+        mean = {
+            "value": float(np.mean([cell["value"] for cell in values])),
+            "stderr": float(np.sqrt(np.square(errors).sum()) / len(values)),
+            "n_examples": sum(cell["n_examples"] for cell in values),
+            "n_classes": len(values),
+            **compared_rounds(accuracy, last),
+        }
+    base = {name: accuracy[last][cells[0]["index"]][name] for name in ("scope", "slice")}
+    base |= {"metric": "average_forgetting", "round": last, "moment": "aggregated"}
+    return [{**base, "masked": row["value"] is None, **row} for row in (*cells, mean)]
 
 
 def compared_rounds(accuracy: dict[int, dict[int, Row]], last: int) -> Row:
@@ -421,15 +375,8 @@ def compared_rounds(accuracy: dict[int, dict[int, Row]], last: int) -> Row:
     return row
 
 
-def _continual_cell(
-    metric: str,
-    c: int,
-    accuracy: dict[int, dict[int, Row]],
-    trained_in: dict[int, set[int]],
-    last: int,
-    lacking: int | None,
-) -> Row:
-    """One measure of one class, or why it has none."""
+def _average_forgetting(c: int, accuracy: dict[int, dict[int, Row]], last: int) -> Row:
+    """Of one class, or why it has none."""
     row: Row = {"index": c, "value": None, "n_examples": accuracy[last][c]["n_examples"]}
 
     def at(t: int) -> float | None:
@@ -438,38 +385,17 @@ def _continual_cell(
 
     if at(last) is None:
         return {**row, "note": f"too few examples of the class, or round {last} gives no numbers"}
-    if metric == "average_forgetting":
-        past = [t for t in accuracy if t < last and at(t) is not None]
-        if not past:
-            return {**row, "note": "no model before the last round is stored"}
-        best = max(past, key=lambda t: (at(t), t))
-        return {**_change(row, accuracy, best, last, -1), "compared": len(past)}
-    if lacking is not None:
-        return {**row, "note": f"who trained in round {lacking} is not stored"}
-    rounds = [t for t in range(1, last + 1) if c in trained_in[t]]
-    if not rounds:
-        return {**row, "note": "no stored client has the class"}
-    if metric == "gem_backward_transfer":
-        if rounds[-1] == last:
-            return {**row, "note": "the class was trained in the last round"}
-        if at(rounds[-1]) is None:
-            return {**row, "note": f"round {rounds[-1]} gives no numbers"}
-        return _change(row, accuracy, rounds[-1], last, 1)
-    if rounds[0] == 1:
-        return {**row, "note": "the class was trained in the first round"}
-    if at(0) is None or at(rounds[0] - 1) is None:
-        return {**row, "note": "a model before the class was trained is not stored"}
-    return {**_change(row, accuracy, 0, rounds[0] - 1, 1), "since": rounds[0] - 1}
-
-
-def _change(row: Row, accuracy: dict[int, dict[int, Row]], early: int, late: int, sign: int) -> Row:
-    """``sign`` times the change of a class's accuracy between two rounds, with the error of independent ones."""
-    before, after = accuracy[early][row["index"]], accuracy[late][row["index"]]
+    past = [t for t in accuracy if t < last and at(t) is not None]
+    if not past:
+        return {**row, "note": "no model before the last round is stored"}
+    best = max(past, key=lambda t: (at(t), t))
+    before, after = accuracy[best][c], accuracy[last][c]
     return {
         **row,
-        "value": sign * (after["value"] - before["value"]) + 0.0,  # no -0.0
+        "value": before["value"] - after["value"],
         "stderr": math.hypot(before["stderr"], after["stderr"]),
-        "since": early,
+        "since": best,
+        "compared": len(past),
     }
 
 

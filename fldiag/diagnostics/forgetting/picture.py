@@ -15,7 +15,6 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -43,12 +42,6 @@ _SHARES = {
     "forgotten": "forgotten by local training",
     "learned": "learned by local training",
     "restored": "restored by averaging, of the forgotten",
-}
-
-_CONTINUAL = {
-    "average_forgetting": "average forgetting (Chaudhry et al.)\nabove 0: forgotten",
-    "gem_backward_transfer": "backward transfer (GEM)\nbelow 0: forgotten",
-    "gem_forward_transfer": "forward transfer (GEM)\nabove 0: known before training",
 }
 
 
@@ -151,47 +144,6 @@ def heatmap_if_any(table: pd.DataFrame) -> Figure | None:
         table["metric"] == "class_forgetting"
     ).any()
     return heatmap(table) if has_classes else None
-
-
-@compares_runs
-def continual_if_any(table: pd.DataFrame) -> Figure | None:
-    """Measures of continual learning by class after the last round, with two standard errors, and their means (dashed); a panel
-    for each that any class has, a look a run. None where there is none."""
-    need(table, (*COLUMNS, "index"), PICTURE)
-    rows = only(table, metric=tuple(_CONTINUAL), scope="global").dropna(subset=["value"])
-    metrics = [metric for metric in _CONTINUAL if (rows["metric"] == metric).any()]
-    if not metrics:
-        return None
-    rows = rows.assign(run=names(rows["run"]) if "run" in rows.columns else "")
-    runs = list(dict.fromkeys(rows["run"]))
-    looks = style.looks(runs) if len(runs) > 1 else {runs[0]: style.look(2)}
-    with style.paper():
-        fig, axes = style.panels(len(metrics), 2.2)
-        for ax, metric in zip(axes, metrics, strict=True):
-            for place, (run, look) in enumerate(looks.items()):
-                part = only(rows, run=run, metric=metric)
-                of_classes = part[part["index"].notna()]
-                shift = 0.4 * (place - (len(runs) - 1) / 2) / len(runs)
-                ax.errorbar(
-                    floats(of_classes["index"]) + shift,
-                    floats(of_classes["value"]),
-                    2 * np.nan_to_num(floats(of_classes["stderr"])),
-                    elinewidth=0.7,
-                    **look.point,
-                )
-                mean = floats(part[part["index"].isna()]["value"])
-                for value in mean:
-                    ax.axhline(value, color=look.color, linewidth=0.8, linestyle=(0, (4, 2)))
-            ax.axhline(0, color="black", linewidth=0.5)
-            ax.set_title(_CONTINUAL[metric], fontsize=8)
-            ax.set_xlabel("class")
-            ax.set_xlim(-0.5, floats(rows["index"].dropna()).max() + 0.5)
-            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            style.percents(ax.yaxis)
-            ax.grid(True)
-        if len(runs) > 1:
-            legend_of_runs(fig, looks)
-    return fig
 
 
 def _band(

@@ -36,12 +36,6 @@ CLIENTS = {
 }
 #: Clients that the table of clients shows.
 MOST = 50
-#: Measures of continual learning and what they are called.
-CONTINUAL = {
-    "average_forgetting": "average forgetting (Chaudhry)",
-    "gem_backward_transfer": "backward transfer (GEM)",
-    "gem_forward_transfer": "forward transfer (GEM)",
-}
 LOSSES = {
     "round": "round",
     "loss_received": "loss received",
@@ -62,7 +56,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(
         [_row(values, r) for r in spread_rounds(frame, "loss")], COLUMNS if classes else LOSSES
     )
-    yield from _continual(frame)
+    yield from _average_forgetting(frame)
     yield from missing_notes(frame)
 
 
@@ -93,25 +87,18 @@ def _by_client(frame: pd.DataFrame) -> Iterator[Item]:
     yield Say(f"round {r}, {len(rows)} clients{rest}; accuracies on {SPLITS[split]} examples")
 
 
-def _continual(frame: pd.DataFrame) -> Iterator[Item]:
-    """The measures of continual learning, means over classes, each by its own name."""
-    texts = []
-    for metric, text in CONTINUAL.items():
-        row = only(frame, metric=metric, **WHOLE)
-        if len(row):
-            value, error = number(row), number(row, column="stderr")
-            classes = number(row, column="n_classes")
-            reason = row["note"].iloc[0] if "note" in row and value is None else None
-            words = (
-                f"{classes:.0f} class{'' if classes == 1 else 'es'}"
-                if classes
-                else f"none: {reason}"
-            )
-            texts.append(f"{text} {plus_minus(value, error, share=True)} ({words})")
-    if texts:
-        yield Say(f"after round {last_round(frame, 'average_forgetting')}: {'; '.join(texts)}")
-    best = only(frame, metric="average_forgetting", **WHOLE).dropna(subset=["value"])
-    for note in best["note"].dropna() if "note" in best else ():
+def _average_forgetting(frame: pd.DataFrame) -> Iterator[Item]:
+    row = only(frame, metric="average_forgetting", **WHOLE)
+    if row.empty:
+        return
+    value, error, classes = (number(row, column=c) for c in ("value", "stderr", "n_classes"))
+    note = row["note"].iloc[0] if "note" in row else None
+    words = f"{classes:.0f} class{'' if classes == 1 else 'es'}" if classes else f"none: {note}"
+    yield Say(
+        f"after round {last_round(frame, 'average_forgetting')}: average forgetting (Chaudhry) "
+        f"{plus_minus(value, error, share=True)} ({words})"
+    )
+    if classes and pd.notna(note):
         yield Note(f"average forgetting is from {note}")
 
 

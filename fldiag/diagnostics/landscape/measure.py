@@ -29,16 +29,14 @@ def find_directions(
 ) -> Directions:
     """``options``: of the eigenpairs."""
 
-    def compute() -> dict[str, Any]:
-        if kind == "eigen":
-            return vars(rules.eigen(problem, seed=seed, progress=workspace().show, **options))
-        if kind == "random":
-            return vars(rules.random(problem, seed=seed))
-        if kind == "plane":
-            return vars(rules.plane(problem, others))
-        return vars(rules.pca(problem, others, workspace().show))
-
-    directions = Directions(**compute())
+    if kind == "eigen":
+        directions = rules.eigen(problem, seed=seed, progress=workspace().show, **options)
+    elif kind == "random":
+        directions = rules.random(problem, seed=seed)
+    elif kind == "plane":
+        directions = rules.plane(problem, others)
+    else:
+        directions = rules.pca(problem, others, workspace().show)
     d1, d2 = (d.to(problem.device) for d in (directions.d1, directions.d2))
     return Directions(d1, d2, directions.rows, directions.reach)
 

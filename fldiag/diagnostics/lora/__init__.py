@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from pydantic import Field
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
@@ -23,14 +21,12 @@ COLUMNS = {
     "layer": "layer",
     "aggregation_error": "aggregation error",
     "misalignment": "misalignment",
-    "rank_energy": "energy in rank r",
     "effective_rank": "effective rank",
 }
-SPECTRA = {"index": "k", "lanczos": "adapters", "lanczos-matrices": "matrices"}
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """Every layer in the last round, and the spectra."""
+    """Every layer in the last round."""
     of_layers = table[table["layer"].notna()]
     last = only(of_layers, round=of_layers["round"].max())
     yield Say(
@@ -40,17 +36,12 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     lines = []
     for layer, part in last.groupby("layer", sort=False):
         line: dict[str, Any] = {"layer": layer}
-        for metric in ("aggregation_error", "rank_energy", "effective_rank"):
+        for metric in ("aggregation_error", "effective_rank"):
             values = only(part, metric=metric)["value"].dropna().astype(float)
             line[metric] = float(values.iloc[-1]) if len(values) else None
         pairs = only(part, metric="misalignment")["scaled"].dropna().astype(float)
         lines.append({**line, "misalignment": float(pairs.mean()) if len(pairs) else None})
     yield Small(lines, COLUMNS)
-    spectra = only(table, metric="eigenvalue")
-    if len(spectra):
-        yield Say("eigenvalues of the training loss: in adapter space, and in the adapted matrices")
-        wide = spectra.pivot(index="index", columns="estimator", values="value").astype(float)
-        yield Small([{"index": i, **row} for i, row in wide.to_dict("index").items()], SPECTRA)
 
 
 @diagnostic(
@@ -61,36 +52,16 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     summary=summary,
     example="checkpoints/texts-fedavg-s0-1a2b3c4d",
 )
-def lora(
-    history: History,
-    *,
-    k: Annotated[
-        int,
-        Field(
-            ge=0, description="Number of eigenvalues of the Hessian in the last round (0: none)."
-        ),
-    ] = 0,
-    tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
-    ] = 1e-2,
-    max_products: Annotated[
-        int, Field(ge=1, description="Maximum number of Hessian-vector products for each spectrum.")
-    ] = 60,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
-) -> pd.DataFrame:
+def lora(history: History) -> pd.DataFrame:
     """Measure what averaging does to low-rank adapters (LoRA), by round and adapted layer.
 
     With the clients' trained factors A_k [r, in] and B_k [out, r], scale s and aggregation weights p_k, the mean update is
     U = sum p_k s B_k A_k, and averaged factors give V = s (sum p_k B_k)(sum p_k A_k) instead. Rows of every ``layer``:
 
     - ``update_norm`` ||U||_F, and ``aggregation_error`` ||U - V||_F / ||U||_F: 0 where averaging the factors loses nothing.
-    - ``rank_energy``: share of ||U||_F^2 in its leading singular values, up to the ``index``-th (1 to r); what is lacking at r no
-      adapter of rank r can hold. ``effective_rank`` of U: exp of the entropy of its singular values' shares.
+    - ``effective_rank`` of U: exp of the entropy of its singular values' shares.
     - ``misalignment`` (scope pair): min over rotations R of ||Q_k - Q_l R||_F with orthonormal bases Q of the row spaces of A_k
       and A_l: 0 for one space, at most sqrt(2 r); ``scaled`` by that.
-    - with ``k``: ``eigenvalue`` (index from 1) of the training loss's Hessian at the last round's aggregated weights, in adapter
-      space (estimator ``lanczos``: all A and B) and in the adapted matrices W + s B A (estimator ``lanczos-matrices``);
-      a head that is trained beside them is held fixed. ``--samples`` limits the examples.
 
     Rows without a value (``masked``): all B are 0, or U is. The definitions are ours, after FedEx-LoRA (arXiv 2410.09432),
     FedRot-LoRA (arXiv 2602.23638) and raFLoRA (arXiv 2602.13486), of which only the abstracts were read.
@@ -106,21 +77,7 @@ def lora(
             "train with adapters (--set model.lora_rank=8), or record a model of peft",
             usage=True,
         )
-    if k:
-        _ = history.dataset  # without data there is no spectrum: refused before rounds are measured
     rows = history.map_rounds(measure.round_rows)
-    if k and rows:
-        spectra = workspace().map(
-            measure.spectrum_rows,
-            history,
-            measure.SPECTRA,
-            round=rows[-1]["round"],
-            k=k,
-            tol=tol,
-            max_products=max_products,
-            seed=seed,
-        )
-        rows += [row for spectrum in spectra for row in spectrum]
     rows += history.final_rows()
     return table(
         [{"masked": row["value"] is None, **row} for row in rows] + history.notes, **history.common

@@ -1,28 +1,18 @@
-"""What the adapters of a round's clients have in common, layer by layer, and the curvature of a model with adapters."""
+"""What the adapters of a round's clients have in common, layer by layer."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag import losses
-from fldiag.execution.workspace import workspace
-from fldiag.models.lora import adapters, merge
-from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.problem import Problem
+from fldiag.models.lora import adapters
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import Stored
-
-#: Estimators of the spectra: in adapter space, and in the adapted matrices.
-Spectrum = Literal["lanczos", "lanczos-matrices"]
-SPECTRA: tuple[Spectrum, ...] = ("lanczos", "lanczos-matrices")
 
 
 def round_rows(history: History, cohort: Stored) -> list[Row]:
@@ -44,7 +34,7 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
 
     Without a value where the adapters do nothing yet, as all B are 0."""
     dtype, a, b, p = a.dtype, a.double(), b.double(), p.double()
-    rank, is_zero = a.shape[1], not bool(b.any())
+    is_zero = not bool(b.any())
     # the mean of the products is left @ right; averaged factors give (scale mean B) @ mean A
     left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
     mean_b, mean_a = scale * torch.tensordot(p, b, 1), torch.tensordot(p, a, 1)
@@ -58,14 +48,6 @@ def of_layer(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) 
     )
     yield {**common, "metric": "update_norm", "value": None if is_zero else size}
     yield {**common, "metric": "aggregation_error", "value": float(error) / size if good else None}
-    energy = (singular**2).cumsum(0) / (singular**2).sum()
-    for j in range(min(rank, len(singular))):
-        yield {
-            **common,
-            "metric": "rank_energy",
-            "index": j + 1,
-            "value": float(energy[j]) if good else None,
-        }
     yield {
         **common,
         "metric": "effective_rank",
@@ -119,65 +101,3 @@ def procrustes(first: Tensor, second: Tensor) -> float:
         first.shape[1] + second.shape[1] - 2 * torch.linalg.matrix_norm(first.T @ second, "nuc")
     )
     return float(squares.clamp(min=0) ** 0.5)
-
-
-def spectrum_rows(
-    history: History,
-    estimator: Spectrum,
-    round: int,
-    k: int,
-    tol: float,
-    max_products: int,
-    seed: int,
-) -> list[Row]:
-    """The top ``k`` eigenvalues of the training loss at the aggregated weights of a round."""
-    cohort = history.stored(round)
-    params = None
-    if estimator == "lanczos":
-        problem = history.problem(
-            (cohort.aggregated, cohort.buffers), history.pool.clients, "train"
-        )
-        layers = adapters(history.network.module).values()
-        params = [name for layer in layers for name in (layer.a, layer.b)]
-    else:
-        module = copy.deepcopy(history.network.module)
-        views = history.layout.views(cohort.aggregated)
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(views[name])
-        problem = Problem(
-            merge(module),
-            losses.criterion(history.dataset.regression),
-            history.pool.take(history.pool.clients, "train"),
-            buffers=cohort.buffers,
-            name=history.name,
-            dtype=history.dtype,
-            device=history.device,
-            memory=history.memory,
-            trainable=True,
-        )
-    pairs = eigenpairs(
-        problem,
-        k,
-        tol=tol,
-        max_products=max_products,
-        seed=seed,
-        params=params,
-        progress=workspace().show,
-    )
-    return [
-        {
-            "round": round,
-            "moment": "aggregated",
-            "scope": "global",
-            "slice": "train",
-            "metric": "eigenvalue",
-            "estimator": estimator,
-            "n_examples": problem.n,
-            "index": i + 1,
-            "value": float(value),
-            "residual": float(pairs.residuals[i]),
-            "converged": bool(pairs.converged[i]),
-        }
-        for i, value in enumerate(pairs.values)
-    ]

@@ -41,9 +41,6 @@ def matching(
         ),
     ] = "both",
     k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
-    split: Annotated[
-        bool, Field(description="Also compute each client's share of the global model's curvature.")
-    ] = True,
     every_round: Annotated[
         bool | None,
         Field(
@@ -94,13 +91,10 @@ def matching(
       trace for every parameter tensor (``tensor_trace``; the released code's form, with global data and self pairs).
     - of every client, and of the aggregated model on global data: ``loss``, the top ``k`` ``eigenvalue`` with residuals
       (lambda_max is index 1), ``eigenvalue_ratio``, ``trace`` (H_T), ``diagonal_norm``.
-    - ``eigenspace_overlap`` of the top-k eigenspaces on own data (global if not asked for): the mean squared cosine of the
-      principal angles (``principal_angle``, by index); 1 for the same space, about k / P by chance, P weights. Of every
-      pair and its mean; of every client with the aggregated model as ``global_overlap``. None (``masked``, and not in the
-      mean) where one of the k eigenvalues is zero: its eigenvector is arbitrary.
-    - with ``split``: for the top k eigenvectors v of the aggregated model's Hessian H on global data (column index),
-      ``curvature`` v'H_k v of every client's own data, and ``curvature_share`` p_k v'H_k v, p_k the client's share of the
-      examples: they sum up to the eigenvalue.
+    - ``eigenspace_overlap`` of the top-k eigenspaces on own data (global if not asked for): the mean squared cosine of their
+      principal angles; 1 for the same space, about k / P by chance, P weights. Of every pair and its mean; of every client with
+      the aggregated model as ``global_overlap``. None (``masked``, and not in the mean) where one of the k eigenvalues is zero:
+      its eigenvector is arbitrary.
 
     Diagonals and traces are exact where ``diagonal`` is; else estimates with the same random probes for all clients
     (``rtol``, ``max_products``, ``deflate`` as there), and the entries of a diagonal are then rough: column ``converged``,
@@ -117,7 +111,7 @@ def matching(
     settings = Settings(k, tol, estimate, rtol, max_products, deflate, seed)
     places: list[Data] = ["client", "global"] if on == "both" else [on]
     rows = history.each_round(
-        lambda stored: round_rows(history, stored, places, split, settings),
+        lambda stored: round_rows(history, stored, places, settings),
         every_round=every_round,
     )
     rows = [{"masked": row["value"] is None, **row} for row in rows]

@@ -157,10 +157,10 @@ def matching_rows(summaries: list[HessianSummary], data: str, slice_name: str) -
     return rows
 
 
-def principal_angles(a: Tensor, b: Tensor) -> np.ndarray:
-    """Principal angles in degrees, smallest first, between the spaces of orthonormal rows a [k, P] and b [k, P]."""
+def overlap(a: Tensor, b: Tensor) -> float:
+    """The mean squared cosine of the principal angles between the spaces of orthonormal rows a [k, P] and b [k, P]."""
     inner = (a.double() @ b.double().T).cpu().numpy()
-    return np.degrees(np.arccos(np.clip(np.linalg.svd(inner, compute_uv=False), 0, 1)))
+    return float(np.mean(np.clip(np.linalg.svd(inner, compute_uv=False), 0, 1) ** 2))
 
 
 def overlap_rows(spaces: dict[int, Space], top: Space | None, slice_name: str) -> list[Row]:
@@ -169,19 +169,17 @@ def overlap_rows(spaces: dict[int, Space], top: Space | None, slice_name: str) -
     pair_rows: list[Row] = []
     for a, b in combinations(spaces, 2):
         common: Row = {"scope": "pair", "client": a, "client_b": b}
-        metrics = "eigenspace_overlap", "principal_angle"
-        pair_rows += [{**common, **row} for row in _space_rows(*metrics, spaces[a], spaces[b])]
+        pair_rows.append({**common, **_overlap("eigenspace_overlap", spaces[a], spaces[b])})
     client_rows: list[Row] = []
     for client, space in spaces.items() if top is not None else ():
         assert top is not None
         common = {"scope": "client", "client": client}
-        metrics = "global_overlap", "global_angle"
-        client_rows += [{**common, **row} for row in _space_rows(*metrics, space, top)]
+        client_rows.append({**common, **_overlap("global_overlap", space, top)})
     means: list[Row] = []
     for metric, rows in (("eigenspace_overlap", pair_rows), ("global_overlap", client_rows)):
         if metric == "global_overlap" and top is None:
             continue
-        overlaps = [r for r in rows if r["metric"] == metric and r["value"] is not None]
+        overlaps = [r for r in rows if r["value"] is not None]
         means.append(
             {
                 "metric": metric,
@@ -195,22 +193,7 @@ def overlap_rows(spaces: dict[int, Space], top: Space | None, slice_name: str) -
     return [{**common, **row} for row in [*pair_rows, *client_rows, *means]]
 
 
-def _space_rows(metric: str, angle_metric: str, a: Space, b: Space) -> list[Row]:
-    """The overlap of two spaces and their principal angles."""
-    converged = a.converged and b.converged
-    if not (a.is_defined and b.is_defined):
-        return [{"metric": metric, "converged": converged, "value": None}]
-    angles = principal_angles(a.vectors, b.vectors)
-    overlap = float(np.mean(np.cos(np.radians(angles)) ** 2))
-    rows: list[Row] = [{"metric": metric, "converged": converged, "value": overlap}]
-    for i, angle in enumerate(angles, start=1):
-        rows.append(
-            {
-                "metric": angle_metric,
-                "index": i,
-                "converged": converged,
-                "value": float(angle),
-                "unit": "degree",
-            }
-        )
-    return rows
+def _overlap(metric: str, a: Space, b: Space) -> Row:
+    """The overlap of two spaces; none where one of them is arbitrary."""
+    value = overlap(a.vectors, b.vectors) if a.is_defined and b.is_defined else None
+    return {"metric": metric, "converged": a.converged and b.converged, "value": value}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fldiag.choices import Estimate
 from fldiag.diagnostics.matching.comparison import (
@@ -27,8 +26,6 @@ from fldiag.runs.round_weights import Stored
 
 #: On whose examples a client's Hessian is taken: its own, or those of all clients.
 Data = Literal["client", "global"]
-#: Clients whose shares of the curvature are one item; the eigenvectors are sent along.
-TOGETHER = 5
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,6 @@ def round_rows(
     history: History,
     record: Stored,
     places: Sequence[Data],
-    split: bool,
     settings: Settings,
 ) -> list[Row]:
     """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
@@ -85,8 +81,7 @@ def round_rows(
         for place in reversed(places)
         for client in record.ids
     ]
-    with workspace().part(0, 2 if split else 1, ""):
-        (aggregated, *of_clients) = workspace().map(hessians, history, items, settings=settings)
+    (aggregated, *of_clients) = workspace().map(hessians, history, items, settings=settings)
     rows: list[Row] = []
     spaces: dict[int, Space] = {}
     for place in places:
@@ -105,16 +100,6 @@ def round_rows(
     top = HessianSummary.of(aggregated["summary"]).space
     if spaces:
         rows += overlap_rows(spaces, top, _slice(places[0]))
-    if top is not None and split:
-        if aggregated["is_batch_dependent"]:
-            history.note(
-                r,
-                "the model's outputs depend on the batch: the curvature shares do not add up to the whole",
-            )
-        with workspace().part(1, 2, ""):
-            rows += [
-                {**aggregated["common"], **row} for row in share_rows(history, record, top.vectors)
-            ]
     return rows
 
 
@@ -214,9 +199,7 @@ def _result(
         return {"failure": [error.what, error.remedy]}
     return {
         "rows": [{**common, **row} for row in rows],
-        "common": common,
         "summary": {**_summary(problem, diagonal, settings.rtol), "space": space},
-        "is_batch_dependent": problem.batch_dependent,
     }
 
 
@@ -272,49 +255,3 @@ def _summary(problem: Problem, diagonal: Diagonal, rtol: float) -> dict[str, Any
         "estimator": diagonal.estimator,
         "converged": {"diag": diagonal.converged, "tensor_trace": is_exact_enough},
     }
-
-
-def share_rows(history: History, record: Stored, vectors: Tensor) -> list[Row]:
-    """Each client's curvature along the eigenvectors of the aggregated model's Hessian, and its share of the eigenvalue."""
-    sizes = {c: history.pool.train_slice(c) for c in range(len(history.parts))}
-    clients = [c for c, part in sizes.items() if part.stop > part.start]
-    items = [clients[i : i + TOGETHER] for i in range(0, len(clients), TOGETHER)]
-    parts = workspace().map(
-        _curvature_shares,
-        history,
-        items,
-        name=lambda item: (
-            f"round {record.round}, curvature on the data of clients {', '.join(map(str, item))}"
-        ),
-        round=record.round,
-        vectors=vectors,
-    )
-    return [row for part in parts for row in part]
-
-
-def _curvature_shares(
-    history: History, clients: list[int], round: int, vectors: Tensor
-) -> list[Row]:
-    record = history.stored(round)
-    n_all = _aggregated_problem(history, record).n
-    rows: list[Row] = []
-    for client in clients:
-        problem = history.problem(
-            (record.aggregated, record.buffers), *_examples(history, "client", client)
-        )
-        hessian = problem.hessian()
-        common: Row = {
-            "client": client,
-            "scope": "client",
-            "slice": problem.slice_name,
-            "n_examples": problem.n,
-            "estimator": "exact",
-        }
-        for i, v in enumerate(vectors.to(problem.device), start=1):
-            curvature = float(v.double() @ hessian(v))
-            share = curvature * problem.n / n_all
-            rows += [
-                {**common, "metric": "curvature", "index": i, "value": curvature},
-                {**common, "metric": "curvature_share", "index": i, "value": share},
-            ]
-    return rows

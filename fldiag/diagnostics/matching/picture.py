@@ -62,13 +62,11 @@ def draw(table: pd.DataFrame) -> Figure | None:
 
 @compares_runs
 def curvature(table: pd.DataFrame) -> Figure | None:
-    """The overlap of the clients' eigenspaces; lambda_max, trace, and the clients' shares of the global model's largest
-    eigenvalue, with residuals or standard errors; hollow: not converged. None where none of these was computed."""
+    """The overlap of the clients' eigenspaces; lambda_max and trace with residuals or standard errors; hollow: not converged.
+    None where none of these was computed."""
     runs = _last_rounds(table)
     space = {run: only(rows, metric="eigenspace_overlap") for run, rows in runs.items()}
-    bars = [
-        k for k in ("lambda_max", "trace", "share") if any(len(_bar(r, k)) for r in runs.values())
-    ]
+    bars = [k for k in ("lambda_max", "trace") if any(len(_bar(r, k)) for r in runs.values())]
     matrices = [run for run in runs if _pairs(space[run])]
     if not bars and not matrices:
         return None
@@ -77,8 +75,7 @@ def curvature(table: pd.DataFrame) -> Figure | None:
         fig, axes = style.panels(count, 2.15, 0.25, across=4 if count == 4 else 3, least=1.6)
         overlaps = np.concatenate([floats(_pair_rows(p)["value"]) for p in space.values()])
         for ax, run in zip(axes, matrices, strict=False):
-            angles = only(runs[run], metric="principal_angle")["index"]
-            text = f"top-{int(angles.max())} eigenspaces" if len(angles) else "eigenspaces"
+            text = "eigenspaces"
             label = text if len(runs) == 1 else f"{text}\n{style.shorten(run, 26)}"
             _matrix(fig, ax, "overlap", space[run], label, _norm("overlap", overlaps))
         looks = style.looks(runs) if len(runs) > 1 else {run: style.look(2) for run in runs}
@@ -189,8 +186,6 @@ def _tick(value: float) -> str:
 
 def _bar(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The rows of one panel of bars: every client (on the first slice it has) and the aggregated model."""
-    if kind == "share":
-        return only(rows, metric="curvature_share", index=1)
     values = (
         only(rows, metric="eigenvalue", index=1)
         if kind == "lambda_max"
@@ -232,9 +227,6 @@ def _bars(
             ax.errorbar(
                 at, values, yerr=error, fmt="none", ecolor="#444444", elinewidth=0.7, capsize=1.2
             )
-        if kind == "share":
-            equal = values.sum() / len(values)
-            ax.axhline(equal, color=looks[run].color, linewidth=0.7, linestyle=(0, (2, 2)))
     stride = -(-len(places) // 8)
     crowded = stride > 1 and "global" in places
     ticks = [
@@ -248,15 +240,11 @@ def _bars(
     ax.set_title(_heading(kind, parts), fontsize=7.5)
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: style.number(v, 3)))
-    ax.set_xlabel("client\n(dashed: equal shares)" if kind == "share" else "client")
+    ax.set_xlabel("client")
     ax.grid(True, axis="y")
 
 
 def _heading(kind: str, parts: dict[str, pd.DataFrame]) -> str:
-    if kind == "share":
-        total = style.number(float(sum(floats(p["value"]).sum() for p in parts.values())), 3)
-        text = "clients' shares of\n" + r"the global $\lambda_1$"
-        return text + (f" = {total}" if len(parts) == 1 else "")
     slices = [
         str(s)
         for p in parts.values()

@@ -22,7 +22,6 @@ CLIENTS = {
     "trace": "trace H_T",
     "stderr": "± stderr",
     "overlap": "overlap with global",
-    "share": "share of global λ1",
 }
 PAIRS = {
     "round": "round",
@@ -72,14 +71,11 @@ def _clients(frame: pd.DataFrame) -> list[Row]:
         (str(int(c)), part) for c, part in trained.groupby("client")
     ]
     groups.append(("global model", only(frame, moment="aggregated", scope="global")))
-    share = only(frame, metric="curvature_share", index=1)
-    top = number(frame, "eigenvalue", moment="aggregated", index=1)
     for client, part in groups:
         trace = only(part, metric="trace")
         if trace.empty:
             continue
         of_slice = only(part, slice=trace["slice"].iloc[0])
-        part_of = None if client == "global model" else number(share, client=int(client))
         rows.append(
             {
                 "client": client,
@@ -90,7 +86,6 @@ def _clients(frame: pd.DataFrame) -> list[Row]:
                 "trace": number(of_slice, "trace"),
                 "stderr": number(of_slice, "trace", column="stderr"),
                 "overlap": number(part, "global_overlap"),
-                "share": part_of / top if part_of is not None and top else None,
             }
         )
     clients = [row for row in rows if row["client"] != "global model"]

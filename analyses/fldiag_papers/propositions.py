@@ -13,15 +13,21 @@ rho = 0, and falls as rho^2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from fldiag.curvature.hvp import Hessian
 from fldiag.errors import FldiagError
-from fldiag.losses import perturbation
-from fldiag.results.table import Row
+from fldiag.execution.workspace import workspace
+from fldiag.losses import noise_floor, perturbation
+from fldiag.models.network import Network
+from fldiag.results.table import Row, table
+from fldiag.runs import proximal
+from fldiag.runs.history import History
 from fldiag.runs.proximal import Losses, gradient, value
 
 #: Predicted orders: the relative error falls as this power of eta, of rho.
@@ -112,3 +118,57 @@ def slope(points: Sequence[tuple[float, float]], noise: float = 1e-11) -> float 
         return None
     x, y = np.log([k[0] for k in significant]), np.log([k[1] for k in significant])
     return float(np.polyfit(x, y, 1)[0])
+
+
+ETAS, RHOS = (1e-4, 1e-3, 1e-2), (3e-3, 1e-2, 3e-2)
+
+
+def of_history(history: History, round: int) -> pd.DataFrame:
+    """What ``check`` says of every client of a round, with the KL loss at temperature 3."""
+    rows, unmoved = propositions(history, round, {"kind": "kl", "tau": 3.0})
+    for client in unmoved:
+        history.note(round, f"client {client} did not move: no propositions", client)
+    rows = [{"masked": row["value"] is None, "estimator": "exact", **row} for row in rows]
+    return table([*rows, *history.notes], **history.common)
+
+
+def propositions(history: History, round: int, loss: dict[str, Any]) -> tuple[list[Row], list[int]]:
+    """Propositions 1 and 2 at every client's trained weights, in float64, and the clients that did not move."""
+    cohort = history.stored(round).finite()
+    network = Network(history.network.module)
+    network.module.double()
+    pool = history.pool.to(torch.float64)
+    rows: list[Row] = []
+    unmoved: list[int] = []
+
+    def double(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: b.double() if b.is_floating_point() else b for n, b in buffers.items()}
+
+    start = cohort.start[0].double(), double(cohort.start[1])
+    for j, k in enumerate(cohort.ids):
+        workspace().show(j, len(cohort.ids), f"client {k}")
+        examples, (w, buffers) = pool.train_slice(k), cohort.client(j)
+        if examples.stop <= examples.start:
+            continue
+        w = w.double()
+        losses = Losses(
+            network, pool, double(buffers), start, proximal.batches(examples, None)[0], **loss
+        )
+        g_p = proximal.gradient(losses.proximal(), w)[1]
+        if float(torch.linalg.vector_norm(g_p)) < noise_floor(torch.float64):
+            unmoved.append(k)
+            continue
+        checks = check(losses, g_p, w, ETAS, RHOS)
+        rows += [
+            {
+                "round": round,
+                "moment": "trained",
+                "scope": "client",
+                "client": k,
+                "slice": f"client:{k}/train",
+                "n_examples": examples.stop - examples.start,
+                **row,
+            }
+            for row in checks
+        ]
+    return rows, unmoved
