@@ -1,0 +1,341 @@
+"""The few shapes of pictures: curves over rounds, values over a setting, numbers beside the printed ones as dots or as a table.
+
+Methods look alike everywhere. Bars and bands are one standard deviation over seeds, and absent where there is one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fldiag.plotting import style, words
+
+from .reported import FEDERATION, parse
+
+MEASURED, PRINTED = style.look(2), style.look(0)
+#: More panels than these are a table.
+PANELS = 6
+#: What is written for a metric, where it is not its name with spaces.
+METRICS = {
+    "accuracy": "accuracy [%]",
+    "personal_accuracy": "personal accuracy [%]",
+    "params_M": "parameters [M]",
+    "MFLOPs": "multiply-adds an image [M]",
+    "GFLOPs": "multiply-adds an image [G]",
+    "seconds_per_round": "seconds a round",
+    "lambda_max": "λ₁",
+    "trace": "trace",
+    "uplink": "sent / model",
+    "downlink": "received / model",
+    "client_state": "kept / model",
+    "flops_relative": "operations / FedAvg's",
+    "rounds_to_best_of_fedsam": "rounds to FedSAM's best",
+}
+PARTITIONS = {
+    "sharding": "{shards} shards",
+    "lda": "LDA {alpha}",
+    "dirichlet": "Dir {alpha}",
+    "pathological": "{classes} classes",
+    "iid": "IID",
+}
+
+
+def metric_text(metric: str) -> str:
+    """
+    >>> metric_text("rounds_to_80"), metric_text("train_examples")
+    ('rounds to 80 %', 'train examples')
+    """
+    text = METRICS.get(metric, metric.replace("_", " "))
+    return f"{text} %" if metric.startswith("rounds_to_") and metric[-1].isdigit() else text
+
+
+def data_text(table: pd.DataFrame) -> dict[str, str]:
+    """Data of the paper -> what is written: "MNIST (2,000 images) for CIFAR-10" where others were trained on."""
+    pairs = table[["data", "trained_on"]].drop_duplicates().itertuples(index=False)
+    return {
+        data: words.data(data) if on == data else f"{words.data(on)} for {words.data(data)}"
+        for data, on in pairs
+    }
+
+
+def look_points(ax: Axes, x: Any, values: pd.DataFrame, look: style.Look, **line: Any) -> None:
+    """Means over seeds at ``x`` with bars of their standard deviation; ``values``: columns mean and std."""
+    ax.plot(x, values["mean"], **{**look.line, **line})
+    several = values["std"].notna().to_numpy()
+    if several.any():
+        at, part = np.asarray(x)[several], values[several]
+        ax.errorbar(at, part["mean"], part["std"], fmt="none", ecolor=look.color, elinewidth=0.8)
+
+
+def _legend(fig: Figure, looks: Mapping[str, style.Look], table: pd.DataFrame) -> None:
+    """The lines, a cross for what diverged, and what the bars are."""
+    handles = {name: Line2D([], [], **look.line) for name, look in looks.items()}
+    if table["value"].isna().any():
+        handles["diverged"] = Line2D([], [], linestyle="none", marker="x", color="#444444")
+    seeds = table["seed"].nunique()
+    title = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else None
+    style.legend(fig, list(handles.values()), list(handles), handlelength=2.6, title=title)
+
+
+def curves(
+    table: pd.DataFrame,
+    panel: str,
+    texts: Mapping[str, str],
+    *,
+    chance: float | None = None,
+    printed: pd.DataFrame | None = None,
+) -> Figure:
+    """Values over rounds, a panel for each value of the column ``panel``, a line a label.
+
+    With thirty rounds or more lines are moving means over a fifteenth of the rounds, above faint raw means. A cross: weights are
+    not finite from there on. ``texts``: value of ``panel`` -> name of the axis. ``printed``: columns data, label, value; dotted
+    where the panel is of these data."""
+    looks = style.looks(table["label"])
+    window = max(1, int(table["round"].max()) // 15)
+    with style.paper():
+        width = style.TWO_COLUMNS if len(texts) > 1 else style.ONE_COLUMN
+        fig, axes = style.panels(len(texts), 2.15, 0.1, width=width)
+        for ax, (name, text) in zip(axes, texts.items(), strict=True):
+            rows = table[table[panel] == name]
+            for label, look in looks.items():
+                by_round = rows[rows["label"] == label].groupby("round")["value"]
+                if by_round.ngroups:
+                    _curve(ax, by_round.agg(["mean", "std"]), look, window)
+            for label, value in _levels(printed, name, looks):
+                ax.axhline(value, color=looks[label].color, linestyle=":", linewidth=0.9)
+            ax.set(xlabel="round", ylabel=text + f"\n(mean of {window} rounds)" * (window > 1))
+            ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+            ax.grid(True)
+            if chance is not None:
+                style.chance(ax, chance)
+        _legend(fig, looks, table)
+    return fig
+
+
+def _curve(ax: Axes, points: pd.DataFrame, look: style.Look, window: int) -> None:
+    """One line, its band, and a cross at its last finite value where more rounds follow."""
+    smooth = points.rolling(window, center=True, min_periods=1).mean() if window > 1 else points
+    if window > 1:
+        ax.plot(points.index, points["mean"], color=look.color, linewidth=0.5, alpha=0.3)
+    low, high = smooth["mean"] - smooth["std"], smooth["mean"] + smooth["std"]
+    low = low.clip(lower=0) if points["mean"].min() >= 0 else low
+    ax.fill_between(smooth.index, low, high, color=look.color, alpha=0.15, linewidth=0)
+    ax.plot(smooth.index, smooth["mean"], markevery=max(len(smooth) // 6, 1), **look.line)
+    finite = points["mean"].dropna()
+    if len(finite) and len(finite) < len(points):
+        ax.plot(finite.index[-1], finite.iloc[-1], "x", color=look.color, zorder=5)
+
+
+def _levels(
+    printed: pd.DataFrame | None, data: str, looks: Collection[str]
+) -> list[tuple[str, float]]:
+    if printed is None:
+        return []
+    rows = printed[(printed["data"] == data) & printed["label"].isin(list(looks))]
+    return list(zip(rows["label"], rows["value"].astype(float), strict=True))
+
+
+def over(
+    table: pd.DataFrame,
+    panels: Mapping[str, str],
+    *,
+    log: Collection[str] = (),
+    chance: float = 10,
+) -> Figure:
+    """Accuracy over the column ``at``, a panel for each ``factor``, a line a label; rows without ``at`` are a level line.
+
+    ``panels``: factor -> name of its axis; ``log``: those with a logarithmic one. A cross at the foot: weights that diverged."""
+    looks = style.looks(table["label"])
+    with style.paper():
+        count = len(panels)
+        width = min(style.TWO_COLUMNS, 0.4 + 3.25 * count)
+        fig, axes = style.panels(count, 2.5, width=width, across=count, least=1.3, sharey=True)
+        for ax, (factor, text) in zip(axes, panels.items(), strict=True):
+            rows = table[table["factor"] == factor]
+            for place, (label, look) in enumerate(looks.items()):
+                part = rows[rows["label"] == label]
+                level = part.loc[part["at"].isna(), "value"].mean()
+                if not np.isnan(level):
+                    ax.axhline(level, color=look.color, linestyle=look.dash, linewidth=1)
+                by_value = part.dropna(subset="at").groupby("at")["value"].agg(["mean", "std"])
+                look_points(ax, by_value.index, by_value, look)
+                lost = part.loc[part["value"].isna(), "at"]
+                foot = {"transform": ax.get_xaxis_transform(), "color": look.color}
+                ax.plot(lost, np.full(len(lost), 0.04 + 0.08 * place), "x", **foot)
+            ticks = sorted(rows["at"].dropna().unique())
+            ax.set(xlabel=text, xscale="log" if factor in log else "linear")
+            ax.set_xticks(ticks, [f"{t:g}" for t in ticks], rotation=90 if count > 1 else 0)
+            ax.minorticks_off()
+            ax.grid(True)
+        for ax in axes:
+            style.chance(ax, chance, name=ax is axes[0])
+        axes[0].set_ylabel("test accuracy [%]")
+        fig.align_xlabels()
+        _legend(fig, looks, table)
+    return fig
+
+
+# ---- numbers beside the printed ones
+
+
+def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
+    """A line for each cell of a paper's table: ``row`` (method and the options in which its rows differ), ``column`` (metric,
+    data, model and settings of the federation, as far as these differ), mean and deviation, measured and printed."""
+    keys = ["metric", "setting", "method", "model", "data"]
+    measured = table.groupby(keys, sort=False)["value"].agg(["mean", "std", "count", "size"])
+    # Of rounds to a level, the mean of those that got there is too early.
+    is_late = measured.index.get_level_values("metric").str.startswith("rounds_to_")
+    measured.loc[is_late & (measured["count"] < measured["size"]), "mean"] = np.nan
+    lines = measured.reset_index().merge(printed[[*keys, "value", "std"]], "left", keys)
+    lines = lines.rename(
+        columns={"std_x": "measured_std", "std_y": "printed_std", "mean": "measured"}
+    ).rename(columns={"value": "printed"})
+    settings = [parse(setting) for setting in lines["setting"]]
+    names = data_text(table)
+    shared = {k for k in FEDERATION if len({s.get(k) for s in settings}) > 1}
+    lines["row"] = [
+        _row(
+            method, own, [o for m, o in zip(lines["method"], settings, strict=True) if m == method]
+        )
+        for method, own in zip(lines["method"], settings, strict=True)
+    ]
+    lines["column"] = [
+        _column(line, own, shared, names, lines)
+        for (_, line), own in zip(lines.iterrows(), settings, strict=True)
+    ]
+    return lines
+
+
+def _row(method: str, own: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
+    options = [
+        f"{words.symbol(key)} = {value}"
+        for key, value in own.items()
+        if key not in FEDERATION and len({other.get(key) for other in others}) > 1
+    ]
+    return words.method(method) + (f" ({', '.join(options)})" if options else "")
+
+
+def _column(
+    line: pd.Series,
+    own: Mapping[str, str],
+    shared: Collection[str],
+    names: Mapping[str, str],
+    lines: pd.DataFrame,
+) -> str:
+    parts = [metric_text(line["metric"])] if lines["metric"].nunique() > 1 else []
+    parts += [names[line["data"]]] if line["data"] and lines["data"].nunique() > 1 else []
+    models = lines.groupby("data")["model"].nunique().max()
+    parts += [line["model"]] if line["model"] and models > 1 else []
+    if shared & {"partition", "alpha", "shards", "classes"} and "partition" in own:
+        parts.append(PARTITIONS[own["partition"]].format(**own))
+    parts += [f"{k} {own[k]}" for k in FEDERATION[4:] if k in own and k in shared]
+    return ", ".join(parts) or metric_text(line["metric"])
+
+
+def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
+    """A paper's table, measured beside printed: dots in a panel for each column, or a table where there are many."""
+    lines = cells(table, printed)
+    columns, rows = list(dict.fromkeys(lines["column"])), list(dict.fromkeys(lines["row"]))
+    if len(columns) > PANELS or len(rows) == 1:
+        return _grid(lines, columns, rows, table)
+    return _dots(lines, columns, rows, table)
+
+
+def _about(table: pd.DataFrame, lines: pd.DataFrame) -> str:
+    """What was measured, in words: data that stand in are named once, unless every column does."""
+    stands_in = {
+        on for data, on in zip(table["data"], table["trained_on"], strict=True) if on != data
+    }
+    is_named = table["data"].nunique() > 1 or not table["data"].iloc[0]
+    seeds = table["seed"].nunique()
+    on = (
+        " on " + ", ".join(map(words.data, sorted(stands_in))) if stands_in and not is_named else ""
+    )
+    return f"measured{on}" + (f" (± deviation of {seeds} seeds)" if seeds > 1 else "")
+
+
+def _dots(
+    lines: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], table: pd.DataFrame
+) -> Figure:
+    width = style.ONE_COLUMN if len(columns) == 1 else style.TWO_COLUMNS
+    with style.paper():
+        tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
+        fig, axes = style.panels(len(columns), tall, 0.6, least=1.5, width=width, sharey=True)
+        for ax, column in zip(axes, columns, strict=True):
+            part = lines[lines["column"] == column].set_index("row").reindex(rows)
+            for kind, shift, look, face in (
+                ("printed", 0.14, PRINTED, "none"),
+                ("measured", -0.14, MEASURED, MEASURED.color),
+            ):
+                values, error = part[kind].to_numpy(float), part[f"{kind}_std"].to_numpy(float)
+                dots = {**look.point, "marker": "o", "markerfacecolor": face, "capsize": 0}
+                y = np.arange(len(rows)) + shift
+                ax.errorbar(values, y, xerr=np.nan_to_num(error), **dots)
+            style.names_down(ax, rows, 34)
+            text = style.wrap(column, ax.get_figure().get_figwidth() / 3 - 0.4, 2)
+            ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
+            extremes = part[["measured", "printed"]].to_numpy(float)
+            if np.nanmin(extremes) > 0 and np.nanmax(extremes) > 30 * np.nanmin(extremes):
+                ax.set_xscale("log")
+            else:
+                ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+            ax.grid(True)
+        handles = [
+            Line2D([], [], **{**MEASURED.point, "marker": "o"}),
+            Line2D([], [], **{**PRINTED.point, "marker": "o", "markerfacecolor": "none"}),
+        ]
+        is_spread = bool(lines["printed_std"].notna().any())
+        texts = [_about(table, lines), "printed in the paper" + " (± as printed)" * is_spread]
+        style.legend(fig, handles, texts)
+    return fig
+
+
+def _grid(
+    lines: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], table: pd.DataFrame
+) -> Figure:
+    """Columns of the paper are lines here, methods columns; below each number the printed one in brackets."""
+    texts = {
+        (line["column"], line["row"]): _number(line, "measured")
+        + (f"\n({_number(line, 'printed')})" if pd.notna(line["printed"]) else "")
+        for _, line in lines.iterrows()
+    }
+    body = [[c, *(texts.get((c, r), "") for r in rows)] for c in columns]
+    head = ["", *(("\n".join(style.wrap(r, 0.75, 2))) for r in rows)]
+    with style.paper():
+        names = min(max(map(style.text_width, columns)), 2.2)
+        width = style.wide(min(style.TWO_COLUMNS, names + 0.8 * len(rows) + 0.2))
+        fig = style.figure(width, 0.3 * (len(body) + 1) + 0.2)
+        ax = fig.add_axes((0, 0, 1, 1))
+        ax.axis("off")
+        share = names / width
+        each = (1 - share) / len(rows)
+        sheet = ax.table(
+            [head, *body],
+            colWidths=[share, *[each] * len(rows)],
+            cellLoc="center",
+            bbox=(0, 0.12 / fig.get_figheight(), 1, 1 - 0.12 / fig.get_figheight()),
+            edges="horizontal",
+        )
+        sheet.auto_set_font_size(False)
+        for (at, column), cell in sheet.get_celld().items():
+            cell.set_fontsize(6)
+            cell.set_linewidth(0.7 if at == 0 else 0.2)
+            cell.set_text_props(ha="center" if column else "left")
+            cell.PAD = 0.02
+        fig.text(0.01, 0.01, _about(table, lines) + "; in brackets: printed", fontsize=6)
+    return fig
+
+
+def _number(line: pd.Series, kind: str) -> str:
+    value, std = line[kind], line[f"{kind}_std"]
+    if pd.isna(value):
+        return "–"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:,.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")
