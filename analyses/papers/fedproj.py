@@ -19,9 +19,9 @@ def fig1(scale: Scale, seed: int) -> Rows:
     """Clients and global models after the last round (question iris), and what the picture shows besides (regions)."""
     from .toys import iris  # imports torch, without which studies are listed
 
-    rounds = {"rounds": 3} if scale.name == "smoke" else {}
+    rounds = 3 if scale.name == "smoke" else 20
     for lr in (0.01, 0.001):
-        rows = iris.run([iris.Protocol(lr=lr, **rounds)], seeds=[seed]).assign(lr=lr)
+        rows = iris.run([iris.Protocol(lr=lr, rounds=rounds)], seeds=[seed]).assign(lr=lr)
         is_number = rows["metric"].isin(("accuracy", "disagreement")) & (rows["scope"] == "global")
         is_number &= rows["round"] == rows["round"].max()
         numbers = rows[is_number]

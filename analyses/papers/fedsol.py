@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 import fldiag
 from fldiag.plotting import style, words
@@ -33,17 +33,19 @@ from .tables import counts, sizes, table
 LDA, SHARDS = "fedsol-cifar10-lda0.1", "fedsol-cifar10-shard2"
 LDA_01 = "partition=lda;alpha=0.1"
 Rows = Iterator[pd.DataFrame]
+Over = dict[str, Any]
 #: What runs keep that several figures ask: the clients, and the cosines and losses of every local step.
-KEPT = {
+KEPT: Over = {
     "checkpoint.clients": "sampled",
     "metrics.steps": True,
     "metrics.proximal": "kl",
 }
 DRIFT = {"rho": (), "gradients": False, "representation": False, "propositions": False}
-FEDAVG, FEDSOL2 = {"method.name": "fedavg"}, {"method.rho": 2.0}
+FEDAVG: Over = {"method.name": "fedavg"}
+FEDSOL2: Over = {"method.rho": 2.0}
 
 
-def run(scale: Scale, seed: int, over: dict[str, Any], preset: str = LDA) -> fldiag.Run:
+def run(scale: Scale, seed: int, over: Over, preset: str = LDA) -> fldiag.Run:
     return trained(scale, protocol(scale, preset, over, seed=seed))
 
 
@@ -66,8 +68,8 @@ def bubbles(table: pd.DataFrame) -> Figure:
 
 
 def fig3(scale: Scale, seed: int) -> Rows:
-    lines = {"FedAvg": FEDAVG, **{f"FedSOL, rho {r}": {"method.rho": r} for r in (0.5, 1.0, 2.0)}}
-    for label, over in lines.items():
+    lines = {f"FedSOL, rho {rho}": {"method.rho": rho} for rho in (0.5, 1.0, 2.0)}
+    for label, over in {"FedAvg": FEDAVG, **lines}.items():
         rows = asked(scale, run(scale, seed, {**KEPT, **over}), "drift", DRIFT, label=label)
         rows = rows[(rows["scope"] == "global") & rows["layer"].isna()]
         cosine = rows[(rows["metric"] == "cos_gu_gp") & (rows["estimator"] == "steps")]
@@ -138,7 +140,7 @@ def draw_fig7(table: pd.DataFrame) -> Figure:
             ax.set_yticks(range(len(by_class)), [f"{c:g}" for c in by_class.index])
             ax.set(title=label, xlabel="round", ylabel="class")
         left.set(xlabel="round", ylabel="test accuracy [%]")
-        left.xaxis.get_major_locator().set_params(integer=True)
+        left.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         style.chance(left, 10)
         left.grid(True)
         fig.colorbar(image, ax=heatmaps, label="accuracy on the class [%]")
@@ -151,7 +153,7 @@ def fig8(scale: Scale, seed: int) -> Rows:
     yield from landscapes(scale, seed, {label: (LDA, over) for label, over in lines.items()})
 
 
-def landscapes(scale: Scale, seed: int, lines: dict[str, tuple[str, dict[str, Any]]]) -> Rows:
+def landscapes(scale: Scale, seed: int, lines: dict[str, tuple[str, Over]]) -> Rows:
     """Eigenvalues of every final model, and of the first seed's the loss around it."""
     for label, (preset, over) in lines.items():
         run_ = run(scale, seed, over, preset)
@@ -212,7 +214,7 @@ def fig5(scale: Scale, seed: int) -> Rows:
     for strength in ("adaptive", "fixed"):
         for rho in RHOS:
             is_shown = (strength, rho) == ("adaptive", AT)
-            over: dict[str, Any] = {"checkpoint.clients": "sampled"} if is_shown else {}
+            over: Over = {"checkpoint.clients": "sampled"} if is_shown else {}
             run_ = run(scale, seed, {"method.rho": rho, "method.strength": strength, **over})
             yield final(run_, label=strength, at=rho, factor="rho")
             if is_shown:
@@ -298,7 +300,7 @@ def draw_learning(table: pd.DataFrame) -> Figure:
     return shapes.curves(rows, "data", texts, chance=10, printed=levels)
 
 
-def of_lines(lines: dict[str, dict[str, Any]]) -> Iterator[Cell]:
+def of_lines(lines: dict[str, Over]) -> Iterator[Cell]:
     """Runs of one data set that differ in a few overrides."""
     for label, over in lines.items():
         method = over.get("method.name", "fedsol")
@@ -312,15 +314,15 @@ CODE = {
     "partition.seed": 19940817,
     "clients.sampling": "by_round",
 }
-PROX = {"method.name": "fedprox"}
-CAUSES = {
+PROX: Over = {"method.name": "fedprox"}
+CAUSES: dict[str, Over] = {
     "as in Table 2": PROX,
     # The paper's algorithm weighs all clients alike, its code by examples. FedSoL's text and the code name augmentation.
     "uniform weights": {**PROX, "rounds": 40, "train.aggregate": "uniform"},
     "no augmentation": {**PROX, "rounds": 40, "data.augment": False},
 }
 FOUR = ("fedavg", "fedprox", "fedntd", "fedsol")
-STRENGTHS = {
+STRENGTHS: dict[str, Over] = {
     "FedAvg": FEDAVG,
     "FedProx, μ = 1": PROX,
     "FedProx, μ = 0.1": {**PROX, "method.mu": 0.1},
@@ -384,7 +386,7 @@ def table9(scale: Scale, seed: int) -> Rows:
         yield table[is_mean].assign(value=100 * table["value"], unit="%")
 
 
-OWN: dict[str, dict[str, Any]] = {
+OWN: dict[str, Over] = {
     "local_only": {
         "rounds": 200,
         "clients.per_round": 100,

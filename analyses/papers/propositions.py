@@ -12,6 +12,8 @@ as rho^2.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import torch
@@ -30,7 +32,8 @@ NOISE = 1e-11
 def propositions(run: fldiag.Run) -> pd.DataFrame:
     """``proposition_1_step_order`` and the like at every client's trained weights after the last round: the exponent with which
     the error falls (none where it is rounding), and ``_off``, how far that is from the predicted one, 1 or 2."""
-    checkpoint, setup = run.checkpoint(), Setup(run.config)
+    checkpoint: Any = run.checkpoint()
+    setup = Setup(run.config)
     module, rows = setup.module.double().eval(), []
     vector_to_parameters(checkpoint.received.double(), module.parameters())
     for k, w in zip(checkpoint.client_ids, checkpoint.clients, strict=True):

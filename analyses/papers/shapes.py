@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 from fldiag.plotting import style, words
 
@@ -98,6 +99,7 @@ def curves(
     not finite from there on. ``texts``: value of ``panel`` -> name of the axis. ``printed``: columns data, label, value; dotted
     where the panel is of these data."""
     looks = style.looks(table["label"])
+    levels = pd.DataFrame({"data": []}) if printed is None else printed
     window = max(1, int(table["round"].max()) // 15)
     with style.paper():
         width = style.TWO_COLUMNS if len(texts) > 1 else style.ONE_COLUMN
@@ -108,8 +110,10 @@ def curves(
                 by_round = rows[rows["label"] == label].groupby("round")["value"]
                 if by_round.ngroups:
                     _curve(ax, by_round.agg(["mean", "std"]), look, window)
-            for label, value in _levels(printed, name, looks):
-                ax.axhline(value, color=looks[label].color, linestyle=":", linewidth=0.9)
+            for level in levels[levels["data"] == name].itertuples():
+                ax.axhline(
+                    level.value, color=looks[level.label].color, linestyle=":", linewidth=0.9
+                )
             ax.set(xlabel="round", ylabel=text + f"\n(mean of {window} rounds)" * (window > 1))
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
             ax.grid(True)
@@ -131,15 +135,6 @@ def _curve(ax: Axes, points: pd.DataFrame, look: style.Look, window: int) -> Non
     finite = points["mean"].dropna()
     if len(finite) and len(finite) < len(points):
         ax.plot(finite.index[-1], finite.iloc[-1], "x", color=look.color, zorder=5)
-
-
-def _levels(
-    printed: pd.DataFrame | None, data: str, looks: Collection[str]
-) -> list[tuple[str, float]]:
-    if printed is None:
-        return []
-    rows = printed[(printed["data"] == data) & printed["label"].isin(list(looks))]
-    return list(zip(rows["label"], rows["value"].astype(float), strict=True))
 
 
 def over(
@@ -167,8 +162,9 @@ def over(
                 by_value = part.dropna(subset="at").groupby("at")["value"].agg(["mean", "std"])
                 look_points(ax, by_value.index, by_value, look)
                 lost = part.loc[part["value"].isna(), "at"]
-                foot = {"transform": ax.get_xaxis_transform(), "color": look.color}
-                ax.plot(lost, np.full(len(lost), 0.04 + 0.08 * place), "x", **foot)
+                foot = ax.get_xaxis_transform()
+                height = np.full(len(lost), 0.04 + 0.08 * place)
+                ax.plot(lost, height, "x", color=look.color, transform=foot)
             ticks = sorted(rows["at"].dropna().unique())
             ax.set(xlabel=text, xscale="log" if factor in log else "linear")
             ax.set_xticks(ticks, [f"{t:g}" for t in ticks], rotation=90 if count > 1 else 0)
@@ -193,27 +189,30 @@ def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     # Of rounds to a level, the mean of those that got there is too early.
     is_late = measured.index.get_level_values("metric").str.startswith("rounds_to_")
     measured.loc[is_late & (measured["count"] < measured["size"]), "mean"] = np.nan
-    lines = measured.reset_index().merge(printed[[*keys, "value", "std"]], "left", keys)
-    lines = lines.rename(
-        columns={"std_x": "measured_std", "std_y": "printed_std", "mean": "measured"}
-    ).rename(columns={"value": "printed"})
-    settings = [parse(setting) for setting in lines["setting"]]
-    names = data_text(table)
-    shared = {k for k in FEDERATION if len({s.get(k) for s in settings}) > 1}
+    measured = measured.rename(columns={"mean": "measured", "std": "measured_std"}).reset_index()
+    theirs = printed.rename(columns={"value": "printed", "std": "printed_std"})
+    lines = measured.merge(theirs[[*keys, "printed", "printed_std"]], "left", keys)
+    own = lines["setting"].map(parse)
+    differs = [k for k in FEDERATION if len({s.get(k) for s in own}) > 1]
     lines["row"] = [
-        _row(
-            method, own, [o for m, o in zip(lines["method"], settings, strict=True) if m == method]
-        )
-        for method, own in zip(lines["method"], settings, strict=True)
+        _row(method, setting, own[lines["method"] == method])
+        for method, setting in zip(lines["method"], own, strict=True)
     ]
+    several = [c for c in ("metric", "data") if lines[c].nunique() > 1]
+    several += ["model"] if lines.groupby("data")["model"].nunique().max() > 1 else []
+    texts = {**data_text(table), **{m: metric_text(m) for m in lines["metric"]}}
     lines["column"] = [
-        _column(line, own, shared, names, lines)
-        for (_, line), own in zip(lines.iterrows(), settings, strict=True)
+        ", ".join(
+            [*(texts.get(line[c], line[c]) for c in several if line[c]), *_split(setting, differs)]
+        )
+        or metric_text(line["metric"])
+        for (_, line), setting in zip(lines.iterrows(), own, strict=True)
     ]
     return lines
 
 
-def _row(method: str, own: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> str:
+def _row(method: str, own: Mapping[str, str], others: pd.Series) -> str:
+    """The method, and those of its options in which its rows differ."""
     options = [
         f"{words.symbol(key)} = {value}"
         for key, value in own.items()
@@ -222,21 +221,11 @@ def _row(method: str, own: Mapping[str, str], others: Sequence[Mapping[str, str]
     return words.method(method) + (f" ({', '.join(options)})" if options else "")
 
 
-def _column(
-    line: pd.Series,
-    own: Mapping[str, str],
-    shared: Collection[str],
-    names: Mapping[str, str],
-    lines: pd.DataFrame,
-) -> str:
-    parts = [metric_text(line["metric"])] if lines["metric"].nunique() > 1 else []
-    parts += [names[line["data"]]] if line["data"] and lines["data"].nunique() > 1 else []
-    models = lines.groupby("data")["model"].nunique().max()
-    parts += [line["model"]] if line["model"] and models > 1 else []
-    if shared & {"partition", "alpha", "shards", "classes"} and "partition" in own:
-        parts.append(PARTITIONS[own["partition"]].format(**own))
-    parts += [f"{k} {own[k]}" for k in FEDERATION[4:] if k in own and k in shared]
-    return ", ".join(parts) or metric_text(line["metric"])
+def _split(own: Mapping[str, str], differs: Sequence[str]) -> list[str]:
+    """The partition, where it differs, and other settings of the federation that do."""
+    is_shown = {*differs} & {*FEDERATION[:4]} and "partition" in own
+    parts = [PARTITIONS[own["partition"]].format(**own)] if is_shown else []
+    return parts + [f"{k} {own[k]}" for k in differs if k in own and k not in FEDERATION[:4]]
 
 
 def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
@@ -248,16 +237,11 @@ def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
     return _dots(lines, columns, rows, table)
 
 
-def _about(table: pd.DataFrame, lines: pd.DataFrame) -> str:
-    """What was measured, in words: data that stand in are named once, unless every column does."""
-    stands_in = {
-        on for data, on in zip(table["data"], table["trained_on"], strict=True) if on != data
-    }
-    is_named = table["data"].nunique() > 1 or not table["data"].iloc[0]
+def _about(table: pd.DataFrame) -> str:
+    """What was measured, in words."""
+    stand_in = sorted({*table["trained_on"]} - {*table["data"], ""})
+    on = f" on {', '.join(map(words.data, stand_in))}" if stand_in and all(table["data"]) else ""
     seeds = table["seed"].nunique()
-    on = (
-        " on " + ", ".join(map(words.data, sorted(stands_in))) if stands_in and not is_named else ""
-    )
     return f"measured{on}" + (f" (± deviation of {seeds} seeds)" if seeds > 1 else "")
 
 
@@ -275,11 +259,11 @@ def _dots(
                 ("measured", -0.14, MEASURED, MEASURED.color),
             ):
                 values, error = part[kind].to_numpy(float), part[f"{kind}_std"].to_numpy(float)
-                dots = {**look.point, "marker": "o", "markerfacecolor": face, "capsize": 0}
+                dots: dict[str, Any] = {**look.point, "marker": "o", "markerfacecolor": face}
                 y = np.arange(len(rows)) + shift
-                ax.errorbar(values, y, xerr=np.nan_to_num(error), **dots)
+                ax.errorbar(values, y, xerr=np.nan_to_num(error), capsize=0, **dots)
             style.names_down(ax, rows, 34)
-            text = style.wrap(column, ax.get_figure().get_figwidth() / 3 - 0.4, 2)
+            text = style.wrap(column, 1.8, 2)
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
             extremes = part[["measured", "printed"]].to_numpy(float)
             if np.nanmin(extremes) > 0 and np.nanmax(extremes) > 30 * np.nanmin(extremes):
@@ -287,13 +271,12 @@ def _dots(
             else:
                 ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
             ax.grid(True)
-        handles = [
-            Line2D([], [], **{**MEASURED.point, "marker": "o"}),
-            Line2D([], [], **{**PRINTED.point, "marker": "o", "markerfacecolor": "none"}),
-        ]
-        is_spread = bool(lines["printed_std"].notna().any())
-        texts = [_about(table, lines), "printed in the paper" + " (± as printed)" * is_spread]
-        style.legend(fig, handles, texts)
+        shown = {_about(table): {**MEASURED.point, "marker": "o"}}
+        if lines["printed"].notna().any():
+            hollow = {**PRINTED.point, "marker": "o", "markerfacecolor": "none"}
+            spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
+            shown[f"printed in the paper{spread}"] = hollow
+        style.legend(fig, [Line2D([], [], **look) for look in shown.values()], list(shown))
     return fig
 
 
@@ -320,7 +303,7 @@ def _grid(
             [head, *body],
             colWidths=[share, *[each] * len(rows)],
             cellLoc="center",
-            bbox=(0, 0.12 / fig.get_figheight(), 1, 1 - 0.12 / fig.get_figheight()),
+            bbox=Bbox.from_extents(0, 0.12 / fig.get_figheight(), 1, 1),
             edges="horizontal",
         )
         sheet.auto_set_font_size(False)
@@ -329,7 +312,7 @@ def _grid(
             cell.set_linewidth(0.7 if at == 0 else 0.2)
             cell.set_text_props(ha="center" if column else "left")
             cell.PAD = 0.02
-        fig.text(0.01, 0.01, _about(table, lines) + "; in brackets: printed", fontsize=6)
+        fig.text(0.01, 0.01, _about(table) + "; in brackets: printed", fontsize=6)
     return fig
 
 

@@ -54,7 +54,7 @@ class Scale:
     ``data``: what stands for every data set ("": the protocol is the paper's); of it ``images`` are kept for training, and
     ``public`` of these where a protocol has public data. ``shares``: by paper, "" of all others. ``options``: of diagnostics.
     ``seeds``: 0 for as many as the study wants. ``over``: overrides of every config. ``training``: arguments of fldiag.train;
-    ``listen``: is told its events."""
+    ``listen``: is told of every round."""
 
     name: str
     seeds: int = 0
@@ -71,8 +71,11 @@ class Scale:
     store: Path = STORE
 
 
-def _samples(count: int) -> dict[str, dict[str, int]]:
-    return {name: {"samples": count} for name in ("landscape", "spectrum", "drift", "forgetting")}
+def _options(samples: int, points: int) -> dict[str, dict[str, int]]:
+    names = ("landscape", "spectrum", "drift", "forgetting")
+    options = {name: {"samples": samples} for name in names}
+    options["landscape"]["points"] = points
+    return {**options, "matching": {"samples": 100, "k": 1}}
 
 
 SCALES = {
@@ -91,11 +94,7 @@ SCALES = {
                 "fedproj": Share(0.1, 0.4, 0.05),
                 "fedalign": Share(0.25, 0.25, 0.05, fewest=4),
             },
-            options={
-                **_samples(200),
-                "landscape": {"points": 11, "samples": 200},
-                "matching": {"samples": 100, "k": 1},
-            },
+            options=_options(samples=200, points=11),
         ),
         Scale(
             "small",
@@ -109,11 +108,7 @@ SCALES = {
                 "fedproj": Share(0.2, 0.5, 0.1),
                 "fedalign": Share(0.5, 0.5, 0.1, fewest=4),
             },
-            options={
-                **_samples(500),
-                "landscape": {"points": 31, "samples": 500},
-                "matching": {"samples": 100, "k": 1},
-            },
+            options=_options(samples=500, points=31),
         ),
         Scale(
             "paper",
@@ -194,7 +189,7 @@ def _folder_of_data(scale: Scale) -> Path:
         from .costs import dataset_and_parts  # torch
 
         full, _ = dataset_and_parts(fldiag.Config.load("digits", data__name=scale.data))
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for split, x, y, most in (
             ("train", full.train_x, full.train_y, scale.images),
             ("test", full.test_x, full.test_y, min(1000, len(full.test_y))),
@@ -219,7 +214,7 @@ def trained(scale: Scale, config: fldiag.Config) -> fldiag.Run:
     def listen(event: dict[str, Any]) -> None:
         if event["event"] == "round":
             clock.append(time.process_time())
-        scale.listen(event)
+            scale.listen(event)
 
     run = fldiag.train(
         config, out=scale.store / name, resume=True, on_event=listen, **scale.training
@@ -321,15 +316,11 @@ def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
 
     Raises FldiagError where training or a diagnostic does."""
     table = table_of(study, scale)
-    over = {k: v for k, v in scale.over.items() if k not in SCALES[scale.name].over}
-    words_ = [
-        f"fldiag figures {name} --scale {scale.name}",
-        *(f"--set {k}={v}" for k, v in over.items()),
-    ]
+    over = [f" --set {k}={v}" for k, v in scale.over.items() if k not in SCALES[scale.name].over]
     about = {
         **{key: getattr(study, key) for key in ("title", "source", "caption")},
         "scale": scale.name,
-        "command": " ".join(words_),
+        "command": f"fldiag figures {name} --scale {scale.name}{''.join(over)}",
         "seeds": list(range(scale.seeds or study.seeds)),
         "runs": sorted(table["run"].dropna().unique()) if "run" in table else [],
         **provenance(),
@@ -345,14 +336,10 @@ def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
 
 
 def _head(figure: Figure, text: str) -> None:
-    """A line above the picture, which grows by it."""
-    height = figure.get_figheight()
-    figure.set_figheight(height + 0.15)
-    if figure.get_layout_engine() is None:  # nobody else moves what stands there
-        share = height / (height + 0.15)
-        for ax in figure.axes:
-            x, y, width, tall = ax.get_position().bounds
-            ax.set_position((x, y * share, width, tall * share))
-        for label in figure.texts:
-            label.set_y(label.get_position()[1] * share)
-    figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#555555")
+    """A line above the picture, which grows by it; in the empty foot of one whose parts nobody else moves."""
+    style_: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 7, "color": "#555555"}
+    if figure.get_layout_engine() is None:
+        figure.text(y=0.002, s=text, va="bottom", **style_)
+    else:
+        figure.set_figheight(figure.get_figheight() + 0.15)
+        figure.suptitle(text, **style_)

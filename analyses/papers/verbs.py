@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,25 +73,21 @@ def reproduce(
         if scale not in study.SCALES:
             remedy = f"choose of {', '.join(study.SCALES)}"
             raise FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
-        size = study.SCALES[scale]
         console = Console(json)
         with console.progress("figures") as bar:
+            size = replace(
+                study.SCALES[scale],
+                seeds=seeds or study.SCALES[scale].seeds,
+                training={"executor": executor, "device": device, "download": download},
+                store=runs or study.STORE,
+                listen=lambda event: bar(event["round"], event["rounds"], "training"),
+            )
+            size = replace(
+                size, over={**size.over, **dict(t.partition("=")[::2] for t in set_ or [])}
+            )
             for name in names:
-
-                def listen(event: dict[str, Any], name: str = name) -> None:
-                    if event["event"] == "round":
-                        bar(event["round"], event["rounds"], name)
-
-                here = replace(
-                    size,
-                    seeds=seeds or size.seeds,
-                    over={**size.over, **dict(text.split("=", 1) for text in set_ or [])},
-                    training={"executor": executor, "device": device, "download": download},
-                    store=runs or study.STORE,
-                    listen=listen,
-                )
                 try:
-                    files += study.make(name, by_name[name], here, out or study.OUT)
+                    files += study.make(name, by_name[name], size, out or study.OUT)
                 except FldiagError as error:  # does not stop the others
                     if debug or len(names) == 1:
                         raise

@@ -1,199 +1,25 @@
-"""The verbs ``figures`` and ``toy``. Nothing heavy is imported before a verb runs."""
+"""The verb ``toy``. Nothing heavy is imported before it runs."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fldiag.cli.console import Console, errors
-from fldiag.cli.options import (
-    Debug,
-    Device,
-    Download,
-    Executor,
-    Format,
-    Json,
-    Out,
-    Seed,
-    Shard,
-    Width,
-)
-from fldiag.device import device_of
+from fldiag.cli.options import Debug, Executor, Format, Json, Out, Seed, Width
 from fldiag.errors import FldiagError
 
 #: Significant digits of the toys' tables: enough to check a closed form by hand.
 TOY_DIGITS = 12
 
-figures = typer.Typer()
 toy = typer.Typer(
     no_args_is_help=True,
     help="Two toy problems whose results can be checked by hand.",
     rich_help_panel="Papers",
 )
-
-
-@figures.command(rich_help_panel="Papers")
-def reproduce(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Figures, such as fedsol/fig6, or fedsol for a whole paper "
-            "(fldiag list figures). Default: all."
-        ),
-    ] = None,
-    scale: Annotated[
-        str,
-        typer.Option(
-            help="smoke (digits, minutes), small (hours), real (language "
-            "tasks, hours), paper (the full protocol) or paper-bf16 (the "
-            "same, but trained in bf16)."
-        ),
-    ] = "smoke",
-    out: Out = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder for the runs. Default: checkpoints/figures.")
-    ] = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder in which finished runs are also kept without their weights "
-            "(some kB each), and read where --runs lacks them."
-        ),
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Short for --executor processes:N.")] = None,
-    executor: Annotated[
-        str | None,
-        typer.Option(
-            help="Where runs, or a single run's clients, are trained: serial, "
-            "processes[:N] or dask[:ADDRESS]. Default: processes."
-        ),
-    ] = None,
-    shard: Shard = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Forecast runs, hours and disk; train nothing.")
-    ] = False,
-    as_is: Annotated[
-        bool, typer.Option("--as-is", help="Train nothing; draw from the existing runs.")
-    ] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Train only runs with KEY=VALUE[,VALUE], such as "
-            "method.name=fedavg,fedsol (keys as in train --set; "
-            "several keys must all hold)."
-        ),
-    ] = None,
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="Only rebuild the ledger from existing results.")
-    ] = False,
-    redraw: Annotated[
-        bool, typer.Option("--redraw", help="Only redraw the pictures from existing csv files.")
-    ] = False,
-    width: Width = None,
-    format: Format = None,
-    download: Download = False,
-    json: Json = False,
-    device: Device = "cpu",
-    debug: Debug = False,
-) -> None:
-    """Reproduce the papers' figures and tables, and the ledger of reported and measured numbers.
-
-    Example: fldiag figures fedsol/fig6 --scale smoke
-    """
-    with errors(debug):
-        from fldiag.execution.executor import Shard, parse_executor
-        from fldiag.plotting import sheet
-        from fldiag.results.machine import emulated
-        from fldiag_papers import figures as verb
-        from fldiag_papers import ledger as ledgers
-        from fldiag_papers import make, plan, reported, scales
-
-        console, out, store = Console(json), out or make.OUT, runs or make.STORE
-        if ledger:
-            return verb.show_ledger(console, out)
-        size, studies = scales.scale(scale), reported.select(ids or [])
-        if redraw:
-            with sheet.use_sheet(width, format):
-                results = make.redraw(studies, out)
-            results = [r for r in results if not r.is_absent] or results
-            return verb.report(console, results, [], "fldiag figures NAME makes what is missing")
-        if as_is and (shard or dry_run):
-            raise FldiagError(
-                f"--as-is trains nothing: there is nothing to {'forecast' if dry_run else 'share'}",
-                f"leave out --as-is or {'--dry-run' if dry_run else '--shard'}",
-                usage=True,
-            )
-        choice, part = parse_executor(_executor(executor, jobs)), Shard.parse(shard)
-        device = device_of(device)
-        warning = emulated(size.over.get("train.precision", "fp32"), device)
-        if warning and not as_is:
-            console.note(warning)
-        the_plan = plan.make_plan(size, studies, reported.studies().values(), store, records)
-        configs = {core: task.config for core, task in the_plan.tasks.items()}
-        is_chosen = plan.only(only or [], configs.values())
-        cores = sorted(core for core, config in configs.items() if is_chosen(config))
-        cores = part.part(cores) if part else cores
-        if dry_run:
-            return verb.forecast(console, the_plan, cores, choice, device, download)
-        trained = set() if as_is else {configs[core].hash for core in cores}
-        failed: list[str] = []
-
-        def on_done(text: str, done: int, total: int) -> None:
-            if not text.endswith(": done"):
-                failed.append(text)
-                console.note(text)
-
-        try:
-            with console.progress("figures") as bar, sheet.use_sheet(width, format):
-                results = make.make(
-                    studies,
-                    size,
-                    out=out,
-                    store=store,
-                    records=records,
-                    executor=choice,
-                    device=device,
-                    download=download,
-                    progress=bar,
-                    on_done=on_done,
-                    strict=debug,
-                    draw=part is None,
-                    only=lambda config: config.hash in trained,
-                )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"stopped; what was trained is kept in {store}",
-                "run the same command again to continue",
-            ) from None
-        if part is None:
-            remedy = "the others were written; run the same command again to retry these"
-            if as_is or only:
-                option = "--as-is" if as_is else "--only"
-                remedy = f"without {option} all that they need is trained"
-            return verb.report(console, results, ledgers.write(out), remedy)
-        if failed:
-            raise FldiagError(
-                f"{len(failed)} of the {len(cores)} runs of part {part} failed or lack an answer (why: above)",
-                "the others are kept; run the same command again to retry these",
-            )
-        console.say(
-            f"part {part}: {len(cores)} runs; when all parts are done, the same command without --shard draws"
-        )
-        console.done(store)
-
-
-def _executor(executor: str | None, jobs: int | None) -> str:
-    if executor and jobs is not None:
-        raise FldiagError(
-            "--jobs and --executor both say where runs are trained", "give one of them", usage=True
-        )
-    if jobs is not None and jobs < 1:
-        raise FldiagError(f"jobs = {jobs}", "give --jobs 1 or more", usage=True)
-    return executor or {None: "processes", 1: "serial"}.get(jobs, f"processes:{jobs}")
 
 
 @toy.command("plane")
@@ -219,7 +45,8 @@ def toy_plane(
         from fldiag.results import files
         from fldiag.results.provenance import provenance
         from fldiag.results.select import number
-        from fldiag_papers.toys import plane, plane_picture
+
+        from . import plane, plane_picture
 
         console, curvatures = Console(json), tuple(a or plane.CURVATURES)
         frame = plane.run(rho, beta, curvatures)
@@ -315,7 +142,8 @@ def toy_iris(
         from fldiag.plotting import sheet, style
         from fldiag.results import files
         from fldiag.results.provenance import digest, provenance
-        from fldiag_papers.toys import iris, iris_picture, iris_reported
+
+        from . import iris, iris_picture, iris_reported
 
         console = Console(json)
         flags = {
