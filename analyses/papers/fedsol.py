@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -132,18 +132,18 @@ def draw_fig7(table: pd.DataFrame) -> Figure:
                 line = {**look.line, "linestyle": dash}
                 left.plot(means.index, means, label=f"{label}, {text}", **line)
             shares = rows[(rows["metric"] == "class_accuracy") & (rows["moment"] == "aggregated")]
-            by_class = shares.pivot_table(index="index", columns="round", values="value")
-            image = ax.imshow(100 * by_class, aspect="auto", cmap=style.COLORMAP, vmin=0, vmax=100)
-            every = slice(None, None, max(1, len(by_class.columns) // 6))
-            at = np.arange(len(by_class.columns))[every]
-            ax.set_xticks(at, [f"{r:g}" for r in by_class.columns[every]])
-            ax.set_yticks(range(len(by_class)), [f"{c:g}" for c in by_class.index])
+            by_class = shares.astype({"index": int, "round": int}).pivot_table(
+                index="index", columns="round", values="value"
+            )
+            bar = {"label": "accuracy on the class [%]"} if ax is heatmaps[-1] else None
+            cells_ = {"vmin": 0, "vmax": 100, "cmap": style.COLORMAP, "cbar": bar is not None}
+            sns.heatmap(100 * by_class, ax=ax, cbar_kws=bar, **cells_)
             ax.set(title=label, xlabel="round", ylabel="class")
+            ax.tick_params(axis="y", rotation=0)
         left.set(xlabel="round", ylabel="test accuracy [%]")
         left.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         style.chance(left, 10)
         left.grid(True)
-        fig.colorbar(image, ax=heatmaps, label="accuracy on the class [%]")
         style.legend(fig, *left.get_legend_handles_labels(), ncols=4)
     return fig
 

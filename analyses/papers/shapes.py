@@ -5,6 +5,7 @@ Methods look alike everywhere. Bars and bands are one standard deviation over se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -53,17 +54,22 @@ def metric_text(metric: str) -> str:
     >>> metric_text("rounds_to_80"), metric_text("train_examples")
     ('rounds to 80 %', 'train examples')
     """
-    text = METRICS.get(metric, metric.replace("_", " "))
+    text = METRICS.get(metric, metric.replace("_", " ") if metric.islower() else metric)
     return f"{text} %" if metric.startswith("rounds_to_") and metric[-1].isdigit() else text
 
 
 def data_text(table: pd.DataFrame) -> dict[str, str]:
-    """Data of the paper -> what is written: "MNIST (2,000 images) for CIFAR-10" where others were trained on."""
+    """Data of the paper -> what is written: "MNIST for CIFAR-10" where others were trained on."""
     pairs = table[["data", "trained_on"]].drop_duplicates().itertuples(index=False)
     return {
-        data: words.data(data) if on == data else f"{words.data(on)} for {words.data(data)}"
+        data: words.data(data) if on == data else f"{_whole(on)} for {words.data(data)}"
         for data, on in pairs
     }
+
+
+def _whole(name: str) -> str:
+    """The name of data of which so many images were kept, without the number."""
+    return words.data(re.sub(r"-\d+$", "", name))
 
 
 def look_points(ax: Axes, x: Any, values: pd.DataFrame, look: style.Look, **line: Any) -> None:
@@ -240,7 +246,7 @@ def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
 def _about(table: pd.DataFrame) -> str:
     """What was measured, in words."""
     stand_in = sorted({*table["trained_on"]} - {*table["data"], ""})
-    on = f" on {', '.join(map(words.data, stand_in))}" if stand_in and all(table["data"]) else ""
+    on = f" on {', '.join(map(_whole, stand_in))}" if stand_in and all(table["data"]) else ""
     seeds = table["seed"].nunique()
     return f"measured{on}" + (f" (± deviation of {seeds} seeds)" if seeds > 1 else "")
 
@@ -290,7 +296,7 @@ def _grid(
         for _, line in lines.iterrows()
     }
     body = [[c, *(texts.get((c, r), "") for r in rows)] for c in columns]
-    head = ["", *(("\n".join(style.wrap(r, 0.75, 2))) for r in rows)]
+    head = ["", *(("\n".join(style.wrap(r, 0.75, 2, 6))) for r in rows)]
     with style.paper():
         names = min(max(map(style.text_width, columns)), 2.2)
         width = style.wide(min(style.TWO_COLUMNS, names + 0.8 * len(rows) + 0.2))
@@ -303,7 +309,7 @@ def _grid(
             [head, *body],
             colWidths=[share, *[each] * len(rows)],
             cellLoc="center",
-            bbox=Bbox.from_extents(0, 0.12 / fig.get_figheight(), 1, 1),
+            bbox=Bbox.from_extents(0, 0.16 / fig.get_figheight(), 1, 1),
             edges="horizontal",
         )
         sheet.auto_set_font_size(False)
@@ -320,5 +326,5 @@ def _number(line: pd.Series, kind: str) -> str:
     value, std = line[kind], line[f"{kind}_std"]
     if pd.isna(value):
         return "–"
-    digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    digits = 1 if "accuracy" in line["metric"] or abs(value) >= 10 else 2
     return f"{value:,.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")

@@ -257,8 +257,8 @@ def final(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
 
 def best(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
     """The highest test ``accuracy`` in percent of any round, for papers whose code reports that."""
-    rows = curve(run, **labels)
-    return rows.nlargest(1, "value").assign(question="best")
+    rows = curve(run, **labels).sort_values("value", ascending=False, kind="stable")
+    return rows.head(1).assign(question="best")
 
 
 def reach(run: fldiag.Run, levels: tuple[int, ...], **labels: Any) -> pd.DataFrame:

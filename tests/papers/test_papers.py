@@ -146,7 +146,7 @@ def test_many_columns_are_a_table():
     (ax,) = shapes.numbers(table, table.assign(value=1.5)).axes
     (sheet,) = ax.tables
     texts = {cell.get_text().get_text() for cell in sheet.get_celld().values()}
-    assert {"FedAvg", "FedSOL", "LDA 6", "63.0\n(1.50)"} <= texts
+    assert {"FedAvg", "FedSOL", "LDA 6", "63.0\n(1.5)"} <= texts
 
 
 # ---- what is counted
