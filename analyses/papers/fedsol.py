@@ -344,11 +344,8 @@ def fig12(scale: Scale, seed: int) -> Rows:
     from .toys import plane  # imports torch, without which studies are listed
 
     rows = plane.run(rho=1.5, beta=1.0).drop(columns="run")
-    ends = [
-        {"metric": name, "x": x, "y": y}
-        for name, (x, y) in plane.geometry(rho=1.5, beta=1.0).items()
-        if name in ("w_g", "w_l")
-    ]
+    geometry = plane.geometry(rho=1.5, beta=1.0)
+    ends = [dict(zip(("metric", "x", "y"), (m, *geometry[m]), strict=True)) for m in ("w_g", "w_l")]
     yield pd.concat([rows, pd.DataFrame(ends)]).assign(question="plane")
 
 

@@ -39,6 +39,8 @@ METRICS = {
     "client_state": "kept / model",
     "flops_relative": "operations / FedAvg's",
     "rounds_to_best_of_fedsam": "rounds to FedSAM's best",
+    "cost_80": "rounds to 80 % / FedTOGA's",
+    "cost_82": "rounds to 82 % / FedTOGA's",
 }
 PARTITIONS = {
     "sharding": "{shards} shards",
@@ -258,6 +260,7 @@ def _dots(
     with style.paper():
         tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
         fig, axes = style.panels(len(columns), tall, 0.6, least=1.5, width=width, sharey=True)
+        is_late = False
         for ax, column in zip(axes, columns, strict=True):
             part = lines[lines["column"] == column].set_index("row").reindex(rows)
             for kind, shift, look, face in (
@@ -268,6 +271,11 @@ def _dots(
                 dots: dict[str, Any] = {**look.point, "marker": "o", "markerfacecolor": face}
                 y = np.arange(len(rows)) + shift
                 ax.errorbar(values, y, xerr=np.nan_to_num(error), capsize=0, **dots)
+            late = np.flatnonzero(part["measured"].isna() & (part["metric"].str[:6] == "rounds"))
+            edge: dict[str, Any] = {"markerfacecolor": "white", "color": MEASURED.color}
+            at_edge = ax.get_yaxis_transform()
+            ax.plot(np.full(len(late), 0.98), late - 0.14, ">", transform=at_edge, **edge)
+            is_late |= len(late) > 0
             style.names_down(ax, rows, 34)
             text = style.wrap(column, 1.8, 2)
             ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
@@ -282,6 +290,8 @@ def _dots(
             hollow = {**PRINTED.point, "marker": "o", "markerfacecolor": "none"}
             spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
             shown[f"printed in the paper{spread}"] = hollow
+        if is_late:
+            shown["not reached"] = {**MEASURED.point, "marker": ">", "markerfacecolor": "white"}
         style.legend(fig, [Line2D([], [], **look) for look in shown.values()], list(shown))
     return fig
 
