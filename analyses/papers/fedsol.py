@@ -292,12 +292,12 @@ def of_table2(data: str = "", methods: tuple[str, ...] = (), **over: Any) -> Ite
 def draw_learning(table: pd.DataFrame) -> Figure:
     rows = table[table["question"] == "curve"]
     rows = rows.assign(label=rows["label"].map(words.method))
-    texts = {data: f"{text}\ntest accuracy [%]" for data, text in shapes.data_text(rows).items()}
     levels = printed("fedsol", "table2")
     is_theirs = levels["data"].isin(set(rows["trained_on"]))
     levels = levels[is_theirs & (levels["setting"] == LDA_01)]
     levels = levels.assign(label=levels["method"].map(words.method))
-    return shapes.curves(rows, "data", texts, chance=10, printed=levels)
+    texts, accuracy = shapes.data_text(rows), "test accuracy [%]"
+    return shapes.curves(rows, "data", texts, ylabel=accuracy, chance=10, printed=levels)
 
 
 def of_lines(lines: dict[str, Over]) -> Iterator[Cell]:
