@@ -94,7 +94,7 @@ def fig6(scale: Scale, seed: int) -> Rows:
         yield rows[is_whole & rows["metric"].str.endswith("_local_divergence")]
     from .propositions import propositions  # imports torch, without which studies are listed
 
-    yield answer("propositions", propositions(run_), run_.config, label=label)
+    yield answer("propositions", propositions(run_), run_, label=label)
 
 
 def draw_fig6(table: pd.DataFrame) -> Figure:
