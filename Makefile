@@ -68,7 +68,7 @@ docs: $(STAMP)
 lint: $(STAMP)
 	$(VENV)/bin/ruff check fldiag tests analyses docs
 	$(VENV)/bin/ruff format --check fldiag tests analyses docs
-	$(VENV)/bin/mypy fldiag analyses/fldiag_papers
+	$(VENV)/bin/mypy fldiag analyses/papers
 
 bench: $(STAMP)
 	$(VENV)/bin/python analyses/speed/training.py

@@ -43,8 +43,6 @@ from fldiag.results.select import WHOLE, number
 from fldiag.results.uncertainty import Interval, paired_t
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run
-from fldiag_papers import records
-from fldiag_papers.plan import open_run
 
 PRESET, MODEL = "fedtoga-cifar10-dir0.1", "is_it_flatter:small_lenet"
 ROUNDS, SEEDS = 40, (0, 1, 2)
@@ -484,8 +482,9 @@ def main() -> None:
             accuracy = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
             print(f"{method} seed {seed}: {run.status}, accuracy {accuracy}", flush=True)
         return
-    runs = [open_run(path_of(args.store, method, seed)) for method, seed in cells]
-    finished = [run for run in runs if run is not None and run.status == "finished"]
+    paths = [path_of(args.store, method, seed) for method, seed in cells]
+    runs = [Run.open(path) for path in paths if (path / "run.json").is_file()]
+    finished = [run for run in runs if run.status == "finished"]
     if not finished:
         parser.error(f"none of these runs is finished under {args.store}; train them first")
     for run in finished:
@@ -494,7 +493,8 @@ def main() -> None:
             continue
         rows = measure(fldiag.load(run.path, allow_code=MODEL))
         about = provenance(examples=EXAMPLES, clients=CLIENTS, own_examples=OWN_EXAMPLES)
-        records.keep(run, args.out / "runs")
+        record.mkdir(parents=True, exist_ok=True)
+        run.metrics.to_csv(record / "metrics.csv", index=False, float_format="%.6g")
         (record / "measured.json").write_text(json.dumps(about, indent=1), "utf-8")
         rows.to_csv(record / "rows.csv", index=False, float_format="%.6g")
         print(f"{run.name}: {len(rows)} numbers", flush=True)

@@ -40,7 +40,6 @@ exclude_patterns = [
     "gallery_made/*.md5",
     "gallery_made/*.json",
     "gallery",
-    "reference/made/statements.md",
     "**/.ipynb_checkpoints",
 ]
 nitpicky = False

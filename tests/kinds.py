@@ -24,7 +24,6 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 from fldiag.training.diagnostics import personalise as personal
-from fldiag_papers import learning_curves, pictures
 from fldiag_papers.toys import plane_picture
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
@@ -51,28 +50,6 @@ def over_rounds(metrics, **more):
         for m, moment in metrics
         for r, v in enumerate(0.2 + 0.5 * rng().random(8), 1)
     ]
-
-
-def learning():
-    return learning_curves.draw(
-        table(
-            [
-                dict(
-                    metric="accuracy",
-                    run=n,
-                    method=n,
-                    round=r,
-                    seed=s,
-                    slice="test",
-                    value=0.1 + 0.02 * r + 0.01 * s,
-                )
-                for n in ("fedavg", "fednova", "scaffold", "fedsol")
-                for s in (0, 1)
-                for r in range(1, 20)
-            ]
-        ),
-        chance=0.1,
-    )
 
 
 def surface(log=False):
@@ -313,30 +290,6 @@ def own():
             ]
         )
     )
-
-
-def compared():
-    rows = [
-        dict(
-            origin=origin,
-            setting=f"partition=lda;alpha={a}",
-            method=m,
-            model="lenet",
-            data="cifar10",
-            trained_on="mnist-2000",
-            metric="rounds_to_80",
-            value=v,
-            seed=0,
-        )
-        for a in (0.1, 0.5)
-        for origin in ("measured", "reported")
-        for m, v in (
-            ("fedavg", 12.0),
-            ("fedlesam_d", 300.0),
-            ("scaffold", np.nan if origin == "measured" else 800.0),
-        )
-    ]
-    return pictures.dots(table(rows))
 
 
 def plane():
@@ -580,7 +533,6 @@ def travelled():
 
 
 KINDS = {
-    "learning": learning,
     "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
     "landscape, log": lambda: landscape.draw(surface(True)),
     "account": accounted,
@@ -597,7 +549,6 @@ KINDS = {
     "spectrum": lambda: spectrum.draw(eigenvalues()),
     "layers": lambda: layers.draw(eigenvalues(True)),
     "personalise": own,
-    "measured and reported": compared,
     "plane": plane,
     "fairness": fair,
     "fairness, many": lambda: fair(90),

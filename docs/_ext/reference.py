@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
-import pandas as pd
 import typer
 from equations import typeset
 
 from fldiag import known
 from fldiag.cli import app as verbs
-from fldiag.plotting import words
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
-from fldiag_papers import agreement, ledger
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
@@ -40,8 +36,7 @@ LEADS = {
     "diagnostics": "Each diagnostic is a verb (or a flag of one), a table, a picture and a section of the report, and a paper's "
     "figure can use it.",
     "presets": "What `fldiag train NAME` starts from; change any key with `--set key=value`.",
-    "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol, and "
-    "`paper-bf16` the same in bf16.",
+    "figures": "What `fldiag figures NAME` reproduces. `--scale smoke` takes seconds; `paper` is the papers' own protocol.",
     "verbs": "Every verb has `--help` with an example. The last line that it prints is the path of what it wrote. Exit codes: 0 "
     "done, 1 failed or stopped by Ctrl-C, 2 wrong use, 3 training diverged or a check that failed.",
 }
@@ -77,9 +72,6 @@ def write(_: Any = None) -> None:
         "utf-8",
     )
     (OUT / "settings.md").write_text(_settings(), "utf-8")
-    (OUT / "statements.md").write_text(
-        _statements(pd.read_csv(ROOT / "figures" / "ledger.csv")), "utf-8"
-    )
 
 
 def _settings() -> str:
@@ -106,67 +98,6 @@ def _settings() -> str:
         head = ("key", "type", "default", "unit", "what it is", "papers' presets")
         text += f"\n## {section or 'The run'}\n\n" + _table(head, rows)
     return text
-
-
-def _statements(found: pd.DataFrame) -> str:
-    """How many of the papers' numbers were measured under which conditions, and their statements with the verdicts."""
-    counts, claims = agreement.counts(found), found[found["kind"] == "claim"]
-    whole = counts.attrs
-    claims = claims.assign(
-        agrees=claims["agrees"].fillna(claims["status"])
-    )  # "not decided": runs that it compares are missing
-    counted = ", ".join(f"{n} {word}" for word, n in claims["agrees"].value_counts().items())
-    text = (
-        f"Of {whole['printed']} numbers in the papers' texts, {whole['like']} were measured under the paper's conditions, "
-        "and "
-        f"{whole['otherwise']} only on other data or at a reduced size.\n\n"
-    )
-    text += _table(
-        (
-            "numbers of the papers",
-            "measured",
-            "agree",
-            "agree as profilers count",
-            "do not agree",
-            "undecided",
-        ),
-        [(agreement.BASES[str(basis)], *map(str, row)) for basis, row in counts.iterrows()],
-    )
-    if len(trained := agreement.trained(found)):
-        text += "\nTrained under the papers' own protocol:\n\n" + _table(
-            ("number", "method", "reported", "measured", "seeds", "agrees", "how"),
-            [
-                (
-                    escaped(f"{r['source']}, {r['data']}, {r['setting']}"),
-                    words.method(r["method"]),
-                    _pair(r, "reported"),
-                    _pair(r, "measured"),
-                    f"{r['seeds']:.0f}",
-                    escaped(r["agrees"]),
-                    escaped(r["status"]),
-                )
-                for _, r in trained.iterrows()
-            ],
-        )
-    text += f"\nStatements checked: {len(claims)}; {counted}.\n\n"
-    return text + _table(
-        ("statement", "where", "scale", "seeds", "verdict"),
-        [
-            (
-                escaped(r["metric"]),
-                escaped(r["source"]),
-                str(r["scale"]),
-                "" if pd.isna(r["seeds"]) else f"{r['seeds']:.0f}",
-                escaped(r["agrees"]),
-            )
-            for _, r in claims.iterrows()
-        ],
-    )
-
-
-def _pair(row: pd.Series, name: str) -> str:
-    std = row[f"{name}_std"]
-    return f"{row[name]:.4g}" + ("" if pd.isna(std) else f" ± {std:.2g}")
 
 
 def _folder(
@@ -234,19 +165,14 @@ def _page(kind: str, name: str, item: known.Item) -> str:
     return "\n".join(parts)
 
 
-@cache
-def _entries() -> list[ledger.Entry]:
-    return ledger.read_figures(ROOT / "figures")
-
-
 def _figure(name: str, item: known.Item) -> str:
-    """The pictures of every scale, those of larger ones first."""
+    """The pictures of every scale, as far as the repository has them."""
     parts = [f"# {name}", "", escaped(item["summary"]), ""]
-    entries = [entry for entry in _entries() if "/".join(entry.name) == name]
-    for entry in entries:
-        about, picture = entry.about, entry.file.with_suffix(".png").relative_to(ROOT).as_posix()
+    notes = [p for p in (ROOT / "figures").rglob(f"{name}.json") if p.with_suffix(".png").exists()]
+    for note in sorted(notes):
+        about, picture = json.loads(note.read_text("utf-8")), note.with_suffix(".png")
         parts += [
-            f"![{item['summary']}](../../../../{picture})",
+            f"![{item['summary']}](../../../../{picture.relative_to(ROOT).as_posix()})",
             "",
             escaped(about["caption"]),
             "",
@@ -254,7 +180,7 @@ def _figure(name: str, item: known.Item) -> str:
             "",
         ]
     return "\n".join(
-        parts if entries else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""]
+        parts if notes else [*parts, f"```sh\nfldiag figures {name} --scale smoke\n```", ""]
     )
 
 

@@ -230,10 +230,10 @@ def test_it_is_a_question_of_a_figure(place):
     script = """
 import fldiag
 from fldiag.runs.run import Run
-from fldiag_papers import questions
+from fldiag_papers.study import SCALES, asked
 run = Run.open("run")
-subject = questions.Subject(run.config, run, tuple(run.rounds))
-print(questions.answer(subject, "stride", {"scale": 3.0})["metric"].tolist(), questions.answer(subject, "roughness", {})["metric"].tolist())
+for name, options in (("stride", {"scale": 3.0}), ("roughness", {})):
+    print(asked(SCALES["smoke"], run, name, options)["metric"].tolist())
 table = fldiag.diagnose(run, "roughness", power=1)
 print(type(fldiag.draw(table)).__name__)
 """

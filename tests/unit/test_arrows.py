@@ -174,7 +174,7 @@ def test_the_table_names_packages_that_exist():
     assert {package(f) for f in FILES} == MAY.keys()
 
 
-PAPERS = sorted((ROOT.parent / "analyses" / "fldiag_papers").rglob("*.py"))
+PAPERS = sorted((ROOT.parent / "analyses" / "papers").rglob("*.py"))
 
 
 def test_fldiag_does_not_know_the_papers_package():

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import distributed
 import pandas as pd
@@ -30,8 +29,6 @@ import fldiag
 from fldiag.errors import FldiagError
 from fldiag.execution import dask_cluster, pools
 from fldiag.execution.pools import open_pool
-from fldiag_papers import make, reported
-from fldiag_papers.scales import scale
 
 KILLS = int(os.environ.get("FLDIAG_KILLS", "3"))
 WHERE = ["processes:2", "dask"]
@@ -52,7 +49,7 @@ def at_work():
     took = []
     for _ in range(2):
         before = os.times()
-        subprocess.run([sys.executable, "-c", "import torch, fldiag_papers.workers"], check=True)
+        subprocess.run([sys.executable, "-c", "import torch, fldiag.training.rounds"], check=True)
         after = os.times()
         took.append(
             after.children_user
@@ -231,33 +228,6 @@ def test_matching(stubborn, quiet_matching, executor):
     run, options, quiet = quiet_matching
     for loud in amid_kills(lambda: fldiag.diagnose(run, "matching", executor=executor, **options)):
         pd.testing.assert_frame_equal(quiet, loud, check_exact=True)
-
-
-def figures(folder, **options):
-    """The bytes of a table of many short runs."""
-    table = reported.studies()["fedsol/table2"]
-    made = make.make(
-        [replace(table, trials=table.trials[: 16 * KILLS])],
-        scale("smoke"),
-        out=folder / "figures",
-        store=folder / "runs",
-        strict=True,
-        **options,
-    )
-    assert not any(m.error for m in made)
-    return [f.read_bytes() for m in made for f in m.files if f.suffix == ".csv"]
-
-
-@pytest.fixture(scope="module")
-def quiet_figures(tmp_path_factory):
-    return figures(tmp_path_factory.mktemp("figures"))
-
-
-@pytest.mark.parametrize("executor", WHERE)
-def test_figures(stubborn, quiet_figures, executor, tmp_path):
-    numbers = itertools.count()
-    for loud in amid_kills(lambda: figures(tmp_path / str(next(numbers)), executor=executor)):
-        assert loud == quiet_figures and loud
 
 
 @contextmanager

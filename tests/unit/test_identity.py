@@ -11,8 +11,7 @@ from fldiag.config import Config, build, load
 from fldiag.errors import FldiagError
 from fldiag.runs.index import write_index
 from fldiag.runs.run import Run
-from fldiag.training import resume, rounds
-from fldiag_papers import plan, reported, scales
+from fldiag.training import rounds
 
 #: As fldiag 0.1.0 hashed them: with the checkpoint section, and before train.local_decay and versions of methods.
 DEFAULT, KEEPING, TOGA, PRESET = (
@@ -232,38 +231,3 @@ def test_a_run_says_its_version_and_another_version_does_not_go_on_with_it(tmp_p
         rounds.train(config, out=tmp_path / "run", resume=True)
     assert caught.value.usage and "--out" in caught.value.remedy
     assert Run.open(tmp_path / "run").index == run.index, "it was only looked at"
-
-
-@pytest.mark.slow
-def test_the_figures_find_the_runs_of_yesterday(tmp_path):
-    """A run that the store began as fldiag 0.1.0 wrote it: its folder, whether it goes on, whether it serves."""
-    everything = reported.studies().values()
-    made = plan.make_plan(scales.scale("paper"), everything, everything, tmp_path)
-    task = next(
-        t
-        for t in made.tasks.values()
-        if t.stem == "cifar10-fedavg-s0-5010f8f61d" and "fedsol" in t.config.name
-    )
-    assert made.new_folder(task).name == "cifar10-fedavg-s0-5010f8f61d-bf591e"
-    assert task.config.fingerprint(checkpoint=True) == "4da14763c2419d7b"
-    tree = task.config.model_dump(mode="json")
-    forget(tree)
-    index = {
-        "schema": 1,
-        "config": tree,
-        "hash": "4da14763c2419d7b",
-        "status": "running",
-        "done": 0,
-        "state": {},
-        "files": {},
-        "provenance": {},
-    }
-    other = tmp_path / f"{task.stem}-elsewhere"
-    other.mkdir()
-    write_index(other, index)
-    run = Run.open(other)
-    assert [r.path for r in made.runs(task)] == [run.path] and task.fits(run)
-    resume.check_same_config(run, task.config)
-    poorer = {**index, "config": {**tree, "checkpoint": {"every": 10, "clients": "none"}}}
-    write_index(other, poorer)
-    assert not task.fits(Run.open(other)), "it would not keep what is asked"

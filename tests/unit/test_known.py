@@ -10,7 +10,6 @@ import pytest
 import fldiag
 from fldiag import known, registry, write_catalogue
 from fldiag.errors import FldiagError
-from fldiag_papers import catalogue, study
 
 SCRIPT = """
 import json, sys
@@ -26,11 +25,6 @@ for arguments in json.loads(sys.argv[1]):
 def test_the_file_is_what_the_registry_says():
     file = json.loads(resources.files("fldiag").joinpath(known.FILE).read_text())
     assert file == json.loads(write_catalogue.text()), "run: python -m fldiag.write_catalogue"
-
-
-def test_the_list_of_the_figures_is_what_the_studies_say():
-    text = catalogue.FILE.read_text("utf-8")
-    assert text == catalogue.text(), "run: python -m fldiag_papers.catalogue"
 
 
 @pytest.mark.slow
@@ -77,7 +71,6 @@ def test_what_this_process_registers_is_there_too(monkeypatch):
 
     assert fldiag.catalogue("diagnostics")["bumps"] == "How many bumps."
     assert known.item("diagnostics", "bumps")["options"][0]["name"] == "height"
-    assert study.diagnostic("bumps", height=3).options == {"height": 3}
 
 
 @pytest.mark.parametrize(

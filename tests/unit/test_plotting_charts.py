@@ -14,7 +14,6 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
 from fldiag.plotting import partition, style
 from fldiag.results.table import table
-from fldiag_papers import learning_curves
 from fldiag_papers.toys import plane_picture
 
 
@@ -138,92 +137,6 @@ def metrics(names=("FedAvg", "FedSOL"), seeds=(0,), rounds=30, **more):
 
 def drawn(fig, panel: int = 0):
     return [line for line in fig.axes[panel].lines if line.get_label() == "curve"]
-
-
-def test_curves_hold_the_tables_values_in_order_of_rounds():
-    frame = metrics().sample(frac=1, random_state=1)
-    fig = learning_curves.draw(frame, ["accuracy", "loss"])
-    names = [t.get_text() for t in fig.legends[0].get_texts()]
-    for panel, metric in enumerate(("accuracy", "loss")):
-        for name, line in zip(names, drawn(fig, panel), strict=True):
-            rows = frame[(frame.metric == metric) & (frame.run == name)].sort_values("round")
-            np.testing.assert_array_equal(line.get_xdata(), rows["round"].to_numpy(float))
-            np.testing.assert_allclose(line.get_ydata(), rows["value"].to_numpy(float))
-        assert fig.axes[panel].get_ylabel() == f"{metric} on test"
-
-
-def test_seeds_become_mean_and_spread_and_the_legend_says_so():
-    frame = metrics(seeds=(0, 1, 2))
-    fig = learning_curves.draw(frame)
-    group = frame[(frame.metric == "accuracy") & (frame.run == "FedAvg")].groupby("round")["value"]
-    line, band = drawn(fig)[0], fig.axes[0].collections[0]
-    np.testing.assert_allclose(line.get_ydata(), group.mean().to_numpy(float))
-    top = band.get_paths()[0].vertices[:, 1].max()
-    assert top == pytest.approx((group.mean() + group.std()).max())
-    assert fig.legends[0].get_texts()[0].get_text() == "FedAvg"
-    assert fig.legends[0].get_title().get_text() == "mean ± standard deviation of 3 seeds"
-    ends = (
-        learning_curves.draw(metrics(["FedAvg"], seeds=(0, 1)).assign(value=[0.0, 1.0] * 60))
-        .axes[0]
-        .collections[0]
-        .get_paths()[0]
-    )
-    assert (
-        ends.vertices[:, 1].min() == 0 and ends.vertices[:, 1].max() == 1
-    )  # no accuracy is below 0 or above 1
-
-
-def test_smoothing_is_a_centred_mean_that_is_said():
-    x = np.arange(1.0, 31)
-    np.testing.assert_allclose(
-        learning_curves.smoothed(x, 3 * x + 2, 7), 3 * x + 2
-    )  # no lag, also at the ends
-    spike = np.where(x == 15, 1.0, 0.0)
-    smooth = learning_curves.smoothed(x, spike, 5)
-    np.testing.assert_allclose(smooth[12:17], 0.2)
-    assert smooth[11] == smooth[17] == 0
-    gap = np.where(x == 10, np.nan, 1.0)
-    np.testing.assert_allclose(learning_curves.smoothed(x, gap, 3), 1.0)
-    np.testing.assert_allclose(
-        learning_curves.smoothed(x * 10, spike, 5), spike
-    )  # a window of rounds, not of points
-    fig = learning_curves.draw(metrics(), smooth=5)
-    assert "moving mean over 5 rounds" in fig.axes[0].get_ylabel()
-    raw = [line for line in fig.axes[0].lines if line.get_label() == "_raw"]
-    np.testing.assert_allclose(
-        drawn(fig)[0].get_ydata(), learning_curves.smoothed(x, raw[0].get_ydata(), 5)
-    )
-    assert "moving" not in learning_curves.draw(metrics()).axes[0].get_ylabel()
-    with pytest.raises(FldiagError, match="smooth is 0"):
-        learning_curves.draw(metrics(), smooth=0)
-
-
-def test_legend_stands_outside_the_data():
-    fig = learning_curves.draw(metrics([f"method number {i}" for i in range(9)]))
-    with style.paper():
-        fig.canvas.draw()
-    renderer = fig.canvas.get_renderer()
-    box = fig.legends[0].get_window_extent(renderer)
-    assert not box.overlaps(fig.axes[0].get_tightbbox(renderer))
-    assert box.x0 >= 0 and box.x1 <= fig.get_size_inches()[0] * fig.dpi
-
-
-def test_curves_that_would_mix_different_things_are_refused():
-    frame = metrics()
-    both = pd.concat([frame, frame.assign(slice="train")])
-    with pytest.raises(
-        FldiagError, match=r"mix 2 values of slice: test, train.*\['slice'\] == 'test'"
-    ):
-        learning_curves.draw(both)
-    for bad, options, message in [
-        (frame, {"metric": "f1"}, "accuracy, loss"),
-        (pd.concat([frame, frame.iloc[[4]]]), {}, "'FedAvg' has two values at round 5"),
-        (frame.drop(columns="round"), {}, "round"),
-        (frame.assign(value=np.nan), {}, "no finite value"),
-        (frame.iloc[:0], {}, "empty"),
-    ]:
-        with pytest.raises(FldiagError, match=message):
-            learning_curves.draw(bad, **options)
 
 
 # --- spectrum --------------------------------------------------------------------------------------------------
@@ -366,16 +279,14 @@ def test_toy_hides_no_end_point_under_another():
     assert len({line.get_marker() for line in ends}) == 3
 
 
-# --- all -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "picture",
     [
         lambda: partition.draw_counts(counts(10, 5)),
-        lambda: learning_curves.draw(metrics()),
         lambda: spectrum.draw(eigen(A=[9, 5, 3])),
         lambda: plane_picture.draw(plane(), GEOMETRY),
     ],
-    ids=["partition", "curves", "spectrum", "toy"],
+    ids=["partition", "spectrum", "toy"],
 )
 @pytest.mark.slow
 def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):

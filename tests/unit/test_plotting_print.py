@@ -16,10 +16,7 @@ from matplotlib.text import Text
 
 from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.plotting import sheet, style
-from fldiag.results import files
 from fldiag.results.table import table
-from fldiag_papers import make, pictures, reported
-from fldiag_papers.lines import lines
 
 #: Pictures whose names stand on the line that they name, on purpose.
 ON_WHAT_IT_NAMES = ("plane",)
@@ -233,22 +230,6 @@ def test_a_large_png_is_light_and_fonts_are_in_the_pdf(tmp_path):
     assert exact.shape == light.shape and np.abs(exact - light).mean() < 0.02
 
 
-def test_redrawing_keeps_numbers_and_their_provenance(tmp_path):
-    study = reported.studies()["fedsol/table5"]
-    frame, folder = compared_rows(), tmp_path / study.paper
-    files.write_table(
-        frame, folder / study.id, {"caption": "C.", "commit": "abc", "scale": "small", "runs": {}}
-    )
-    before = (folder / f"{study.id}.csv").read_bytes()
-    (made,) = make.redraw([study], tmp_path)
-    about = files.read_json(folder / f"{study.id}.json")
-    assert not made.error and (folder / f"{study.id}.csv").read_bytes() == before
-    assert about["commit"] == "abc" and about["caption"] == "C." and "fldiag" in about["drawn"]
-    assert (folder / f"{study.id}.md").read_text().startswith("C.\n\n|")
-    (folder / f"{study.id}.csv").write_text("changed")
-    assert "sha256" in make.redraw([study], tmp_path)[0].error
-
-
 def compared_rows():
     return table(
         [
@@ -266,50 +247,3 @@ def compared_rows():
             for m, v in (("fedavg", 50.0), ("fedsol", 60.0))
         ]
     )
-
-
-def test_one_method_in_many_settings_is_a_table():
-    rows = [
-        dict(
-            origin=o,
-            setting=f"partition=lda;alpha={a}",
-            method="fedalign",
-            model="resnet56",
-            data="cifar100",
-            metric="accuracy",
-            value=v,
-            seed=0,
-        )
-        for a in (0.1, 0.5, 2.5)
-        for o, v in (("measured", 20.0 + a), ("reported", 50.0 + a))
-    ]
-    (grid,) = pictures.dots(table(rows)).axes[0].tables
-    texts = {cell.get_text().get_text() for cell in grid.get_celld().values()}
-    assert {"FedAlign", "LDA 0.1", "20.1", "50.1", "LDA 2.5", "22.5", "52.5"} <= texts
-
-
-def test_an_accuracy_of_one_seed_has_its_standard_error_over_the_examples():
-    rows = [
-        dict(
-            label="FedAvg",
-            setting="",
-            rate=r,
-            metric="accuracy",
-            unit="%",
-            value=80.0,
-            n_examples=400,
-            seed=s,
-        )
-        for r in (0.1, 0.2)
-        for s in (0,)
-    ]
-    one = lines(table(rows), "rate", {"accuracy": "accuracy"})
-    (bars,) = [c for c in one.axes[0].containers if c.get_label() == "_sampled"]
-    (segment, _) = bars.lines[2][0].get_segments()
-    assert segment[:, 1] == pytest.approx(
-        [80 - 100 * (0.16 / 400) ** 0.5, 80 + 100 * (0.16 / 400) ** 0.5]
-    )
-    several = lines(
-        table([*rows, *({**r, "seed": 1} for r in rows)]), "rate", {"accuracy": "accuracy"}
-    )
-    assert not [c for c in several.axes[0].containers if c.get_label() == "_sampled"]

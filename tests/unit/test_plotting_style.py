@@ -13,7 +13,7 @@ import pytest
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet, style
 from fldiag.results import files
-from fldiag_papers import learning_curves
+from fldiag_papers import shapes
 
 
 def simple(value: float = 1.0):
@@ -195,18 +195,22 @@ def test_legend_shows_underscores_and_dollars_as_they_are(tmp_path):
 def rounds_of_two():
     return pd.DataFrame(
         [
-            {"metric": m, "run": "a", "round": r, "value": 0.1 * r}
+            {"metric": m, "label": "a", "round": r, "value": 0.1 * r, "seed": 0}
             for m in ("accuracy", "loss")
             for r in (1, 2, 3)
         ]
     )
 
 
+def two_panels():
+    return shapes.curves(rounds_of_two(), "metric", {"accuracy": "accuracy", "loss": "loss"})
+
+
 def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
     with sheet.use_sheet("single", "svg,pdf"):
-        inner = learning_curves.draw(rounds_of_two(), ["accuracy", "loss"])
+        inner = two_panels()
         written = style.write(inner, tmp_path / "lr0.1")
-    outer = learning_curves.draw(rounds_of_two(), ["accuracy", "loss"])
+    outer = two_panels()
     assert [p.name for p in written] == ["lr0.1.svg", "lr0.1.pdf"]
     assert inner.get_figwidth() == style.ONE_COLUMN and outer.get_figwidth() == style.TWO_COLUMNS
     assert (
@@ -215,9 +219,7 @@ def test_a_sheet_sets_width_and_formats_of_all_pictures_within_it(tmp_path):
         != len({ax.get_position().x0 for ax in outer.axes})
     )
     with sheet.use_sheet("single", "svg,pdf"):
-        again = style.write(
-            learning_curves.draw(rounds_of_two(), ["accuracy", "loss"]), tmp_path / "again"
-        )
+        again = style.write(two_panels(), tmp_path / "again")
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in written]
 
 

@@ -11,15 +11,12 @@ import pytest
 import reports
 
 from fldiag import registry
-from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.report import build, measured, performance, steps, summary
 from fldiag.report.collect import collect
 from fldiag.report.performance import _one_source
 from fldiag.results.numbers import numbers
 from fldiag.results.summary import percent, plus_minus
-from fldiag.runs.index import write_index
-from fldiag_papers.records import keep
 
 
 @pytest.fixture(autouse=True)
@@ -400,31 +397,3 @@ def test_a_learning_curve_is_the_test_splits_or_one_programs():
     assert (
         len(_one_source(rows.iloc[:0])) == 0 and len(_one_source(rows.drop(columns="source"))) == 1
     )
-
-
-def test_a_record_has_the_tables_of_the_weights_that_it_no_longer_has(tmp_path):
-    """By the checksums of its checkpoints, which it keeps; a table of other weights is nobody's."""
-    run = reports.everything(reports.run(tmp_path / "runs" / "fedavg-a"))
-    reports.everything(reports.run(tmp_path / "other" / "fedavg-b", seed=1))
-    record = keep(run, tmp_path / "records")
-    assert not list(record.rglob("*.pt"))
-    wanted = {name: source.sha256 for name, source in collect([run.path]).members[0].tables.items()}
-    found = collect([record], [run.path / "diagnostics", tmp_path / "other"]).members[0].tables
-    assert {name: source.sha256 for name, source in found.items()} == wanted
-    assert not set(collect([record], [tmp_path / "other"]).members[0].tables) - {"metrics"}
-
-
-@pytest.mark.parametrize(
-    "gone, message",
-    [
-        ([], "wrong kind"),
-        ({"rounds/0001.pt": 3}, "is a int, not text"),
-        ({"../x": "0"}, "which no run has"),
-    ],
-)
-def test_what_a_record_says_of_its_weights_is_looked_at(tmp_path, gone, message):
-    record = keep(reports.run(tmp_path / "fedavg-a"), tmp_path / "records")
-    index = json.loads((record / "run.json").read_text())
-    write_index(record, {**index, "gone": gone})
-    with pytest.raises(FldiagError, match=message):
-        collect([record])

@@ -1,1 +1,0 @@
-"""The studies of the FedProj paper, its printed numbers and its statements."""

@@ -1,1 +1,0 @@
-"""The studies of the FedSOL paper, its printed numbers and its statements."""

@@ -1,1 +1,0 @@
-"""The studies of the FedTOGA paper, its printed numbers and its statements."""

@@ -1,0 +1,75 @@
+"""Tables of the papers whose cells are runs: a loop over what the paper prints, and measured numbers beside the printed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+
+import fldiag
+from fldiag.plotting import words
+
+from . import shapes
+from .reported import cells, printed
+from .study import Scale, Study, counted, final, protocol, stand_in, trained
+
+#: Ends the names of numbers that are also counted as profilers of layers do, which pictures leave away.
+PROFILED = "_profiled"
+
+
+def table(
+    paper: str,
+    id: str,
+    title: str,
+    caption: str,
+    *,
+    ask: Callable[..., pd.DataFrame] = final,
+    rows: Callable[[Scale, int], Iterator[pd.DataFrame]] | None = None,
+    chosen: Callable[[pd.DataFrame], Any] | None = None,
+    seeds: int = 1,
+) -> Study:
+    """The study of a table: ``ask`` of the run of each cell, or ``rows``. ``chosen``: which of the printed rows are run."""
+
+    def asked_of_cells(scale: Scale, seed: int) -> Iterator[pd.DataFrame]:
+        for preset, over, labels in cells(paper, id, chosen):
+            yield ask(trained(scale, protocol(scale, preset, over, seed=seed)), **labels)
+
+    def draw(table: pd.DataFrame) -> Any:
+        is_shown = ~table["metric"].str.endswith((PROFILED, "_std"))
+        return shapes.numbers(table[is_shown], printed(paper, id))
+
+    source = printed(paper, id)["source"].iloc[0].split(" = ")[0]
+    return Study(title, source, caption, rows or asked_of_cells, draw, seeds)
+
+
+def counts(paper: str, id: str, title: str, caption: str, *questions: str) -> Study:
+    """The study of a table that is counted, on the paper's model, images and classes at every scale."""
+
+    def rows(scale: Scale, seed: int) -> Iterator[pd.DataFrame]:
+        shown = {*printed(paper, id)["metric"]}
+        for preset, over, labels in cells(paper, id) if seed == 0 else ():
+            names = set(printed(paper, id).query("data == @labels['data']")["metric"]) & shown
+            for question in questions:
+                numbers = counted(question, fldiag.Config.load(preset, **over), **labels)
+                yield numbers[numbers["metric"].str.removesuffix(PROFILED).isin(names)]
+
+    return table(paper, id, title, caption, rows=rows)
+
+
+def sizes(paper: str, id: str, presets: dict[str, str], caption: str) -> Study:
+    """The study of how many examples data sets have: name -> a preset that loads them."""
+
+    def rows(scale: Scale, seed: int) -> Iterator[pd.DataFrame]:
+        for name, preset in presets.items():
+            labels = {"setting": "", "method": "", "model": "", "data": name}
+            yield counted("examples", stand_in(scale, preset, {}), **labels)
+
+    def by_data(table: pd.DataFrame) -> pd.DataFrame:
+        return table.assign(method=table["data"].map(words.data), data="")
+
+    def draw(table: pd.DataFrame) -> Any:
+        return shapes.numbers(by_data(table), by_data(printed(paper, id)))
+
+    source = f"{printed(paper, id)['source'].iloc[0]}"
+    return Study("Sizes of the data sets", source, caption, rows, draw)

@@ -1,0 +1,109 @@
+"""The verb ``figures``. Nothing heavy is imported before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fldiag.cli.console import Console, errors
+from fldiag.cli.options import Debug, Device, Download, Executor, Json, Out
+from fldiag.errors import FldiagError
+
+if TYPE_CHECKING:
+    from .study import Study
+
+PAPERS = ("fedalign", "fedproj", "fedsol", "fedtoga")
+figures = typer.Typer()
+
+
+def studies() -> dict[str, Study]:
+    """Name (``fedsol/fig6``) -> study."""
+    from importlib import import_module
+
+    modules = {paper: import_module(f".{paper}", __package__) for paper in PAPERS}
+    return {f"{paper}/{id}": s for paper, m in modules.items() for id, s in m.STUDIES.items()}
+
+
+def titles() -> dict[str, str]:
+    """Name of a study -> its title and source: the list ``fldiag list figures``."""
+    return {name: f"{study.title} ({study.source})" for name, study in studies().items()}
+
+
+@figures.command(rich_help_panel="Papers")
+def reproduce(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Figures, such as fedsol/fig6, or fedsol for a whole paper (fldiag list figures). Default: all."
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke (digits, minutes), small (MNIST, hours) or paper (the full protocol)."
+        ),
+    ] = "smoke",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key of every config, such as train.precision=bf16."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.")] = None,
+    out: Out = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder for the runs. Default: checkpoints/figures.")
+    ] = None,
+    executor: Executor = "serial",
+    device: Device = "cpu",
+    download: Download = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Reproduce the papers' figures and tables. A call that was stopped goes on where it was.
+
+    Example: fldiag figures fedsol/fig6 --scale smoke
+    """
+    with errors(debug):
+        from . import study
+
+        by_name, failures, files = studies(), [], []
+        names = _selected(ids or list(PAPERS), list(by_name))
+        if scale not in study.SCALES:
+            remedy = f"choose of {', '.join(study.SCALES)}"
+            raise FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
+        console = Console(json)
+        with console.progress("figures") as bar:
+            size = replace(
+                study.SCALES[scale],
+                seeds=seeds or study.SCALES[scale].seeds,
+                training={"executor": executor, "device": device, "download": download},
+                store=runs or study.STORE,
+                listen=lambda event: bar(event["round"], event["rounds"], "training"),
+            )
+            size = replace(
+                size, over={**size.over, **dict(t.partition("=")[::2] for t in set_ or [])}
+            )
+            for name in names:
+                try:
+                    files += study.make(name, by_name[name], size, out or study.OUT)
+                except FldiagError as error:  # does not stop the others
+                    if debug or len(names) == 1:
+                        raise
+                    failures.append(f"{name}: {error.what}")
+        console.done(*files)
+        if failures:
+            what = f"{len(failures)} of {len(names)} could not be made: {'; '.join(failures)}"
+            raise FldiagError(what, "the others were written; the same command tries these again")
+
+
+def _selected(ids: list[str], names: list[str]) -> list[str]:
+    """The studies called for."""
+    hits = {id: [name for name in names if id in (name, name.split("/")[0])] for id in ids}
+    for id in ids:
+        if not hits[id]:
+            raise FldiagError(
+                f"unknown figure {id!r}", "fldiag list figures names them", usage=True
+            )
+    return list(dict.fromkeys(name for id in ids for name in hits[id]))
