@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import pages
 from fldiag.plotting.pages import Group, Section, tables_of
 from fldiag.registry import Progress
-from fldiag.report import glance, measured, performance, steps, summary
+from fldiag.report import glance, measured, performance, summary
 from fldiag.report.members import Collected, Source, absent_diagnostic, plain, reason
 from fldiag.results.files import write_text
 from fldiag.results.provenance import digest
@@ -84,7 +84,7 @@ def sections() -> dict[str, Part]:
         "curves": performance.curves,
     }
     measurements = {e.name: partial(measured.section, e) for e in registry.diagnostics()}
-    return {**fixed_sections, **measurements, "steps": steps.steps, "absent": absent}
+    return {**fixed_sections, **measurements, "absent": absent}
 
 
 def _guarded(name: str, part: Part, collection: Collected) -> list[Section]:
@@ -110,9 +110,7 @@ def absent(collection: Collected) -> Section | None:
         rows.append({"Diagnostic": entry.name, "What it does": entry.headline, "Command": command})
     section = Section("absent", "Not computed", "What else can be measured of these runs.")
     section.groups.append(Group(tables=tables_of("Diagnostics without a table", rows)))
-    if not any(m.run.recorded for m in collection.members):
-        section.missing += map(steps.absent, collection.members)
-    return section if rows or section.missing else None
+    return section if rows else None
 
 
 def apart(content: Sequence[Section]) -> Sequence[Section]:

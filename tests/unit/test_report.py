@@ -12,7 +12,7 @@ import reports
 
 from fldiag import registry
 from fldiag.plotting import style
-from fldiag.report import build, measured, performance, steps, summary
+from fldiag.report import build, measured, performance, summary
 from fldiag.report.collect import collect
 from fldiag.report.performance import _one_source
 from fldiag.results.numbers import numbers
@@ -357,24 +357,6 @@ def test_personal_accuracies_that_training_measured_are_shown(tmp_path):
     made.commit()
     (group,) = section_of("personalise", collect([made.path])).groups
     assert len(group.pictures) == 1
-
-
-def test_steps_are_averaged_over_clients_by_layer(two):
-    tables = [(m, steps.means(m.run.steps(3))) for m in two.members]
-    loss = tables[0][1].query("metric == 'loss'")
-    assert loss["value"].tolist() == pytest.approx([4.1, 4.2, 4.3, 4.4])
-    assert loss["std"].iloc[0] == pytest.approx(statistics.stdev(reports.CLIENTS))
-    panels = {ax.get_title(): ax for ax in steps.draw(tables).axes}
-    lines = panels["mean Λ × √size\nhead"].get_lines()
-    assert [list(line.get_ydata()) for line in lines] == [pytest.approx([0.4] * 4)] * 2  # scaled
-    section = steps.steps(two)
-    assert not section.missing and len(section.groups[0].pictures) == 1
-
-
-def test_a_run_without_steps_says_how_to_record_them(tmp_path):
-    bare = collect([reports.run(tmp_path / "a").path])
-    assert steps.steps(bare) is None
-    assert "metrics.steps=true" in build.absent(bare).missing[-1].why
 
 
 def test_everything_a_chart_holds_is_json(two):
