@@ -10,6 +10,7 @@ import pytest
 import torch
 from loops import ask, outputs
 from reference import clients_of, rows, typed, value, values
+from scipy.special import expit, logit
 from torch.nn.functional import cross_entropy
 
 import fldiag
@@ -26,7 +27,7 @@ def spreads(each):
 
 
 def test_fairness(loop):
-    """With intervals of the Bayesian bootstrap over the examples, here of other draws."""
+    """With basic intervals of the Bayesian bootstrap over the examples, of accuracies on their log odds; here of other draws."""
     table = ask(loop, "fairness", on="train", bins=5)
     (x, y), client = loop.all, np.repeat([0, 1, 2], [len(y) for _, y in loop.data])
     p = outputs(loop.past[-1], x).softmax(1)
@@ -50,8 +51,11 @@ def test_fairness(loop):
         )
         assert row["value"] == pytest.approx(number), name
         drawn = np.array([d[name] for d in draws])
-        ends = np.maximum(0, 2 * number - np.quantile(drawn, [0.975, 0.025]))
-        ends[1] = min(ends[1], 1)
+        quantiles = np.quantile(drawn, [0.975, 0.025])
+        if name in ("accuracy", "mean_accuracy", "worst_decile"):
+            ends = expit(2 * logit(number) - logit(quantiles))  # between 0 and 1
+        else:
+            ends = np.maximum(0, 2 * number - quantiles)
         assert (row["low"], row["high"]) == pytest.approx(ends, abs=0.2 * drawn.std()), name
         assert row["stderr"] == pytest.approx(drawn.std(), rel=0.1), name
     found = value(table, "loss", scope="global")

@@ -76,13 +76,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         ],
         LAYERS,
     )
-    if "imbalance" in frame.columns and len(uneven := frame["imbalance"].dropna()):
-        classes = only(frame, moment="aggregated")["imbalance"].dropna()
-        if len(classes) and float(classes.max()) > 1:
-            yield Say(
-                f"classes of slice {split} are uneven, up to {float(classes.max()):.3g} to 1 (of single clients' examples up to "
-                f"{float(uneven.max()):.3g} to 1)"
-            )
     masked = only(frame, masked=True)
     for note in masked[masked["metric"] != "missing"]["note"].dropna().unique():
         yield Note(f"no number where {note}")
@@ -106,13 +99,6 @@ def geometry(
         Literal["train", "test"],
         Field(description="Examples: train (those of all clients) or test."),
     ] = "train",
-    centre: Annotated[
-        Literal["classes", "examples"],
-        Field(
-            description="Centre of the class means: classes (their mean, classes count alike) or "
-            "examples (the mean of all examples, which count alike)."
-        ),
-    ] = "classes",
     similar: Annotated[
         int,
         Field(
@@ -124,15 +110,13 @@ def geometry(
 
     Of every round, for the received, every trained and the aggregated model on the ``slice``; of a trained model also on its
     client's own examples (client:k/train, with ``slice`` train). h are the features that the head sees, of n examples in
-    C classes (those that occur) with means mu_c and centre mu, M = [mu_c - mu], W the head's matrix. With the centre
-    ``classes`` mu is the mean of the mu_c, and every class counts alike in both covariances; with ``examples`` mu is the mean of
-    all h, and every example counts alike. Columns ``centre``, ``classes`` (C) and ``imbalance`` (largest class over smallest)
-    say which it was; of balanced classes both are the same.
+    C classes (those that occur, column ``classes``) with means mu_c and their mean mu, M = [mu_c - mu], W the head's matrix.
+    Every class counts alike in both covariances.
 
     - ``nc1`` tr(Sigma_W Sigma_B^+) / C, the covariance within classes over that between them (its pseudo-inverse on the at most
       C - 1 directions of the means).
     - ``nc2_norms`` standard deviation over mean of ||mu_c - mu||, ``nc2_cosines`` mean over pairs of
-      |cos(mu_c - mu, mu_c' - mu) + 1 / (C - 1)|: both 0 for a simplex frame (with two classes and the centre ``classes`` always).
+      |cos(mu_c - mu, mu_c' - mu) + 1 / (C - 1)|: both 0 for a simplex frame (with two classes always).
     - ``nc3`` || W / ||W||_F - M / ||M||_F ||_F, from 0 to 2. The norm, where the authors' code has its square; the rows of W
       are those of the classes that occur, minus their mean, which no answer depends on (their code takes W as it is).
     - ``nc4`` share of the examples whose nearest class mean is not the class that the head answers.
@@ -148,7 +132,6 @@ def geometry(
     Args:
         history: A run with client weights.
         slice: Which examples.
-        centre: Which centre.
         similar: Examples, 0 or more.
 
     Returns:
@@ -160,11 +143,11 @@ def geometry(
 
     >>> from fldiag.registry import diagnostic
     >>> sorted(diagnostic.get("geometry").options.model_fields)
-    ['centre', 'similar', 'slice']
+    ['similar', 'slice']
     """
     from fldiag.diagnostics.geometry.measure import round_rows
 
     history.stretch(slice)
-    rows = history.map_rounds(round_rows, split=slice, centre=centre, similar=similar)
+    rows = history.map_rounds(round_rows, split=slice, similar=similar)
     rows = [{"masked": row["value"] is None, **row} for row in rows]
     return table([*rows, *history.final_rows(), *history.notes], **history.common)

@@ -33,9 +33,7 @@ FEW = 16
 Measured = float | str
 
 
-def round_rows(
-    history: History, cohort: Stored, split: str, centre: str, similar: int
-) -> list[Row]:
+def round_rows(history: History, cohort: Stored, split: str, similar: int) -> list[Row]:
     """The rows of the received, the trained and the aggregated models of a round."""
     cohort = history.finite(cohort)
     stretch = history.stretch(split)
@@ -53,18 +51,16 @@ def round_rows(
     rows: list[Row] = []
     for i, (about, weights) in enumerate(models):
         workspace().show(i, len(models), f"client {about['client']}" if i > 1 else about["moment"])
-        rows += model_rows(history, weights, stretch, {**about, "slice": split}, centre)
+        rows += model_rows(history, weights, stretch, {**about, "slice": split})
     if cohort.ids:
         rows += means(rows, split)
         rows += similarity_rows(history, cohort, stretch, split, similar)
     return rows
 
 
-def model_rows(
-    history: History, weights: Weights, stretch: slice, columns: Row, centre: str
-) -> list[Row]:
+def model_rows(history: History, weights: Weights, stretch: slice, columns: Row) -> list[Row]:
     """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
-    columns = {**columns, "estimator": "exact", "centre": centre}
+    columns = {**columns, "estimator": "exact"}
     network = history.network
     results: tuple[Tensor, Tensor, Tensor | None] | str = NO_HEAD
     if not (network.stackable and network.has_split):
@@ -87,8 +83,8 @@ def model_rows(
         counts = class_counts(y[part])
         about = {**about, "n_examples": len(h[part])}
         if counts is not None:
-            about |= {"classes": len(counts), "imbalance": float(counts.max() / counts.min())}
-        numbers = geometry_of(h[part], y[part], answers[part], head, centre)
+            about["classes"] = len(counts)
+        numbers = geometry_of(h[part], y[part], answers[part], head)
         rows += [{**about, "metric": metric, **entry(v)} for metric, v in numbers.items()]
     return rows
 
@@ -217,9 +213,7 @@ def class_counts(y: Tensor) -> Tensor | None:
     return None if y.is_floating_point() or y.ndim != 1 else y.unique(return_counts=True)[1]
 
 
-def geometry_of(
-    h: Tensor, y: Tensor, answers: Tensor, head: Tensor | None, centre: str
-) -> dict[str, Measured]:
+def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor | None) -> dict[str, Measured]:
     """NC1 to NC4 (Papyan, Han and Donoho, PNAS 2020) and the effective rank (Roy and Vetterli, 2007), or why there are none.
 
     Args:
@@ -227,14 +221,12 @@ def geometry_of(
         y: labels [n].
         answers: classes that the head answers [n].
         head: its matrix [classes, d], if it is one linear layer.
-        centre: the means' centre: ``classes``, the mean of the class means, with each class counting alike in all covariances;
-            or ``examples``, the mean of all examples, with each example counting alike.
 
     A simplex frame, with the head along it:
 
     >>> corners = torch.eye(3, dtype=torch.float64) - 1 / 3
     >>> y = torch.tensor([0, 0, 1, 1, 2, 2])
-    >>> numbers = geometry_of(5 * corners[y], y, y, corners, "classes")
+    >>> numbers = geometry_of(5 * corners[y], y, y, corners)
     >>> {name: round(abs(value), 6) for name, value in numbers.items()}
     {'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0, 'nc4': 0.0, 'effective_rank': 2.0}
     """
@@ -259,15 +251,14 @@ def geometry_of(
     members = (y[:, None] == classes).to(h)
     counts, number = members.sum(0), len(classes)
     means = members.T @ h / counts[:, None]
-    shares = torch.full_like(counts, 1 / number) if centre == "classes" else counts / counts.sum()
-    between = means - shares @ means
+    between = means - means.mean(0)
     norms = torch.linalg.vector_norm(between, dim=1)
     label = members.argmax(1)
-    _, scales, directions = torch.linalg.svd(shares.sqrt()[:, None] * between, full_matrices=False)
+    _, scales, directions = torch.linalg.svd(between / number**0.5, full_matrices=False)
     is_direction = scales > noise * max(between.shape) * float(scales.max())
     is_direction[number - 1 :] = False  # the means minus their mean span one dimension less
     spread = (h - means[label]) @ directions[is_direction].T
-    within = (shares / counts)[label] @ spread.square()
+    within = (1 / (number * counts))[label] @ spread.square()
     numbers: dict[str, Measured] = {}
     if float(scales.max()) <= noise * float(h.abs().max()):
         numbers = dict.fromkeys(COLLAPSE, "the class means are the same")
@@ -320,7 +311,6 @@ def means(rows: Sequence[Row], split: str) -> list[Row]:
                 "scope": "global",
                 "slice": examples,
                 "estimator": "exact",
-                "centre": members[0]["centre"],
                 "n_clients": len(values),
                 **sample_mean(values),
                 "note": None if values else members[0]["note"],
