@@ -294,10 +294,12 @@ def draw_learning(table: pd.DataFrame) -> Figure:
     rows = rows.assign(label=rows["label"].map(words.method))
     texts = {data: f"{text}\ntest accuracy [%]" for data, text in shapes.data_text(rows).items()}
     levels = printed("fedsol", "table2")
-    is_theirs = levels["data"].isin(set(rows["trained_on"]))
-    levels = levels[is_theirs & (levels["setting"] == LDA_01)]
+    is_measured = levels["data"].isin(set(rows["trained_on"]))
+    levels = levels[is_measured & (levels["setting"] == LDA_01)]
     levels = levels.assign(label=levels["method"].map(words.method))
-    return shapes.curves(rows, "data", texts, chance=10, printed=levels)
+    levels = levels[levels["label"].isin(rows["label"])]
+    is_theirs = {*levels["label"]} == {*rows["label"]}  # not where lines are variants of a method
+    return shapes.curves(rows, "data", texts, chance=10, printed=levels if is_theirs else None)
 
 
 def of_lines(lines: dict[str, Over]) -> Iterator[Cell]:

@@ -108,7 +108,9 @@ def curves(
     where the panel is of these data."""
     looks = style.looks(table["label"])
     levels = pd.DataFrame({"data": []}) if printed is None else printed
-    window = max(1, int(table["round"].max()) // 15)
+    rounds = table["round"].nunique()
+    # Of rounds that were stored now and then there are few.
+    window = max(1, rounds // 15) if rounds == table["round"].max() else 1
     with style.paper():
         width = style.TWO_COLUMNS if len(texts) > 1 else style.ONE_COLUMN
         fig, axes = style.panels(len(texts), 2.15, 0.1, width=width)

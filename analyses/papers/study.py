@@ -330,12 +330,12 @@ def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         data = f"{scale.images:,} images of {words.data(scale.data)}"
         rounds = f"{table['round'].max():g} rounds, " if "round" in table else ""
         seeds = f"{len(about['seeds'])} seed{'s' * (len(about['seeds']) > 1)}"
-        _head(figure, f"Reduced: {data}, {rounds}{seeds}")
+        head(figure, f"Reduced: {data}, {rounds}{seeds}")
     path = out / name
     return [*files.write_table(table, path, about), *style.write(figure, path)]
 
 
-def _head(figure: Figure, text: str) -> None:
+def head(figure: Figure, text: str) -> None:
     """A line above the picture, which grows by it; in the empty foot of one whose parts nobody else moves."""
     style_: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 7, "color": "#555555"}
     if figure.get_layout_engine() is None:

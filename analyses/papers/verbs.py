@@ -63,11 +63,18 @@ def reproduce(
 ) -> None:
     """Reproduce the papers' figures and tables. A call that was stopped goes on where it was.
 
+    fldiag figures ledger compares what lies in the folder of figures with what the papers print.
+
     Example: fldiag figures fedsol/fig6 --scale smoke
     """
     with errors(debug):
         from . import study
 
+        if ids == ["ledger"]:
+            from . import ledger
+
+            Console(json).done(*ledger.write(out or study.OUT))
+            return
         by_name, failures, files = studies(), [], []
         names = _selected(ids or list(PAPERS), list(by_name))
         if scale not in study.SCALES:
