@@ -94,7 +94,7 @@ def fig6(scale: Scale, seed: int) -> Rows:
         yield rows[is_whole & rows["metric"].str.endswith("_local_divergence")]
     from .propositions import propositions  # imports torch, without which studies are listed
 
-    yield answer("propositions", propositions(run_), run_.config, label=label)
+    yield answer("propositions", propositions(run_), run_, label=label)
 
 
 def draw_fig6(table: pd.DataFrame) -> Figure:
@@ -292,14 +292,15 @@ def of_table2(data: str = "", methods: tuple[str, ...] = (), **over: Any) -> Ite
 def draw_learning(table: pd.DataFrame) -> Figure:
     rows = table[table["question"] == "curve"]
     rows = rows.assign(label=rows["label"].map(words.method))
-    texts = {data: f"{text}\ntest accuracy [%]" for data, text in shapes.data_text(rows).items()}
     levels = printed("fedsol", "table2")
     is_measured = levels["data"].isin(set(rows["trained_on"]))
     levels = levels[is_measured & (levels["setting"] == LDA_01)]
     levels = levels.assign(label=levels["method"].map(words.method))
     levels = levels[levels["label"].isin(rows["label"])]
     is_theirs = {*levels["label"]} == {*rows["label"]}  # not where lines are variants of a method
-    return shapes.curves(rows, "data", texts, chance=10, printed=levels if is_theirs else None)
+    levels = levels if is_theirs else None
+    texts, accuracy = shapes.data_text(rows), "test accuracy [%]"
+    return shapes.curves(rows, "data", texts, ylabel=accuracy, chance=10, printed=levels)
 
 
 def of_lines(lines: dict[str, Over]) -> Iterator[Cell]:

@@ -94,8 +94,9 @@ def fig5(scale: Scale, seed: int) -> Rows:
 def draw_fig5(table: pd.DataFrame) -> Figure:
     names = shapes.data_text(table)
     panels = table[["panel", "data"]].drop_duplicates().itertuples(index=False)
-    texts = {p: p.replace(data, names[data], 1).replace(", ", "\n") for p, data in panels}
-    return shapes.curves(table, "panel", texts, chance=10)
+    texts = {p: p.replace(data, names[data], 1) for p, data in panels}
+    chance = None if "cifar100" in {*table["trained_on"]} else 10
+    return shapes.curves(table, "panel", texts, ylabel="test accuracy [%]", chance=chance)
 
 
 # ---- tables of rounds and costs

@@ -31,7 +31,7 @@ NOISE = 1e-11
 
 def propositions(run: fldiag.Run) -> pd.DataFrame:
     """``proposition_1_step_order`` and the like at every client's trained weights after the last round: the exponent with which
-    the error falls (none where it is rounding), and ``_off``, how far that is from the predicted one, 1 or 2."""
+    the error falls, predicted 1 for the step and 2 for the perturbation; none where the error is rounding."""
     checkpoint: Any = run.checkpoint()
     setup = Setup(run.config)
     module, rows = setup.module.double().eval(), []
@@ -42,9 +42,8 @@ def propositions(run: fldiag.Run) -> pd.DataFrame:
         local = fldiag.Problem(module, F.cross_entropy, (x, y), params=w, dtype=torch.float64)
         teacher = module(x).detach()
         proximal = fldiag.Problem(module, _kl, (x, teacher), params=w, dtype=torch.float64)
-        for name, predicted, order in _orders(local, proximal):
-            rows.append({"client": k, "metric": f"{name}_order", "value": order})
-            rows.append({"client": k, "metric": f"{name}_off", "value": abs(order - predicted)})
+        for name, order in _orders(local, proximal).items():
+            rows.append({"client": k, "metric": name, "value": order})
     return pd.DataFrame(rows).assign(round=checkpoint.round)
 
 
@@ -53,12 +52,12 @@ def _kl(outputs: Tensor, teacher: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum(-1).mean()
 
 
-def _orders(local: fldiag.Problem, proximal: fldiag.Problem) -> list[tuple[str, int, float]]:
-    """Name, predicted order and measured order of the four errors."""
+def _orders(local: fldiag.Problem, proximal: fldiag.Problem) -> dict[str, float]:
+    """The order of each error by its name."""
     w, g_l, g_p = local.w, local.gradient(), proximal.gradient()
     unit = g_p / g_p.norm()
     bend = unit @ local.hvp(unit) * g_p.norm()
-    steps, perturbations = [], []  # of proposition 1 and 2
+    steps, perturbations = [], []  # of both propositions
     for rho in RHOS:
         g_u, half = local.gradient(w + rho * unit), local.gradient(w + rho / 2 * unit)
         pairs = (
@@ -71,14 +70,11 @@ def _orders(local: fldiag.Problem, proximal: fldiag.Problem) -> list[tuple[str, 
         changes = [p.loss(w - eta * g_u)[0] - p.loss()[0] for p in (proximal, local)]
         terms = [float(eta * g @ g_u) for g in (g_p, g_l)]
         steps.append([abs((c + t) / t) for c, t in zip(changes, terms, strict=True)])
-    return [
-        (f"proposition_{i + 1}_{kind}", predicted, _slope(sizes, np.array(errors)[:, i]))
+    return {
+        f"proposition_{i + 1}_{kind}_order": _slope(sizes, np.array(errors)[:, i])
         for i in (0, 1)
-        for kind, predicted, sizes, errors in (
-            ("step", 1, ETAS, steps),
-            ("perturbation", 2, RHOS, perturbations),
-        )
-    ]
+        for kind, sizes, errors in (("step", ETAS, steps), ("perturbation", RHOS, perturbations))
+    }
 
 
 def _slope(sizes: np.ndarray, errors: np.ndarray) -> float:

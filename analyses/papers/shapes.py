@@ -98,14 +98,15 @@ def curves(
     panel: str,
     texts: Mapping[str, str],
     *,
+    ylabel: str = "",
     chance: float | None = None,
     printed: pd.DataFrame | None = None,
 ) -> Figure:
     """Values over rounds, a panel for each value of the column ``panel``, a line a label.
 
     With thirty rounds or more lines are moving means over a fifteenth of the rounds, above faint raw means. A cross: weights are
-    not finite from there on. ``texts``: value of ``panel`` -> name of the axis. ``printed``: columns data, label, value; dotted
-    where the panel is of these data."""
+    not finite from there on. ``texts``: value of ``panel`` -> name of the axis; with a ``ylabel`` of all panels, its title.
+    ``printed``: columns data, label, value; dotted where the panel is of these data."""
     looks = style.looks(table["label"])
     levels = pd.DataFrame({"data": []}) if printed is None else printed
     rounds = table["round"].nunique()
@@ -113,7 +114,7 @@ def curves(
     window = max(1, rounds // 15) if rounds == table["round"].max() else 1
     with style.paper():
         width = style.TWO_COLUMNS if len(texts) > 1 else style.ONE_COLUMN
-        fig, axes = style.panels(len(texts), 2.15, 0.1, width=width)
+        fig, axes = style.panels(len(texts), 2.15, 0.1, width=width, sharey=bool(ylabel))
         for ax, (name, text) in zip(axes, texts.items(), strict=True):
             rows = table[table[panel] == name]
             for label, look in looks.items():
@@ -124,10 +125,13 @@ def curves(
                 ax.axhline(
                     level.value, color=looks[level.label].color, linestyle=":", linewidth=0.9
                 )
-            ax.set(xlabel="round", ylabel=text + f"\n(mean of {window} rounds)" * (window > 1))
+            ax.set_title("\n".join(style.wrap(text, 1.9, 2)) if ylabel else "", fontsize=7)
+            smooth = f"\n(mean of {window} rounds)" if window > 1 else ""
+            ax.set(xlabel="round", ylabel=(ylabel or text) + smooth)
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
             ax.grid(True)
-            if chance is not None:
+        if chance is not None:
+            for ax in axes:
                 style.chance(ax, chance)
         _legend(fig, looks, table)
     return fig

@@ -227,14 +227,14 @@ def trained(scale: Scale, config: fldiag.Config) -> fldiag.Run:
 # ---- questions
 
 
-def answer(
-    question: str, table: pd.DataFrame, config: fldiag.Config, **labels: Any
-) -> pd.DataFrame:
-    """Rows with the question that they answer, what was trained, and the study's labels."""
+def answer(question: str, table: pd.DataFrame, subject: Any, **labels: Any) -> pd.DataFrame:
+    """Rows with the question that they answer, the run or the config alone that they are of, and the study's labels."""
+    config = getattr(subject, "config", subject)
     values = pd.to_numeric(table["value"]).astype(float)
     return table.assign(
         value=values.replace([np.inf, -np.inf], np.nan),  # a csv that every reader takes
         question=question,
+        run=None if config is subject else subject.path.name,
         trained_on=config.data.name,
         trained_model=config.model.name,
         seed=config.seed,
@@ -246,7 +246,7 @@ def curve(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
     """The test ``accuracy`` in percent of every round."""
     rows = run.metrics.query("metric == 'accuracy' and scope == 'global'")
     rows = rows.assign(value=100 * rows["value"].astype(float), unit="%")
-    return answer("curve", rows, run.config, **labels)
+    return answer("curve", rows, run, **labels)
 
 
 def final(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
@@ -261,24 +261,23 @@ def best(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
     return rows.head(1).assign(question="best")
 
 
-def reach(run: fldiag.Run, levels: tuple[int, ...], **labels: Any) -> pd.DataFrame:
+def reach(run: fldiag.Run, levels: tuple[float, ...], **labels: Any) -> pd.DataFrame:
     """``rounds_to_80`` for level 80: the first round with that test accuracy in percent; no value if it is never reached."""
-    rows = curve(run, **labels)
+    rows = curve(run)
     rounds = rows["round"].astype(float)
-    first = [rounds[rows["value"] >= level].min() for level in levels]
-    names = [f"rounds_to_{level}" for level in levels]
-    table = rows.tail(1).drop(columns=["metric", "value", "round"])
-    table = table.merge(pd.DataFrame({"metric": names, "value": first}), how="cross")
-    return table.assign(question="reach", unit="rounds")
+    first = {f"rounds_to_{level}": rounds[rows["value"] >= level].min() for level in levels}
+    table = pd.DataFrame({"metric": list(first), "value": list(first.values()), "unit": "rounds"})
+    return answer("reach", table, run, **labels)
 
 
 def seconds(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
     """``seconds_per_round``: the median of the processor time of the rounds after the first; no value for a run that was not
     trained here in one piece."""
     file = run.path / CLOCK
-    clock = json.loads(file.read_text("utf-8")) if file.is_file() else []
-    row = {"metric": "seconds_per_round", "value": np.median(clock[1:]) if clock[1:] else np.nan}
-    return answer("seconds", pd.DataFrame([{**row, "unit": "s"}]), run.config, **labels)
+    clock = json.loads(file.read_text("utf-8"))[1:] if file.is_file() else []
+    median = np.median(clock) if clock else np.nan
+    row = {"metric": "seconds_per_round", "value": median, "unit": "s"}
+    return answer("seconds", pd.DataFrame([row]), run, **labels)
 
 
 def asked(
@@ -292,7 +291,7 @@ def asked(
     options = {**scale.options.get(diagnostic, {}), **(options or {})}
     cache = run.path / "diagnostics" / "cache"
     table = fldiag.diagnose(run, diagnostic, cache=cache, **options)
-    return answer(diagnostic, table.drop(columns="data", errors="ignore"), run.config, **labels)
+    return answer(diagnostic, table.drop(columns="data", errors="ignore"), run, **labels)
 
 
 def counted(question: str, config: fldiag.Config, **labels: Any) -> pd.DataFrame:
@@ -322,7 +321,7 @@ def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         "scale": scale.name,
         "command": f"fldiag figures {name} --scale {scale.name}{''.join(over)}",
         "seeds": list(range(scale.seeds or study.seeds)),
-        "runs": sorted(table["run"].dropna().unique()) if "run" in table else [],
+        "runs": sorted(table["run"].dropna().unique()) if {"run", "trained_on"} <= {*table} else [],
         **provenance(),
     }
     figure = study.draw(table)

@@ -106,12 +106,11 @@ def reproduce(
 
 
 def _selected(ids: list[str], names: list[str]) -> list[str]:
-    """The studies called for, each once."""
-    selected: dict[str, None] = {}
+    """The studies called for."""
+    hits = {id: [name for name in names if id in (name, name.split("/")[0])] for id in ids}
     for id in ids:
-        hits = [name for name in names if id in (name, name.split("/")[0])]
-        if not hits:
-            text = "fldiag list figures names them"
-            raise FldiagError(f"unknown figure {id!r}", text, usage=True)
-        selected |= dict.fromkeys(hits)
-    return list(selected)
+        if not hits[id]:
+            raise FldiagError(
+                f"unknown figure {id!r}", "fldiag list figures names them", usage=True
+            )
+    return list(dict.fromkeys(name for id in ids for name in hits[id]))
