@@ -141,17 +141,21 @@ def comparisons(rows: pd.DataFrame, claim: Mapping[str, str]) -> list[pd.DataFra
     for text, where in zip((claim["lower"], claim["higher"]), wheres, strict=True):
         hidden = {*where, "method"} if "label" in where else {*where}
         by = ["seed", *(k for k in KEYS if k not in hidden)]
-        values = chosen(rows, where).groupby(by)["value"].mean()
+        values = chosen(rows, where).groupby(by)["value"].mean().to_frame()
+        values["least"] = values["value"]  # what is no better than chance decides nothing
         if claim["minus"]:
-            values -= chosen(rows, {**where, **side(claim["minus"])}).groupby(by)["value"].mean()
+            base = chosen(rows, {**where, **side(claim["minus"])}).groupby(by)["value"].mean()
+            values["least"] = np.minimum(values["value"], base.reindex(values.index))
+            values["value"] -= base
         if text and not where:
-            values = rows.groupby("seed")["value"].mean() * 0 + float(text)
+            values = pd.DataFrame({"seed": rows["seed"].unique()}).set_index("seed")
+            values[["value", "least"]] = float(text), np.inf
         sides.append(values.dropna().reset_index())
-    shared = [c for c in sides[0] if c in sides[1] and c != "value"]
+    shared = [c for c in sides[0] if c in sides[1] and c not in ("value", "least")]
     pairs = sides[0].merge(sides[1], on=shared, suffixes=("_lower", "_higher"))
     if pairs.empty and "label" in wheres[0]:
-        means = [values.groupby("seed")["value"].mean() for values in sides]
-        pairs = pd.concat(means, axis=1, keys=["value_lower", "value_higher"]).dropna()
+        means = [values.groupby("seed")[["value", "least"]].mean() for values in sides]
+        pairs = means[0].merge(means[1], on="seed", suffixes=("_lower", "_higher"))
     for column, entry in {**wheres[0], **wheres[1]}.items():
         pairs = pairs[pairs[column] != entry] if column in pairs else pairs
     by = [c for c in pairs if c in KEYS]
@@ -161,8 +165,9 @@ def comparisons(rows: pd.DataFrame, claim: Mapping[str, str]) -> list[pd.DataFra
 def vote(pairs: pd.DataFrame, claim: Mapping[str, str], is_counted: bool, floor: float) -> str:
     """What one comparison says; ``floor``: accuracies up to it are no better than chance."""
     lower, higher = pairs["value_lower"], pairs["value_higher"]
+    least = pairs[["least_lower", "least_higher"]].mean()
     differences = higher * float(claim["times"] or 1) - lower
-    if (not is_counted and len(pairs) < 2) or min(lower.mean(), higher.mean()) <= floor:
+    if (not is_counted and len(pairs) < 2) or min(least) <= floor:
         return "undecided"
     half = 0.0 if is_counted else stats.t.ppf(0.975, len(pairs) - 1) * differences.sem()
     edge = -1e-9 if claim["may_be_equal"] else 0.0

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fldiag
 from fldiag_papers import costs, reported, shapes, study
+from fldiag_papers.ledger import chosen, side
 from fldiag_papers.propositions import _orders
 from fldiag_papers.verbs import PAPERS, figures, studies
 
@@ -29,19 +30,6 @@ def scale(tmp_path_factory):
 def run(scale):
     over = {"rounds": 2, "clients.total": 10}
     return study.trained(scale, study.protocol(scale, "fedsol-cifar10-lda0.1", over, seed=0))
-
-
-def side(text):
-    return dict(pair.split("=", 1) for pair in text.split(" & ")) if text else {}
-
-
-def chosen(rows, text):
-    for column, value in side(text).items():
-        entries = rows[column].map(
-            lambda v: "" if pd.isna(v) else f"{v:g}" if isinstance(v, float) else str(v)
-        )
-        rows = rows[entries == value]
-    return rows
 
 
 # ---- protocols and questions
@@ -205,4 +193,4 @@ def test_a_study_regenerates_from_nothing(name, scale, tmp_path):
     for row in STATEMENTS[STATEMENTS["study"] == name].to_dict("records"):
         rows = table[(table["question"] == row["question"]) & (table["metric"] == row["metric"])]
         for text in (row["lower"], row["higher"]):
-            assert text[:1].isdigit() or len(chosen(rows, text)), row
+            assert text[:1].isdigit() or len(chosen(rows, side(text))), row
