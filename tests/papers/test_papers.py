@@ -190,6 +190,7 @@ def test_a_study_regenerates_from_nothing(name, scale, tmp_path):
     assert about["command"].startswith(f"fldiag figures {name} --scale smoke") and about["fldiag"]
     table = pd.read_csv(files[1], keep_default_na=False, na_values=[""])
     assert table["question"].notna().all() and table["value"].notna().any()
+    studies()[name].draw(table)
     for row in STATEMENTS[STATEMENTS["study"] == name].to_dict("records"):
         rows = table[(table["question"] == row["question"]) & (table["metric"] == row["metric"])]
         for text in (row["lower"], row["higher"]):
