@@ -223,7 +223,7 @@ def page(table: pd.DataFrame) -> str:
         shown = own[own["verdict"] != "not measured"]
         rows = [HEAD, ["---"] * len(HEAD), *map(_line, shown.to_dict("records"))]
         texts.append(
-            f"### {words.method(paper)}: {len(shown)} of {len(own)} numbers and statements measured"
+            f"## {words.method(paper)}: {len(shown)} of {len(own)} numbers and statements measured"
         )
         texts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return "\n\n".join(texts) + "\n"

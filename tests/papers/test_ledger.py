@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from fldiag_papers import ledger
+from fldiag_papers.verbs import figures
 
 CLAIM = {
     "study": "fedsol/table2",
@@ -190,3 +192,19 @@ def test_equal_counts_hold_where_they_may_be_equal():
 
 def test_nothing_measured():
     assert decided(table({("moon", 0.1): [60.0, 61.0]}), [CLAIM]) == ["not measured"]
+
+
+def test_the_command_writes_a_csv_for_machines_and_a_page_for_people(tmp_path):
+    rows = table({("fedtoga", 0.1): [1.0]}, question="traffic", metric="uplink", data="", unit="")
+    rows = pd.concat([rows, rows.assign(method="fedavg")]).drop(columns=["study", "precision"])
+    (tmp_path / "fedtoga").mkdir()
+    rows.to_csv(tmp_path / "fedtoga" / "table4.csv", index=False)
+    (tmp_path / "fedtoga" / "table4.json").write_text('{"scale": "small", "command": ""}')
+    called = CliRunner().invoke(figures, ["ledger", "--out", str(tmp_path)])
+    assert called.exit_code == 0, called.output
+    lines = pd.read_csv(tmp_path / "ledger.csv").dropna(subset="statement").set_index("statement")
+    text = "FedTOGA's clients upload no more than FedAvg's."
+    assert lines["verdict"][text] == "holds"
+    page = (tmp_path / "overview.md").read_text()
+    assert f"| table4 | {text} |  | counted |  | holds |" in page
+    assert len(page.splitlines()) < 30  # what is not measured is not listed
