@@ -265,47 +265,42 @@ def _about(table: pd.DataFrame) -> str:
 def _dots(
     lines: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], table: pd.DataFrame
 ) -> Figure:
+    spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
+    kinds = [("measured", -0.14, MEASURED, _about(table))]
+    if lines["printed"].notna().any():
+        kinds.append(("printed", 0.14, PRINTED, f"printed in the paper{spread}"))
     width = style.ONE_COLUMN if len(columns) == 1 else style.TWO_COLUMNS
+    y = np.arange(len(rows))
     with style.paper():
         tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
         fig, axes = style.panels(len(columns), tall, 0.6, least=1.5, width=width, sharey=True)
-        is_late = False
+        handles: dict[str, Any] = {}
         for ax, column in zip(axes, columns, strict=True):
             part = lines[lines["column"] == column].set_index("row").reindex(rows)
-            for kind, shift, look, face in (
-                ("printed", 0.14, PRINTED, "none"),
-                ("measured", -0.14, MEASURED, MEASURED.color),
-            ):
-                values, error = part[kind].to_numpy(float), part[f"{kind}_std"].to_numpy(float)
-                dots: dict[str, Any] = {**look.point, "marker": "o", "markerfacecolor": face}
-                y = np.arange(len(rows)) + shift
-                ax.errorbar(values, y, xerr=np.nan_to_num(error), capsize=0, **dots)
-            late = np.flatnonzero(part["measured"].isna() & (part["metric"].str[:6] == "rounds"))
-            edge: dict[str, Any] = {"markerfacecolor": "white", "color": MEASURED.color}
-            at_edge = ax.get_yaxis_transform()
-            ax.plot(np.full(len(late), 0.98), late - 0.14, ">", transform=at_edge, **edge)
-            is_late |= len(late) > 0
+            for kind, shift, look, text in kinds:
+                dots: dict[str, Any] = {**look.point, "marker": "o", "capsize": 0}
+                dots["markerfacecolor"] = look.color if kind == "measured" else "none"
+                error = part[f"{kind}_std"].fillna(0)
+                handles[text] = ax.errorbar(part[kind], y + shift, xerr=error, **dots)[0]
+            late = y[part["measured"].isna() & (part["metric"].str[:6] == "rounds")]
+            if len(late):
+                edge: dict[str, Any] = {"color": MEASURED.color, "markerfacecolor": "white"}
+                at = ax.get_yaxis_transform()
+                marks = ax.plot(np.full(len(late), 0.98), late - 0.14, ">", transform=at, **edge)
+                handles["not reached"] = marks[0]
             style.names_down(ax, rows, 34)
-            text = style.wrap(column, 1.8, 2)
-            ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
+            ax.set_title("\n".join(map(style.plain, style.wrap(column, 1.8, 2))), fontsize=7)
             extremes = part[["measured", "printed"]].to_numpy(float)
-            if np.nanmin(extremes) > 0 and np.nanmax(extremes) > 30 * np.nanmin(extremes):
+            ratio = np.nanmax(extremes) / np.nanmin(extremes) if np.nanmin(extremes) > 0 else 0
+            if ratio > 30:
                 ax.set_xscale("log")
-                is_wide = np.nanmax(extremes) > 100 * np.nanmin(extremes)
-                ax.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 3)))
+                ax.xaxis.set_major_locator(LogLocator(subs=(1,) if ratio > 100 else (1, 3)))
                 ax.xaxis.set_major_formatter("{x:g}")
                 ax.xaxis.set_minor_locator(NullLocator())
             else:
                 ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
             ax.grid(True)
-        shown = {_about(table): {**MEASURED.point, "marker": "o"}}
-        if lines["printed"].notna().any():
-            hollow = {**PRINTED.point, "marker": "o", "markerfacecolor": "none"}
-            spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
-            shown[f"printed in the paper{spread}"] = hollow
-        if is_late:
-            shown["not reached"] = {**MEASURED.point, "marker": ">", "markerfacecolor": "white"}
-        style.legend(fig, [Line2D([], [], **look) for look in shown.values()], list(shown))
+        style.legend(fig, list(handles.values()), list(handles))
     return fig
 
 

@@ -23,8 +23,8 @@ def studies() -> dict[str, Study]:
     """Name (``fedsol/fig6``) -> study."""
     from importlib import import_module
 
-    modules = {paper: import_module(f".{paper}", __package__) for paper in PAPERS}
-    return {f"{paper}/{id}": s for paper, m in modules.items() for id, s in m.STUDIES.items()}
+    modules = [import_module(f".{paper}", __package__) for paper in PAPERS]
+    return {study.name: study for module in modules for study in module.STUDIES}
 
 
 def titles() -> dict[str, str]:
@@ -94,7 +94,7 @@ def reproduce(
             )
             for name in names:
                 try:
-                    files += study.make(name, by_name[name], size, out or study.OUT)
+                    files += study.make(by_name[name], size, out or study.OUT)
                 except FldiagError as error:  # does not stop the others
                     if debug or len(names) == 1:
                         raise
