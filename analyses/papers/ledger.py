@@ -15,19 +15,20 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fldiag.errors import FldiagError
 from fldiag.plotting import style, words
 from fldiag.results import files
 
 from .reported import FOLDER
 from .shapes import metric_text
 from .study import head
+from .tables import PROFILED
 from .verbs import PAPERS, studies
 
 KEYS = ["setting", "method", "model", "data"]
 #: Questions whose answer no seed changes, and those that no scale makes smaller.
 COUNTED = ("examples", "flops", "relative", "traffic")
 UNSCALED = (*COUNTED, "iris")
-PROFILED = "_profiled"
 #: Runs behind a paper's number, as FedSOL and FedAlign say.
 THEIR_SEEDS = 3
 #: Classes of data sets that have not ten, and the points above chance from which a model counts as trained.
@@ -53,6 +54,8 @@ def measured(out: Path) -> pd.DataFrame:
                 study = f"{file.parent.name}/{file.stem}"
                 table = table.assign(study=study, precision=precision)
             tables.append(table[table["question"].isin(UNSCALED) | (about["scale"] == "paper")])
+    if not tables:
+        raise FldiagError(f"no figure lies in {out}", "make one: fldiag figures fedsol/fig6")
     rows = pd.concat(tables, ignore_index=True).astype(dict.fromkeys(KEYS, object))
     rows[KEYS] = rows[KEYS].fillna("")
     rows.loc[rows["question"].isin(COUNTED), "precision"] = "counted"
