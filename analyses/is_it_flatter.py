@@ -1,16 +1,14 @@
 """Is FedX flatter? Methods on CIFAR-10 with three seeds: curvature, sharpness, accuracy and forgetting of the final models.
 
-    python analyses/is_it_flatter.py train   [--only fedavg,fedsam] [--shard 1/2] [--store checkpoints/flatter]
-    python analyses/is_it_flatter.py measure [--only fedavg,fedsam] [--shard 1/2] [--store checkpoints/flatter]
-                                            [--out figures/flatter]
-    python analyses/is_it_flatter.py write   [--out figures/flatter]
+    python analyses/is_it_flatter.py run   [--only fedavg fedsam] [--store checkpoints/flatter]
+    python analyses/is_it_flatter.py write [--store checkpoints/flatter] [--out figures/flatter]
 
 The 50,000 images of CIFAR-10 under FedTOGA's protocol (100 clients, 10 a round, Dirichlet 0.1, lr 0.1, weight decay 1e-3,
 clipping at 10, uniform averages), reduced to a core-minute a run: ``small_lenet`` in place of LeNet, 40 rounds in place of 800
 with a decay of the lr of 0.97 in place of 0.997, one local epoch in batches of 20 in place of five in batches of 50.
 
-``train``: a run that is there is used again, and a broken one is continued. ``measure``: the numbers of every finished run, their
-provenance, and the run's record without weights under ``figures/flatter/runs``. ``write``: statements paired over the seeds, rank
+``run``: train what is not there or was stopped, and measure it. ``write``: the numbers of all runs (``rows.csv.gz``, which is
+read where no run is in the store), statements paired over the seeds, rank
 correlations, a table and a picture, of the methods whose three seeds are measured. Runs name ``is_it_flatter:small_lenet`` as
 their model: have ``analyses`` on PYTHONPATH, and FLDIAG_DATA. About a minute a run to train and half a minute to measure, on one
 core.
@@ -35,8 +33,6 @@ from torch import nn
 import fldiag
 from fldiag import Config, Problem
 from fldiag.curvature.lanczos import lanczos
-from fldiag.errors import FldiagError
-from fldiag.execution.executor import Shard
 from fldiag.plotting import style, words
 from fldiag.results.provenance import provenance
 from fldiag.results.select import WHOLE, number
@@ -44,6 +40,7 @@ from fldiag.results.uncertainty import Interval, paired_t
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run
 
+ROWS = "rows.csv"
 PRESET, MODEL = "fedtoga-cifar10-dir0.1", "is_it_flatter:small_lenet"
 ROUNDS, SEEDS = 40, (0, 1, 2)
 #: Training images of which every number of a global model is the mean, and the parts of them that its error comes from.
@@ -446,62 +443,30 @@ def write(rows: pd.DataFrame, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("train", "measure", "write"):
-        options = verbs.add_parser(verb)
-        if verb != "write":
-            options.add_argument("--only", default=",".join(METHODS), help="methods, with commas")
-            options.add_argument("--shard", default="1/1", help="I/N: the I-th of N parts")
-            options.add_argument("--store", type=Path, default=Path("checkpoints/flatter"))
-        if verb != "train":
-            options.add_argument("--out", type=Path, default=Path("figures/flatter"))
+    parser.add_argument("verb", choices=["run", "write"])
+    parser.add_argument("--only", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--store", type=Path, default=Path("checkpoints/flatter"))
+    parser.add_argument("--out", type=Path, default=Path("figures/flatter"))
     args = parser.parse_args()
     if args.verb == "write":
-        tables = sorted((args.out / "runs").glob("*/rows.csv"))
-        if not tables:
-            parser.error(f"no numbers under {args.out / 'runs'}; measure the runs first")
-        rows = with_all_seeds(pd.concat([pd.read_csv(table) for table in tables]))
-        for method in ("fedavg", "fedsam"):
-            if method not in set(rows["method"]):
-                parser.error(
-                    f"not all seeds of {method} are measured, and all are compared with it"
-                )
-        write(rows, args.out)
+        write(with_all_seeds(table_of(args.store, args.out)), args.out)
         return
-    methods = args.only.split(",")
-    if unknown := sorted(set(methods) - set(METHODS)):
-        parser.error(f"--only {unknown[0]} is none of {', '.join(METHODS)}")
-    try:
-        shard = Shard.parse(args.shard)
-    except FldiagError as error:
-        parser.error(str(error))
-    cells = shard.part([(method, seed) for method in methods for seed in SEEDS])
-    if args.verb == "train":
-        for method, seed in cells:
-            run = train(method, seed, path_of(args.store, method, seed))
-            accuracy = number(run.metrics, "accuracy", round=ROUNDS, slice="test", scope="global")
-            print(f"{method} seed {seed}: {run.status}, accuracy {accuracy}", flush=True)
-        return
-    paths = [path_of(args.store, method, seed) for method, seed in cells]
-    runs = [Run.open(path) for path in paths if (path / "run.json").is_file()]
-    finished = [run for run in runs if run.status == "finished"]
-    if not finished:
-        parser.error(f"none of these runs is finished under {args.store}; train them first")
-    for run in finished:
-        record = args.out / "runs" / run.name
-        if (record / "rows.csv").exists():
-            continue
-        rows = measure(fldiag.load(run.path, allow_code=MODEL))
-        about = provenance(examples=EXAMPLES, clients=CLIENTS, own_examples=OWN_EXAMPLES)
-        record.mkdir(parents=True, exist_ok=True)
-        run.metrics.to_csv(record / "metrics.csv", index=False, float_format="%.6g")
-        (record / "measured.json").write_text(json.dumps(about, indent=1), "utf-8")
-        rows.to_csv(record / "rows.csv", index=False, float_format="%.6g")
-        print(f"{run.name}: {len(rows)} numbers", flush=True)
+    for method, seed in itertools.product(args.only, SEEDS):
+        path = args.store / f"{method}-s{seed}"
+        if not (path / ROWS).exists():
+            train(method, seed, path)
+            rows = measure(fldiag.load(path, allow_code=MODEL))
+            rows.to_csv(path / ROWS, index=False, float_format="%.6g")
+            print(f"{path.name}: {len(rows)} numbers", flush=True)
 
 
-def path_of(store: Path, method: str, seed: int) -> Path:
-    return store / f"{method}-s{seed}"
+def table_of(store: Path, out: Path) -> pd.DataFrame:
+    """The numbers of all runs: of those in the store, or where there are none, of the table that was written."""
+    if files := sorted(store.glob(f"*/{ROWS}")):
+        table = pd.concat([pd.read_csv(file) for file in files])
+        packed = {"method": "gzip", "mtime": 0}  # the same bytes each time
+        table.to_csv(out / f"{ROWS}.gz", index=False, float_format="%.6g", compression=packed)
+    return pd.read_csv(out / f"{ROWS}.gz")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
 
 
 def table1(scale: Scale, seed: int) -> Rows:
-    for preset, over, labels in cells("fedalign", "table1"):
+    for preset, over, labels in cells("fedalign/table1"):
         kept = {"checkpoint.clients": "sampled", **over}
         run = trained(scale, protocol(scale, preset, kept, seed=seed))
         yield final(run, **labels)
@@ -61,8 +61,9 @@ COUNTED = (
     "model, images and classes, without data; randomly drawn blocks and sub-networks count with their expectation. _profiled: as "
     "layer profilers count, with the pooling before the classifier and without the parameters of batch-norm."
 )
-STUDIES = {
-    "fig1": Study(
+STUDIES = (
+    Study(
+        "fedalign/fig1",
         "Loss landscapes",
         "FedAlign Figure 1",
         "Training loss of the final global models of FedAvg and GradAug along the top two Hessian eigenvectors (λ ± the "
@@ -70,9 +71,8 @@ STUDIES = {
         fig1,
         draw_landscapes,
     ),
-    "table1": table(
-        "fedalign",
-        "table1",
+    table(
+        "fedalign/table1",
         "Accuracy and curvature",
         "Final test accuracy in percent; largest Hessian eigenvalue and trace of the global model; H_N and H_D of the "
         "clients' models as in the released code: one trace per tensor, on all clients' data, pairs k = j included. Traces "
@@ -80,51 +80,44 @@ STUDIES = {
         rows=table1,
         seeds=3,
     ),
-    "table2": table(
-        "fedalign",
-        "table2",
+    table(
+        "fedalign/table2",
         "Accuracy and heterogeneity",
         "Final test accuracy in percent under LDA 0.1, 0.5, 2.5 and with equal clients. For FedAlign see Table 6.",
     ),
-    "table3": table(
-        "fedalign",
-        "table3",
+    table(
+        "fedalign/table3",
         "Accuracy and local epochs",
         "Final test accuracy in percent. For FedAlign see Table 6.",
     ),
-    "table4": table(
-        "fedalign",
-        "table4",
+    table(
+        "fedalign/table4",
         "Accuracy and number of clients",
         "Final test accuracy in percent; with a quarter of 64 clients per round, after 25 and 100 rounds. For FedAlign see "
         "Table 6.",
     ),
-    "table5": table(
-        "fedalign",
-        "table5",
+    table(
+        "fedalign/table5",
         "Accuracy and seconds",
         "Final test accuracy in percent, and seconds of processor time per round on one thread of this machine, of which "
         "only the ratios are meaningful. Counted costs are in table5_counts.",
         ask=accuracy_and_seconds,
     ),
-    "table5_counts": counts("fedalign", "table5_counts", "Cost, counted", COUNTED, "flops"),
-    "table6": table(
-        "fedalign",
-        "table6",
+    counts("fedalign/table5_counts", "Cost, counted", COUNTED, "flops"),
+    table(
+        "fedalign/table6",
         "FedAlign in all settings",
         "Final test accuracy in percent.",
     ),
-    "table7": table(
-        "fedalign",
-        "table7",
+    table(
+        "fedalign/table7",
         "Accuracy on CIFAR-10 and ImageNet-200",
         "Final test accuracy in percent. Counted costs are in table7_counts.",
     ),
-    "table7_counts": counts(
-        "fedalign",
-        "table7_counts",
+    counts(
+        "fedalign/table7_counts",
         "Cost on CIFAR-10 and ImageNet-200, counted",
         f"{COUNTED} MFLOPs for CIFAR-10, GFLOPs for ImageNet-200.",
         "flops",
     ),
-}
+)

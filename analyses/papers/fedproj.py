@@ -50,8 +50,9 @@ def draw_fig3(table: pd.DataFrame) -> Figure:
     return shapes.over(table, {"rate": "rate of projection"})
 
 
-STUDIES = {
-    "fig1": Study(
+STUDIES = (
+    Study(
+        "fedproj/fig1",
         "Forgetting on Iris in the plane",
         "FedProj Figure 1",
         "Decision regions of the clients after local training and of the global model in the last round, on Iris in the "
@@ -63,7 +64,8 @@ STUDIES = {
         draw_fig1,
         seeds=5,
     ),
-    "fig3": Study(
+    Study(
+        "fedproj/fig3",
         "Accuracy and rate of projection",
         "FedProj Figure 3a",
         "Final test accuracy of FedProj against the share of rounds in which its clients project; rate 0 is FedDF with the "
@@ -71,23 +73,20 @@ STUDIES = {
         fig3,
         draw_fig3,
     ),
-    "table1": table(
-        "fedproj",
-        "table1",
+    table(
+        "fedproj/table1",
         "Accuracy of nine methods",
         "Final test accuracy in percent; FedProj with the weight penalty that was best in the paper's tests. Here the "
         "proximal term of FedProx is active; in the released code it has no effect.",
     ),
-    "table2": table(
-        "fedproj",
-        "table2",
+    table(
+        "fedproj/table2",
         "Accuracy on language tasks",
         "Final test accuracy in percent. The paper's TinyBERT is pretrained; bert_tiny starts from scratch here.",
     ),
-    "table3": table(
-        "fedproj",
-        "table3",
+    table(
+        "fedproj/table3",
         "FedProj and its weight penalty",
         "Final test accuracy in percent against gamma_wd, whose term has no effect in the released code but is active here.",
     ),
-}
+)

@@ -284,7 +284,7 @@ def learning(
 
 def of_table2(data: str = "", methods: tuple[str, ...] = (), **over: Any) -> Iterator[Cell]:
     """The cells of Table 2 with LDA 0.1: all, or those of some data or methods."""
-    for c in cells("fedsol", "table2", lambda rows: rows["setting"] == LDA_01):
+    for c in cells("fedsol/table2", lambda rows: rows["setting"] == LDA_01):
         if data in ("", c.labels["data"]) and (c.labels["method"] in methods or not methods):
             yield c._replace(over={**c.over, **over})
 
@@ -292,12 +292,16 @@ def of_table2(data: str = "", methods: tuple[str, ...] = (), **over: Any) -> Ite
 def draw_learning(table: pd.DataFrame) -> Figure:
     rows = table[table["question"] == "curve"]
     rows = rows.assign(label=rows["label"].map(words.method))
-    levels = printed("fedsol", "table2")
-    is_theirs = levels["data"].isin(set(rows["trained_on"]))
-    levels = levels[is_theirs & (levels["setting"] == LDA_01)]
+    levels = printed("fedsol/table2")
+    is_measured = levels["data"].isin(set(rows["trained_on"]))
+    levels = levels[is_measured & (levels["setting"] == LDA_01)]
     levels = levels.assign(label=levels["method"].map(words.method))
+    levels = levels[levels["label"].isin(rows["label"])]
+    is_theirs = {*levels["label"]} == {*rows["label"]}  # not where lines are variants of a method
     texts, accuracy = shapes.data_text(rows), "test accuracy [%]"
-    return shapes.curves(rows, "data", texts, ylabel=accuracy, chance=10, printed=levels)
+    return shapes.curves(
+        rows, "data", texts, ylabel=accuracy, chance=10, printed=levels if is_theirs else None
+    )
 
 
 def of_lines(lines: dict[str, Over]) -> Iterator[Cell]:
@@ -361,7 +365,7 @@ def draw_fig12(table: pd.DataFrame) -> Figure:
 
 
 def table5(scale: Scale, seed: int) -> Rows:
-    for preset, over, labels in cells("fedsol", "table5"):
+    for preset, over, labels in cells("fedsol/table5"):
         if over.get("method.part") == "head":  # as by default: the runs of the other tables
             del over["method.part"]
         yield final(run(scale, seed, over, preset), **labels)
@@ -369,13 +373,13 @@ def table5(scale: Scale, seed: int) -> Rows:
 
 def table9(scale: Scale, seed: int) -> Rows:
     """Clients' own models after fine-tuning: one training of 200 epochs of local models; Per-FedAvg halves its minibatches."""
-    rows = printed("fedsol", "table9").query("metric == 'personal_accuracy'")
+    rows = printed("fedsol/table9").query("metric == 'personal_accuracy'")
     names = ["setting", "method", "model", "data"]
     for labels in rows[names].to_dict("records"):
         over = dict(OWN.get(labels["method"], {}))
         if "clients.per_round" in over and labels["data"] == "tissuemnist":
             over["clients.per_round"] = 200
-        c = cell("fedsol", "table9", labels)
+        c = cell("fedsol/table9", labels)
         run_ = run(scale, seed, {**c.over, **over}, f"fedsol-{labels['data']}-lda0.1")
         epochs = int(parse(labels["setting"]).get("tune_epochs", 0))
         table = asked(scale, run_, "personalise", {"epochs": (epochs,)}, **labels)
@@ -394,15 +398,17 @@ OWN: dict[str, Over] = {
 }
 
 
-STUDIES = {
-    "fig2": Study(
+STUDIES = (
+    Study(
+        "fedsol/fig2",
         "Sharding and LDA partitions",
         "FedSOL Figure 2",
         "Number of examples per class and client: two shards per client, and LDA with concentration 0.1.",
         fig2,
         bubbles,
     ),
-    "fig3": Study(
+    Study(
+        "fedsol/fig3",
         "Proximal orthogonality",
         "FedSOL Figure 3",
         "Left: cosine between the applied gradient and the proximal gradient (KL) over all parameters, mean over the local "
@@ -412,7 +418,8 @@ STUDIES = {
         draw_fig3,
         seeds=3,
     ),
-    "fig4": Study(
+    Study(
+        "fedsol/fig4",
         "Learning factors",
         "FedSOL Figure 4",
         "Final test accuracy against the share of sampled clients, the local epochs, the learning rate and rho (1.5 where "
@@ -420,7 +427,8 @@ STUDIES = {
         fig4,
         draw_fig4,
     ),
-    "fig5": Study(
+    Study(
+        "fedsol/fig5",
         "Adaptive strength",
         "FedSOL Figure 5",
         "Left: final test accuracy against rho with adaptive and with fixed strength, the head perturbed. Right: mean "
@@ -429,7 +437,8 @@ STUDIES = {
         fig5,
         draw_fig5,
     ),
-    "fig6": Study(
+    Study(
+        "fedsol/fig6",
         "Weight divergence",
         "FedSOL Figure 6",
         "Distance of the clients' trained weights from the received global ones (left) and between two clients (right), "
@@ -438,7 +447,8 @@ STUDIES = {
         draw_fig6,
         seeds=3,
     ),
-    "fig7": Study(
+    Study(
+        "fedsol/fig7",
         "Knowledge preservation",
         "FedSOL Figure 7",
         "Left: test accuracy of the model that the clients receive, and mean test accuracy of their trained models. Right: "
@@ -447,7 +457,8 @@ STUDIES = {
         draw_fig7,
         seeds=3,
     ),
-    "fig8": Study(
+    Study(
+        "fedsol/fig8",
         "Loss landscapes",
         "FedSOL Figure 8",
         "Training loss of the final global models along the top two Hessian eigenvectors, with the largest eigenvalue "
@@ -457,14 +468,16 @@ STUDIES = {
         draw_landscapes,
         seeds=3,
     ),
-    "fig10": Study(
+    Study(
+        "fedsol/fig10",
         "Learning curves",
         "FedSOL Figure 10",
         f"Test accuracy over the rounds under LDA 0.1. {CURVES}",
         lambda scale, seed: learning(scale, seed, of_table2(), "fedavg"),
         draw_learning,
     ),
-    "fig12": Study(
+    Study(
+        "fedsol/fig12",
         "FedSOL and FedProx in the plane",
         "FedSOL Figure 12",
         "Paths of clients with the same optimum and different curvatures. FedSOL ends on the line from the global to the "
@@ -472,7 +485,8 @@ STUDIES = {
         fig12,
         draw_fig12,
     ),
-    "causes": Study(
+    Study(
+        "fedsol/causes",
         "FedProx with other choices",
         "FedSOL Table 2",
         "Test accuracy of FedProx under LDA 0.1 in the first 40 rounds, as in Table 2 and with one thing changed. The "
@@ -480,7 +494,8 @@ STUDIES = {
         lambda scale, seed: learning(scale, seed, of_lines(CAUSES), "as in Table 2", 40),
         draw_learning,
     ),
-    "clients": Study(
+    Study(
+        "fedsol/clients",
         "Learning curves with the clients of the released code",
         "FedSOL Table 2",
         "Test accuracy over the rounds under LDA 0.1, with the partition and the clients of each round as FedSOL's released "
@@ -489,7 +504,8 @@ STUDIES = {
         draw_learning,
         seeds=3,
     ),
-    "strengths": Study(
+    Study(
+        "fedsol/strengths",
         "FedSOL with both readings of Λ, FedProx with two weights",
         "FedSOL Table 2",
         "Test accuracy over the rounds under LDA 0.1. FedSOL perturbs the head with ρ = 1.5, with Λ normalised by layer (the "
@@ -499,51 +515,44 @@ STUDIES = {
         draw_learning,
         seeds=3,
     ),
-    "table1": table(
-        "fedsol",
-        "table1",
+    table(
+        "fedsol/table1",
         "Proximal loss: additive or projected",
         "Final test accuracy in percent: L2 (fedprox) and KL (strategy:A5) as additive terms, and the local gradient "
         "without the part that opposes their gradient (gradient_projection). The weight of KL is assumed to be 1.",
     ),
-    "table2": table(
-        "fedsol",
-        "table2",
+    table(
+        "fedsol/table2",
         "Accuracy of eight methods",
         "Final test accuracy in percent under sharding and LDA partitions.",
     ),
-    "table3": table(
-        "fedsol",
-        "table3",
+    table(
+        "fedsol/table3",
         "Accuracy with other architectures",
         "Final test accuracy in percent with VGG11, ResNet-18 and SL-ViT, LDA 0.1.",
     ),
-    "table4": table(
-        "fedsol",
-        "table4",
+    table(
+        "fedsol/table4",
         "FedSOL with other proximal losses",
         "Final test accuracy in percent of five methods alone, and of FedSOL with their proximal losses (loss=), with the "
         "full network perturbed and rho = 2. The proximal gradient of FedNova is reconstructed.",
     ),
-    "table5": table(
-        "fedsol",
-        "table5",
+    table(
+        "fedsol/table5",
         "Partial perturbation",
         "Final test accuracy in percent. Costs are in table5_counts.",
         rows=table5,
     ),
-    "table5_counts": counts(
-        "fedsol",
-        "table5_counts",
+    counts(
+        "fedsol/table5_counts",
         "Cost of partial perturbation, counted",
         "Multiply-adds of a local step divided by those of FedAvg, counted at every scale on the paper's model, images and "
         "classes, without the received model's outputs (the paper's delta). Here both passes of the head share the body's "
         "features; the paper counts one more forward pass.",
         "relative",
     ),
-    "table7": sizes(
-        "fedsol",
-        "table7",
+    sizes(
+        "fedsol/table7",
         {
             name: f"fedsol-{name}-lda0.1"
             for name in ("mnist", "cifar10", "svhn", "cinic10", "pathmnist", "tissuemnist")
@@ -551,19 +560,17 @@ STUDIES = {
         "Number of training and test examples. The other columns of the paper's table are the clients, rounds and ratios of "
         "the presets.",
     ),
-    "table9": table(
-        "fedsol",
-        "table9",
+    table(
+        "fedsol/table9",
         "Personalised models",
         "Accuracy of the clients' models in percent, each on test examples of its own mixture of classes, after 1 and 5 "
         "epochs of fine-tuning: mean over the clients, and in the table their standard deviation (_std).",
         rows=table9,
     ),
-    "table10": table(
-        "fedsol",
-        "table10",
+    table(
+        "fedsol/table10",
         "Strategies",
         "Final test accuracy in percent of the strategies A0 (FedAvg), A1 (FedSOL) to A6. The paper does not print their "
         "radius and weight; here rho = 1.5, weight 1, with the head perturbed.",
     ),
-}
+)

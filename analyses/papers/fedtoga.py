@@ -103,7 +103,7 @@ def draw_fig5(table: pd.DataFrame) -> Figure:
 
 
 def table3(scale: Scale, seed: int) -> Rows:
-    yield from rounds_to(scale, seed, "table3", lambda setting: (80, 82))
+    yield from rounds_to(scale, seed, "fedtoga/table3", lambda setting: (80, 82))
 
 
 LEVELS = {
@@ -118,15 +118,15 @@ def table8(scale: Scale, seed: int) -> Rows:
     def levels(setting: str) -> tuple[int, int]:
         return next(pair for part, pair in LEVELS.items() if part in setting)
 
-    yield from rounds_to(scale, seed, "table8", levels)
+    yield from rounds_to(scale, seed, "fedtoga/table8", levels)
 
 
-def rounds_to(scale: Scale, seed: int, id: str, levels: Callable[[str], tuple[int, int]]) -> Rows:
+def rounds_to(scale: Scale, seed: int, name: str, levels: Callable[[str], tuple[int, int]]) -> Rows:
     """Rounds to the levels of a table's columns, to the best accuracy of FedSAM in the same federation, and these over FedTOGA's
     (``cost_80``); of runs that do not get there the cost counts the length of the run, as in the paper."""
     runs = [
         (trained(scale, protocol(scale, preset, over, seed=seed)), labels)
-        for preset, over, labels in cells("fedtoga", id)
+        for preset, over, labels in cells(name)
     ]
     best_of_fedsam = {
         labels["setting"]: best(run)["value"].iloc[0]
@@ -142,7 +142,7 @@ def rounds_to(scale: Scale, seed: int, id: str, levels: Callable[[str], tuple[in
             yield reach(run, (level,), **labels).assign(metric="rounds_to_best_of_fedsam")
     reached = pd.concat(tables)
     yield reached
-    if id == "table3":
+    if name == "fedtoga/table3":
         least = reached[reached["method"] == "fedtoga"].set_index("metric")["value"]
         spent = reached["value"].fillna(runs[0][0].config.rounds)
         cost = spent / reached["metric"].map(least)
@@ -182,8 +182,9 @@ def table9(scale: Scale, seed: int) -> Rows:
 
 
 BEST = "Highest test accuracy of any round (as the released code reports it) in percent"
-STUDIES = {
-    "fig1": Study(
+STUDIES = (
+    Study(
+        "fedtoga/fig1",
         "Loss landscapes and heterogeneity",
         "FedTOGA Figure 1",
         "Training loss of FedAvg's final global models along the top two Hessian eigenvectors, from similar to dissimilar "
@@ -192,7 +193,8 @@ STUDIES = {
         fig1,
         draw_landscapes,
     ),
-    "fig2": Study(
+    Study(
+        "fedtoga/fig2",
         "Sensitivity of FedTOGA",
         "FedTOGA Figure 2",
         "Highest test accuracy of any round, varying one option at a time, Dirichlet 0.6; the values are those of the "
@@ -200,14 +202,16 @@ STUDIES = {
         fig2,
         draw_fig2,
     ),
-    "fig4": Study(
+    Study(
+        "fedtoga/fig4",
         "Label distributions",
         "FedTOGA Figure 4",
         "Number of examples per class and client, 40 clients of equal size.",
         fig4,
         bubbles,
     ),
-    "fig5": Study(
+    Study(
+        "fedtoga/fig5",
         "Learning curves",
         "FedTOGA Figure 5 and following",
         "Test accuracy of the global model by round, LeNet; 10 % of 100 clients or 5 % of 200 per round. Only three of the "
@@ -215,32 +219,28 @@ STUDIES = {
         fig5,
         draw_fig5,
     ),
-    "table1": table(
-        "fedtoga",
-        "table1",
+    table(
+        "fedtoga/table1",
         "Accuracy with LeNet",
         f"{BEST} under Dirichlet and pathological partitions, 10 % of 100 or 5 % of 200 clients. Only cells that survive in "
         "the paper's text, and the lost cells next to them.",
         ask=best,
     ),
-    "table2": table(
-        "fedtoga",
-        "table2",
+    table(
+        "fedtoga/table2",
         "Accuracy with ResNet-18",
         f"{BEST}, ResNet-18 with group norm; cells that survive in the paper's text.",
         ask=best,
     ),
-    "table2_reference": table(
-        "fedtoga",
-        "table2_reference",
+    table(
+        "fedtoga/table2_reference",
         "Accuracy with ResNet-18: reference of FL-Simulator",
         "Highest test accuracy in percent of any of 1000 rounds, 10 % of 100 clients, Dirichlet 0.6; no other column is run.",
         ask=best,
         chosen=lambda rows: rows["setting"].str.startswith(f"{D6};clients=100"),
     ),
-    "table3": table(
-        "fedtoga",
-        "table3",
+    table(
+        "fedtoga/table3",
         "Rounds to an accuracy",
         "First round with 80 and 82 % test accuracy, and its ratio to FedTOGA's. A run that does not reach the level counts "
         "with its length, as in the paper, which gives a lower bound. The paper does not state the model; here LeNet. Where "
@@ -249,9 +249,8 @@ STUDIES = {
         rows=table3,
         seeds=3,
     ),
-    "table4": table(
-        "fedtoga",
-        "table4",
+    table(
+        "fedtoga/table4",
         "What a client sends, receives and keeps",
         "What a client uploads and downloads in a round and keeps until its next one, in multiples of the model's bytes, "
         "counted on LeNet without data. The paper's table is in words and relative to a base method: FedAvg for FedSAM and "
@@ -259,42 +258,37 @@ STUDIES = {
         "FedDyn and FedCM for FedTOGA.",
         rows=table4,
     ),
-    "table5": sizes(
-        "fedtoga",
-        "table5",
+    sizes(
+        "fedtoga/table5",
         {name: f"fedtoga-{name}-dir0.6" for name in ("cifar10", "cifar100")},
         "Number of training and test examples.",
     ),
-    "table7": table(
-        "fedtoga",
-        "table7",
+    table(
+        "fedtoga/table7",
         "Old and new results with ResNet-18",
         f"{BEST}, for the surviving cells whose column is known; the runs are those of Table 2.",
         ask=best,
     ),
-    "table8": table(
-        "fedtoga",
-        "table8",
+    table(
+        "fedtoga/table8",
         "Rounds to an accuracy, four partitions",
         "First round with the test accuracies of the paper's columns, and with the best accuracy that FedSAM reaches in the "
         "same federation. A missing number: not reached by all seeds; 800 in the paper is its number of rounds. The paper "
         "does not state the model; here LeNet.",
         rows=table8,
     ),
-    "table9": table(
-        "fedtoga",
-        "table9",
+    table(
+        "fedtoga/table9",
         "Seconds per round",
         "Median over the rounds after the first of the processor time on one thread of this machine; only ratios between "
         "methods are meaningful. The paper states neither model nor data; here: LeNet, CIFAR-10, Dirichlet 0.6.",
         rows=table9,
     ),
-    "ablation": table(
-        "fedtoga",
-        "ablation",
+    table(
+        "fedtoga/ablation",
         "Ablation of FedTOGA",
         "Highest test accuracy of any round in percent: FedSAM; with dynamic regulariser (FedSpeed); with dual correction "
         "(FedTOGA at kappa = 0); with corrected perturbation (FedTOGA).",
         ask=best,
     ),
-}
+)

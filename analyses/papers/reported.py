@@ -67,8 +67,10 @@ def parse(setting: str) -> dict[str, str]:
 
 
 @cache
-def printed(paper: str, id: str = "") -> pd.DataFrame:
-    """The numbers that a paper prints (in one figure or table); texts are "" where there is none."""
+def printed(name: str) -> pd.DataFrame:
+    """The numbers that a paper (``fedsol``) prints, or one of its figures or tables (``fedsol/table2``); texts are "" where there
+    is none."""
+    paper, _, id = name.partition("/")
     table = pd.read_csv(FOLDER / f"{paper}.csv", keep_default_na=False)
     table[["value", "std"]] = table[["value", "std"]].apply(pd.to_numeric)
     return table[table["id"] == id] if id else table
@@ -82,27 +84,25 @@ class Cell(NamedTuple):
     labels: dict[str, str]
 
 
-def cells(
-    paper: str, id: str, chosen: Callable[[pd.DataFrame], Any] | None = None
-) -> Iterator[Cell]:
+def cells(name: str, chosen: Callable[[pd.DataFrame], Any] | None = None) -> Iterator[Cell]:
     """The cells of a table: those with a partition, a method and a registered data set, each once. ``chosen``: which rows."""
-    rows = printed(paper, id)
+    rows = printed(name)
     rows = rows if chosen is None else rows[chosen(rows)]
-    names = ["setting", "method", "model", "data"]
-    for setting, method, model, data in rows[names].drop_duplicates().itertuples(index=False):
+    keys = ["setting", "method", "model", "data"]
+    for setting, method, model, data in rows[keys].drop_duplicates().itertuples(index=False):
         own = parse(setting)
         if "partition" in own and method and data in registry.dataset and not {*own} & {*MARKS}:
-            labels = dict(zip(names, (setting, method, model, data), strict=True))
-            yield cell(paper, id, labels)
+            labels = dict(zip(keys, (setting, method, model, data), strict=True))
+            yield cell(name, labels)
 
 
-def cell(paper: str, id: str, labels: Mapping[str, str]) -> Cell:
+def cell(name: str, labels: Mapping[str, str]) -> Cell:
     """The preset of the cell's data and partition, with what its setting says."""
     own, model = parse(labels["setting"]), labels["model"]
     short, key = SPLITS[own["partition"]]
     middle = "-resnet18" if model == "resnet18_gn" else ""
-    preset = f"{paper}-{labels['data']}{middle}-{short}{own[key] if key else ''}"
-    over = values(preset, labels["method"], id)
+    preset = f"{name.partition('/')[0]}-{labels['data']}{middle}-{short}{own[key] if key else ''}"
+    over = values(preset, labels["method"], name)
     if model in registry.model and fldiag.Config.load(preset).model.name != model:
         over["model.name"] = model
     if "clients" in own:
@@ -117,7 +117,7 @@ def cell(paper: str, id: str, labels: Mapping[str, str]) -> Cell:
     return Cell(preset, over, {**labels, "label": label})
 
 
-def values(preset: str, method: str, id: str = "") -> dict[str, Any]:
+def values(preset: str, method: str, table: str = "") -> dict[str, Any]:
     """The overrides of a method: its name, its id (``strategy:A1``), and what the paper sets where it is not the preset's own."""
     paper, data = preset.split("-")[:2]
     name, _, number = method.partition(":")
@@ -126,6 +126,6 @@ def values(preset: str, method: str, id: str = "") -> dict[str, Any]:
     if method in registry.method and method != own.name:
         theirs = registry.method.get(method).options.model_fields
         over |= {f"method.{k}": own.options[k] for k in COMMON.get(paper, ()) if k in theirs}
-    for place in (paper, f"{paper}-{data}", f"{paper}/{id}"):
+    for place in (paper, f"{paper}-{data}", table):
         over |= VALUES.get((place, name), {})
     return over

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from fldiag.plotting import style, words
@@ -22,6 +22,8 @@ from fldiag.plotting import style, words
 from .reported import FEDERATION, parse
 
 MEASURED, PRINTED = style.look(2), style.look(0)
+#: What a cell of a paper's table is called.
+KEYS = ["metric", "setting", "method", "model", "data"]
 #: More panels than these are a table.
 PANELS = 6
 #: What is written for a metric, where it is not its name with spaces.
@@ -109,7 +111,9 @@ def curves(
     ``printed``: columns data, label, value; dotted where the panel is of these data."""
     looks = style.looks(table["label"])
     levels = pd.DataFrame({"data": []}) if printed is None else printed
-    window = max(1, int(table["round"].max()) // 15)
+    rounds = table["round"].nunique()
+    # Of rounds that were stored now and then there are few.
+    window = max(1, rounds // 15) if rounds == table["round"].max() else 1
     with style.paper():
         width = style.TWO_COLUMNS if len(texts) > 1 else style.ONE_COLUMN
         fig, axes = style.panels(len(texts), 2.15, 0.1, width=width, sharey=bool(ylabel))
@@ -196,14 +200,13 @@ def over(
 def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     """A line for each cell of a paper's table: ``row`` (method and the options in which its rows differ), ``column`` (metric,
     data, model and settings of the federation, as far as these differ), mean and deviation, measured and printed."""
-    keys = ["metric", "setting", "method", "model", "data"]
-    measured = table.groupby(keys, sort=False)["value"].agg(["mean", "std", "count", "size"])
+    measured = table.groupby(KEYS, sort=False)["value"].agg(["mean", "std", "count", "size"])
     # Of rounds to a level, the mean of those that got there is too early.
     is_late = measured.index.get_level_values("metric").str.startswith("rounds_to_")
     measured.loc[is_late & (measured["count"] < measured["size"]), "mean"] = np.nan
     measured = measured.rename(columns={"mean": "measured", "std": "measured_std"}).reset_index()
     theirs = printed.rename(columns={"value": "printed", "std": "printed_std"})
-    lines = measured.merge(theirs[[*keys, "printed", "printed_std"]], "left", keys)
+    lines = measured.merge(theirs[[*KEYS, "printed", "printed_std"]], "left", KEYS)
     own = lines["setting"].map(parse)
     differs = [k for k in FEDERATION if len({s.get(k) for s in own}) > 1]
     lines["row"] = [
@@ -242,6 +245,8 @@ def _split(own: Mapping[str, str], differs: Sequence[str]) -> list[str]:
 
 def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
     """A paper's table, measured beside printed: dots in a panel for each column, or a table where there are many."""
+    texts = {k: table[k].astype(object).fillna("") for k in KEYS}  # as read from a csv
+    table = table.assign(**texts)
     lines = cells(table, printed)
     columns, rows = list(dict.fromkeys(lines["column"])), list(dict.fromkeys(lines["row"]))
     if len(columns) > PANELS or len(rows) == 1:
@@ -260,43 +265,42 @@ def _about(table: pd.DataFrame) -> str:
 def _dots(
     lines: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], table: pd.DataFrame
 ) -> Figure:
+    spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
+    kinds = [("measured", -0.14, MEASURED, _about(table))]
+    if lines["printed"].notna().any():
+        kinds.append(("printed", 0.14, PRINTED, f"printed in the paper{spread}"))
     width = style.ONE_COLUMN if len(columns) == 1 else style.TWO_COLUMNS
+    y = np.arange(len(rows))
     with style.paper():
         tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
         fig, axes = style.panels(len(columns), tall, 0.6, least=1.5, width=width, sharey=True)
-        is_late = False
+        handles: dict[str, Any] = {}
         for ax, column in zip(axes, columns, strict=True):
             part = lines[lines["column"] == column].set_index("row").reindex(rows)
-            for kind, shift, look, face in (
-                ("printed", 0.14, PRINTED, "none"),
-                ("measured", -0.14, MEASURED, MEASURED.color),
-            ):
-                values, error = part[kind].to_numpy(float), part[f"{kind}_std"].to_numpy(float)
-                dots: dict[str, Any] = {**look.point, "marker": "o", "markerfacecolor": face}
-                y = np.arange(len(rows)) + shift
-                ax.errorbar(values, y, xerr=np.nan_to_num(error), capsize=0, **dots)
-            late = np.flatnonzero(part["measured"].isna() & (part["metric"].str[:6] == "rounds"))
-            edge: dict[str, Any] = {"markerfacecolor": "white", "color": MEASURED.color}
-            at_edge = ax.get_yaxis_transform()
-            ax.plot(np.full(len(late), 0.98), late - 0.14, ">", transform=at_edge, **edge)
-            is_late |= len(late) > 0
+            for kind, shift, look, text in kinds:
+                dots: dict[str, Any] = {**look.point, "marker": "o", "capsize": 0}
+                dots["markerfacecolor"] = look.color if kind == "measured" else "none"
+                error = part[f"{kind}_std"].fillna(0)
+                handles[text] = ax.errorbar(part[kind], y + shift, xerr=error, **dots)[0]
+            late = y[part["measured"].isna() & (part["metric"].str[:6] == "rounds")]
+            if len(late):
+                edge: dict[str, Any] = {"color": MEASURED.color, "markerfacecolor": "white"}
+                at = ax.get_yaxis_transform()
+                marks = ax.plot(np.full(len(late), 0.98), late - 0.14, ">", transform=at, **edge)
+                handles["not reached"] = marks[0]
             style.names_down(ax, rows, 34)
-            text = style.wrap(column, 1.8, 2)
-            ax.set_title("\n".join(map(style.plain, text)), fontsize=7)
+            ax.set_title("\n".join(map(style.plain, style.wrap(column, 1.8, 2))), fontsize=7)
             extremes = part[["measured", "printed"]].to_numpy(float)
-            if np.nanmin(extremes) > 0 and np.nanmax(extremes) > 30 * np.nanmin(extremes):
+            ratio = np.nanmax(extremes) / np.nanmin(extremes) if np.nanmin(extremes) > 0 else 0
+            if ratio > 30:
                 ax.set_xscale("log")
+                ax.xaxis.set_major_locator(LogLocator(subs=(1,) if ratio > 100 else (1, 3)))
+                ax.xaxis.set_major_formatter("{x:g}")
+                ax.xaxis.set_minor_locator(NullLocator())
             else:
                 ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
             ax.grid(True)
-        shown = {_about(table): {**MEASURED.point, "marker": "o"}}
-        if lines["printed"].notna().any():
-            hollow = {**PRINTED.point, "marker": "o", "markerfacecolor": "none"}
-            spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
-            shown[f"printed in the paper{spread}"] = hollow
-        if is_late:
-            shown["not reached"] = {**MEASURED.point, "marker": ">", "markerfacecolor": "white"}
-        style.legend(fig, [Line2D([], [], **look) for look in shown.values()], list(shown))
+        style.legend(fig, list(handles.values()), list(handles))
     return fig
 
 
@@ -310,9 +314,10 @@ def _grid(
         for _, line in lines.iterrows()
     }
     body = [[c, *(texts.get((c, r), "") for r in rows)] for c in columns]
-    head = ["", *(("\n".join(style.wrap(r, 0.75, 2, 6))) for r in rows)]
     with style.paper():
         names = min(max(map(style.text_width, columns)), 2.2)
+        about = style.wrap(f"{_about(table)}; in brackets: printed", names, 3, 6)
+        head = ["\n".join(about), *("\n".join(style.wrap(r, 0.75, 2, 6)) for r in rows)]
         width = style.wide(min(style.TWO_COLUMNS, names + 0.8 * len(rows) + 0.2))
         fig = style.figure(width, 0.3 * (len(body) + 1) + 0.2)
         ax = fig.add_axes((0, 0, 1, 1))
@@ -332,7 +337,6 @@ def _grid(
             cell.set_linewidth(0.7 if at == 0 else 0.2)
             cell.set_text_props(ha="center" if column else "left")
             cell.PAD = 0.02
-        fig.text(0.01, 0.01, _about(table) + "; in brackets: printed", fontsize=6)
     return fig
 
 
@@ -340,5 +344,6 @@ def _number(line: pd.Series, kind: str) -> str:
     value, std = line[kind], line[f"{kind}_std"]
     if pd.isna(value):
         return "–"
-    digits = 1 if "accuracy" in line["metric"] or abs(value) >= 10 else 2
+    kind = line["metric"].partition("_")[0]
+    digits = {"rounds": 0, "accuracy": 1, "personal": 1}.get(kind, 2 if abs(value) < 10 else 1)
     return f"{value:,.{digits}f}" + ("" if pd.isna(std) else f" ± {std:.{digits}f}")

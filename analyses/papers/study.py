@@ -1,7 +1,7 @@
 """What studies share: a paper's protocol at a scale, its runs and what is asked of them, and what is written of a study.
 
 A study is a function ``rows(scale, seed)``, which trains, asks and yields tables, and a function ``draw(table)``. It stands in
-the module of its paper, whose ``STUDIES`` gives it an id::
+the module of its paper, among its ``STUDIES``::
 
     def fig5(scale, seed):
         for rho in RHOS:
@@ -122,8 +122,9 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Study:
-    """A figure or table. ``source``: where the paper has it; ``seeds``: how many it wants."""
+    """A figure or table. ``name``: as ``fedsol/fig6``; ``source``: where the paper has it; ``seeds``: how many it wants."""
 
+    name: str
     title: str
     source: str
     caption: str
@@ -310,7 +311,7 @@ def table_of(study: Study, scale: Scale) -> pd.DataFrame:
     return pd.concat(pieces, ignore_index=True).dropna(axis=1, how="all")
 
 
-def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
+def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
     """Train, ask, draw and write a study; returns its files: json, csv and the pictures, png last.
 
     Raises FldiagError where training or a diagnostic does."""
@@ -319,7 +320,7 @@ def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
     about = {
         **{key: getattr(study, key) for key in ("title", "source", "caption")},
         "scale": scale.name,
-        "command": f"fldiag figures {name} --scale {scale.name}{''.join(over)}",
+        "command": f"fldiag figures {study.name} --scale {scale.name}{''.join(over)}",
         "seeds": list(range(scale.seeds or study.seeds)),
         "runs": sorted(table["run"].dropna().unique()) if {"run", "trained_on"} <= {*table} else [],
         **provenance(),
@@ -329,12 +330,12 @@ def make(name: str, study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         data = f"{scale.images:,} images of {words.data(scale.data)}"
         rounds = f"{table['round'].max():g} rounds, " if "round" in table else ""
         seeds = f"{len(about['seeds'])} seed{'s' * (len(about['seeds']) > 1)}"
-        _head(figure, f"Reduced: {data}, {rounds}{seeds}")
-    path = out / name
+        head(figure, f"Reduced: {data}, {rounds}{seeds}")
+    path = out / study.name
     return [*files.write_table(table, path, about), *style.write(figure, path)]
 
 
-def _head(figure: Figure, text: str) -> None:
+def head(figure: Figure, text: str) -> None:
     """A line above the picture, which grows by it; in the empty foot of one whose parts nobody else moves."""
     style_: dict[str, Any] = {"x": 0.01, "ha": "left", "fontsize": 7, "color": "#555555"}
     if figure.get_layout_engine() is None:

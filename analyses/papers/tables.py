@@ -19,8 +19,7 @@ PROFILED = "_profiled"
 
 
 def table(
-    paper: str,
-    id: str,
+    name: str,
     title: str,
     caption: str,
     *,
@@ -32,44 +31,43 @@ def table(
     """The study of a table: ``ask`` of the run of each cell, or ``rows``. ``chosen``: which of the printed rows are run."""
 
     def asked_of_cells(scale: Scale, seed: int) -> Iterator[pd.DataFrame]:
-        for preset, over, labels in cells(paper, id, chosen):
+        for preset, over, labels in cells(name, chosen):
             yield ask(trained(scale, protocol(scale, preset, over, seed=seed)), **labels)
 
     def draw(table: pd.DataFrame) -> Any:
         is_shown = ~table["metric"].str.endswith((PROFILED, "_std"))
-        return shapes.numbers(table[is_shown], printed(paper, id))
+        return shapes.numbers(table[is_shown], printed(name))
 
-    source = printed(paper, id)["source"].iloc[0].split(" = ")[0]
-    return Study(title, source, caption, rows or asked_of_cells, draw, seeds)
+    source = printed(name)["source"].iloc[0].split(" = ")[0]
+    return Study(name, title, source, caption, rows or asked_of_cells, draw, seeds)
 
 
-def counts(paper: str, id: str, title: str, caption: str, *questions: str) -> Study:
+def counts(name: str, title: str, caption: str, *questions: str) -> Study:
     """The study of a table that is counted, on the paper's model, images and classes at every scale."""
 
     def rows(scale: Scale, seed: int) -> Iterator[pd.DataFrame]:
-        shown = {*printed(paper, id)["metric"]}
-        for preset, over, labels in cells(paper, id) if seed == 0 else ():
-            names = set(printed(paper, id).query("data == @labels['data']")["metric"]) & shown
+        for preset, over, labels in cells(name) if seed == 0 else ():
+            names = set(printed(name).query("data == @labels['data']")["metric"])
             for question in questions:
                 numbers = counted(question, fldiag.Config.load(preset, **over), **labels)
                 yield numbers[numbers["metric"].str.removesuffix(PROFILED).isin(names)]
 
-    return table(paper, id, title, caption, rows=rows)
+    return table(name, title, caption, rows=rows)
 
 
-def sizes(paper: str, id: str, presets: dict[str, str], caption: str) -> Study:
-    """The study of how many examples data sets have: name -> a preset that loads them."""
+def sizes(name: str, presets: dict[str, str], caption: str) -> Study:
+    """The study of how many examples data sets have: data -> a preset that loads them."""
 
     def rows(scale: Scale, seed: int) -> Iterator[pd.DataFrame]:
-        for name, preset in presets.items():
-            labels = {"setting": "", "method": "", "model": "", "data": name}
+        for data, preset in presets.items():
+            labels = {"setting": "", "method": "", "model": "", "data": data}
             yield counted("examples", stand_in(scale, preset, {}), **labels)
 
     def by_data(table: pd.DataFrame) -> pd.DataFrame:
         return table.assign(method=table["data"].map(words.data), data="")
 
     def draw(table: pd.DataFrame) -> Any:
-        return shapes.numbers(by_data(table), by_data(printed(paper, id)))
+        return shapes.numbers(by_data(table), by_data(printed(name)))
 
-    source = f"{printed(paper, id)['source'].iloc[0]}"
-    return Study("Sizes of the data sets", source, caption, rows, draw)
+    source = printed(name)["source"].iloc[0]
+    return Study(name, "Sizes of the data sets", source, caption, rows, draw)

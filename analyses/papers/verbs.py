@@ -23,8 +23,8 @@ def studies() -> dict[str, Study]:
     """Name (``fedsol/fig6``) -> study."""
     from importlib import import_module
 
-    modules = {paper: import_module(f".{paper}", __package__) for paper in PAPERS}
-    return {f"{paper}/{id}": s for paper, m in modules.items() for id, s in m.STUDIES.items()}
+    modules = [import_module(f".{paper}", __package__) for paper in PAPERS]
+    return {study.name: study for module in modules for study in module.STUDIES}
 
 
 def titles() -> dict[str, str]:
@@ -63,11 +63,18 @@ def reproduce(
 ) -> None:
     """Reproduce the papers' figures and tables. A call that was stopped goes on where it was.
 
+    fldiag figures ledger compares what lies in the folder of figures with what the papers print.
+
     Example: fldiag figures fedsol/fig6 --scale smoke
     """
     with errors(debug):
         from . import study
 
+        if ids == ["ledger"]:
+            from . import ledger
+
+            Console(json).done(*ledger.write(out or study.OUT))
+            return
         by_name, failures, files = studies(), [], []
         names = _selected(ids or list(PAPERS), list(by_name))
         if scale not in study.SCALES:
@@ -87,7 +94,7 @@ def reproduce(
             )
             for name in names:
                 try:
-                    files += study.make(name, by_name[name], size, out or study.OUT)
+                    files += study.make(by_name[name], size, out or study.OUT)
                 except FldiagError as error:  # does not stop the others
                     if debug or len(names) == 1:
                         raise

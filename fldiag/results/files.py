@@ -287,7 +287,7 @@ def write_table(
 
 
 def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
-    """The content of a csv that ``write_table`` wrote, also where only CSV.gz is left of it (``analyses/pack_tables.py``).
+    """The content of a csv that ``write_table`` wrote, also where only CSV.gz is left of it.
 
     Args:
         csv: The file.

@@ -64,7 +64,7 @@ def read_index(path: Path) -> tuple[Path, dict[str, Any], list[Row]]:
         if index["schema"] == CHAINED:
             raise FldiagError(
                 f"run {path} was begun under an earlier fldiag, which wrote another kind of journal",
-                f"when it is not being trained any more, convert it: python analyses/convert_runs.py {path}",
+                "train it again, in another folder",
             )
         rows = continued(file.parent, index)
     except OSError as error:

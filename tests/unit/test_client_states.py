@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers import analysis, config, play
+from helpers import config, play
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -79,28 +79,6 @@ def test_a_round_reads_and_writes_rows_of_its_own_number(run, monkeypatch):
             run.put_clients()
             most = max(most, sum(moved))
         assert most <= 40, total
-
-
-def test_one_file_a_client_becomes_a_segment(run):
-    """By analyses/convert_runs.py; without it, an error."""
-    chance = torch.Generator().manual_seed(0)
-    old = {i: state(chance) for i in (3, 7)}
-    for i, s in old.items():
-        name = run.put_tensors(f"state/client-{i:05d}-0001", s)
-        run.index["state"][str(i)] = name
-    run.index["state"]["server"] = run.put_tensors("state/server-0001", {"w": torch.zeros(1)})
-    run.index["done"] = 1
-    run.commit()
-    with pytest.raises(FldiagError, match="no segment of clients' states"):
-        Run.open(run.path)
-    assert analysis("convert_runs").convert_run(run.path) == ["states of 2 clients"]
-    run = Run.open(run.path)
-    assert all(same(run.states[i], old[i]) for i in old)
-    run.states.update({3: state(chance)})
-    run.put_state(2, {"w": torch.zeros(1)})
-    run.append()
-    assert same(Run.open(run.path).states[7], old[7])
-    assert not list((run.path / "state").glob("client-*"))
 
 
 def test_a_damaged_row_is_an_error(run):

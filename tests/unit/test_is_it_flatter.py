@@ -113,26 +113,10 @@ def test_rank_correlation_with_accuracy_has_its_sign():
     assert ("accuracy", "accuracy") not in correlation.index
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("write --only fedavg", "unrecognized arguments: --only"),
-        ("train --out {folder}", "unrecognized arguments: --out"),
-        ("measure --shard 3/2 --store {folder}", "--shard 3/2"),
-        ("measure --shard 2 --store {folder}", "--shard 2"),
-        ("measure --only fedfoo --store {folder}", "--only fedfoo is none of fedavg"),
-        ("measure --store {folder}", "none of these runs is finished under"),
-        ("write --out {folder}", "no numbers under"),
-        ("write --out {folder}/fedavg", "not all seeds of fedsam are measured"),
-    ],
-)
-def test_wrong_words_are_refused(words, message, tmp_path, monkeypatch, capsys):
-    rows = planted()
-    (tmp_path / "fedavg" / "runs" / "fedavg-s0").mkdir(parents=True)
-    rows[rows["method"] == "fedavg"].to_csv(tmp_path / "fedavg" / "runs" / "fedavg-s0" / "rows.csv")
-    arguments = words.format(folder=tmp_path).split()
-    monkeypatch.setattr("sys.argv", ["is_it_flatter.py", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        study.main()
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+def test_numbers_of_the_store_are_written_and_read_again(tmp_path):
+    (tmp_path / "fedavg-s0").mkdir()
+    planted().to_csv(tmp_path / "fedavg-s0" / study.ROWS, index=False)
+    table = study.table_of(tmp_path, tmp_path)
+    again = study.table_of(tmp_path / "empty", tmp_path)
+    pd.testing.assert_frame_equal(table, again)
+    assert len(table) == len(planted())

@@ -1,7 +1,6 @@
 """The journal of a run that is being trained: it says what run.json will say, its damage costs what comes after it, and it does not grow
 dear."""
 
-import hashlib
 import itertools
 import json
 import os
@@ -12,19 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from commands import invoke
-from helpers import analysis, config
+from helpers import config
 from test_resume import equal_runs
 
 from fldiag.errors import FldiagError
 from fldiag.report.collect import collect
 from fldiag.results import files
-from fldiag.runs import journal, owner
+from fldiag.runs import journal
 from fldiag.runs import run as runs
 from fldiag.runs.index import write_index
 from fldiag.runs.run import Run
 from fldiag.training import rounds
-
-convert_runs = analysis("convert_runs")
 
 
 def small(**more):
@@ -216,66 +213,10 @@ def test_lines_that_somebody_wrote_with_the_right_checksum(copy):
             Run.open(copy)
 
 
-def chained(run):
-    """Write the journal of a stopped run as fldiag did when each checksum covered the one before."""
-    checksum, lines = b"", []
-    for line in (run / journal.NAME).read_bytes().splitlines():
-        entry = json.loads(line.partition(b" ")[2])
-        del entry["line"]
-        text = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
-        checksum = hashlib.sha256(checksum + text).hexdigest()[:32].encode()
-        lines.append(checksum + b" " + text + b"\n")
-    (run / journal.NAME).write_bytes(b"".join(lines))
-    write_index(run, {**files.read_json(run / "run.json"), "schema": 2})
-
-
-def test_a_chained_journal_is_refused_until_it_is_converted(copy, whole):
-    before = (copy / journal.NAME).read_bytes()
-    chained(copy)
-    with pytest.raises(FldiagError, match="begun under an earlier fldiag") as error:
+def test_a_run_of_an_earlier_journal_is_refused(copy):
+    write_index(copy, {**files.read_json(copy / "run.json"), "schema": 2})
+    with pytest.raises(FldiagError, match="begun under an earlier fldiag"):
         rounds.train(small(), out=copy, resume=True)
-    assert "analyses/convert_runs.py" in error.value.remedy
-    assert convert_runs.convert_run(copy) == ["checksums of the journal"]
-    assert (copy / journal.NAME).read_bytes() == before and not convert_runs.convert_run(copy)
-    assert Run.open(copy).done == 4
-    equal_runs(rounds.train(small(), out=copy, resume=True), whole)
-
-
-def test_a_run_that_an_earlier_fldiag_may_be_training_is_not_converted(copy):
-    chained(copy)
-    before = on_disk(copy)
-    about = {"host": "vm", "process": os.getpid(), "since": "2026", "machine": "another one"}
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    for entry in (
-        about,
-        {**about, "process": child},
-        {**about, "machine": convert_runs._machine()},
-    ):
-        (copy / owner.NAME).write_text(json.dumps(entry))
-        with pytest.raises(
-            FldiagError, match=f"perhaps being trained by process {entry['process']}"
-        ):
-            convert_runs.convert_run(copy)
-        (copy / owner.NAME).unlink()
-        assert on_disk(copy) == before
-    with owner.hold(copy), pytest.raises(FldiagError, match="is being trained by process"):
-        convert_runs.convert_run(copy)
-    killed = {**about, "process": child, "machine": convert_runs._machine()}
-    (copy / owner.NAME).write_text(json.dumps(killed))
-    assert convert_runs.convert_run(copy) and not (copy / owner.NAME).exists()
-
-
-@pytest.mark.filterwarnings("ignore:line 4 of:UserWarning")
-def test_a_damaged_chained_journal_is_damaged_still_when_it_is_converted(copy):
-    chained(copy)
-    lines = (copy / journal.NAME).read_bytes().splitlines(keepends=True)
-    spoilt = [*lines[:3], lines[3].replace(b"rows", b"rowz")]
-    (copy / journal.NAME).write_bytes(b"".join(spoilt))
-    convert_runs.convert_run(copy)
-    assert Run.open(copy).done == 3 and journal.is_damaged(copy / journal.NAME)
 
 
 def test_a_journal_that_run_json_does_not_name_says_nothing(copy, whole):
