@@ -324,7 +324,9 @@ def save(table: pd.DataFrame, path: Path) -> None:
 
 def compare(folder: Path) -> int:
     """Print what differs; 1 where a number does or a row is missing that may not."""
-    errors = {side: json.loads((folder / side / "errors.json").read_text()) for side in SIDES}
+    errors = {
+        side: json.loads((folder / side / "errors.json").read_text("utf-8")) for side in SIDES
+    }
     labels = {f"{i}": label_of(*case) for i, case in enumerate(CASES)}
     failed = False
     names = {path.stem for side in SIDES for path in (folder / side).glob("*.parquet")}

@@ -30,7 +30,6 @@ NUMERIC = {
         for name in (
             # curvature and surfaces
             "account",
-            "agreement",
             "comparison",
             "curvature_properties",
             "density",

@@ -85,7 +85,7 @@ def test_T_TOGA_3_round_0_is_fedspeed():
 def test_T_TOGA_4_neighbour_takes_one_gradient_a_step_after_the_first(monkeypatch):
     from fldiag.step import Step
 
-    counts, inner = {}, Step._local_gradient
+    counts, inner = {}, Step.local_gradient
     for mode in MODES:
         made = federation(
             config("fedtoga", {"mode": mode}, total=1, **PLAIN), classification((20,))
@@ -93,7 +93,7 @@ def test_T_TOGA_4_neighbour_takes_one_gradient_a_step_after_the_first(monkeypatc
         calls = []
         monkeypatch.setattr(
             Step,
-            "_local_gradient",
+            "local_gradient",
             lambda self, *a, calls=calls: calls.append(1) or inner(self, *a),
         )
         play(made, 1)

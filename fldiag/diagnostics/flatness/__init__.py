@@ -105,6 +105,6 @@ def flatness(
         if record.complete and r in rounds:
             with workspace().part(rounds.index(r), len(rounds), f"round {r}"):
                 rows += round_rows(history, history.finite(record), settings)
-    check_measured(rows)
+    check_measured(rows, history.notes)
     rows = [{"masked": row["value"] is None, **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

@@ -141,14 +141,15 @@ def stability_rows(rows: Sequence[Row], training: Mapping[str, Any], round: int)
     ]
 
 
-def check_measured(rows: Sequence[Row]) -> None:
+def check_measured(rows: Sequence[Row], notes: Sequence[Row]) -> None:
     """Raises FldiagError, with the first reason, where no flatness at all could be measured."""
     if not any(
         row["metric"] in ("sharpness", "eigenvalue", "trace") and row["value"] is not None
         for row in rows
     ):
+        masked = [row for row in rows if row["metric"] == "sharpness"]
         reason = next(
-            (row["note"] for row in rows if row["metric"] == "sharpness" and row.get("note")),
+            (row["note"] for row in (*masked, *reversed(notes)) if row.get("note")),
             "no model can be evaluated",
         )
         raise FldiagError(
