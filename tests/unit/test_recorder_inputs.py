@@ -443,7 +443,7 @@ def test_counts_are_no_classes_and_the_remedy_works(tmp_path):
     record(tmp_path / "run", net, data=(NUMBERS, counts), clients=PARTS, evaluate=False)
     run = fldiag.load(tmp_path / "run", model=net)
     for name in ("forgetting", "drift", "fairness", "matching", "flatness"):
-        with pytest.raises(FldiagError, match=r"2 outputs.*labels must lie in 0\.\.1"):
+        with pytest.raises(FldiagError, match="2 outputs"):
             fldiag.diagnose(run, name)
     loss = lambda z, y: nn.functional.poisson_nll_loss(z.sum(1), y)  # noqa: E731
     table = fldiag.diagnose(run, "spectrum", k=1, loss=loss)
