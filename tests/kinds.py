@@ -24,7 +24,6 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 from fldiag.training.diagnostics import personalise as personal
-from fldiag_papers.toys import plane_picture
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
 CLIENTS = (0, 3, 12, 13, 14, 15, 17, 18)
@@ -292,18 +291,6 @@ def own():
     )
 
 
-def plane():
-    rows = [
-        dict(metric=m, method=n, a=a, x=a, y=a / 2, index=i)
-        for n in ("fedsol", "fedprox")
-        for a in (0.2, 1.0, 3.0)
-        for i, m in enumerate(("trajectory", "end_point", "closed_form"))
-    ]
-    return plane_picture.draw(
-        table(rows), {"w_g": [0.5, -0.4], "w_l": [3, 2], "a": [0.2, 1.0, 3.0]}
-    )
-
-
 def fair(clients=20):
     draw, whole = rng(), dict(round=30, scope="global", moment="aggregated", slice="test")
     right = np.sort(draw.uniform(0.3, 1, clients))
@@ -549,7 +536,6 @@ KINDS = {
     "spectrum": lambda: spectrum.draw(eigenvalues()),
     "layers": lambda: layers.draw(eigenvalues(True)),
     "personalise": own,
-    "plane": plane,
     "fairness": fair,
     "fairness, many": lambda: fair(90),
     "flatness": flat,

@@ -19,9 +19,8 @@ def fig1(scale: Scale, seed: int) -> Rows:
     """Clients and global models after the last round (question iris), and what the picture shows besides (regions)."""
     from .toys import iris  # imports torch, without which studies are listed
 
-    rounds = 3 if scale.name == "smoke" else 20
     for lr in (0.01, 0.001):
-        rows = iris.run([iris.Protocol(lr=lr, rounds=rounds)], seeds=[seed]).assign(lr=lr)
+        rows = iris.run(lr, seeds=[seed]).assign(lr=lr)
         is_number = rows["metric"].isin(("accuracy", "disagreement")) & (rows["scope"] == "global")
         is_number &= rows["round"] == rows["round"].max()
         numbers = rows[is_number]
@@ -31,10 +30,10 @@ def fig1(scale: Scale, seed: int) -> Rows:
 
 
 def draw_fig1(table: pd.DataFrame) -> Figure:
-    from .toys import iris_picture
+    from .toys import iris
 
     rows = table[(table["question"] == "regions") & (table["lr"] == 0.01)]
-    return iris_picture.regions(rows)
+    return iris.draw(rows)
 
 
 def fig3(scale: Scale, seed: int) -> Rows:

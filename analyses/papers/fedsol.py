@@ -347,18 +347,13 @@ CURVES = (
 def fig12(scale: Scale, seed: int) -> Rows:
     from .toys import plane  # imports torch, without which studies are listed
 
-    rows = plane.run(rho=1.5, beta=1.0).drop(columns="run")
-    geometry = plane.geometry(rho=1.5, beta=1.0)
-    ends = [dict(zip(("metric", "x", "y"), (m, *geometry[m]), strict=True)) for m in ("w_g", "w_l")]
-    yield pd.concat([rows, pd.DataFrame(ends)]).assign(question="plane")
+    yield plane.run().assign(question="plane")
 
 
 def draw_fig12(table: pd.DataFrame) -> Figure:
-    from .toys import plane_picture
+    from .toys import plane
 
-    ends = table[table["metric"].isin(("w_g", "w_l"))].set_index("metric")[["x", "y"]].T
-    curvatures = sorted(table["a"].dropna().unique())
-    return plane_picture.draw(table, {**ends.to_dict("list"), "a": curvatures})
+    return plane.draw(table)
 
 
 # ---- tables

@@ -299,12 +299,6 @@ def test_an_unknown_verb_names_the_nearest_once():
 
 
 @pytest.mark.slow
-def test_toy_plane_prints_closed_forms():
-    result = run("toy", "plane", "--rho", 0.5, "--a", 0.2, "--a", 5)
-    assert "(2.639306, 1.653734)" in result.stdout and last(result).is_file()
-
-
-@pytest.mark.slow
 def test_partition_picture_and_counts(trained):
     result = run("partition", "digits", "--set", "partition.kind=sharding")
     counts = pd.read_csv(last(result).with_name(last(result).name.removesuffix(".png") + ".csv"))

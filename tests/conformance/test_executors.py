@@ -8,7 +8,6 @@ import pytest
 import fldiag
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag_papers.toys import iris
 
 ON = {
     kind: [
@@ -91,14 +90,6 @@ def test_a_landscape_of_one_checkpoint(trained, executor):
 @pytest.mark.parametrize("name", TRAINS)
 def test_what_trains(trained, name, executor):
     same(trained, name, executor, **FEW.get(name, {}))
-
-
-def test_the_iris_toy():
-    here, there = (
-        iris.run((iris.Protocol(rounds=2),), seeds=(0, 1), executor=e)
-        for e in ("serial", "processes:2")
-    )
-    pd.testing.assert_frame_equal(here, there, check_exact=True)
 
 
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])

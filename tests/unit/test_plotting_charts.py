@@ -1,4 +1,4 @@
-"""Bubbles, curves, spectra and the toy: artists hold the table's numbers; unfit tables are named."""
+"""Bubbles, curves and spectra: artists hold the table's numbers; unfit tables are named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.errors import FldiagError
 from fldiag.plotting import partition, style
 from fldiag.results.table import table
-from fldiag_papers.toys import plane_picture
 
 
 # --- partition -------------------------------------------------------------------------------------------------
@@ -203,90 +202,13 @@ def test_unfit_spectra_are_refused():
     assert [t.get_text() for t in fig.legends[0].get_texts()] == ["A"]
 
 
-# --- toy -------------------------------------------------------------------------------------------------------
-START, GOAL, CURVATURES = np.array([0.5, -0.4]), np.array([3.0, 2.0]), [0.2, 1.0, 5.0]
-GEOMETRY = {"w_g": START, "w_l": GOAL, "a": CURVATURES}
-
-
-def plane():
-    rows = []
-    for method in ("fedsol", "fedprox"):
-        for client, a in enumerate(CURVATURES):
-            scale = np.array([a, 1.0])
-            end = (
-                START + 0.7 * (GOAL - START)
-                if method == "fedsol"
-                else (scale * GOAL + START) / (scale + 1)
-            )
-            common = dict(method=method, client=client, a=a)
-            rows += [
-                dict(metric="trajectory", index=i, x=p[0], y=p[1], **common)
-                for i, p in enumerate(np.linspace(START, end, 12))
-            ]
-            rows += [
-                dict(metric=m, x=end[0], y=end[1], **common) for m in ("end_point", "closed_form")
-            ]
-    return table(rows)
-
-
-def test_toy_draws_paths_ends_and_closed_forms_of_every_client():
-    frame = plane().sample(frac=1, random_state=2)
-    fig = plane_picture.draw(frame, GEOMETRY)
-    assert [ax.get_title() for ax in fig.axes] in (["FedSOL", "FedProx"], ["FedProx", "FedSOL"])
-    for ax in fig.axes:
-        for label, metric in (
-            ("trajectory", "trajectory"),
-            ("end point", "end_point"),
-            ("closed form", "closed_form"),
-        ):
-            lines = [line for line in ax.lines if line.get_label() == label]
-            for line, a in zip(lines, CURVATURES, strict=True):
-                rows = frame[
-                    (frame.method == ax.get_title().lower())
-                    & (frame.metric == metric)
-                    & (frame.a == a)
-                ]
-                expected = rows.sort_values("index")[["x", "y"]].to_numpy(float).T
-                np.testing.assert_allclose(np.asarray(line.get_data(), float), expected)
-        (line,) = [line for line in ax.lines if line.get_label() == "line"]
-        np.testing.assert_allclose(np.asarray(line.get_data(), float).T, [START, GOAL])
-        assert {
-            tuple(np.ravel(line.get_data()))
-            for line in ax.lines
-            if line.get_label().startswith("$w")
-        } == {tuple(START), tuple(GOAL)}
-        assert ax.get_aspect() == 1.0
-
-
-def test_toy_contours_are_level_lines_of_the_clients_losses():
-    ax = plane_picture.draw(plane(), GEOMETRY).axes[0]
-    assert len(ax.collections) == len(CURVATURES)
-    for lines, a in zip(ax.collections, CURVATURES, strict=True):
-        for level, path in zip(lines.levels, lines.get_paths(), strict=True):
-            x, y = path.vertices.T
-            assert len(x) > 20
-            np.testing.assert_allclose(
-                0.5 * (a * (x - GOAL[0]) ** 2 + (y - GOAL[1]) ** 2), level, rtol=0.02
-            )
-
-
-def test_toy_hides_no_end_point_under_another():
-    ax = plane_picture.draw(plane(), GEOMETRY).axes[0]
-    ends = [line for line in ax.lines if line.get_label() == "end point"]
-    sizes = [line.get_markersize() for line in ends]
-    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 3
-    assert {line.get_markerfacecolor() for line in ends} == {"none"}
-    assert len({line.get_marker() for line in ends}) == 3
-
-
 @pytest.mark.parametrize(
     "picture",
     [
         lambda: partition.draw_counts(counts(10, 5)),
         lambda: spectrum.draw(eigen(A=[9, 5, 3])),
-        lambda: plane_picture.draw(plane(), GEOMETRY),
     ],
-    ids=["partition", "spectrum", "toy"],
+    ids=["partition", "spectrum"],
 )
 @pytest.mark.slow
 def test_same_table_same_bytes_and_no_settings_left_behind(picture, tmp_path):

@@ -1,319 +1,250 @@
 """Decision regions on Iris in the plane: the example of FedProj (Chunduru et al., figure 1).
 
-Iris, reduced to two principal components, is dealt to three clients by class; an MLP (2-64-64-3) is trained by
-FedAvg, FedDF and FedProj. Before and after local training one sees what the clients forget. The paper gives 20 rounds
-of 5 local epochs, SGD with lr 1e-3 and momentum 0.9; scaling, exact split, minibatches, public data and seeds are not
-given, and are chosen here (``Protocol``). Trained by the training core, measured here.
+Iris, reduced to two principal components, is dealt to three clients, one class each. FedAvg, FedDF and FedProj train an MLP
+(2-64-64-3) on it. The regions show what clients forget in local training. The paper gives 20 rounds of 5 local epochs, SGD with
+lr 0.001 and momentum 0.9. Scaling, split, minibatches and public data it does not give: they are chosen here, and so is the
+default lr of 0.01.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
-from functools import partial
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from scipy.ndimage import gaussian_filter, zoom
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
-from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import scale
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+import fldiag
 from fldiag import registry
-from fldiag.config import Config, build
-from fldiag.data import Dataset
-from fldiag.errors import FldiagError, unknown
-from fldiag.execution.pools import open_pool
 from fldiag.execution.worker import threads
+from fldiag.plotting import style, words
 from fldiag.registry import Progress
-from fldiag.results.cache import Cache, Tell
-from fldiag.results.provenance import digest, provenance
-from fldiag.results.table import COLUMNS, Row, table
-from fldiag.seeding import numpy_rng, seed_for
-from fldiag.training.server import Federation
-from fldiag.training.setup import Setup
-
-from .iris_measures import (
-    CLASSES,
-    accuracies,
-    differences,
-    lines,
-    points,
-    predict,
-)
+from fldiag.results.select import only
+from fldiag.results.table import Row, table
+from fldiag.seeding import numpy_rng
 
 METHODS = ("fedavg", "feddf", "fedproj")
-CLIENTS, EPOCHS = 3, 5
-PUBLIC, DISTILLED = 300, 5  # public points; epochs of distillation on the server
-#: Points a side of the grid; how far the plane reaches beyond the data, as a share of its width.
+SPECIES = ("setosa", "versicolor", "virginica")
+#: Points a side of the grid; how far it reaches beyond the flowers, as a share of their width.
 GRID, MARGIN = 200, 0.05
-#: Share of each class (column) that a client (row) gets.
-SPLITS: dict[str, list[list[float]]] = {
-    "one": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "two": [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]],
-    "mixed": [[0.45, 0.45, 0.1], [0.1, 0.45, 0.45], [0.45, 0.1, 0.45]],
-    "dominant": [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]],
-}
+#: The models of a round, in this order everywhere.
+MODELS: list[Row] = [
+    {"moment": "received", "scope": "global"},
+    *({"moment": "trained", "scope": "client", "client": k} for k in range(3)),
+    {"moment": "aggregated", "scope": "global"},
+]
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """What the paper leaves open. Raises FldiagError for values that make no protocol.
-
-    ``split``: one class a client, two, two dominant ones with a tenth of the third (mixed), or one dominant class.
-    ``batch_size`` None: the whole client is one minibatch. ``raw``: features are not standardised before the PCA.
-    ``train_test``: 80/20, stratified, a new split for each seed; else all 150 flowers are trained and tested on.
-    """
-
-    split: str = "one"
-    lr: float = 1e-2
-    batch_size: int | None = 5
-    raw: bool = False
-    train_test: bool = False
-    rounds: int = 20
-
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise unknown("split", self.split, SPLITS)
-        if not 0 < self.lr < math.inf:
-            raise FldiagError(
-                f"lr = {self.lr!r} is not a learning rate", "give a number above 0", usage=True
-            )
-        for name, value in (("batch_size", self.batch_size), ("rounds", self.rounds)):
-            if value is not None and value < 1:
-                raise FldiagError(
-                    f"{name} = {value!r} is not valid",
-                    "give a whole number of at least 1",
-                    usage=True,
-                )
-
-    @property
-    def name(self) -> str:
-        """A label that differs whenever the protocol does, apart from the number of rounds."""
-        batch = "full-batch" if self.batch_size is None else f"batch{self.batch_size}"
-        scale = "raw" if self.raw else "standardised"
-        return f"{self.split}-{scale}-lr{self.lr:g}-{batch}{'-80-20' if self.train_test else ''}"
-
-
-def variants(**common: Any) -> tuple[Protocol, ...]:
-    """The protocol chosen, one change at a time, and the paper's learning rate, also with whole clients as minibatches.
-    ``common``: other fields of all of them, such as rounds."""
-    return (
-        Protocol(**common),
-        Protocol(raw=True, **common),
-        Protocol(lr=1e-3, **common),
-        *(Protocol(split, **common) for split in ("two", "mixed", "dominant")),
-        *(Protocol(split, 1e-3, None, **common) for split in ("one", "two", "dominant")),
-    )
-
-
-@dataclass(frozen=True)
-class World:
-    """The data set [n, 2], the clients' examples, the public points [300, 2]; x and y of the grid's columns and rows."""
-
-    dataset: Dataset
-    parts: list[np.ndarray]
-    public: Tensor
-    axes: tuple[np.ndarray, np.ndarray]
-
-    @property
-    def grid(self) -> Tensor:
-        """[200 * 200, 2], row after row."""
-        x, y = np.meshgrid(*self.axes)
-        return torch.from_numpy(np.stack([x.ravel(), y.ravel()], 1)).float()
-
-
-def world(protocol: Protocol, seed: int) -> World:
-    """The data of a seed. Scaling and PCA are fitted to the training examples; the public points are uniform in their
-    bounding box, and have no labels."""
-    bunch = load_iris()
-    train = test = np.arange(len(bunch.target))
-    if protocol.train_test:
-        state = seed_for(seed, "iris test") % 2**32
-        train, test = train_test_split(
-            train, test_size=0.2, stratify=bunch.target, random_state=state
-        )
-    steps = [] if protocol.raw else [StandardScaler()]
-    plane = make_pipeline(*steps, PCA(2, svd_solver="full")).fit(bunch.data[train])
-    z = plane.transform(bunch.data).astype(np.float32)
-    x, y = torch.from_numpy(z), torch.from_numpy(bunch.target).long()
-    public = numpy_rng(seed, "iris public").uniform(z[train].min(0), z[train].max(0), (PUBLIC, 2))
+def flowers() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The 150 flowers on the first two principal components of their standardised features [150, 2]; their classes; lower left
+    and upper right of the plane that is shown [2, 2]."""
+    x, y = load_iris(return_X_y=True)
+    z = PCA(2, svd_solver="full").fit_transform(scale(x)).astype(np.float32)
     room = MARGIN * (z.max(0) - z.min(0))
-    columns, rows = (
-        np.linspace(low, high, GRID)
-        for low, high in zip(z.min(0) - room, z.max(0) + room, strict=True)
-    )
-    return World(
-        Dataset("iris in the plane", x[train], y[train], x[test], y[test], CLASSES),
-        deal(y[train].numpy(), protocol.split, seed),
-        torch.from_numpy(public).float(),
-        (columns, rows),
-    )
+    return z, y, np.stack([z.min(0) - room, z.max(0) + room])
 
 
-def deal(labels: np.ndarray, split: str, seed: int) -> list[np.ndarray]:
-    """Indices of each client: every class, shuffled by seed, cut by the clients' shares."""
-    pieces: list[list[np.ndarray]] = [[] for _ in range(CLIENTS)]
-    for c in range(CLASSES):
-        members = np.flatnonzero(labels == c)
-        members = members[numpy_rng(seed, "iris split", c).permutation(len(members))]
-        shares = np.cumsum([row[c] for row in SPLITS[split]])
-        cuts = np.rint(shares * len(members)).astype(int)
-        for k, piece in enumerate(np.split(members, cuts[:-1])):
-            pieces[k].append(piece)
-    return [np.sort(np.concatenate(p)) for p in pieces]
+def train(method: str, lr: float, rounds: int, seed: int) -> list[Tensor]:
+    """The models [5, P] of every round. Methods that distil do so for 5 epochs of SGD with the clients' lr, on 300 points without
+    labels, uniform in the box of the flowers. FedProj has no penalty on weights, so it is FedDF with projection.
 
-
-def config(protocol: Protocol, method: str, seed: int, largest: int) -> Config:
-    """The run's config; ``largest`` client. Methods that distil do so for 5 epochs of SGD at temperature 3 with the
-    clients' learning rate; FedProj without its penalty on weights, so that it is FedDF plus projection."""
-    options: dict[str, Any] = {"name": method}
-    fields = registry.method.get(method).options.model_fields
-    if {"epochs", "tau", "lr", "optimizer"} <= fields.keys():
-        options |= {"epochs": DISTILLED, "tau": 3.0, "lr": protocol.lr, "optimizer": "sgd"}
-    if "gamma_wd" in fields:
-        options["gamma_wd"] = 0.0
-    return build(
-        {
-            "name": "iris",
-            "seed": seed,
-            "rounds": protocol.rounds,
-            "method": options,
-            "model": {"name": "mlp_iris"},
-            "data": {"name": "iris"},
-            "partition": {"kind": "iid"},
-            "clients": {"total": CLIENTS, "per_round": CLIENTS},
-            "train": {
-                "epochs": EPOCHS,
-                "batch_size": protocol.batch_size or largest,
-                "lr": protocol.lr,
-                "lr_decay": 1.0,
-                "momentum": 0.9,
-                "weight_decay": 0.0,
-            },
-        }
-    )
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training; ``is_drawn``: its points and regions join the rows."""
-
-    protocol: Protocol
-    method: str
-    seed: int
-    is_drawn: bool = False
-
-    @property
-    def text(self) -> str:
-        return f"{self.protocol.name}, {self.method}, seed {self.seed}"
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Its name in the cache, and a digest of whatever decides the numbers."""
-        origin = {k: v for k, v in provenance().items() if k not in ("seed", "threads")}
-        name = f"{self.protocol.name}-{self.method}-s{self.seed}"
-        return name, digest(origin, asdict(self))
-
-
-def train(_: None, job: Job) -> pd.DataFrame:
-    """The rows of one training. Raises FldiagError when it diverges."""
-    with threads(1):  # steps this small only wait for each other on several
-        rows = _measure_rounds(job)
-    frame = table(
-        rows,
-        run=job.protocol.name,
-        method=job.method,
-        seed=job.seed,
-        estimator="exact",
-        slice="test" if job.protocol.train_test else "all",
-    )
-    return frame.astype({c: "string" for c in ("reference", "line") if c in frame})
-
-
-def _measure_rounds(job: Job) -> list[Row]:
-    problem = world(job.protocol, job.seed)
-    settings = config(job.protocol, job.method, job.seed, max(map(len, problem.parts)))
-    setup = Setup(settings, dataset=problem.dataset, parts=problem.parts, public=problem.public)
-    federation = Federation(setup)
-    rows: list[Row] = []
-    for t in range(1, job.protocol.rounds + 1):
-        received = federation.sent()
-        _, trained = federation.round(partial(map, setup.train))
-        models = torch.stack([received, *trained.rows, federation.w])
-        if not bool(torch.isfinite(models).all()):
-            raise FldiagError(
-                f"{job.method} diverged in round {t} with lr = {job.protocol.lr:g} (seed {job.seed})",
-                "lower --lr",
-                usage=True,
-            )
-        predicted = predict(setup.network, models, problem.dataset.test_x)
-        rows += [{"round": t, **row} for row in accuracies(predicted, problem.dataset.test_y)]
-    regions = predict(setup.network, models, problem.grid)
-    rows += [{"round": t, **row} for row in differences(regions)]
-    if job.is_drawn:
-        rows += points(problem.dataset, problem.parts)
-        rows += [{"round": t, **row} for row in lines(regions, *problem.axes)]
-    return rows
-
-
-def run(
-    protocols: Sequence[Protocol] = (Protocol(),),
-    methods: Sequence[str] = METHODS,
-    seeds: Iterable[int] = range(5),
-    *,
-    keep: Path | None = None,
-    executor: str | Executor = "serial",
-    on_damage: Tell | None = None,
-    progress: Progress | None = None,
-) -> pd.DataFrame:
-    """The toy as a table: every protocol (``run``), seed and method. Slice: all 150 flowers, or the 30 of the test.
-
-    Rows of every round, in shares of [0, 1] (``n_examples`` flowers): ``accuracy`` and ``class_accuracy`` (index =
-    class) of the model received, of each client's after training, of the aggregated one; and of each client ``drop`` =
-    accuracy of the received minus the trained model, ``forgetting`` = the same of the class that loses most; with moment
-    trained and scope global, their means over the clients. Of the last round ``disagreement`` with the global model on a
-    200 x 200 grid, and, of a single protocol, for the first seed these grids, ``region``, and the flowers, ``point``.
-
-    ``keep``: a folder in which finished trainings are kept and read again; ``on_damage`` is told of those that were
-    damaged and are trained again. ``executor`` as in training; the result is the same.
-
-    Raises FldiagError for unknown methods, a method or seed given twice, and trainings that diverge.
+    Raises FldiagError for a training that diverges.
     """
-    seeds = list(seeds)
-    if not methods or not seeds:
-        raise FldiagError("nothing to train", "give at least one method and seed", usage=True)
-    for name, values in (("seeds", seeds), ("methods", methods)):
-        if len(set(values)) != len(values):
-            raise FldiagError(
-                f"{name} = {list(values)} has one twice", "give each once", usage=True
-            )
-    for method in methods:
-        config(protocols[0], method, seeds[0], 1)  # refuses an unknown method, before any training
-    drawn_seed = seeds[0] if len(protocols) == 1 else None
-    jobs = [Job(p, m, int(s), s == drawn_seed) for p in protocols for s in seeds for m in methods]
-    cache = None if keep is None else Cache(keep)
-    frames = [None if cache is None else cache.get(*job.key, on_damage) for job in jobs]
-    missing = [i for i, frame in enumerate(frames) if frame is None]
-    with open_pool(
-        executor, train, None, threads=1, name=lambda job: job.text, most=len(missing)
-    ) as pool:
-        results = pool.map([jobs[i] for i in missing])
-        for i, job in enumerate(jobs):
-            if progress:
-                progress(i, len(jobs), job.text)
-            if frames[i] is None:
-                frames[i] = frame = next(results)
-                if cache is not None:
-                    cache.put(*job.key, frame, {**provenance(), "training": asdict(job)})
-    if progress:
-        progress(len(jobs), len(jobs), "done")
-    rows = pd.concat(frames, ignore_index=True)
-    return rows[[*COLUMNS, *sorted(set(rows.columns) - set(COLUMNS))]]
+    z, y, _ = flowers()
+    public = numpy_rng(seed, "iris public").uniform(z.min(0), z.max(0), (300, 2))
+    distil = {"epochs": 5, "tau": 3.0, "optimizer": "sgd", "lr": lr}
+    options = {"fedavg": {}, "feddf": distil, "fedproj": {**distil, "gamma_wd": 0.0}}
+    with TemporaryDirectory() as folder:
+        for name, first, second in (("iris", z, z), ("public", public[:150], public[150:])):
+            arrays: dict[str, Any] = {"train_images": first, "test_images": second}
+            np.savez(f"{folder}/{name}.npz", train_labels=y, test_labels=y, **arrays)
+        clients = Path(folder, "clients.json")
+        clients.write_text(json.dumps([np.flatnonzero(y == k).tolist() for k in range(3)]))
+        config = fldiag.Config(
+            seed=seed,
+            rounds=rounds,
+            method={"name": method, **options[method]},
+            model={"name": "mlp_iris"},
+            data={"name": f"npz:{folder}/iris.npz", "public": f"npz:{folder}/public.npz"},
+            partition={"kind": "file", "path": str(clients)},
+            clients={"total": 3, "per_round": 3},
+            train={"epochs": 5, "batch_size": 5, "lr": lr, "lr_decay": 1.0, "weight_decay": 0.0},
+        )
+        run = fldiag.train(config, out=Path(folder, "run"), device="cpu")
+        if run.status == "diverged":
+            what = f"{method} diverged with lr = {lr:g} (seed {seed})"
+            raise fldiag.FldiagError(what, usage=True)
+        checkpoints: list[Any] = [run.checkpoint(t) for t in range(1, rounds + 1)]
+    return [
+        torch.stack([c.received, *c.clients, parameters_to_vector(c.state.values())])
+        for c in checkpoints
+    ]
+
+
+@torch.no_grad()
+def predict(models: Tensor, x: np.ndarray) -> np.ndarray:
+    """The classes [5, n] that the models [5, P] give the points x [n, 2]."""
+    with torch.random.fork_rng(devices=[]):
+        net = registry.model.get("mlp_iris").build((2,), 3)
+    classes = []
+    for w in models:
+        vector_to_parameters(w, net.parameters())
+        classes.append(net(torch.from_numpy(x).float()).argmax(1))
+    return torch.stack(classes).numpy()
+
+
+@threads(1)  # steps this small only wait for each other on several
+def run(
+    lr: float = 0.01,
+    rounds: int = 20,
+    seeds: Sequence[int] = range(5),
+    progress: Progress = lambda done, total, text: None,
+) -> pd.DataFrame:
+    """The toy as a table: every seed and method; accuracies are shares of the 150 flowers.
+
+    Rows of every round: ``accuracy`` and ``class_accuracy`` (index = class) of the model received, of each client's after
+    training, of the aggregated one; of each client ``drop`` = accuracy of the received minus the trained model, ``forgetting`` =
+    the same of the class that loses most; the clients' means (moment trained, scope global). Of the last round ``disagreement``:
+    the share of a 200 x 200 grid in which a client's model and the global one (``reference``: received or aggregated) differ, and
+    the clients' mean. For the first seed these grids, ``region``: their ``classes`` (see ``encode``), and as value the share of
+    them in which the model differs from the aggregated one.
+
+    Raises FldiagError for a training that diverges.
+    """
+    z, y, box = flowers()
+    points = np.stack(np.meshgrid(*np.linspace(box[0], box[1], GRID).T), -1).reshape(-1, 2)
+    jobs = list(itertools.product(seeds, METHODS))
+    tables = []
+    for i, (seed, method) in enumerate(jobs):
+        progress(i, len(jobs), f"{method}, seed {seed}")
+        rows: list[Row] = []
+        for t, models in enumerate(train(method, lr, rounds, seed), 1):
+            rows += [{"round": t, **row} for row in _scores(predict(models, z), y)]
+        maps = predict(models, points).reshape(-1, GRID, GRID)
+        for reference, other in (("received", maps[0]), ("aggregated", maps[-1])):
+            rows += _clients("disagreement", (maps != other).mean((1, 2)), reference=reference)
+        if seed == seeds[0]:
+            for model, grid in zip(MODELS[1:], maps[1:], strict=True):
+                share = (grid != maps[-1]).mean()
+                rows.append({**model, "metric": "region", "value": share, "classes": encode(grid)})
+        tables.append(table(rows, method=method, seed=seed, round=rounds, estimator="exact"))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _scores(classes: np.ndarray, y: np.ndarray) -> Iterator[Row]:
+    right = classes == y
+    shares = np.stack([right[:, y == c].mean(1) for c in range(3)], 1)
+    for model, share in zip(MODELS, shares, strict=True):
+        for c in range(3):
+            yield {**model, "metric": "class_accuracy", "index": c, "value": share[c]}
+    accuracy = right.mean(1)
+    for model, value in zip(MODELS[::4], accuracy[::4], strict=True):
+        yield {**model, "metric": "accuracy", "value": value}
+    yield from _clients("accuracy", accuracy)
+    yield from _clients("drop", accuracy[0] - accuracy)
+    yield from _clients("forgetting", (shares[0] - shares).max(1))
+
+
+def _clients(metric: str, values: np.ndarray, **labels: str) -> Iterator[Row]:
+    """Of the models' values [5] those of the clients, and their mean."""
+    mean = {"moment": "trained", "scope": "global"}
+    for model, value in zip([*MODELS[1:4], mean], [*values[1:4], values[1:4].mean()], strict=True):
+        yield {**model, "metric": metric, "value": value, **labels}
+
+
+def encode(grid: np.ndarray) -> str:
+    """The classes of a grid, line after line, by run length: 57a143c are 57 points of class 0, then 143 of class 2."""
+    return "".join(f"{len(list(run))}{'abc'[c]}" for c, run in itertools.groupby(grid.flat))
+
+
+def decode(text: str) -> np.ndarray:
+    """
+    >>> np.array_equal(decode(encode(np.eye(GRID, dtype=int))), np.eye(GRID))
+    True
+    """
+    counts, classes = zip(*re.findall(r"(\d+)(\w)", text), strict=True)
+    return np.repeat(["abc".index(c) for c in classes], [*map(int, counts)]).reshape(GRID, GRID)
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Means over the seeds after the last round: accuracies of the global models, and means of the clients."""
+    rows = only(table, scope="global", round=table["round"].max(), index=None)
+    rows = rows[rows["metric"] != "region"].fillna({"reference": ""})
+    keys = ["moment", "metric", "reference"]
+    return rows.pivot_table(index=keys, columns="method", values="value").reset_index()
+
+
+# ---- the picture
+#: Of the classes: pale, middle and dark in greyscale too, and apart for colour-blind readers.
+FILLS, INKS = ("#FBEBC4", "#9CC8E6", "#B983A6"), ("#A86A00", "#003F66", "#3F0F33")
+MARKERS = ("o", "s", "^")
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """The regions of the first seed after the last round: a row a method, a column a client and one for the global model.
+
+    Borders are those of the grid's classes, blurred over 1.5 of its 200 steps. A client's own flowers are filled.
+    """
+    z, y, box = flowers()
+    extent: Any = box.T.ravel()
+    seed = only(table, metric="region")["seed"].iloc[0]
+    table = only(table, seed=seed, round=table["round"].max())
+    heads = [*(f"client {k}: {name}\n" for k, name in enumerate(SPECIES)), "global model\n"]
+    panels = itertools.product(METHODS, MODELS[1:])
+    with style.paper():
+        fig, axes = style.panels(12, 1.75, 0.2, across=4, least=1, sharex=True, sharey=True)
+        for ax, (method, model), head in zip(axes, panels, heads + 8 * [""], strict=True):
+            rows = only(table, method=method)
+            part = only(rows, **{"client": None, **model})
+            fine = np.stack([zoom(mask, 3, order=1) for mask in _blurred(part)]).argmax(0)
+            look: dict[str, Any] = {"cmap": ListedColormap(FILLS), "vmin": 0, "vmax": 2}
+            look |= {"origin": "lower", "aspect": "auto", "interpolation": "nearest"}
+            ax.imshow(fine, extent=extent, **look)
+            share = part.set_index("metric")["value"]
+            text = f"{100 * share['accuracy']:.1f} % right"
+            if "client" in model:
+                text += f", {100 * share['region']:.0f} % differ"
+                shared = _blurred(only(rows, client=None))
+                for c in range(3):
+                    lead = shared[c] - np.delete(shared, c, 0).max(0)
+                    ax.contour(lead, [0], extent=extent, colors="k", linewidths=0.8)
+            for c, (ink, marker) in enumerate(zip(INKS, MARKERS, strict=True)):
+                face = ink if model.get("client", c) == c else "white"
+                look = {"marker": marker, "edgecolor": ink, "facecolor": face}
+                ax.scatter(z[y == c, 0], z[y == c, 1], s=5, linewidth=0.4, **look)
+            ax.set_title(head + text, fontsize=7)
+            ax.set(xticks=[], yticks=[], xlabel="first component")
+            ax.set_ylabel(f"{words.method(method)}\nsecond component")
+            ax.label_outer()
+            ax.spines[:].set_visible(True)
+        handles: list[Any] = [
+            (Patch(color=fill), Line2D([], [], color=ink, marker=marker, linestyle="none"))
+            for fill, ink, marker in zip(FILLS, INKS, MARKERS, strict=True)
+        ]
+        hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+        handles += [Line2D([], [], color="k", **hollow), Line2D([], [], color="k")]
+        texts = [*SPECIES, "of another client", "border of the global model"]
+        style.legend(fig, handles, texts)
+    return fig
+
+
+def _blurred(rows: pd.DataFrame) -> np.ndarray:
+    """By how much each class has the points of a model's grid, [3, 200, 200]."""
+    grid = decode(only(rows, metric="region")["classes"].item())
+    return np.stack([gaussian_filter(np.where(grid == c, 1.0, 0.0), 1.5) for c in range(3)])

@@ -1,279 +1,209 @@
 """FedSOL against FedProx in the plane (Lee et al., "FedSOL", CVPR 2024, appendix H, figure 12).
 
-Client k has the loss L_k(w) = 1/2 [a_k (x - x*)^2 + (y - y*)^2] around w_l* = (x*, y*), and every client
-starts from w_g. Below A = diag(a, 1), d = w_l* - w_g, D = ||d||, u = w - w_g, and the proximal loss is
-||u||^2 / 2. FedSOL comes to rest on the line from w_g to w_l*, rho short of w_l*, whatever a is; FedProx
-comes to rest off the line unless a = 1. The paths are those of the training core: no loop of its own here.
+Client k has the loss L_k(w) = 1/2 [a_k (x - x*)^2 + (y - y*)^2] around w_l* = (x*, y*), and every client starts from w_g.
+Below, d = w_l* - w_g, D = ||d|| and u = w - w_g; the proximal loss is ||u||^2 / 2. FedSOL comes to rest on the line from w_g
+to w_l*, rho before w_l*, whatever a is. FedProx comes to rest off the line unless a = 1. fldiag trains both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Ellipse
+from torch import Tensor, nn
 
-from fldiag import models
-from fldiag.config import build
+import fldiag
 from fldiag.data import Dataset
-from fldiag.errors import FldiagError
-from fldiag.local import Local
-from fldiag.method import Method, Part
+from fldiag.plotting import style, words
+from fldiag.registry import Progress
+from fldiag.results.select import only
 from fldiag.results.table import Row, table
-from fldiag.step import Step
-from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
-#: Not reciprocal of each other: FedProx's mean would land on the line by symmetry.
 CURVATURES = (0.2, 0.5, 1.0, 3.0)
-A_RANGE = (1e-6, 1e6)  # beyond it gradient descent takes millions of steps
-W_G, W_L = np.array([0.5, -0.4]), np.array([3.0, 2.0])
+W_G: Any = np.array([0.5, -0.4])
+W_L: Any = np.array([3.0, 2.0])
 D = math.hypot(*(W_L - W_G))
-CONVERGED = 1e-7  # at rest: ||gradient|| below this, in units of min(a, 1) D
 MIN_STEPS, MAX_STEPS = 500, 20_000
 
 
-def fedprox_end(w_g: np.ndarray, w_l: np.ndarray, a: float, beta: float) -> np.ndarray:
-    """u = (a/(a + beta) d_x, 1/(1 + beta) d_y), [2]: the solution of A (w - w_l*) + beta (w - w_g) = 0.
-
-    Parallel to d if and only if a = 1, beta = 0 or d lies on an axis.
-    """
+def fedprox_end(a: float, beta: float) -> np.ndarray:
+    """u = (a/(a + beta) d_x, 1/(1 + beta) d_y): the solution of diag(a, 1) (w - w_l*) + beta (w - w_g) = 0, [2]."""
     curvature = np.array([a, 1.0])
-    return w_g + curvature / (curvature + beta) * (w_l - w_g)
+    return W_G + curvature / (curvature + beta) * (W_L - W_G)
 
 
-def fedsol_end(w_g: np.ndarray, w_l: np.ndarray, rho: float) -> np.ndarray:
-    """w_g + (D - rho) d/D, [2]: A (w + rho u/||u|| - w_l*) = 0, in which A drops out. It exists for rho < D only."""
-    distance = math.hypot(*(w_l - w_g))
-    return w_g + (distance - rho) / distance * (w_l - w_g)
+def fedsol_end(rho: float) -> np.ndarray:
+    """w_g + (D - rho) d/D, [2]: diag(a, 1) (w + rho u/||u|| - w_l*) = 0, for every a. It exists for rho < D only."""
+    return W_G + (D - rho) / D * (W_L - W_G)
 
 
-def stability_bound(a: float, rho: float, radius: float) -> float:
-    """Gradient descent on FedSOL's field is stable around its equilibrium for lr < 2/(max(a, 1) (1 + rho/s)).
-
-    s = ``radius`` = ||u|| there. The Jacobian A (I + (rho/s)(I - dd^T/D^2)) has positive real eigenvalues,
-    the largest at most max(a, 1)(1 + rho/s), and equal to it when d lies on the axis of smaller curvature.
-    """
-    return 2 / (max(a, 1.0) * (1 + rho / radius))
-
-
-def geometry(
-    rho: float = 1.5, beta: float = 1.0, a: Sequence[float] = CURVATURES
-) -> dict[str, Any]:
-    """What a picture needs besides the table; ``equilibrium`` is None for rho >= D."""
-    return {
-        "w_g": W_G.tolist(),
-        "w_l": W_L.tolist(),
-        "a": list(a),
-        "rho": rho,
-        "beta": beta,
-        "distance": D,
-        "equilibrium": fedsol_end(W_G, W_L, rho).tolist() if rho < D else None,
-    }
-
-
-class Recorder(Part):
-    """Notes where each client is: w before every step and after the last, [steps + 1, P] by client id."""
+class Recorder(fldiag.Part):
+    """Notes w before every step: for each stack of clients a list of [k, P]."""
 
     def __init__(self) -> None:
-        self.paths: dict[int, Tensor] = {}
-        self._cohort: list[Tensor] = []
+        self.stacks: dict[tuple[int, ...], list[Tensor]] = {}
 
-    def begin(self, local: Local) -> None:
-        self._cohort = []
-
-    def correct(self, step: Step, g: Tensor) -> Tensor:
-        self._cohort.append(step.w.clone())
+    def correct(self, step: Any, g: Tensor) -> Tensor:
+        self.stacks.setdefault(tuple(step.local.ids), []).append(step.w.clone())
         return g
 
-    def finish(self, local: Local) -> dict[str, Tensor]:
-        rows = torch.stack([*self._cohort, local.w], dim=1)
-        self.paths.update(zip(local.ids, rows, strict=True))
-        return {}
 
+def simulate(method: Row, a: Sequence[float], lr: float, steps: int) -> np.ndarray:
+    """The clients' paths in one round from w_g by full-batch gradient descent in float64, [len(a), steps + 1, 2].
 
-def clients(a: Sequence[float]) -> tuple[Dataset, list[np.ndarray]]:
-    """Two examples a client, (sqrt(a), 1) and (-sqrt(a), 1) with target 0, and the partition.
-
-    For weights (x, y) of a linear model without bias the mean of half the squared residuals is then
-    1/2 (a x^2 + y^2): L_k in coordinates around w_l*, where storing targets in float32 costs no precision.
+    A client has two examples, (sqrt(a), 1) and (-sqrt(a), 1), with target 0. For the weights (x, y) of a linear model the mean
+    of half the squared residuals is then 1/2 (a x^2 + y^2), which is L_k in coordinates around w_l*.
     """
-    root = torch.tensor(a, dtype=torch.float64).sqrt().float()
-    one = torch.ones_like(root)
-    x = torch.stack([torch.stack([root, one], 1), torch.stack([-root, one], 1)], 1).flatten(0, 1)
-    y = torch.zeros(len(x), 1)
-    return Dataset("plane", x, y, x, y, 1), [np.array([2 * k, 2 * k + 1]) for k in range(len(a))]
-
-
-def simulate(
-    method: dict[str, Any],
-    a: Sequence[float],
-    *,
-    lr: float,
-    steps: int,
-    w_g: np.ndarray = W_G,
-    w_l: np.ndarray = W_L,
-) -> tuple[np.ndarray, np.ndarray]:
-    """One round of the method (name and options, as in a config) from w_g: plain full-batch SGD in float64.
-
-    Returns the clients' paths [len(a), steps + 1, 2] and the aggregate [2]. Raises FldiagError when the weights
-    overflow."""
-    config = build(
-        {
-            "name": "plane",
-            "rounds": 1,
-            "method": method,
-            "model": {"name": "mlp", "hidden": (), "bias": False},
-            "partition": {"kind": "iid"},
-            "clients": {"total": len(a), "per_round": len(a)},
-            "train": {
-                "epochs": steps,
-                "batch_size": 2,
-                "lr": lr,
-                "lr_decay": 1.0,
-                "momentum": 0.0,
-                "weight_decay": 0.0,
-                "aggregate": "uniform",
-                "precision": "fp64",
-            },
-        }
+    config = fldiag.Config(
+        rounds=1,
+        method=method,
+        clients={"total": len(a), "per_round": len(a)},
+        train={
+            "epochs": steps + 1,  # the recorder sees w before a step
+            "batch_size": 2,
+            "lr": lr,
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "precision": "fp64",
+        },
     )
-    dataset, parts = clients(a)
-    module = models.build("mlp", dataset.shape, dataset.classes, config.model.options).double()
-    with torch.no_grad():
-        next(module.parameters()).copy_(torch.from_numpy(w_g - w_l))
-    setup = Setup(config, dataset=dataset, parts=parts, module=module)
+    x = torch.tensor([[sign * value**0.5, 1.0] for value in a for sign in (1, -1)])
+    y = torch.zeros(len(x), 1)
+    parts = list(np.arange(len(x)).reshape(-1, 2))
+    module = nn.Linear(2, 1, bias=False, device="meta")  # draws no random numbers
+    module.weight = nn.Parameter(torch.from_numpy(W_G - W_L)[None])
+    data = Dataset("plane", x, y, x, y, 1)
+    setup = Setup(config, device="cpu", dataset=data, parts=parts, module=module)
     recorder = Recorder()
-    setup.method = Method(*setup.method, recorder)
-    federation = Federation(setup)
-    federation.round(partial(map, setup.train))
-    paths = w_l + torch.stack([recorder.paths[k] for k in range(len(a))]).numpy()
-    if not np.isfinite(paths).all():
-        raise FldiagError(f"{method['name']} diverged with lr = {lr:g}", "lower lr", usage=True)
-    return paths, w_l + federation.w.numpy()
+    setup.method = fldiag.Method(*setup.method, recorder)
+    with TemporaryDirectory() as folder:
+        fldiag.train(config, out=Path(folder, "run"), setup=setup)
+    return W_L + torch.cat([torch.stack(w, 1) for w in recorder.stacks.values()]).numpy()
 
 
-def run(rho: float = 1.5, beta: float = 1.0, a: Sequence[float] = CURVATURES) -> pd.DataFrame:
+def run(
+    rho: float = 1.5,
+    beta: float = 1.0,
+    a: Sequence[float] = CURVATURES,
+    progress: Progress = lambda done, total, text: None,
+) -> pd.DataFrame:
     """The toy as a table: FedSOL (L_p = l2, fixed strength, full model) and FedProx (mu = ``beta``).
 
-    The learning rate is half of what is stable for every client (each method its own), and the steps are
-    enough to come to rest. Rows (with ``x``, ``y``, ``a``; the value is ||w - w_g|| unless said):
+    The learning rate is half of what is stable for every client, and the steps are enough to come to rest. Rows, with ``x``,
+    ``y`` and the client's ``a``; the value is ||w - w_g|| unless said:
 
-    - ``trajectory`` (``index`` = step), ``end_point`` (``residual`` = norm of the last gradient,
-      ``converged``), ``closed_form``, for each client and method;
+    - ``trajectory`` (``index`` = step), ``end_point`` and ``closed_form``, for each client and method;
     - ``distance``: ||end point - closed form||; ``angle``: between end point - w_g and d, in degrees;
-    - ``aggregate`` and ``aggregate_closed_form``, ``_distance``, ``_angle``: the same for the clients' mean
-      (FedProx's leaves the line too, unless curvatures come in pairs a, 1/a: then a/(a + 1) is 1/2 in the mean);
-    - ``hover_radius``: largest ||w - w_g|| in the last quarter of the steps, for FedSOL when rho >= D, in
-      place of closed form, distance and angle: no equilibrium, ``converged`` is False, the client hovers.
+    - ``hover_radius``, for FedSOL with rho >= D, which has no equilibrium: largest ||w - w_g|| in the last quarter of the steps,
+      in place of closed form, distance and angle.
 
-    Raises FldiagError for a outside 1e-6..1e6, negative rho or beta, and steps beyond 20,000.
+    Raises FldiagError for more than 20,000 steps.
     """
-    for name, value in (("rho", rho), ("beta", beta)):
-        if not 0 <= value < math.inf:
-            raise FldiagError(
-                f"{name} = {value!r} is not valid", "give a finite number >= 0", usage=True
-            )
-    low, high = A_RANGE
-    if not a or not all(low <= value <= high for value in a):
-        raise FldiagError(
-            f"a = {a!r} are not curvatures", f"give numbers in {low:g}..{high:g}", usage=True
-        )
-    # Half the bound of the steepest client; without equilibrium, as if it were at D/10 (small hovering).
-    rates = {
-        "fedsol": stability_bound(max(a), rho, D - rho if rho < D else D / 10) / 2,
-        "fedprox": 1 / (max(*a, 1.0) + beta),
-    }
-    ends = {
-        "fedsol": [fedsol_end(W_G, W_L, rho)] * len(a) if rho < D else None,
-        "fedprox": [fedprox_end(W_G, W_L, value, beta) for value in a],
-    }
-    options: dict[str, Row] = {
-        "fedsol": {"rho": rho, "loss": "l2", "strength": "fixed", "part": "full"},
-        "fedprox": {"mu": beta},
-    }
-    steps = _step_count(a, rho, beta, rates)
-    rows: list[Row] = []
-    for method in rates:
-        exact, rate = ends[method], rates[method]
-        paths, mean = simulate({"name": method, **options[method]}, a, lr=rate, steps=steps)
-        common = {"method": method, "round": 1}
-        for k, path in enumerate(paths):
-            client = {**common, "moment": "trained", "scope": "client", "client": k, "a": a[k]}
-            end = None if exact is None else exact[k]
-            rows += [{**row, **client} for row in _client(path, a[k], rate, end)]
-        common |= {"moment": "aggregated", "scope": "global"}
-        rows.append({**_at("aggregate", mean), **common})
-        if exact is not None:
-            rows += [
-                {**row, **common, "metric": f"aggregate_{row['metric']}"}
-                for row in _against(mean, np.mean(exact, 0))
-            ]
-    return table(rows)
-
-
-def _client(path: np.ndarray, a: float, lr: float, exact: np.ndarray | None) -> list[Row]:
-    residual = math.hypot(*(path[-1] - path[-2])) / lr
-    rows = [{**_at("trajectory", w), "index": t} for t, w in enumerate(path)]
-    rows.append(
-        {
-            **_at("end_point", path[-1]),
-            "index": len(path) - 1,
-            "residual": residual,
-            "converged": exact is not None and residual <= CONVERGED * min(a, 1.0) * D,
-        }
-    )
-    if exact is not None:
-        return rows + _against(path[-1], exact)
-    tail = path[-max(1, len(path) // 4) :] - W_G
-    hover = {
-        "metric": "hover_radius",
-        "value": float(np.linalg.norm(tail, axis=1).max()),
-        "estimator": "simulated",
-        "converged": False,
-    }
-    return [*rows, hover]
-
-
-def _against(end: np.ndarray, exact: np.ndarray) -> list[Row]:
-    """Closed form, distance from it and angle to the line."""
-    (ux, uy), (dx, dy) = end - W_G, W_L - W_G
-    angle = math.degrees(math.atan2(abs(dx * uy - dy * ux), dx * ux + dy * uy))
-    return [
-        _at("closed_form", exact, "exact"),
-        {"metric": "distance", "value": math.hypot(*(end - exact)), "estimator": "simulated"},
-        {"metric": "angle", "value": angle, "unit": "degrees", "estimator": "simulated"},
-    ]
-
-
-def _at(metric: str, w: np.ndarray, estimator: str = "simulated") -> Row:
-    return {
-        "metric": metric,
-        "x": float(w[0]),
-        "y": float(w[1]),
-        "value": math.hypot(*(w - W_G)),
-        "estimator": estimator,
-    }
-
-
-def _step_count(a: Sequence[float], rho: float, beta: float, rates: dict[str, float]) -> int:
-    """Steps that shrink the flattest direction of either method by 1e-10; hovering needs none."""
-    flattest = min(*a, 1.0)
-    shrink = [rates["fedprox"] * (flattest + beta)]
-    if rho < D:
-        shrink.append(rates["fedsol"] * flattest)
-    steps = max(
-        MIN_STEPS, *(math.ceil(math.log(1e10) / -math.log1p(-min(share, 0.9))) for share in shrink)
-    )
+    # FedSOL is stable around its equilibrium for lr < 2/(max(a, 1) (1 + rho/||u||)): the Jacobian is
+    # diag(a, 1) (I + (rho/||u||)(I - dd^T/D^2)). Without equilibrium, as if it were at D/10.
+    steepest, flattest = max(*a, 1.0), min(*a, 1.0)
+    sol_lr = 1 / (steepest * (1 + rho / (D - rho if rho < D else D / 10)))
+    prox_lr = 1 / (steepest + beta)
+    # Steps that shrink the flattest direction of either method by 1e-10; hovering needs none.
+    share = min(prox_lr * (flattest + beta), sol_lr * flattest if rho < D else 1, 0.9)
+    share = max(share, 1e-9)  # also of curvatures that are not above 0
+    steps = max(MIN_STEPS, math.ceil(math.log(1e10) / -math.log1p(-share)))
     if steps > MAX_STEPS:
-        raise FldiagError(
-            f"coming to rest takes {steps} steps (a in {min(a):g}..{max(a):g}, rho = {rho:g}, D = {D:g})",
-            "give a nearer to 1 or a lower rho",
-            usage=True,
-        )
-    return steps
+        what = f"coming to rest takes {steps} steps"
+        raise fldiag.FldiagError(what, "give a nearer to 1, or a lower rho", usage=True)
+    fedsol: Row = {"name": "fedsol", "rho": rho, "loss": "l2", "strength": "fixed", "part": "full"}
+    fedprox: Row = {"name": "fedprox", "mu": beta}
+    sol_ends = [fedsol_end(rho) if rho < D else None] * len(a)
+    prox_ends = [fedprox_end(value, beta) for value in a]
+    rows: list[Row] = []
+    for method, lr, ends in ((fedsol, sol_lr, sol_ends), (fedprox, prox_lr, prox_ends)):
+        progress(len(rows) > 0, 2, method["name"])
+        paths = simulate(method, a, lr, steps)
+        for k, (path, end) in enumerate(zip(paths, ends, strict=True)):
+            client = {"method": method["name"], "client": k, "a": a[k]}
+            rows += [_at("trajectory", w, index=t, **client) for t, w in enumerate(path)]
+            rows.append(_at("end_point", path[-1], index=steps, **client))
+            if end is None:
+                farthest = max(path[-(len(path) // 4) :], key=lambda w: math.dist(w, W_G))
+                rows.append(_at("hover_radius", farthest, **client))
+                continue
+            rows.append(_at("closed_form", end, estimator="exact", **client))
+            rows.append({"metric": "distance", "value": math.dist(path[-1], end), **client})
+            (ux, uy), (dx, dy) = path[-1] - W_G, W_L - W_G
+            angle = math.degrees(math.atan2(abs(dx * uy - dy * ux), dx * ux + dy * uy))
+            rows.append({"metric": "angle", "value": angle, "unit": "degrees", **client})
+    return table(rows, round=1, moment="trained", scope="client", estimator="simulated")
+
+
+def _at(metric: str, w: np.ndarray, **labels: Any) -> Row:
+    return {"metric": metric, "x": w[0], "y": w[1], "value": math.dist(w, W_G), **labels}
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """All numbers but the trajectories."""
+    return table.loc[table["metric"] != "trajectory", ["method", "a", "metric", "x", "y", "value"]]
+
+
+# ---- the picture
+LINE: dict[str, Any] = {"color": "#777777", "linewidth": 0.8, "dashes": (5, 3)}
+CROSS: dict[str, Any] = {"linestyle": "none", "color": "k", "marker": "x", "markeredgewidth": 0.8}
+REACH = 0.8  # longer half axis of a client's contour
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """One panel a method: the clients' loss contours, their trajectories, end points and closed forms."""
+    curvatures = [float(a) for a in table["a"].dropna().unique()]
+    # Later markers are smaller: those that share a place still show.
+    rings: list[dict[str, Any]] = [
+        {"marker": style.look(i).marker, "markersize": max(14 - 2.5 * i, 4), "linestyle": "none"}
+        for i in range(len(curvatures))
+    ]
+    with style.paper():
+        fig, axes = style.panels(2, 3.7, sharex=True, sharey=True)
+        for ax, method in zip(axes, table["method"].dropna().unique(), strict=True):
+            ax.plot(*np.stack([W_G, W_L]).T, **LINE)
+            color = style.looks([method])[method].color
+            for a, ring in zip(curvatures, rings, strict=True):
+                _contour(ax, a)
+                looks: dict[str, dict[str, Any]] = {
+                    "trajectory": {"linewidth": 0.9, "alpha": 0.75},
+                    "end_point": {**ring, "markerfacecolor": "none"},
+                    "closed_form": {**CROSS, "markersize": 3.2, "zorder": 3},
+                }
+                for metric, look in looks.items():
+                    places = only(table, method=method, a=a, metric=metric)
+                    ax.plot(places["x"], places["y"], **{"color": color, **look})
+            # Each name stands beyond its end of the line, away from the paths between the two.
+            for point, name, sign in ((W_G, "$w_g$", -1), (W_L, "$w_l^*$", 1)):
+                ax.plot(*point, "k*", markersize=11, markeredgecolor="white", zorder=3)
+                shift = sign * 11 * (W_L - W_G) / D
+                place = {"xytext": shift, "textcoords": "offset points", "fontsize": 9}
+                ax.annotate(name, point, ha="center", va="center", **place)
+            ax.margins(0.15)
+            ax.set(title=words.method(method), xlabel="x", ylabel="y", aspect="equal")
+        hollow = {"color": "k", "markerfacecolor": "none", "markersize": 6}
+        handles = [Line2D([], [], **{**ring, **hollow}) for ring in rings]
+        handles += [Line2D([], [], **LINE), Line2D([], [], **CROSS)]
+        texts = [f"client with a = {a:g}" for a in curvatures]
+        style.legend(fig, handles, [*texts, "line to the optimum", "closed form"], ncols=3)
+    return fig
+
+
+def _contour(ax: Axes, a: float) -> None:
+    """A level line of the client's loss, with its curvature where the line is alone."""
+    half = REACH * np.minimum([a**-0.5, a**0.5], 1)
+    ax.add_patch(Ellipse(W_L, *2 * half, fill=False, edgecolor="#9a9a9a", linewidth=0.7))
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+    place = W_L - half * (a > 1, a <= 1)
+    ax.annotate(f"$a$ = {a:g}", place, ha="center", va="center", fontsize=6, bbox=box)
