@@ -45,7 +45,7 @@ def table1(scale: Scale, seed: int) -> Rows:
         kept = {"checkpoint.clients": "sampled", **over}
         run = trained(scale, protocol(scale, preset, kept, seed=seed))
         yield final(run, **labels)
-        rows = asked(scale, run, "matching", {"on": "global", "split": False}, **labels)
+        rows = asked(scale, run, "matching", {"on": "global"}, **labels)
         rows = rows[rows["scope"] == "global"]
         for metric, where in NUMBERS.items():
             is_it = (rows[list(where)] == pd.Series(where)).all(axis=1)

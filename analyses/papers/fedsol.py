@@ -40,7 +40,7 @@ KEPT: Over = {
     "metrics.steps": True,
     "metrics.proximal": "kl",
 }
-DRIFT = {"rho": (), "gradients": False, "representation": False, "propositions": False}
+DRIFT = {"rho": (), "gradients": False, "representation": False}
 FEDAVG: Over = {"method.name": "fedavg"}
 FEDSOL2: Over = {"method.rho": 2.0}
 

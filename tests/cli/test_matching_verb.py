@@ -266,7 +266,7 @@ def rooms(monkeypatch):
     [
         ("spectrum", "--samples", 200, "--trace"),
         ("landscape", "--samples", 200, "--points", 5),
-        ("matching", "--samples", 60, "--on", "global", "--k", 1, "--no-split"),
+        ("matching", "--samples", 60, "--on", "global", "--k", 1),
     ],
 )
 def test_memory_bounds_the_batches_and_not_the_result(trained, rooms, tmp_path, verb):
