@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def folder_to_run(
         raise FldiagError(
             f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True
         )
-    if root.resolve() == Path(root.resolve().anchor):
+    if os.path.realpath(root) == os.path.abspath(os.sep):
         raise FldiagError(
             f"{root} holds all files of this machine",
             "give the folder that holds the clients' files",
