@@ -71,6 +71,10 @@ def folder_to_run(
     key: str | None = None,
 ) -> Run:
     """Every round as it is read: what is missing or damaged is said and left out."""
+    if not os.path.isdir(root):  # False, too, for what no path can be
+        raise FldiagError(
+            f"{root} is no folder", "give the folder that holds the clients' files", usage=True
+        )
     if (root / "run.json").is_file():
         raise FldiagError(
             f"{root} is a run of fldiag already", "give it to the other verbs as it is", usage=True
