@@ -73,7 +73,9 @@ def folder_to_run(
     """Every round as it is read: what is missing or damaged is said and left out."""
     if not os.path.isdir(root):  # False, too, for what no path can be
         raise FldiagError(
-            f"{root} is no folder", "give the folder that holds the clients' files", usage=True
+            f"there is no folder {root}",
+            "give the folder that holds the clients' files",
+            usage=True,
         )
     if (root / "run.json").is_file():
         raise FldiagError(
