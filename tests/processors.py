@@ -83,7 +83,6 @@ NUMERIC = {
             "steps",
             "yesterday",
             "stochastic_models",
-            "toy_plane",
             "vit",
         )
     ),

@@ -75,7 +75,7 @@ def train(method: str, lr: float, rounds: int, seed: int) -> list[Tensor]:
             arrays: dict[str, Any] = {"train_images": first, "test_images": second}
             np.savez(f"{folder}/{name}.npz", train_labels=y, test_labels=y, **arrays)
         clients = Path(folder, "clients.json")
-        clients.write_text(json.dumps([np.flatnonzero(y == k).tolist() for k in range(3)]))
+        clients.write_text(json.dumps([np.flatnonzero(y == k).tolist() for k in range(3)]), "utf-8")
         config = fldiag.Config(
             seed=seed,
             rounds=rounds,
