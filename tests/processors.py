@@ -20,11 +20,9 @@ NUMERIC = {
     "golden",
     "methods",
     "parity",
-    "conformance/test_diagnostics.py",
     "conformance/test_methods.py",
     "conformance/test_model_curvature.py",
     "conformance/test_models.py",
-    "conformance/test_run_diagnostics.py",
     *(
         f"unit/test_{name}.py"
         for name in (
