@@ -19,17 +19,23 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import joblib
 import numpy as np
 import pandas as pd
 import torch
 
 import fldiag
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool
 from fldiag.results.machine import machine
 
 WORKS = ("convolutions alone", "CIFAR round", "four runs", "matching", "landscape")
 SECONDS, SIZES = (0.03, 0.3, 3.0), (2, 50)  # of a unit; MB of shared state
 EXECUTORS = ("processes:1", "dask")
+
+
+def cores() -> int:
+    """Workers of a Dask cluster of this machine."""
+    return max(1, joblib.cpu_count() // torch.get_num_threads())
 
 
 def wait(state: np.ndarray, seconds: float) -> float:
@@ -49,7 +55,7 @@ def overhead(turns: int) -> list[dict[str, object]]:
             ):
                 list(pool.map([0.0]))
                 start = time.perf_counter() - began
-                workers = getattr(pool, "workers", None) or len(pool.client.nthreads())  # type: ignore[attr-defined]
+                workers = 1 if executor == "processes:1" else cores()
                 for seconds in SECONDS:
                     units = [seconds] * max(2, int((1.5 if seconds < 1 else 6) / seconds))
                     ratios = []
