@@ -401,6 +401,7 @@ STUDIES = (
         "Number of examples per class and client: two shards per client, and LDA with concentration 0.1.",
         fig2,
         bubbles,
+        seeds=0,
     ),
     Study(
         "fedsol/fig3",
@@ -479,6 +480,7 @@ STUDIES = (
         "local optimum for every curvature; FedProx ends beside it unless a = 1. The figure is the same at every scale.",
         fig12,
         draw_fig12,
+        seeds=0,
     ),
     Study(
         "fedsol/causes",

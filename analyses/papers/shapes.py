@@ -244,7 +244,7 @@ def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
     with style.paper():
         first = min(max([1.2, *map(style.text_width, names)]), 2.2)
         about = f"{_about(table)}; in brackets: printed"
-        each = 0.8 if is_long else 1.1
+        each = 0.8 if is_long else 1.4
         head = [_wrapped(about, first, 3), *(_wrapped(text, each - 0.05, 3) for text in heads)]
         width = style.wide(min(style.TWO_COLUMNS, first + each * len(heads) + 0.2))
         fig = style.figure(width, 0.3 * (len(body) + 1) + 0.2)

@@ -122,7 +122,8 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Study:
-    """A figure or table. ``name``: as ``fedsol/fig6``; ``source``: where the paper has it; ``seeds``: how many it wants."""
+    """A figure or table. ``name``: as ``fedsol/fig6``; ``source``: where the paper has it; ``seeds``: how many it wants; 0 where
+    no seed changes it."""
 
     name: str
     title: str
@@ -305,9 +306,13 @@ def counted(question: str, config: fldiag.Config, **labels: Any) -> pd.DataFrame
 # ---- making a study
 
 
+def _seeds(study: Study, scale: Scale) -> list[int]:
+    return list(range((scale.seeds or study.seeds) if study.seeds else 1))
+
+
 def table_of(study: Study, scale: Scale) -> pd.DataFrame:
     """All rows of a study at a scale; columns without an entry are left out."""
-    pieces = [t for seed in range(scale.seeds or study.seeds) for t in study.rows(scale, seed)]
+    pieces = [t for seed in _seeds(study, scale) for t in study.rows(scale, seed)]
     return pd.concat(pieces, ignore_index=True).dropna(axis=1, how="all")
 
 
@@ -321,7 +326,7 @@ def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         **{key: getattr(study, key) for key in ("title", "source", "caption")},
         "scale": scale.name,
         "command": f"fldiag figures {study.name} --scale {scale.name}{''.join(over)}",
-        "seeds": list(range(scale.seeds or study.seeds)),
+        "seeds": _seeds(study, scale),
         "runs": sorted(table["run"].dropna().unique()) if {"run", "trained_on"} <= {*table} else [],
         **provenance(),
     }
