@@ -19,7 +19,6 @@ from .reported import Cell, cell, cells, parse, printed
 from .study import (
     Scale,
     Study,
-    answer,
     asked,
     counted,
     curve,
@@ -92,9 +91,6 @@ def fig6(scale: Scale, seed: int) -> Rows:
         rows = asked(scale, run_, "drift", DRIFT, label=label)
         is_whole = (rows["scope"] == "global") & rows["layer"].isna()
         yield rows[is_whole & rows["metric"].str.endswith("_local_divergence")]
-    from .propositions import propositions  # imports torch, without which studies are listed
-
-    yield answer("propositions", propositions(run_), run_, label=label)
 
 
 def draw_fig6(table: pd.DataFrame) -> Figure:

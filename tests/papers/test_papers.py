@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import fldiag
 from fldiag_papers import costs, reported, shapes, study
 from fldiag_papers.ledger import chosen, side
-from fldiag_papers.propositions import _orders
 from fldiag_papers.verbs import PAPERS, figures, studies
 
 SMOKE = study.SCALES["smoke"]
@@ -149,19 +147,6 @@ def test_operations_of_steps():
     assert count["MFLOPs"] == pytest.approx(87.3, abs=0.1)  # as the paper prints
     assert count["params_M"] == pytest.approx(0.61, abs=0.005)
     assert costs.relative(config)["value"].tolist() == [1.0]
-
-
-def test_the_propositions_hold_on_a_smooth_model():
-    torch.manual_seed(0)
-    net, x, y = torch.nn.Linear(4, 3).double(), torch.randn(20, 4).double(), torch.arange(20) % 3
-    w = torch.randn(15).double()
-    loss = torch.nn.functional.cross_entropy
-    local, proximal = (
-        fldiag.Problem(net, loss, (x, labels), params=w, dtype=torch.float64)
-        for labels in (y, 2 - y)
-    )
-    for name, order in _orders(local, proximal).items():
-        assert order == pytest.approx(1 if "step" in name else 2, abs=0.1)
 
 
 # ---- studies
