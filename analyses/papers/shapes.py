@@ -149,9 +149,7 @@ def _curve(ax: Axes, points: pd.DataFrame, look: style.Look, window: int) -> Non
 def over(
     table: pd.DataFrame,
     panels: Mapping[str, str],
-    *,
     log: Collection[str] = (),
-    chance: float = 10,
 ) -> Figure:
     """Accuracy over the column ``at``, a panel for each ``factor``, a line a label; rows without ``at`` are a level line.
 
@@ -180,7 +178,7 @@ def over(
             ax.minorticks_off()
             ax.grid(True)
         for ax in axes:
-            style.chance(ax, chance, name=ax is axes[0])
+            style.chance(ax, 10, name=ax is axes[0])
         axes[0].set_ylabel("test accuracy [%]")
         fig.align_xlabels()
         _legend(fig, looks, table)

@@ -71,13 +71,6 @@ class Scale:
     store: Path = STORE
 
 
-def _options(samples: int, points: int) -> dict[str, dict[str, int]]:
-    names = ("landscape", "spectrum", "drift", "forgetting")
-    options = {name: {"samples": samples} for name in names}
-    options["landscape"]["points"] = points
-    return {**options, "matching": {"samples": 100, "k": 1}}
-
-
 SCALES = {
     scale.name: scale
     for scale in (
@@ -94,21 +87,11 @@ SCALES = {
                 "fedproj": Share(0.1, 0.4, 0.05),
                 "fedalign": Share(0.25, 0.25, 0.05, fewest=4),
             },
-            options=_options(samples=200, points=11),
-        ),
-        Scale(
-            "small",
-            data="mnist",
-            images=2000,
-            public=500,
-            min_size=5,
-            rounds=12,
-            shares={
-                "": Share(0.2, 0.5, 0.4),
-                "fedproj": Share(0.2, 0.5, 0.1),
-                "fedalign": Share(0.5, 0.5, 0.1, fewest=4),
+            options={
+                **{k: {"samples": 200} for k in ("spectrum", "drift", "forgetting")},
+                "landscape": {"samples": 200, "points": 11},
+                "matching": {"samples": 100, "k": 1},
             },
-            options=_options(samples=500, points=31),
         ),
         Scale(
             "paper",

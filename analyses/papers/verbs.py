@@ -42,9 +42,7 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(
-            help="smoke (digits, minutes), small (MNIST, hours) or paper (the full protocol)."
-        ),
+        typer.Option(help="smoke (digits, minutes) or paper (the full protocol)."),
     ] = "smoke",
     set_: Annotated[
         list[str] | None,
