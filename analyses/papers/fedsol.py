@@ -234,10 +234,10 @@ def draw_fig5(table: pd.DataFrame) -> Figure:
         left.grid(True)
         rows = table[table["question"] == "drift"]
         layers = rows.groupby("layer", sort=False)[["value", "scaled"]].mean()
-        bars = right.bar([style.shorten(n, 14) for n in layers.index], layers["value"])
+        bars = right.bar(
+            [style.shorten(n, 14) for n in layers.index], layers["value"], color=style.look(2).color
+        )
         right.bar_label(bars, [f"{scaled:.2f}" for scaled in layers["scaled"]], fontsize=6)
-        for bar in bars:
-            bar.set_color(style.look(2).color)
         right.tick_params(axis="x", rotation=30)
         title = f"round {rows['round'].iloc[0]:g}, ρ = {AT:g}; numbers: mean Λ × √size"
         right.set(ylabel="mean Λ", yscale="log", title=title)

@@ -61,7 +61,6 @@ class Scale:
     data: str = ""
     images: int = 0
     public: int = 0
-    min_size: int = 1
     rounds: int = 0
     shares: Mapping[str, Share] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -80,7 +79,6 @@ SCALES = {
             data="digits",
             images=500,
             public=100,
-            min_size=2,
             rounds=4,
             shares={
                 "": Share(0.1, 0.4, 0.2),
@@ -156,7 +154,7 @@ def _reduced(scale: Scale, config: fldiag.Config) -> dict[str, Any]:
         "train.aggregate": "n" if train.aggregate == "batches" else train.aggregate,
     }
     if config.partition.kind in ("lda", "lda_fedsol"):
-        changes["partition.min_size"] = min(config.partition.min_size or 1, scale.min_size)
+        changes["partition.min_size"] = min(config.partition.min_size or 1, 2)
     if config.data.public:
         changes["data.public"] = f"holdout:{scale.public}"
     most = {"memory_batch": 64, "batch_size": 64, "memory_size": scale.public, "first_round": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,14 +12,11 @@ import fldiag
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Debug, Device, Download, Executor, Json, Out
 
-if TYPE_CHECKING:
-    from .study import Study
-
 PAPERS = ("fedalign", "fedproj", "fedsol", "fedtoga")
 figures = typer.Typer()
 
 
-def studies() -> dict[str, Study]:
+def studies() -> dict[str, Any]:
     """Name (``fedsol/fig6``) -> study."""
     from importlib import import_module
 
