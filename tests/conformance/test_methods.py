@@ -15,7 +15,7 @@ from helpers import (
 )
 
 from fldiag import registry
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool
 from fldiag.training import rounds
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup

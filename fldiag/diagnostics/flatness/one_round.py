@@ -13,7 +13,7 @@ from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
