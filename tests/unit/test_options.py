@@ -125,4 +125,4 @@ def test_what_is_given_is_taken_apart():
 
 def test_what_nobody_waits_for_is_refused_before_memory_is_filled(problem):
     assert "less than or equal to 9999" in refused(problem, "landscape", points=10**7)
-    assert "less than or equal to 9999" in refused(problem, "connectivity", points=10**15)
+    assert "less than or equal to 9999" in refused(problem, "paths", points=10**15)
