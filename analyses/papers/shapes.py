@@ -227,8 +227,7 @@ def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
 def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
     """A paper's table: below each measured number the printed one in brackets. Lines are the methods, or the paper's columns
     where these are many."""
-    texts = {k: table[k].astype(object).fillna("") for k in KEYS}  # as read from a csv
-    table = table.assign(**texts)
+    table = table.assign(**{k: table[k].astype(object).fillna("") for k in KEYS})  # as from a csv
     lines = cells(table, printed)
     is_long = lines["column"].nunique() > COLUMNS
     down, across = ("column", "row") if is_long else ("row", "column")
