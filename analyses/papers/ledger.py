@@ -110,8 +110,9 @@ def verdict(line: Mapping[str, Any]) -> str:
         return "agrees" if gap <= digit else "as profilers count" if as_profilers else "differs"
     if seeds < 2:
         return "undecided"
-    error = (std**2 / seeds + float(line["printed_std"] or std) ** 2 / THEIR_SEEDS) ** 0.5
-    return "agrees" if gap <= stats.t.ppf(0.975, seeds - 1) * error else "differs"
+    theirs = float(line["printed"]), float(line["printed_std"] or std), THEIR_SEEDS
+    welch = stats.ttest_ind_from_stats(line["measured"], std, seeds, *theirs, equal_var=False)
+    return "differs" if welch.pvalue < 0.05 else "agrees"
 
 
 # ---- statements
