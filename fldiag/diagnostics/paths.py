@@ -97,6 +97,11 @@ def draw(frame: pd.DataFrame) -> Figure:
         axes[0].set(ylabel="loss", ylim=(low - room, high + room))
         if len(only(frame, metric="barrier")):
             wide_range(axes[0], floats(losses["value"]))
+        way = "t, from this model (0) to another (1)"
+        along = way if len(only(frame, metric="barrier")) else "coefficient of the direction"
+        about = f"{losses['slice'].iloc[0]}, n = {int(losses['n_examples'].iloc[0]):,}"
+        about = f"{along}\n{style.plain(about)}; bands: one standard error"
+        fig.supxlabel(about, fontsize=8)
     return fig
 
 
@@ -134,12 +139,9 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
     if len(ways) > MANY:
         handles.append(Line2D([], [], color=GREY, linewidth=0.6))
         texts.append(f"{len(ways) - MANY} more")
-    along = "coefficient of the direction" if are_lines else "t, from this model (0) to another (1)"
-    about = f"{losses['slice'].iloc[0]}, n = {int(losses['n_examples'].iloc[0]):,}; bands: one standard error"
-    ax.set_xlabel(f"{along}\n{style.plain(about)}")
     ax.margins(x=0.02)
     ax.grid(True)
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.26)}
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
     style.legend(ax, handles, texts, **below, handlelength=2.4, labelspacing=0.3)
 
 
