@@ -102,6 +102,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         about = f"{losses['slice'].iloc[0]}, n = {int(losses['n_examples'].iloc[0]):,}"
         about = f"{along}\n{style.plain(about)}; bands: one standard error"
         fig.supxlabel(about, fontsize=8)
+        fig.draw_without_rendering()  # a legend below an axes takes its place in the second layout
     return fig
 
 
