@@ -3,8 +3,7 @@
 Loss surfaces around a trained model are smooth at the scale of a plotting grid, so most of its points can be
 interpolated. Points are added where the surface could hide most: where it is rough, as its points tell when each is left
 out in turn, and far from any point. Every new point first checks what the others said of it, then joins them. The
-error reported at the end is an estimate, not a bound: the largest expected anywhere times a margin that was set on one
-set of surfaces and tried on another (``analyses/speed/landscape_error.py``).
+error reported at the end is an estimate, not a bound: the largest expected anywhere times a margin.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ import numpy as np
 from fldiag.errors import FldiagError
 from fldiag.seeding import numpy_rng
 
-#: Reported error / largest error expected: set on the calibration surfaces of analyses/speed/landscape_error.py.
+#: Reported error / largest error expected: set on surfaces of trained networks and synthetic ones, known at every point.
 MARGIN = 3.4
-#: How often, in percent, the reported error was at least the true one, and on how many of the test surfaces there.
-COVERAGE = (98.8, 160)
 #: No surface is believed to be smooth on fewer points, and a grid that needs more than this share is evaluated whole.
 LEAST, MOST = 81, 0.5
 #: New points a step, as a share of those so far.

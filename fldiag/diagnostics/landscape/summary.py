@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row
@@ -56,10 +55,9 @@ def _trust(part: pd.DataFrame, lead: str) -> Iterator[Item]:
     """How the surface was found and how far it can be trusted."""
     total = int((part["metric"] == "loss").sum())
     if (error := number(part, "interpolation_error")) is not None:
-        share, surfaces = COVERAGE
         yield Say(
             f"{lead}interpolated from {number(part, 'evaluated'):,.0f} of {total:,} points, error ≤ about "
-            f"{100 * error:.2g} % of the loss range (an estimate; it held on {share:.3g} % of {surfaces} test surfaces)"
+            f"{100 * error:.2g} % of the loss range (an estimate, not a bound)"
         )
     values = only(part, metric="eigenvalue").sort_values("index")
     flat = values["value"].abs() <= values["residual"].clip(
