@@ -22,7 +22,6 @@ NUMERIC = {
     "parity",
     "conformance/test_methods.py",
     "conformance/test_model_curvature.py",
-    "conformance/test_models.py",
     *(
         f"unit/test_{name}.py"
         for name in (
@@ -38,15 +37,13 @@ NUMERIC = {
             "hvp",
             "lanczos",
             "landscape",
-            "layers",
             "losses",
             "matching",
+            "models",
             "piecewise_linear",
             "probe",
             "problem",
             "profile",
-            "residual",
-            "residual_width",
             "rounding",
             "sharpness",
             "spectrum",
@@ -70,18 +67,14 @@ NUMERIC = {
             "methods_sharpness",
             "methods_strategy",
             "methods_subnetworks",
-            "network",
             "optim",
             "protocol",
             "local_decay",
             "personalise",
             "rounds",
-            "slimmable",
             "step",
             "steps",
             "yesterday",
-            "stochastic_models",
-            "vit",
         )
     ),
 }

@@ -109,10 +109,8 @@ def crop(x: Tensor, offsets: Tensor, padding: int, *, reflect: bool = False) -> 
     Offsets lie in 0..2*padding; offset ``padding`` gives the image back.
     """
     height, width = x.shape[2:]
-    if reflect:
-        padded = F.pad(x.float(), [padding] * 4, "reflect").to(x.dtype)  # which mirrors no integers
-    else:
-        padded = F.pad(x, [padding] * 4)
+    mode = "reflect" if reflect else "constant"
+    padded = F.pad(x.float(), [padding] * 4, mode).to(x.dtype)  # which mirrors no integers
     corners = zip(padded, *offsets.tolist(), strict=True)
     return torch.stack([image[:, i : i + height, j : j + width] for image, i, j in corners])
 

@@ -213,7 +213,9 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
 
 
 def _of_folders(spec: ImageSet, home: Path, variant: str) -> tuple[Tensor, ...]:
-    splits, names = zip(*(_packed(home / name, spec.shape[-1]) for name in spec.splits), strict=True)
+    splits, names = zip(
+        *(_packed(home / name, spec.shape[-1]) for name in spec.splits), strict=True
+    )
     if any(classes != names[0] or len(classes) != spec.classes for classes in names):
         raise FldiagError(f"{home} has not the same {spec.classes} class folders in every split")
     if variant == "fedproj":
@@ -260,4 +262,7 @@ def _packed(home: Path, side: int) -> tuple[tuple[Tensor, Tensor], list[str]]:
             os.replace(part, path)
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises, and a full disk
         raise FldiagError(f"cannot read the pictures {home}/<class>/* ({error})") from None
-    return (torch.from_numpy(np.load(path, mmap_mode="c")), torch.tensor(pictures.targets)), pictures.classes
+    return (
+        torch.from_numpy(np.load(path, mmap_mode="c")),
+        torch.tensor(pictures.targets),
+    ), pictures.classes

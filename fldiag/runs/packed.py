@@ -42,7 +42,6 @@ MAX_DEPTH = 50
 Place = tuple[str | int, ...]
 
 
-
 def read_recorded(path: Path, name: str) -> Dataset:
     """The data set that a recorded run holds in its folder."""
     with np.load(path, allow_pickle=False) as file:

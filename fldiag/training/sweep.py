@@ -184,7 +184,7 @@ def _train_all(
     ]
     if trainer.download:  # once, rather than by every worker
         for config in {config.data: config for config in plan}.values():
-            data.of(config.data, True, config.allowed_code)
+            data.load(config.data, download=True, allow_code=config.allowed_code)
     shared = replace(trainer, download=False)
     with open_pool(executor, _train_one, shared, name=_run_name, most=len(plan)) as pool:
         for i, status in pool.completed(list(zip(plan, folders, strict=True))):

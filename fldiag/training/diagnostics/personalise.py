@@ -244,7 +244,7 @@ def personalise(
     lengths = _numbers(epochs)
     tables = []
     for i, run in enumerate(runs):
-        setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
+        setup = setup_of(run, device=device, root=root, download=download, names=(model, data))
         with workspace().part(i, len(runs), ""):
             tables.append(
                 of_run(
