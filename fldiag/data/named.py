@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,7 +175,7 @@ def find(section: DataSection, download: bool) -> Dataset:
         raise unknown(f"variant of data set {name!r}", variant, spec.variants)
     file = folder(section) / f"{name}.npz"
     if file.is_file():
-        arrays = read_npz(file, join_validation=not spec.torchvision)
+        arrays: Sequence[Any] = read_npz(file, join_validation=not spec.torchvision)
     elif spec.torchvision:
         arrays = _of_torchvision(spec.torchvision, file, download)
     elif spec.splits:

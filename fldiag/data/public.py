@@ -63,8 +63,8 @@ def load_public(
         )
     if other.words is not None and private.words is not None:
         sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
-        keep = _subset(len(sentences), size, seed).tolist()
-        return private.normalise(private.words.numbers([sentences[i] for i in keep]))
+        chosen = [sentences[i] for i in _subset(len(sentences), size, seed).tolist()]
+        return private.normalise(private.words.numbers(chosen))
     train = len(other.train_x)
     keep = _subset(train + len(other.test_x), size, seed)
     picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def _own(name: str, value: object) -> Dataset:
     return value
 
 
-def call_loader(name: str, allow_code: Collection[str]) -> object:
+def call_loader(name: str, allow_code: Collection[str]) -> Any:
     """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
     build = user_code.load(name, "data set", allow_code)
     with user_code.importable():

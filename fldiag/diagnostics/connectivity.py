@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from pydantic import Field
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.curves import barrier as draw_barrier
 from fldiag.plotting.heatmap import draw_cells, of_pairs

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from fldiag.choices import Matrix
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats, names, need, select
 from fldiag.registry import diagnostic

@@ -11,7 +11,7 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.choices import Deflated, Estimate, Per, Products, Rtol
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
 

@@ -203,7 +203,11 @@ def _problem(
     with importable():
         allowed = {name for name in (model, data) if name is not None}  # typed by the user
         section = None if data is None else DataSection(name=data, root=root)
-        dataset = section and datasets.load(section, download=download, allow_code=allowed)
+        dataset = (
+            None
+            if section is None
+            else datasets.load(section, download=download, allow_code=allowed)
+        )
         if dataset is not None:
             return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
         if ":" not in model and model in registered:

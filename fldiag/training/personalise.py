@@ -18,7 +18,7 @@ from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal
 from fldiag.results.means import sample_mean, share
@@ -179,7 +179,11 @@ def _count(
     tuning, predictor = shared
     uploads = tuning.train(cohort).uploads
     return [
-        (e, i, *predictor(uploads[f"{e}"][j], {n: uploads[f"{e}/{n}"][j] for n in cohort.buffers}, i))
+        (
+            e,
+            i,
+            *predictor(uploads[f"{e}"][j], {n: uploads[f"{e}/{n}"][j] for n in cohort.buffers}, i),
+        )
         for e in epochs
         for j, i in enumerate(cohort.ids)
     ]
@@ -284,8 +288,7 @@ class Predictor:
 
 
 def mix(logits: Tensor, features: Tensor, store: Tensor, labels: Tensor, n: Neighbours) -> Tensor:
-    """weight p_knn + (1 - weight) p_model, [n, C], from features [n, d], stored features [m, d] and labels [m].
-    """
+    """weight p_knn + (1 - weight) p_model, [n, C], from features [n, d], stored features [m, d] and labels [m]."""
     d2 = torch.cdist(features, store, compute_mode="donot_use_mm_for_euclid_dist").square()
     nearest, index = d2.topk(min(n.k, len(store)), largest=False)
     # s_j / sum s is a softmax, which does not underflow where every neighbour is far

@@ -16,7 +16,7 @@ from fldiag.curvature.lanczos import lanczos
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.spectrum.picture import vectors_if_any
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import Workspace
+from fldiag.execution import Workspace
 from fldiag.problem import eigenpairs as module
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem

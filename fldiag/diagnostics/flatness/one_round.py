@@ -12,7 +12,7 @@ import torch
 from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows

@@ -18,7 +18,7 @@ from pydantic import Field
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.landscape.grid import axis
 from fldiag.registry import diagnostic
 from fldiag.results.select import only

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.landscape import directions as rules
 from fldiag.landscape import grid
 from fldiag.landscape.directions import Directions

@@ -16,7 +16,7 @@ from fldiag.diagnostics.matching.comparison import (
     overlap_rows,
 )
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
 from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs
 from fldiag.problem.problem import Problem

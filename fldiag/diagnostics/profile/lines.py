@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.landscape.directions import random_direction
 from fldiag.landscape.evaluator import Evaluator
 from fldiag.landscape.interpolation import StraightPath, barrier

@@ -16,7 +16,7 @@ from fldiag.choices import Matrix, Which
 from fldiag.diagnostics.density import check_memory
 from fldiag.diagnostics.diagonal import diagonal_rows
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.registry import Flag, diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.summary import Item, Note, Small

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fldiag.choices import Matrix, Which
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.problem.eigenpairs import (
     choose_matrix,
     eigenpairs,
