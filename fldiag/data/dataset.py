@@ -147,9 +147,8 @@ class Dataset:
         if not self.mean:
             return start
         mean, std = (", ".join(f"{v:.4g}" for v in part[:4]) for part in (self.mean, self.std))
-        return (
-            f"{start}, then minus mean {mean} and over deviation {std} ({len(self.mean)} channels)"
-        )
+        rest = f" (of {len(self.mean)} channels)" * (len(self.mean) > 4)
+        return f"{start}, then minus mean {mean} and over deviation {std}{rest}"
 
     def normalise(self, raw: Any) -> Any:
         """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
