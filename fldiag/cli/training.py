@@ -30,7 +30,6 @@ from fldiag.cli.options import (
 from fldiag.device import device_of
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
-from fldiag.execution import shard_of, threads
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results.files import beside, csv_text, write_table, write_text
 from fldiag.results.machine import emulated
@@ -66,6 +65,7 @@ def demo(
     """
     with errors(debug), use_sheet(width, format):
         from fldiag.diagnosis.answer import answer
+        from fldiag.execution import threads
         from fldiag.report import build
         from fldiag.report.collect import collect, compute_tables
         from fldiag.results.summary import Small
@@ -419,8 +419,10 @@ def _sweep(
         raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
     plan = sweeps.configs(source, values, fixed)
     count = len(plan)
-    console.say(f"{count} runs")
+    from fldiag.execution import shard_of
+
     plan = shard_of(plan, shard)
+    console.say(f"{count} runs")
     if dry_run:
         rows = [{"run": sweeps.rounds.run_path(config).name} for config in plan]
         console.table(rows, {"run": "run"})
