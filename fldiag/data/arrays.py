@@ -91,30 +91,25 @@ def targets(y: Any, source: str) -> Tensor:
         FldiagError: Anything else: a single axis of floats may be labels or numbers.
     """
     y = _tensor(y, source).cpu()
-    is_number = y.is_floating_point()
+    is_number, is_mask = y.is_floating_point(), y.dtype == torch.bool
+    y = y.float() if is_number else y.long()
     if y.ndim == 2 and y.shape[1] == 1 and not is_number:
         y = y[:, 0]
-    if y.ndim != 1 + is_number or y.dtype == torch.bool or (not is_number and bool((y < 0).any())):
+    if y.ndim != 1 + is_number or is_mask or (not is_number and bool((y < 0).any())):
         raise FldiagError(
             f"{source}: targets {y.dtype} {list(y.shape)}",
             "give each input one class, numbered from 0, or a row of floats",
         )
-    return y.float() if is_number else y.long()
+    return y
 
 
 def _tensor(x: Any, source: str) -> Tensor:
     array = x if isinstance(x, Tensor) else np.asarray(x)
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
-        kind = array.dtype.newbyteorder("=") if array.dtype.kind != "u" else _signed(array.dtype)
-        array = torch.from_numpy(array.astype(kind, order="C"))
+        array = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
     if not isinstance(array, Tensor) or array.is_complex() or not array.ndim:
         raise FldiagError(f"{source} holds {array.dtype}", "give numbers, a row an example")
     return array.detach().contiguous()
-
-
-def _signed(kind: np.dtype[Any]) -> Any:
-    """Whole numbers that torch computes with."""
-    return np.uint8 if kind.itemsize == 1 else np.int64
 
 
 def count_classes(source: str, *ys: Tensor) -> int:

@@ -222,9 +222,9 @@ def _of_folders(spec: ImageSet, home: Path, variant: str) -> tuple[Tensor, ...]:
     if variant == "fedproj":
         x, y = map(torch.cat, zip(*splits, strict=True))
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
-        train, test = len(y) * 10 // 27, len(y) * 3 // 27
-        train_at, test_at = order[:train].sort().values, order[train : train + test].sort().values
-        return x[train_at], y[train_at], x[test_at], y[test_at]
+        sizes = [len(y) * share // 27 for share in (10, 3, 14)]
+        train, test, _ = (at.sort().values for at in order[: sum(sizes)].split(sizes))
+        return x[train], y[train], x[test], y[test]
     enlarged = splits[:-1] if variant == "enlarged" else splits[:1]
     return (*map(torch.cat, zip(*enlarged, strict=True)), *splits[-1])
 

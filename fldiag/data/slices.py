@@ -101,18 +101,17 @@ def _of_client(
     tests: Sequence[np.ndarray] | None,
 ) -> np.ndarray:
     """Indices of a client's examples in its split."""
-    if partition is None or client >= len(partition):
-        clients = 0 if partition is None else len(partition)
+    clients = 0 if partition is None else len(partition)
+    if partition is None or client >= clients:
         raise FldiagError(
             f"slice {name}: there is a partition of {clients} clients",
             "diagnose a run, which has one, and one of its clients; or use train or test",
             usage=True,
         )
     index = np.asarray(partition[client], dtype=np.int64)
-    if len(index) and index.max() >= len(dataset.train_y):
+    if index.max(initial=0) >= len(dataset.train_y):
         raise FldiagError(
-            f"slice {name}: the partition refers to example {index.max()}, and data set {dataset.name!r} has "
-            f"{len(dataset.train_y)} training examples",
+            f"slice {name}: the partition refers to example {index.max()} of {len(dataset.train_y)} of {dataset.name!r}",
             "use the data set and the partition of the same run",
         )
     if kind in (None, "/train"):

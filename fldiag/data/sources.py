@@ -48,7 +48,7 @@ def load(
     elif section.variant and section.name not in named.SETS:
         raise FldiagError(f"data set {section.name!r} has no variants", usage=True)
     dataset = normalise(_load(section, download, allow_code), section.normalise)
-    return _validated(dataset, section.validation) if section.validation else dataset
+    return _validation(dataset, section.validation) if section.validation else dataset
 
 
 def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> Dataset:
@@ -56,9 +56,7 @@ def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> 
     form, _, path = name.partition(":")
     if form == "csv":
         return text.table(section)
-    if form == "npz" and path:
-        return Dataset.of(name, read_npz(Path(path).expanduser()))
-    if path:
+    if path and form != "npz":
         return _own(name, call_loader(name, allow_code))
     if name in named.SETS:
         return named.find(section, download)
@@ -66,8 +64,8 @@ def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> 
         return text.find(section)
     if name in registry.dataset:
         return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
-    file = named.folder(section) / f"{name}.npz"
-    if file.is_file():
+    file = Path(path).expanduser() if path else named.folder(section) / f"{name}.npz"
+    if path or file.is_file():
         return Dataset.of(name, read_npz(file))
     raise FldiagError(
         f"unknown data set {name!r}, and there is no {file}",
@@ -106,10 +104,11 @@ def normalise(dataset: Dataset, how: str | None) -> Dataset:
     x = dataset.train_x
     if how is None or (how == "none" and dataset.tokens):
         return dataset
-    pixels = isinstance(x, Tensor) and x.dtype == torch.uint8
+    kind = x.dtype if isinstance(x, Tensor) else None
     mean, std = moments_of(how) or ((), ())
-    numbers = isinstance(x, Tensor) and x.is_floating_point()
-    if not (pixels and all(0 <= m <= 1 for m in mean)) and not (numbers and how != "unit"):
+    if not (kind == torch.uint8 and max(mean, default=0) <= 1) and not (
+        kind == torch.float32 and how != "unit"
+    ):
         raise FldiagError(
             f"data set {dataset.name!r}: normalise = {how!r} does not fit its inputs ({dataset.scaling})",
             "unit divides uint8 pixels by 255, means are of pixels / 255, and tokens have none",
@@ -119,12 +118,12 @@ def normalise(dataset: Dataset, how: str | None) -> Dataset:
         mean, std = moments(x)
     elif len(mean) == 1:
         mean, std = mean * x.shape[1], std * x.shape[1]
-    if how == "none" and pixels:
+    if how == "none":
         dataset = replace(dataset, train_x=x.float(), test_x=dataset.test_x.float())
     return replace(dataset, mean=mean, std=std)
 
 
-def _validated(dataset: Dataset, share: float) -> Dataset:
+def _validation(dataset: Dataset, share: float) -> Dataset:
     """The data set whose test split is this share of its training examples, each class giving its own; the test examples are
     in neither split."""
     x, y = dataset.train_x, dataset.train_y
@@ -132,11 +131,9 @@ def _validated(dataset: Dataset, share: float) -> Dataset:
     if not 0 < count < len(y):
         raise FldiagError(f"data.validation = {share} of {len(y)} training examples", usage=True)
     order = torch.from_numpy(numpy_rng(0, "validation").permutation(len(y)))
-    is_test = torch.zeros(len(y), dtype=torch.bool)
-    is_test[order[spread(y[order], count)]] = True
-    train, test = ~is_test, is_test
+    train_x, train_y, test_x, test_y = _split(x, y, order[spread(y[order], count)])
     return replace(
-        dataset, train_x=x[train], train_y=y[train], test_x=x[test], test_y=y[test], texts=()
+        dataset, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, texts=()
     )
 
 
@@ -148,7 +145,7 @@ def digits(root: str | None = None, download: bool = False) -> Dataset:
     pixel / 16 over the training images.
     """
     x, y = _table_of_scikit_learn("digits.csv.gz")
-    arrays = _split(x.float().div(16).reshape(-1, 1, 8, 8), y, 297)
+    arrays = _split(x.float().div(16).reshape(-1, 1, 8, 8), y, spread(y, 297))
     return Dataset("digits", *arrays, classes=10, mean=(0.3053,), std=(0.3760,))
 
 
@@ -158,7 +155,8 @@ def iris(root: str | None = None, download: bool = False) -> Dataset:
 
     Features are standardised with the training split's mean and deviation; the split is fixed and stratified.
     """
-    train_x, train_y, test_x, test_y = _split(*_table_of_scikit_learn("iris.csv", skiprows=1), 30)
+    x, y = _table_of_scikit_learn("iris.csv", skiprows=1)
+    train_x, train_y, test_x, test_y = _split(x, y, spread(y, 30))
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in moments(train_x))
     train_x, test_x = (((x - mean) / std).float() for x in (train_x, test_x))
     return Dataset("iris", train_x, train_y, test_x, test_y, classes=3)
@@ -172,10 +170,10 @@ def _table_of_scikit_learn(file: str, skiprows: int = 0) -> tuple[Tensor, Tensor
     return torch.from_numpy(table[:, :-1].copy()), torch.from_numpy(table[:, -1]).long()
 
 
-def _split(x: Tensor, y: Tensor, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    held_out = torch.zeros(len(y), dtype=torch.bool)
-    held_out[spread(y, test)] = True
-    return x[~held_out], y[~held_out], x[held_out], y[held_out]
+def _split(x: Tensor, y: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    is_test = torch.zeros(len(y), dtype=torch.bool)
+    is_test[test] = True
+    return x[~is_test], y[~is_test], x[is_test], y[is_test]
 
 
 def _register(name: str, summary: str) -> None:
