@@ -23,7 +23,7 @@ from fldiag.diagnostics.profile import picture as profile
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
-from fldiag.training.diagnostics import personalise as personal
+from fldiag.diagnostics import personalise as personal
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
 CLIENTS = (0, 3, 12, 13, 14, 15, 17, 18)

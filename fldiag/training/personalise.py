@@ -7,10 +7,9 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,17 +21,13 @@ from fldiag.execution import workspace
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal
 from fldiag.results.means import sample_mean, share
-from fldiag.results.table import PERSONAL, check, table
-from fldiag.runs.run import Run
+from fldiag.results.table import PERSONAL
 from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.step import Step
 from fldiag.training.client import Batches
 from fldiag.training.evaluate import BATCH
-from fldiag.training.setup import Cohort, Seeded, Setup, load_weights
-
-#: Epochs of fine-tuning when neither the caller nor the method says so.
-EPOCHS = (0, 1, 5)
+from fldiag.training.setup import Cohort, Seeded, Setup
 
 
 @dataclass(frozen=True)
@@ -46,41 +41,11 @@ class GlobalModel:
     rounds: int
 
 
-def of_run(
-    run: Run,
-    setup: Setup,
-    *,
-    epochs: Sequence[int] | None = None,
-    lr: Literal["decayed", "initial"] | None = None,
-    seed: int | None = None,
-) -> pd.DataFrame:
-    """The table of the diagnostic ``personalise``.
-
-    Args:
-        run: A finished run.
-        setup: Its data, model and method.
-        epochs: Of fine-tuning; by default the method's, else 0, 1 and 5.
-        lr: That after the last round, or of the first.
-        seed: Of minibatches and of the examples that vote; by default the run's.
-
-    Raises:
-        FldiagError: Data without classes, epochs below 0, and a model that cannot follow the plan.
-    """
-    plan = setup.method.personal or Personal(EPOCHS)
-    plan = replace(plan, epochs=tuple(sorted({*(epochs or plan.epochs)})), lr=lr or plan.lr)
-    if min(plan.epochs) < 0:
-        raise FldiagError(f"epochs = {list(plan.epochs)}", "use whole numbers from 0", usage=True)
-    check_plan(setup, plan)
-    w, buffers = load_weights(run, setup)
-    states = run.states if plan.method and plan.method.client_init(w) else {}
-    rows = measure(setup, plan, GlobalModel(w, buffers, states, run.done), seed=seed, run=run.name)
-    return check(table(rows, **run.common))
-
-
 def personal_plan(setup: Setup) -> Personal | None:
     """What the run's method does after the last round, if anything; nothing on data without classes.
 
-    Raises FldiagError for a plan that the model cannot follow."""
+    Raises FldiagError for a plan that the model cannot follow.
+    """
     plan = setup.method.personal
     if plan is None or setup.dataset.regression:
         return None
@@ -122,7 +87,7 @@ def measure(
         (tuning, Predictor(setup, plan.neighbours, seed)),
         cohorts,
         name=lambda cohort: f"{run}: clients {', '.join(map(str, cohort.ids))}",
-        epochs=sorted(plan.epochs),
+        epochs=sorted({*plan.epochs}),
     )
     clients = sorted(count for cohort in counts for count in cohort)
     rows: list[dict[str, Any]] = [
@@ -137,7 +102,7 @@ def measure(
         }
         for e, i, right, n in clients
     ]
-    for e in sorted(plan.epochs):
+    for e in sorted({*plan.epochs}):
         values = np.array([right / n for e_, _, right, n in clients if e_ == e and n])
         total = sum(n for e_, _, _, n in clients if e_ == e)
         group = {"scope": "global", "slice": "clients/test", "index": e, "n_examples": total}
@@ -160,7 +125,8 @@ def _fine_tuning(
     # Local decay is a schedule of a round's epochs.
     config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)
     schedule, ids = EpochSchedule(config, max(plan.epochs), plan.steps), range(len(setup.parts))
-    stops = {e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids} for e in plan.epochs}
+    lengths = sorted({*plan.epochs})
+    stops = {e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids} for e in lengths}
     method = plan.method or Method()
     tuning = copy.copy(setup)
     tuning.config, tuning.schedule = config, schedule  # type: ignore[assignment]  # nobody is sampled

@@ -8,7 +8,7 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.training.diagnostics import personalise as personal
+from fldiag.diagnostics import personalise as personal
 
 
 def table(run="fedavg", epochs=(0, 1), clients=5, shift=0.0):
