@@ -6,16 +6,13 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from fldiag.data import arrays, augment
 from fldiag.errors import FldiagError
-
-if TYPE_CHECKING:
-    from fldiag.data.text import Text, Words
 
 #: A model's inputs: one tensor [n, ...], or tensors by the names of its arguments.
 Inputs = Tensor | dict[str, Tensor]
@@ -71,8 +68,8 @@ class Dataset:
     std: tuple[float, ...] = ()
     augment: tuple[str, ...] = ()
     repeat: int = 1
-    words: Words | None = None
-    texts: tuple[Text, ...] = field(default=(), repr=False)
+    words: Any = None  # fldiag.data.text.Words
+    texts: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     packed: Any = None
     remarks: tuple[str, ...] = field(default=(), repr=False)
 
