@@ -177,7 +177,7 @@ def _listed(value: Any) -> Any:
 
 
 #: Whole numbers such as 0,1,5; in Python a sequence will do.
-Numbers = Annotated[str | None, BeforeValidator(_listed), Field(pattern=r"^\d+(,\d+)*$")]
+Numbers = Annotated[Annotated[str, Field(pattern=r"^\d+(,\d+)*$")] | None, BeforeValidator(_listed)]
 
 
 @diagnostic(

@@ -102,43 +102,6 @@ def test_lda_covers_once_and_respects_the_minimum(alpha, clients, min_size, seed
     assert min(map(len, parts)) >= min_size
 
 
-def test_lda_with_smaller_alpha_has_smaller_label_entropy():
-    measured = [
-        np.mean(
-            [
-                entropy(partition.make("lda", BALANCED, 10, s, alpha=a, min_size=1), BALANCED)
-                for s in range(10)
-            ]
-        )
-        for a in (0.05, 0.5, 5, 500)
-    ]
-    assert (np.diff(measured) > 0.1).all()
-    assert measured[-1] == pytest.approx(np.log(10), abs=0.05)
-
-
-def test_lda_shares_of_one_class_are_dirichlet():
-    # With one class and no redraws client 0 holds floor(n p), p ~ Beta(alpha, (N-1) alpha).
-    alpha, clients, n = 0.7, 4, 10_000
-    labels = np.zeros(n, dtype=int)
-    share = np.array(
-        [
-            len(partition.make("lda", labels, clients, s, alpha=alpha, min_size=1)[0]) / n
-            for s in range(600)
-        ]
-    )
-    mean = 1 / clients
-    variance = mean * (1 - mean) / (clients * alpha + 1)
-    assert share.mean() == pytest.approx(mean, abs=4 * np.sqrt(variance / 600))
-    assert share.var() == pytest.approx(variance, rel=0.15)
-
-
-def test_lda_of_the_hardest_published_setting():
-    labels = np.repeat(np.arange(10), 5000)
-    parts = partition.make("lda", labels, 100, 0, alpha=0.05)
-    assert_cover(parts, len(labels))
-    assert min(map(len, parts)) >= 10
-
-
 def test_lda_voids_a_draw_whose_weights_all_vanish(monkeypatch):
     monkeypatch.setattr(partition, "LDA_MAX_TRIES", 1000)
     with np.errstate(all="raise"), pytest.raises(FldiagError, match="none of 1000 draws"):
@@ -270,23 +233,6 @@ def test_classes_that_do_not_occur_are_left_out():
 
 def test_regression_targets_can_be_split_iid():
     assert_cover(partition.make("iid", torch.randn(12, 2), 3, 0), 12)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("iid", {}),
-        ("sharding", {"shards": 2}),
-        ("lda", {"alpha": 100.0, "min_size": 1}),
-        ("dirichlet", {"alpha": 0.1}),
-        ("pathological", {"classes": 3}),
-    ],
-)
-def test_data_are_dealt_to_a_hundred_thousand_clients(kind, options):
-    labels = np.arange(500_000) % 10
-    parts = partition.make(kind, labels, 100_000, 0, **options)
-    assert len(parts) == 100_000 and partition.sizes(parts).min() >= 1
-    assert partition.sizes(parts).sum() == 500_000
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,16 @@ def test_every_name_is_registered_with_its_variants():
             assert len(variant.mean) == len(variant.std) == spec.shape[0]
 
 
+@pytest.mark.parametrize("preset", fldiag.catalogue("presets"))
+def test_the_data_of_every_preset_exist(preset):
+    section = fldiag.Config.load(preset).data
+    for name in filter(None, (section.name, section.public)):
+        base, _, variant = name.partition("@")
+        variants = named.SETS[base].variants if base in named.SETS else ()
+        assert base in registry.dataset and set(filter(None, (variant,))) <= set(variants)
+    assert section.variant is None or section.variant in named.SETS[section.name].variants
+
+
 @pytest.mark.parametrize("name", [name for name in named.SETS if name != "imagenet200"])
 def test_a_named_set_in_a_file_is_seen_as_its_variant_says(name, folder):
     spec = named.SETS[name]
