@@ -139,7 +139,8 @@ class Dataset:
         """What the stored numbers become before a model sees them, in words."""
         if self.words is not None:
             return f"texts as {self.words.length} tokens of a vocabulary of {self.words.size}"
-        kinds = ", ".join({str(x.dtype).removeprefix("torch."): 0 for x in leaves(self.train_x)})
+        fields = self.packed.fields if self.packed else [(x.dtype,) for x in leaves(self.train_x)]
+        kinds = ", ".join({str(kind).removeprefix("torch."): 0 for *_, kind in fields})
         start = "pixels / 255" if kinds == "uint8" else f"as they are ({kinds})"
         if not self.mean:
             return start

@@ -151,16 +151,22 @@ SETS = {
 }
 
 
-def folder(section: DataSection) -> Path:
-    """The folder of data: ``data.root``, else $FLDIAG_DATA. Raises FldiagError where none is set."""
+def root_of(section: DataSection) -> Path | None:
+    """The folder of data: ``data.root``, else $FLDIAG_DATA, else none."""
     path = section.root or os.environ.get("FLDIAG_DATA")
-    if not path:
+    return Path(path).expanduser() if path else None
+
+
+def folder(section: DataSection) -> Path:
+    """The folder of data. Raises FldiagError where none is set."""
+    path = root_of(section)
+    if path is None:
         raise FldiagError(
             f"data set {section.name!r} needs a data folder, and none is set",
             f"set FLDIAG_DATA (or data.root) to a folder that holds {section.name}.npz, or an empty one and pass --download",
             usage=True,
         )
-    return Path(path).expanduser()
+    return path
 
 
 def find(section: DataSection, download: bool) -> Dataset:

@@ -87,7 +87,11 @@ def take(
         chosen = spread(labels, samples)
         index = chosen if index is None else index[chosen]
     if not len(labels):
-        raise FldiagError(f"slice {name} of data set {dataset.name!r} is empty", usage=True)
+        raise FldiagError(
+            f"slice {name} of data set {dataset.name!r} is empty: it has no {split} examples",
+            "choose the slice train, or another client; or give test examples",
+            usage=True,
+        )
     at = slice(None) if index is None else index  # the whole split is not copied
     return Slice(name, len(y[at]), rows(x, at), y[at], dataset)
 
@@ -104,7 +108,7 @@ def _of_client(
     clients = 0 if partition is None else len(partition)
     if partition is None or client >= clients:
         raise FldiagError(
-            f"slice {name}: there is a partition of {clients} clients",
+            f"slice {name} needs a partition with this client, and it has {clients} clients",
             "diagnose a run, which has one, and one of its clients; or use train or test",
             usage=True,
         )

@@ -64,8 +64,8 @@ def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> 
         return text.find(section)
     if name in registry.dataset:
         return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
-    file = Path(path).expanduser() if path else named.folder(section) / f"{name}.npz"
-    if path or file.is_file():
+    file = Path(path).expanduser() if path else (named.root_of(section) or Path()) / f"{name}.npz"
+    if path or (file.is_file() and named.root_of(section)):
         return Dataset.of(name, read_npz(file))
     raise FldiagError(
         f"unknown data set {name!r}, and there is no {file}",

@@ -137,8 +137,8 @@ def test_a_personal_test_has_the_clients_own_mixture():
     [
         ("trian", {}, "unknown slice"),
         ("client:x", {}, "unknown slice"),
-        ("client:0", {}, "partition of 0 clients"),
-        ("client:3", {"partition": PARTS}, "partition of 3 clients"),
+        ("client:0", {}, "needs a partition .* has 0 clients"),
+        ("client:3", {"partition": PARTS}, "has 3 clients"),
         ("client:2", {"partition": PARTS}, "is empty"),
         ("client:0", {"partition": [np.array([12])]}, "refers to example 12"),
         ("train", {"samples": 0}, "samples = 0"),

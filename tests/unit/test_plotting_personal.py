@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fldiag.diagnostics import personalise as personal
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.diagnostics import personalise as personal
 
 
 def table(run="fedavg", epochs=(0, 1), clients=5, shift=0.0):
