@@ -109,8 +109,9 @@ def crop(x: Tensor, offsets: Tensor, padding: int, *, reflect: bool = False) -> 
     Offsets lie in 0..2*padding; offset ``padding`` gives the image back.
     """
     height, width = x.shape[2:]
-    mode = "reflect" if reflect else "constant"
-    padded = F.pad(x.float(), [padding] * 4, mode).to(x.dtype)  # which mirrors no integers
+    frame = [padding] * 4
+    # Reflection knows no integers.
+    padded = F.pad(x.float(), frame, "reflect").to(x.dtype) if reflect else F.pad(x, frame)
     corners = zip(padded, *offsets.tolist(), strict=True)
     return torch.stack([image[:, i : i + height, j : j + width] for image, i, j in corners])
 
