@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -173,11 +174,14 @@ def _strip(ax, x: float, values: np.ndarray, room: float, look: style.Look) -> N
 
 
 def _listed(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple, range)) else value
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple, range)) else value
+    if text is not None and not re.fullmatch(r"\d{1,4}(,\d{1,4})*", str(text)):
+        raise ValueError("not whole numbers up to 9999; write for example 0,1,5")
+    return text
 
 
 #: Whole numbers such as 0,1,5; in Python a sequence will do.
-Numbers = Annotated[Annotated[str, Field(pattern=r"^\d+(,\d+)*$")] | None, BeforeValidator(_listed)]
+Numbers = Annotated[str | None, BeforeValidator(_listed)]
 
 
 @diagnostic(
