@@ -33,6 +33,7 @@ ADDED_KEYS: dict[str, Any] = {
     },
     "model.sl_vit.lora_on": "attention",
     "model.bert_tiny.lora_on": "attention",
+    "data.validation": None,
     "data.vocabulary": None,
     "data.length": None,
     "data.examples": None,

@@ -402,9 +402,7 @@ model = Registry("model", "fldiag.models", arguments=("shape", "classes"), entry
 dataset = Registry(
     "dataset", "fldiag.data", arguments=("root", "download", "progress", "reading"), entry=_plain
 )
-diagnostic = Registry(
-    "diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic
-)
+diagnostic = Registry("diagnostic", "fldiag.diagnostics", entry=Diagnostic)
 
 
 def diagnostics() -> list[Diagnostic]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fldiag.compare import picture as difference
 from fldiag.diagnostics import density, paths, sharpness
+from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
@@ -22,7 +23,6 @@ from fldiag.diagnostics.matching import picture as matching
 from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
-from fldiag.training.diagnostics import personalise as personal
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
 CLIENTS = (0, 3, 12, 13, 14, 15, 17, 18)

@@ -309,8 +309,8 @@ def _train_run(
 
 def _show_run(console: Console, run: Run) -> None:
     """The last round in a few numbers. A run that failed says so in red and leaves with exit code 3."""
+    from fldiag.diagnostics.personalise import summary
     from fldiag.results.summary import Small
-    from fldiag.training.diagnostics.personalise import summary
     from fldiag.training.rounds import failure
 
     frame = run.metrics

@@ -28,6 +28,7 @@ from fldiag.runs.foreign import describe_choice
 from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run, verify
+from fldiag.sections import DataSection
 from fldiag.user_code import importable
 
 Event = Callable[[dict[str, Any]], None]
@@ -201,8 +202,11 @@ def _problem(
         )
     with importable():
         allowed = {name for name in (model, data) if name is not None}  # typed by the user
+        section = None if data is None else DataSection(name=data, root=root)
         dataset = (
-            datasets.load(data, root, download, allow_code=allowed) if data is not None else None
+            None
+            if section is None
+            else datasets.load(section, download=download, allow_code=allowed)
         )
         if dataset is not None:
             return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.data import Dataset
-from fldiag.data.arrays import Packed
 from fldiag.errors import FldiagError
 from fldiag.problem.ingredients import unwrap_model
 from fldiag.problem.inputs import as_data, describe_entry, is_split
 from fldiag.problem.trees import arguments, describe
+from fldiag.runs.packed import Packed
 
 #: What tables call such data.
 NAME = "given"

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
 from fldiag.data.public import deal
-from fldiag.data.text import Reading
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
 from fldiag.models.state_dict import State, with_first_names, without_prefix
@@ -23,9 +22,10 @@ from fldiag.problem.problem import Problem
 from fldiag.runs import base
 from fldiag.runs.foreign import describe_choice
 from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
+from fldiag.runs.packed import read_recorded
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
-from fldiag.sections import FILES, Normalise, PartitionSection
+from fldiag.sections import FILES, DataSection, Normalise, PartitionSection
 
 
 def open_problem(
@@ -171,7 +171,8 @@ def load_dataset(
     """The data set that comes with the checkpoint, else the one that it names, which must be the one of its training."""
     source = c.data
     if isinstance(source, (str, Path)):
-        return data.load(str(source), root, download, normalise=normalise, allow_code={str(source)})
+        section = DataSection(name=str(source), root=root, normalise=normalise)
+        return data.load(section, download=download, allow_code={section.name})
     if normalise is not None:
         raise FldiagError(
             f"normalise = {normalise!r} is for data that are given by name, and these are not",
@@ -190,18 +191,13 @@ def load_dataset(
             usage=True,
         )
     name, folder = str(spec["name"]), spec.get("root")
-    variant, scaling = spec.get("variant"), spec.get("normalise")
-    file = _in_the_run(c, name)
-    dataset = data.load(
-        file or name,
-        root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None),
-        download,
-        variant if isinstance(variant, str) else None,
-        normalise=scaling if isinstance(scaling, str) else None,
-        reading=Reading.of(spec),
-        allow_code=c.allow_code,
-    )
-    dataset = replace(dataset, name=name) if file else dataset
+    if file := _in_the_run(c, name):
+        dataset = sources.normalise(read_recorded(file, name), spec.get("normalise"))
+    else:
+        root = root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None)
+        values = {key: spec[key] for key in DataSection.model_fields if key in spec}
+        section = DataSection(**{**values, "root": root})
+        dataset = data.load(section, download=download, allow_code=c.allow_code)
     fingerprint = c.manifest.get("provenance", {}).get("data")
     if fingerprint and dataset.fingerprint() != fingerprint:
         raise FldiagError(
@@ -212,14 +208,14 @@ def load_dataset(
     return dataset
 
 
-def _in_the_run(c: Checkpoint, name: str) -> str | None:
+def _in_the_run(c: Checkpoint, name: str) -> Path | None:
     """Where data lie that a recorded run keeps in its own folder. Raises FldiagError when they were changed or are not there."""
     file = name.removeprefix("npz:")
     if "origin" not in c.manifest or file == name or Path(file).is_absolute():
         return None
     folder = c.path.parent.parent
     if (folder / "run.json").is_file() and file in (run := Run.open(folder)).index["files"]:
-        return f"npz:{run.verified(file)}"
+        return run.verified(file)
     if Path(file).is_file():  # a converted folder names its data as the command did
         return None
     raise FldiagError(

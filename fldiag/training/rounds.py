@@ -26,7 +26,7 @@ from fldiag.runs.client_states import HELD
 from fldiag.runs.owner import Owner
 from fldiag.runs.run import Run
 from fldiag.training.client import CohortResult
-from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, evaluate_block
+from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import GlobalModel, measure, personal_plan
 from fldiag.training.record import step_rows
 from fldiag.training.resume import (
@@ -281,9 +281,7 @@ def _loop(
             segment.note(federation.t)
             return _end(run)
         run.put_clients(HELD)
-        scores = evaluate(
-            setup.network, setup.dataset, federation.w, federation.buffers, t, pool.map
-        )
+        scores = evaluate(setup.network, setup.dataset, federation.w, federation.buffers)
         run.add_metrics(round_rows(t, scores, round, result, isolated=setup.method.isolated))
         if is_stored:
             run.index["done"] = t
@@ -368,8 +366,5 @@ class WorkerSetup:
         return {k: v for k, v in self.__dict__.items() if self.is_custom or k != "setup"}
 
 
-def work(shared: WorkerSetup, unit: Cohort | EvaluationBlock) -> CohortResult | Sums:
-    setup = shared.setup
-    if isinstance(unit, EvaluationBlock):
-        return evaluate_block(setup.network, setup.dataset, unit, setup.device)
-    return setup.train(unit)
+def work(shared: WorkerSetup, unit: Cohort) -> CohortResult:
+    return shared.setup.train(unit)

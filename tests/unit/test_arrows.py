@@ -37,7 +37,7 @@ MIDDLE = GROUND | {
     "plotting",
     "diagnosis",
 }
-TOP = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
+TOP = MIDDLE | {"api", "method", "training", "diagnostics", "known"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(),
@@ -76,19 +76,6 @@ MAY = {
     "curvature": GROUND | {"models", "results"},
     "problem": GROUND | {"data", "models", "results", "curvature"},
     "landscape": GROUND | {"models", "results", "curvature", "problem"},
-    "training/diagnostics": GROUND
-    | {
-        "method",
-        "local",
-        "step",
-        "data",
-        "models",
-        "results",
-        "runs",
-        "training",
-        "plotting",
-        "problem",
-    },
     "runs": GROUND | {"data", "models", "results", "curvature", "problem"},
     "plotting": {"errors", "results"},
     "diagnostics": GROUND
@@ -102,6 +89,7 @@ MAY = {
         "runs",
         "plotting",
     },
+    "diagnostics/personalise": MIDDLE | {"method", "training", "diagnostics"},
     "diagnosis": GROUND | {"known", "data", "models", "results", "problem", "runs", "plotting"},
     "compare": MIDDLE | {"diagnostics"},
     "presets": set(),
@@ -137,8 +125,8 @@ def nodes_of(file):
 
 def package(file):
     parts = file.relative_to(ROOT).with_suffix("").parts
-    if parts[:2] == ("training", "diagnostics"):  # diagnostics that train
-        return "/".join(parts[:2])
+    if parts == ("diagnostics", "personalise"):  # the one that trains
+        return "/".join(parts)
     return "" if parts == ("__init__",) else parts[0]
 
 
@@ -154,11 +142,7 @@ def imported(file):
             if module == ["fldiag"]:
                 found |= {a.name for a in node.names}
             elif module[0] == "fldiag":
-                found.add(
-                    "training/diagnostics"
-                    if module[1:3] == ["training", "diagnostics"]
-                    else module[1]
-                )
+                found.add(module[1])
     return found
 
 

@@ -188,9 +188,8 @@ def test_the_released_code_weighs_by_the_variance_over_examples_and_sums():
 def test_without_public_data_the_remedy_is_named(method):
     with pytest.raises(FldiagError) as error:
         build(method, public=None)
-    assert f"method {method!r} distils on unlabelled public inputs" in str(error.value)
-    assert "--set data.public=cifar100" in str(error.value)
-    assert "data.public=holdout:200" in str(error.value)
+    assert f"method {method!r} distils on public inputs" in str(error.value)
+    assert "holdout:200" in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
@@ -216,7 +215,7 @@ def test_batch_norm_cannot_learn_from_one_example(method, options):
 
 @pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
 def test_batch_norm_cannot_learn_from_one_public_input(method):
-    with pytest.raises(FldiagError, match=r"one public input.*data\.public_size"):
+    with pytest.raises(FldiagError, match="or one, for batch-norm"):
         build(method, module=batch_norm_net(), public=PUBLIC[:1])
     build(method, public=PUBLIC[:1])
     build("fedavg", module=batch_norm_net(), public=PUBLIC[:1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +21,7 @@ from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import PERSONAL
+from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
 
 SUMMARY = {
@@ -86,22 +88,6 @@ def draw(table: pd.DataFrame) -> Figure:
         raise FldiagError(
             "no client has a personal accuracy",
             "clients need test examples of their classes",
-            usage=True,
-        )
-    wrong = flat[~flat["value"].between(0, 1) | flat["epochs"].isna() | flat["client"].isna()]
-    if len(wrong):
-        raise FldiagError(
-            f"personal accuracy {wrong['value'].iloc[0]:g} of client {wrong['client'].iloc[0]:g} after "
-            f"{wrong['epochs'].iloc[0]:g} epochs",
-            "give shares in [0, 1] with their client and epochs",
-            usage=True,
-        )
-    twice = flat[flat.duplicated(["run", "client", "epochs"])]
-    if len(twice):
-        raise FldiagError(
-            f"run {twice['run'].iloc[0]!r} has two accuracies of client {twice['client'].iloc[0]:g} after "
-            f"{twice['epochs'].iloc[0]:g} epochs",
-            "give every run its own label",
             usage=True,
         )
     runs, epochs = list(dict.fromkeys(flat["run"])), sorted(flat["epochs"].unique())
@@ -188,7 +174,10 @@ def _strip(ax, x: float, values: np.ndarray, room: float, look: style.Look) -> N
 
 
 def _listed(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple, range)) else value
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple, range)) else value
+    if text is not None and not re.fullmatch(r"\d{1,4}(,\d{1,4})*", str(text)):
+        raise ValueError("not whole numbers up to 9999; write for example 0,1,5")
+    return text
 
 
 #: Whole numbers such as 0,1,5; in Python a sequence will do.
@@ -238,34 +227,21 @@ def personalise(
 
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
-    from fldiag.training.personalise import of_run
-    from fldiag.training.setup import setup_of
+    from fldiag.method import Personal
+    from fldiag.training.personalise import GlobalModel, check_plan, measure
+    from fldiag.training.setup import load_weights, setup_of
 
-    lengths = _numbers(epochs)
     tables = []
     for i, run in enumerate(runs):
-        setup = setup_of(run, device=device, root=root, download=download, model=model, data=data)
+        setup = setup_of(run, device=device, root=root, download=download, names=(model, data))
+        plan = setup.method.personal or Personal((0, 1, 5))
+        lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
+        plan = replace(plan, epochs=lengths, lr=lr or plan.lr)
+        check_plan(setup, plan)
+        w, buffers = load_weights(run, setup)
+        states = run.states if plan.method and plan.method.client_init(w) else {}
+        start = GlobalModel(w, buffers, states, run.done)
         with workspace().part(i, len(runs), ""):
-            tables.append(
-                of_run(
-                    run,
-                    setup,
-                    epochs=lengths,
-                    lr=lr,
-                    seed=seed,
-                )
-            )
+            rows = measure(setup, plan, start, seed=seed, run=run.name)
+        tables.append(check(table(rows, **run.common)))
     return pd.concat(tables, ignore_index=True)
-
-
-def _numbers(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise FldiagError(
-            f"--epochs {text!r} is not a list of whole numbers",
-            "write for example --epochs 0,1,5",
-            usage=True,
-        ) from None
