@@ -22,8 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution.executor import parse_executor
 from fldiag.execution.pools import open_pool
 from fldiag.execution.workspace import Workspace
-from fldiag.problem.ingredients import code_of
-from fldiag.problem.problem import Problem
+from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance

@@ -220,7 +220,6 @@ def sharpness(
     """
     import torch
 
-    from fldiag.problem.eigenpairs import loss_rows
     from fldiag.problem.worst_case import (
         Climb,
         adaptive_scale,
@@ -235,7 +234,7 @@ def sharpness(
         ("adaptive", weights, rho, deviation, resting(problem)),
         ("plain", torch.ones_like(weights), plain_rho, plain_deviation, None),
     )
-    rows: list[Row] = loss_rows(problem)
+    rows: list[Row] = problem.centre.rows(problem)
     for i, (kind, scale, radius, spread, note) in enumerate(kinds):
         workspace().show(i, len(kinds), f"{kind} sharpness")
         measured = [

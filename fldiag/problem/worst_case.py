@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fldiag.curvature.ascent import Ascent, climb, project
-from fldiag.problem.eigenpairs import finite_scores
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
 from fldiag.seeding import torch_rng
@@ -58,7 +57,7 @@ def worst_case(problem: Problem, scale: Tensor, rho: float, how: Climb) -> Ascen
 
     Raises FldiagError where the loss at the weights is not finite.
     """
-    w, centre = problem.w.double(), finite_scores(problem).loss
+    w, centre = problem.w.double(), problem.centre.loss
 
     def rise(u: Tensor) -> float:
         value = problem.loss(w + scale * u)[0] - centre
@@ -86,11 +85,11 @@ def worst_case_row(problem: Problem, metric: str, scale: Tensor, rho: float, how
     if not math.isfinite(ascent.rise):
         text = f"the loss is not finite within rho = {rho:g}: choose a smaller one"
         return {**row, "value": None, "note": text}
-    centre = finite_scores(problem)
-    displaced = problem.losses(problem.w.double() + scale * ascent.point)
+    centre = problem.centre
+    displaced = problem.scores(problem.w.double() + scale * ascent.point).each
     stderr = None
     if centre.each is not None and displaced is not None:
-        stderr = problem.stderr(displaced - centre.each)
+        stderr = centre.stderr_of(displaced - centre.each)
     return {
         **row,
         "value": ascent.rise,
@@ -103,7 +102,7 @@ def worst_case_row(problem: Problem, metric: str, scale: Tensor, rho: float, how
 
 def rounding(problem: Problem, rise: float) -> float:
     """What rounding can add to a difference of two losses."""
-    centre = finite_scores(problem).loss
+    centre = problem.centre.loss
     return torch.finfo(problem.dtype).eps * (2 * abs(centre) + abs(rise))
 
 
@@ -114,7 +113,7 @@ def average_row(
     row: Row = {"metric": metric, "estimator": "gaussian", "rho": rho, "draws": draws}
     if not bool(scale.any()):
         return {**row, "value": None, "note": AT_ZERO}
-    centre, w = finite_scores(problem).loss, problem.w.double()
+    centre, w = problem.centre.loss, problem.w.double()
     rises = torch.tensor(
         [
             problem.loss(w + rho * scale * random_point(problem, "perturbation", seed, i))[0]
