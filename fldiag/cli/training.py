@@ -30,8 +30,6 @@ from fldiag.cli.options import (
 from fldiag.device import device_of
 from fldiag.diagnosis.places import FALLBACK, prepare
 from fldiag.errors import FldiagError
-from fldiag.execution import executor as execution
-from fldiag.execution.worker import threads
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results.files import beside, csv_text, write_table, write_text
 from fldiag.results.machine import emulated
@@ -67,6 +65,7 @@ def demo(
     """
     with errors(debug), use_sheet(width, format):
         from fldiag.diagnosis.answer import answer
+        from fldiag.execution import threads
         from fldiag.report import build
         from fldiag.report.collect import collect, compute_tables
         from fldiag.results.summary import Small
@@ -418,12 +417,12 @@ def _sweep(
 
     if repeated := sorted(set(values) & set(fixed)):
         raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
-    part = execution.Shard.parse(shard)
     plan = sweeps.configs(source, values, fixed)
     count = len(plan)
+    from fldiag.execution import shard_of
+
+    plan = shard_of(plan, shard)
     console.say(f"{count} runs")
-    if part is not None:
-        plan = part.part(plan)
     if dry_run:
         rows = [{"run": sweeps.rounds.run_path(config).name} for config in plan]
         console.table(rows, {"run": "run"})
@@ -452,9 +451,9 @@ def _sweep(
             "stopped; everything up to the last checkpoint is kept",
             "run the same command again to continue",
         ) from None
-    if part is not None:
+    if shard is not None:
         console.say(
-            f"part {part}: {len(runs)} of {count} runs; when all parts are done, the same command without --shard "
+            f"part {shard}: {len(runs)} of {count} runs; when all parts are done, the same command without --shard "
             "makes the table"
         )
         return console.done(*(run.path for run in runs))

@@ -19,9 +19,8 @@ from fldiag.diagnosis.options import plain
 from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.diagnosis.subjects import Subject, remarks
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import parse_executor
-from fldiag.execution.pools import open_pool
-from fldiag.execution.workspace import Workspace
+
+from fldiag.execution import Workspace, open_pool
 from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
@@ -60,10 +59,10 @@ def measure_all(
     requests = {question.entry: question.options, **question.flag_options}
     units = [(e.name, s, dict(options)) for s in subjects for e, options in requests.items()]
     tables: dict[str, list[pd.DataFrame]] = {entry.name: [] for entry in requests}
-    if len(subjects) > 1 and executor.kind != "serial":
+    if len(subjects) > 1 and executor != "serial":
         with (
             bar(question.entry.name) as progress,
-            open_pool(executor, _measure_unit, cache, name=_unit_title, most=len(units)) as pool,
+            open_pool(executor, _measure_unit, cache, name=_unit_title) as pool,
         ):
             progress(0, len(units), _title(subjects[0]))
             for done, (unit, (table, texts)) in enumerate(
@@ -188,9 +187,8 @@ def _build(
         Workspace(executor, progress) as workspace,
     ):
         table = check(entry.build(subject, **options))
-        spec = parse_executor(executor)
-        if spec.kind != "serial" and not workspace.is_used:
-            tell(f"{entry.name} cannot be split for {spec}: it was computed in this process")
+        if executor != "serial" and not workspace.is_used:
+            tell(f"{entry.name} cannot be split for {executor}: it was computed in this process")
         return table
 
 

@@ -26,7 +26,7 @@ from scipy.ndimage import minimum_filter
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.landscape.directions import offsets, plane_axes, principal_axes, random_direction
 from fldiag.plotting import style
 from fldiag.plotting.pages import Chart, Interactive, literal

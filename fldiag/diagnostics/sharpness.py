@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.tables import compares_runs, floats, names, need
 from fldiag.registry import diagnostic

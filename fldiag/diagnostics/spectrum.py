@@ -23,7 +23,7 @@ from torch import Tensor
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.plotting import layers, style
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows

@@ -14,9 +14,6 @@ from fldiag.models import state_dict
 from fldiag.params import Layout
 from fldiag.problem.data import same
 
-#: What wrappers of torch put into the names of tensors: torch.compile, and data parallelism.
-WRAPPERS = {"_orig_mod", "module"}
-
 
 def unwrap_model(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """The module inside torch.compile, DataParallel and the like, and what was taken off, in words."""
@@ -75,9 +72,7 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
     elif isinstance(params, Tensor):
         tensors = layout.views(vector(params, layout))
     elif isinstance(params, Mapping):
-        tensors, prefix, alternatives = state_dict.without_prefix(dict(params), module)
-        if alternatives:
-            remarks.append(f"params: {state_dict.describe_choice(prefix, alternatives)}")
+        tensors, prefix = state_dict.without_prefix(dict(params), module)
         if prefix:
             remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
     else:
@@ -87,11 +82,7 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
             usage=True,
         )
     own = module.state_dict(keep_vars=True)
-    plain = {_plain(name): name for name in own}
-    state = {
-        name if name in own else plain.get(_plain(name), name): t
-        for name, t in [*tensors.items(), *(buffers or {}).items()]
-    }
+    state = {**tensors, **(buffers or {})}
     transient = {n: b for n, b in module.named_buffers() if n not in own}
     for name in transient.keys() & state.keys():
         transient[name].copy_(state.pop(name))
@@ -105,10 +96,6 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
             usage=True,
         ) from error
     return remarks
-
-
-def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _fill(state: dict[str, Any], own: dict[str, Any], weights: set[str], is_bare: bool) -> None:

@@ -16,7 +16,7 @@ from fldiag import losses
 from fldiag.data import Dataset, partition
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.models.network import Network
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest

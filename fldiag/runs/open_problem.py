@@ -15,13 +15,13 @@ from fldiag.data.public import deal
 from fldiag.data.text import Reading
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
-from fldiag.models.state_dict import describe_choice
 from fldiag.params import Layout
 from fldiag.problem.data import as_slice, is_split
 from fldiag.problem.loss import is_probabilities
 from fldiag.problem.problem import Problem
 from fldiag.problem.weights import forward_of
 from fldiag.runs import base
+from fldiag.runs.foreign import describe_choice
 from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint

@@ -18,7 +18,7 @@ from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal
 from fldiag.results.means import sample_mean, share

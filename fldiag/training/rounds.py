@@ -17,10 +17,7 @@ from fldiag.config import Config, check_config
 from fldiag.config_files import kept_initial
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import ExecutorSpec, parse_executor
-from fldiag.execution.pool import Pool
-from fldiag.execution.pools import open_pool
-from fldiag.execution.workspace import Workspace
+from fldiag.execution import Pool, Workspace, check_executor, open_pool
 from fldiag.registry import Progress
 from fldiag.results.progress import progress_bar, shell
 from fldiag.results.table import PERSONAL
@@ -97,7 +94,7 @@ def train(
     ('finished', 1)
     """
     config = check_config(config).allow(allow_code)
-    spec = parse_executor(executor)
+    check_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
@@ -118,7 +115,7 @@ def train(
     shared = WorkerSetup(setup, device, is_custom)
     with (
         owner.hold(path) as ownership,
-        open_pool(spec, work, shared) as pool,
+        open_pool(executor, work, shared) as pool,
         _listener(on_event, config.method.name) as emit,
     ):
         run = _open(path, config, setup, federation, resume)
@@ -135,7 +132,7 @@ def train(
             _loop(config, run, federation, ownership, pool, emit)
             if run.status == "running":
                 pool.close()
-                _personalise(run, federation, spec, emit)
+                _personalise(run, federation, executor, emit)
         except KeyboardInterrupt:
             run = Run.open(path)  # what is in memory may name files that were still being written
             if run.status == "running":
@@ -308,14 +305,16 @@ def _loop(
         )
 
 
-def _personalise(run: Run, federation: Federation, spec: ExecutorSpec, emit: Listener) -> None:
+def _personalise(
+    run: Run, federation: Federation, executor: str | Executor, emit: Listener
+) -> None:
     """What the method does after the last round, which is stored by now: a run stopped meanwhile goes on from it."""
     plan = personal_plan(federation.setup)
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
         model = GlobalModel(federation.w, federation.buffers, federation.clients, run.done)
         with Workspace(
-            spec,
+            executor,
             lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}),
         ):
             rows = measure(federation.setup, plan, model)

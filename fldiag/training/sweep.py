@@ -14,8 +14,7 @@ import pandas as pd
 from fldiag import data
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import Shard, parse_executor
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool, shard_of
 from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.rounds import Listener, failure
@@ -62,10 +61,9 @@ def sweep(
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
-    part = Shard.parse(shard)
     plan = configs(config.allow(allow_code) if isinstance(config, Config) else config, over)
     return train_configs(
-        part.part(plan) if part is not None else plan,
+        shard_of(plan, shard),
         out=out,
         executor=executor,
         device=device,
@@ -174,7 +172,7 @@ def _train_all(
     trainer: RunTrainer,
     on_event: Listener | None,
 ) -> list[Run]:
-    if parse_executor(executor).kind == "serial" or len(plan) <= 1:  # of one run the clients
+    if executor == "serial" or len(plan) <= 1:  # of one run the clients
         return [
             trainer.train(config, out, executor, on_event)
             for config, out in zip(plan, outs, strict=True)
@@ -186,7 +184,7 @@ def _train_all(
         for config in {config.data: config for config in plan}.values():
             data.of(config.data, True, config.allowed_code)
     shared = replace(trainer, download=False)
-    with open_pool(executor, _train_one, shared, name=_run_name, most=len(plan)) as pool:
+    with open_pool(executor, _train_one, shared, name=_run_name) as pool:
         for i, status in pool.completed(list(zip(plan, folders, strict=True))):
             if on_event is not None:
                 on_event(

@@ -17,7 +17,7 @@ from helpers import (
 )
 
 from fldiag import registry
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool
 from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.server import Federation

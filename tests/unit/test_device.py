@@ -15,7 +15,7 @@ import fldiag
 from fldiag import device
 from fldiag.device import device_of, full_precision
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool
 from fldiag.training.setup import Setup
 
 NET, DATA = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 2]))

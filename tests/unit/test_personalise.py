@@ -25,7 +25,7 @@ from torch.nn import functional as F
 import fldiag
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import Workspace
+from fldiag.execution import Workspace
 from fldiag.method import Neighbours, Personal
 from fldiag.runs.run import Run
 from fldiag.seeding import seed_for

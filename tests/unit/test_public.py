@@ -144,7 +144,7 @@ def test_docstrings_of_classes_and_their_methods(name):
         "runs.run",
         "config",
         "errors",
-        "execution.workspace",
+        "execution",
         "method",
         "problem.problem",
         "training.rounds",

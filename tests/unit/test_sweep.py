@@ -6,7 +6,6 @@ from helpers import config
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import Shard, parse_executor
 from fldiag.training import rounds, sweep
 
 
@@ -84,17 +83,3 @@ def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
     assert (
         len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []
     )
-
-
-@pytest.mark.parametrize("text", ["5/4", "0/4", "1", "a/b", "/", "-1/4", "²/4", "1/4/4"])
-def test_a_part_that_is_none(text):
-    with pytest.raises(FldiagError, match="--shard 1/4 to --shard 4/4") as caught:
-        Shard.parse(text)
-    assert caught.value.usage
-
-
-@pytest.mark.parametrize(
-    ("executor", "count"), [("serial", 1), ("processes:3", 3), ("dask:tcp://host:8786", None)]
-)
-def test_how_many_at_a_time(executor, count):
-    assert parse_executor(executor).workers_here() == count

@@ -32,7 +32,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fldiag
 from fldiag import registry
-from fldiag.execution.worker import threads
+from fldiag.execution import threads
 from fldiag.plotting import style, words
 from fldiag.registry import Progress
 from fldiag.results.select import only

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.results.means import sample_mean

@@ -22,7 +22,7 @@ from fldiag.diagnostics.doctor.findings import (
 )
 from fldiag.diagnostics.doctor.finite import Finite
 from fldiag.errors import FldiagError, counted
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.results.table import Row, table
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fldiag.choices import Products, Rtol
 from fldiag.diagnostics.flatness.summary import summary
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 

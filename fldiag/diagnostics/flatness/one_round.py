@@ -11,7 +11,7 @@ import torch
 
 from fldiag.diagnostics.flatness.gaps import gaps, means
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs

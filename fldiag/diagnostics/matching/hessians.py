@@ -15,7 +15,7 @@ from fldiag.diagnostics.matching.comparison import (
     overlap_rows,
 )
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem

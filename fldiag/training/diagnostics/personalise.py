@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.tables import compares_runs, floats, names, need, select
 from fldiag.registry import diagnostic
