@@ -23,7 +23,7 @@ KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "diagnos
 #: Diagnostics that have no verb of their own -> the verb and flag that ask for them. ``fldiag diagnose NAME`` has them too.
 FLAGS = {
     "trace": "spectrum --trace",
-    "diagonal": "spectrum --diagonal",
+    "diagonal": "spectrum --trace",
     "density": "spectrum --density",
 }
 #: What a diagnostic is on -> what is opened for it.

@@ -43,7 +43,7 @@ NUMERIC = {
             "piecewise_linear",
             "probe",
             "problem",
-            "profile",
+            "paths",
             "rounding",
             "sharpness",
             "spectrum",

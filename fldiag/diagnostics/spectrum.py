@@ -130,8 +130,10 @@ def density_rows(problem: Problem, pairs: EigenPairs, matrix: Matrix, seed: int)
     count = range(PROBES if size > k else 0)
     rules = list(workspace().map(density_rule, shared, count, name="probe {}".format, seed=seed))
     nodes = np.concatenate([pairs.values, *(nodes for nodes, _ in rules)])
-    width = (nodes.max() - nodes.min()) / 100 or 1e-12 + 1e-6 * abs(nodes.max())
-    grid = np.linspace(nodes.min() - 5 * width, nodes.max() + 5 * width, POINTS)
+    low, high = nodes.min(), nodes.max()
+    # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid
+    width = float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
+    grid = width * np.linspace(round(low / width) - 5, round(high / width) + 5, POINTS)
 
     def smooth(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
         heights = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2) / np.sqrt(2 * np.pi)
@@ -209,7 +211,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     looks = style.looks(list(dict.fromkeys(frame["run"])))
     with style.paper():
         width = style.wide(style.ONE_COLUMN * len(metrics))
-        fig = style.figure(width, 2.3)
+        fig = style.figure(width, 2.3, layout="constrained")
         for ax, metric in zip(
             fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True
         ):

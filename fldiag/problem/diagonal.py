@@ -127,6 +127,11 @@ def diagonal(
         return _exact(layout.names, sums, 0)
     operator = problem.hessian(names=rest)
     sizes = [layout.shapes[layout.names.index(n)].numel() for n in rest]
+    if operator.size <= max_products:  # a product an entry
+        unit = torch.eye(operator.size, dtype=torch.float64).to(problem.device)
+        values = torch.stack([operator(row)[i] for i, row in enumerate(unit)])
+        sums |= dict(zip(rest, values.split(sizes), strict=True))
+        return _exact(layout.names, sums, operator.products)
     space = Krylov(operator.size, problem.noise, problem.device, torch.float64)
     space.append_random(seed, 0)
     room = problem.memory // 4 // (8 * operator.size)
@@ -137,9 +142,6 @@ def diagonal(
     hq = torch.from_numpy(space.coefficients().T).to(rows) @ rows
     # H = (1 - QQ')H(1 - QQ') + QQ'H + HQQ' - QQ'HQQ'
     measured = 2 * (q * hq).sum(0) - (q * ((hq @ q.T) @ q)).sum(0)
-    if space.done == operator.size:
-        sums |= dict(zip(rest, measured.split(sizes), strict=True))
-        return _exact(layout.names, sums, operator.products)
     known = math.fsum(float(v.sum()) for v in sums.values())
     fixed = math.fsum(float(v.square().sum()) for v in sums.values())
     samples: list[Tensor] = []

@@ -134,7 +134,8 @@ def _check_module(problem: Problem, x: Tree, z: Any, tolerance: float) -> None:
     args, kwargs = arguments(problem.forward, x)
     for name, t in [*module.named_parameters(), *module.named_buffers()]:
         t.copy_({**tensors, **problem.buffers}[name])
-    own = [module(*args, **kwargs)]
+    # outputs may be views of weights
+    own = [tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, module(*args, **kwargs))]
     module.train()
     for name, p in module.named_parameters():
         p.add_(moved[name] - tensors[name])

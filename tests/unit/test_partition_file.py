@@ -82,7 +82,7 @@ def test_a_runs_partition_is_the_one_that_it_wrote(tmp_path):
     partition.save(file, partition.load_parts(file)[::-1])
     for ask in (
         lambda: fldiag.diagnose(run, "forgetting"),
-        lambda: fldiag.diagnose(run, "trace", slice="client:1"),
+        lambda: fldiag.diagnose(run, "spectrum", slice="client:1"),
     ):
         with pytest.raises(FldiagError, match=r"partition\.npz is not the file this run wrote"):
             ask()

@@ -220,7 +220,7 @@ def test_a_picture_in_axes_that_are_there(name):
 
 
 def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
-    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "trace", per="layer")
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=1)
     fig, ax = plt.subplots()
     with pytest.raises(fldiag.FldiagError, match="several axes"):
         fldiag.draw(table, ax=ax)
@@ -232,7 +232,7 @@ def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
     monkeypatch.setitem(
         registry.diagnostic._entries,
         "trace",
-        dataclasses.replace(registry.diagnostic.get("trace"), draw=Line()),
+        dataclasses.replace(registry.diagnostic.get("spectrum"), draw=Line()),
     )
     assert fldiag.draw(table, ax=ax) is ax and ax.lines
     plt.close(fig)
@@ -263,10 +263,13 @@ def test_a_picture_of_a_table(tmp_path):
 @pytest.mark.parametrize(
     "ask, says",
     [
-        (lambda: fldiag.diagnose([], "trace"), "give a run, a checkpoint"),
-        (lambda: fldiag.diagnose(None, "trace"), "NoneType"),
-        (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
-        (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
+        (lambda: fldiag.diagnose([], "spectrum"), "give a run, a checkpoint"),
+        (lambda: fldiag.diagnose(None, "spectrum"), "NoneType"),
+        (
+            lambda: fldiag.diagnose(PROBLEM[0], "spectrum"),
+            r"fldiag\.Problem\(net, loss, \(x, y\)\)",
+        ),
+        (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "spectrum"), "int cannot be"),
         (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
         (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"),
         (lambda: fldiag.load(123), "run folder or a checkpoint"),

@@ -231,7 +231,7 @@ def test_targets_of_sequences_count_with_a_loss_of_ones_own(loss):
     assert scores.accuracy == pytest.approx(float((sound()(x).argmax(-1) == y).float().mean()))
     assert scores.guess_loss == pytest.approx(math.log(CLASSES), rel=1e-5)
     (text,) = doubts(
-        fldiag.diagnose(Problem(untrained(), loss, (30 * x, y)), "trace", tell=lambda text: None)
+        fldiag.diagnose(Problem(untrained(), loss, (30 * x, y)), "spectrum", tell=lambda text: None)
     )
     assert "loss" in text
 
@@ -256,9 +256,9 @@ def test_several_labels_an_example_count_one_by_one(loss):
     assert good.scores().guess_loss == pytest.approx(
         float(loss(torch.zeros(N, CLASSES), y)), rel=1e-5
     )
-    assert doubts(fldiag.diagnose(good, "trace", tell=lambda text: None)) == []
+    assert doubts(fldiag.diagnose(good, "spectrum", tell=lambda text: None)) == []
     (text,) = doubts(
-        fldiag.diagnose(Problem(net, loss, (-30 * x, y)), "trace", tell=lambda text: None)
+        fldiag.diagnose(Problem(net, loss, (-30 * x, y)), "spectrum", tell=lambda text: None)
     )
     assert "accuracy" in text and "loss" in text
 
@@ -275,7 +275,7 @@ def test_a_loss_far_above_a_guess_is_said_where_all_labels_are_alike():
     assert (
         doubts(
             fldiag.diagnose(
-                Problem(sound(), F.cross_entropy, (x, y)), "trace", tell=lambda text: None
+                Problem(sound(), F.cross_entropy, (x, y)), "spectrum", tell=lambda text: None
             )
         )
         == []
@@ -455,16 +455,20 @@ def test_a_sound_model_of_rare_cases_is_not_doubted():
         net.weight.copy_(torch.tensor([[0.0], [3.0]]))
         net.bias.copy_(torch.tensor([0.0, -math.log(49) - 4.5]))
     scores = Problem(net, F.cross_entropy, (x, y)).scores()
-    frame = fldiag.diagnose(Problem(net, F.cross_entropy, (x, y)), "trace", tell=lambda text: None)
+    frame = fldiag.diagnose(
+        Problem(net, F.cross_entropy, (x, y)), "spectrum", tell=lambda text: None
+    )
     assert scores.accuracy > 0.97 and doubts(frame) == []
     decayed = Problem(net, F.cross_entropy, (x, y), weight_decay=0.1)
-    assert doubts(fldiag.diagnose(decayed, "trace", tell=lambda text: None)) == []
+    assert doubts(fldiag.diagnose(decayed, "spectrum", tell=lambda text: None)) == []
     constant = nn.Linear(1, 2)
     with torch.no_grad():
         constant.weight.zero_()
         constant.bias.copy_(torch.tensor([math.log(49), 0.0]))
     (text,) = doubts(
-        fldiag.diagnose(Problem(constant, F.cross_entropy, (x, y)), "trace", tell=lambda text: None)
+        fldiag.diagnose(
+            Problem(constant, F.cross_entropy, (x, y)), "spectrum", tell=lambda text: None
+        )
     )
     assert "accuracy 98.0% (a guess gives 98.0%)" in text
 

@@ -1,0 +1,267 @@
+"""Problem: forms of data, losses and weights, which diagonals are exact, and products without a second derivative."""
+
+import functools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import fldiag
+from fldiag.problem.diagonal import diagonal
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.exact import exact_layers
+
+N = 40
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(N) % 3
+
+
+def mlp(activation=nn.Tanh, out=3):
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(4, 5), activation(), nn.Linear(5, out))
+
+
+class Counting(Dataset):
+    """Counts how often an example is read."""
+
+    reads = 0
+
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, i):
+        self.reads += 1
+        return X[i % N], Y[i % N]
+
+
+FORMS = {
+    "arrays": (X.numpy(), Y.numpy()),
+    "a data set": TensorDataset(X, Y),
+    "a loader": DataLoader(TensorDataset(X, Y), batch_size=7),
+    "a shuffled loader": DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True),
+    "batches": [(X[:9], Y[:9]), (X[9:], Y[9:])],
+    "bytes": (X, Y.to(torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_data_in_any_form_are_the_same(form):
+    p = fldiag.Problem(mlp(), F.cross_entropy, FORMS[form])
+    assert p.n == N and p.loss() == fldiag.Problem(mlp(), F.cross_entropy, (X, Y)).loss()
+
+
+def test_a_dict_is_inputs_and_targets():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x):
+            return self.net(x)
+
+    def loss(z, batch):
+        return F.cross_entropy(z, batch["label"])
+
+    p = fldiag.Problem(Named(), loss, {"x": X, "label": Y})
+    expected = fldiag.Problem(mlp(), F.cross_entropy, (X, Y)).loss()[0]
+    assert p.loss()[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("data", [(X, Y, Y), (X, Y[1:]), (X[:0], Y[:0]), X, [], (X, "labels")])
+def test_other_data_are_refused(data):
+    with pytest.raises(fldiag.FldiagError):
+        fldiag.Problem(mlp(), F.cross_entropy, data)
+
+
+def test_a_data_set_is_read_by_index():
+    """The probe looks at a few examples; nothing is drawn whole before it is needed, nor kept beyond the memory."""
+    data = Counting()
+    p = fldiag.Problem(mlp(), F.cross_entropy, data, memory=500_000)
+    p.probe()
+    assert data.reads < 200
+    p.loss(), p.loss()
+    assert data.reads > 2 * len(data)
+    expected = fldiag.Problem(mlp(), F.cross_entropy, (X, Y)).loss()[0]
+    assert p.loss()[0] == pytest.approx(expected, rel=1e-6)
+
+
+ONE_HOT, BITS = F.one_hot(Y, 3).float(), F.one_hot(Y, 3)
+LOSSES = {
+    "negative log-likelihood": (lambda z, y: F.nll_loss(z.log_softmax(1), y), Y),
+    "one-hot labels": (F.cross_entropy, ONE_HOT),
+    "soft labels": (nn.CrossEntropyLoss(label_smoothing=0.1), 0.9 * ONE_HOT + 0.1 / 3),
+    "options by partial": (functools.partial(F.cross_entropy, label_smoothing=0.1), Y),
+    "integer bits": (F.binary_cross_entropy_with_logits, BITS),
+    "squares": (F.mse_loss, X[:, :3]),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_their_means_over_the_slice(name):
+    """In two batches, too; where they are classifications, with the share of right answers."""
+    loss, y = LOSSES[name]
+    net = mlp()
+    z = net(X).detach()
+    true = float(loss(z, y.float() if name == "integer bits" else y))
+    for memory in (2**31, 40_000):
+        scores = fldiag.Problem(net, loss, (X, y), memory=memory).scores()
+        assert scores.loss == pytest.approx(true, rel=1e-6)
+        assert float(scores.each.mean()) == pytest.approx(true, rel=1e-6)
+    if name == "squares":
+        assert scores.right is None
+    else:
+        right = ((z > 0) == y).float() if name == "integer bits" else z.argmax(1) == Y
+        assert float(scores.right.double().mean()) == pytest.approx(float(right.float().mean()))
+
+
+def test_numbers_are_not_taken_for_classes():
+    """Counts are integers, too; their negative binomial likelihood has no accuracy."""
+
+    def loss(z, y):
+        return (F.softplus(z[:, 0]) - y * z[:, 1]).mean() + z.square().mean()
+
+    assert fldiag.Problem(mlp(out=2), loss, (X, Y.clamp_max(1))).scores().right is None
+
+
+def test_one_hot_labels_of_a_file_mean_cross_entropy(tmp_path):
+    torch.save(mlp().state_dict(), tmp_path / "w.pt")
+    told = []
+    target = fldiag.load(tmp_path / "w.pt", model=mlp(), data=(X, ONE_HOT))
+    table = fldiag.diagnose(target, "spectrum", k=1, tell=told.append)
+    loss = float(table[table["metric"] == "loss"]["value"].iloc[0])
+    assert loss == pytest.approx(float(F.cross_entropy(mlp()(X), Y)), rel=1e-6)
+    assert "accuracy" in set(table["metric"]) and "cross entropy" in " ".join(told)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.norm(self.b(torch.tanh(self.a(x))))
+
+
+def wrapped(state):
+    return {f"module.{n.replace('a.', 'a._orig_mod.')}": t for n, t in state.items()}
+
+
+NAMES = {
+    "all": lambda state: state,
+    "the first name of a tied tensor": lambda state: {
+        n: state[n] for n in state if n != "b.weight"
+    },
+    "the second name of a tied tensor": lambda state: {
+        n: state[n] for n in state if n != "a.weight"
+    },
+    "without buffers": lambda state: {
+        n: t for n, t in state.items() if n.startswith(("a", "b", "norm.w", "norm.b"))
+    },
+    "wrapped": wrapped,
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_weights_by_any_names_of_the_modules_own(names):
+    torch.manual_seed(3)
+    net, other = Tied(), Tied()
+    p = fldiag.Problem(net, F.cross_entropy, (X, Y), params=NAMES[names](other.state_dict()))
+    assert p.loss()[0] == fldiag.Problem(other, F.cross_entropy, (X, Y)).loss()[0]
+    assert p.at(net.state_dict()).loss() == fldiag.Problem(net, F.cross_entropy, (X, Y)).loss()
+
+
+def test_a_vector_of_another_length_is_refused():
+    p = fldiag.Problem(mlp(), F.cross_entropy, (X, Y))
+    for call in (p.loss, p.at, p.gradient):
+        with pytest.raises(fldiag.FldiagError, match="for a model of 43 parameters"):
+            call(torch.ones(42))
+
+
+PIECEWISE = {
+    "relu": nn.ReLU,
+    "leaky relu": nn.LeakyReLU,
+    "hardtanh": nn.Hardtanh,
+    "steep softplus": lambda: nn.Softplus(beta=500),
+    "hardswish": nn.Hardswish,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_diagonals_are_exact_where_outputs_are_piecewise_linear_in_the_layer(name, dtype):
+    net = mlp(PIECEWISE[name]).to(dtype)
+    p = fldiag.Problem(net, F.cross_entropy, (X.to(dtype), Y), dtype=dtype)
+    all_layers = name in ("relu", "leaky relu", "hardtanh")
+    assert set(exact_layers(p)) == ({"0", "2"} if all_layers else {"2"})
+    result, true = diagonal(p, max_products=20), p.dense().diagonal()
+    assert result.is_exact() == all_layers
+    start = 0
+    for tensor, values in result.values.items():
+        part = true[start : (start := start + len(values))]
+        if tensor in result.exact:
+            torch.testing.assert_close(values, part, rtol=1e-4, atol=1e-6)
+
+
+def test_a_layer_without_a_rule_leaves_the_others_exact():
+    torch.manual_seed(0)
+    grouped = nn.Conv2d(2, 4, 3, groups=2)
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), grouped, nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)
+    )
+    x = torch.randn(N, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+    assert set(exact_layers(fldiag.Problem(net, F.cross_entropy, (x, Y)))) == {"0", "5"}
+
+
+def test_products_without_a_second_derivative_are_differences():
+    """Their eigenvalue is that of differences of the gradient in double precision, and its row says so."""
+    net = mlp(nn.Hardsigmoid).double()
+    p = fldiag.Problem(net, F.cross_entropy, (X.double(), Y), dtype=torch.float64)
+    table = fldiag.diagnose(p, "spectrum", k=1, tol=1e-5)
+    row = table[table["metric"] == "eigenvalue"].iloc[0]
+    columns = [
+        (p.gradient(p.w + 1e-6 * e) - p.gradient(p.w - 1e-6 * e)) / 2e-6
+        for e in torch.eye(len(p.w)).double()
+    ]
+    true = float(torch.linalg.eigvalsh(torch.stack(columns))[-1])
+    assert float(row["value"]) == pytest.approx(true, rel=1e-4)
+    assert "differences" in row["estimator"] and "differences" in " ".join(p.remarks)
+
+
+def test_a_coarser_forward_is_said_and_counts_as_noise():
+    class Coarse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.net(x).float()
+
+    p = fldiag.Problem(Coarse(), F.cross_entropy, (X, Y))
+    p.probe()
+    assert p.noise > 1e-3 and "bfloat16" in " ".join(p.remarks)
+
+
+def test_little_memory_restarts_the_search_and_changes_nothing():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 60), nn.Tanh(), nn.Linear(60, 3)).double()
+    data = X.double(), Y
+    wide = fldiag.Problem(net, F.cross_entropy, data, dtype=torch.float64)
+    narrow = fldiag.Problem(
+        net, F.cross_entropy, data, dtype=torch.float64, memory=4 * 8 * 483 * 12
+    )
+    values = [eigenpairs(p, 3, tol=1e-8, max_products=400).values for p in (wide, narrow)]
+    np.testing.assert_allclose(*values, rtol=1e-7)
+
+
+def test_workers_get_the_same_problem():
+    p = fldiag.Problem(mlp(), F.cross_entropy, (X, Y))
+    before = p.loss()
+    assert pickle.loads(pickle.dumps(p)).loss() == before
