@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.landscape.directions import random_direction
 from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
