@@ -19,7 +19,6 @@ from fldiag.diagnosis.options import plain
 from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.diagnosis.subjects import Subject, remarks
 from fldiag.errors import FldiagError
-
 from fldiag.execution import Workspace, open_pool
 from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress

@@ -80,11 +80,6 @@ def is_wide(losses: np.ndarray) -> bool:
     return bool(losses.min() > 0 and losses.max() > WIDE * losses.min())
 
 
-def spline(x: np.ndarray, y: np.ndarray, heights: np.ndarray) -> RectBivariateSpline:
-    """The bicubic spline through heights [y, x]."""
-    return RectBivariateSpline(y, x, heights)
-
-
 def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray, seed: int) -> list[Row]:
     """The losses at a nested subset of the grid, and how far the spline through it misses others."""
     values: dict[tuple[int, int], tuple[float, Any]] = {}
@@ -112,7 +107,7 @@ def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray, seed: int) ->
         )
         chosen = [others[i] for i in draws]
         height = np.log if is_wide(losses) else np.positive
-        expected = spline(axis[index], axis[index], height(losses)).ev(
+        expected = RectBivariateSpline(axis[index], axis[index], height(losses)).ev(
             *(axis[[place[k] for place in chosen]] for k in (1, 0))
         )
         errors = np.abs(height(np.maximum(evaluate(chosen), 1e-300)) - expected)
@@ -231,8 +226,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         if len(shares):
             away = only(part, metric="projection_error")["value"].max()
             yield Say(
-                f"{lead}the plane explains {100 * shares.sum():.1f} % of the variance of {len(only(part, metric='trajectory')):,} "
-                f"checkpoints; the farthest is {away:.3g} away from it"
+                f"{lead}the plane explains {100 * shares.sum():.1f} % of the variance of "
+                f"{len(only(part, metric='trajectory')):,} checkpoints; the farthest is {away:.3g} away from it"
             )
 
 
@@ -303,7 +298,8 @@ class Scale:
         low, high = float(heights.min()), float(heights.max())
         limit = low + 1.5 * float(np.quantile(heights, 0.95) - low)
         is_cut = low < limit < high or len(losses) < sum(g.losses.size for g in grids)
-        return Scale(is_log, low, min(limit, high) if is_cut else high or low + 1e-6, is_cut)
+        top = min(limit, high) if is_cut else high
+        return Scale(is_log, low, max(top, low + 1e-6 * (1 + abs(low))), is_cut)  # also a flat one
 
     def heights(self, grid: Surface) -> tuple[np.ndarray, np.ndarray]:
         """A fine axis, and the heights of the spline on it."""
@@ -311,19 +307,15 @@ class Scale:
         losses = np.where(finite, grid.losses, grid.losses[finite].max())
         heights = np.log10(losses) if self.is_log else losses
         fine = np.linspace(grid.axis[0], grid.axis[-1], FINE)
-        return fine, np.maximum(spline(grid.axis, grid.axis, heights)(fine, fine), self.low)
+        return fine, np.maximum(
+            RectBivariateSpline(grid.axis, grid.axis, heights)(fine, fine), self.low
+        )
 
     def ticks(self, count: int) -> list[float]:
         """Round heights within the scale."""
         if self.is_log:
             powers = np.arange(np.floor(self.low), np.ceil(self.high) + 1)
-            digits = (
-                (1, 2, 5)
-                if self.high - self.low < 2
-                else (1, 3)
-                if self.high - self.low < 4
-                else (1,)
-            )
+            digits = (1, 2, 5) if self.high - self.low < 1.5 else (1, 3)
             ticks = np.array([p + np.log10(d) for p in powers for d in digits])
         else:
             ticks = np.asarray(MaxNLocator(count).tick_values(self.low, self.high))
@@ -370,29 +362,16 @@ def draw(frame: pd.DataFrame) -> Figure:
             top = (i // columns) * (2 * side + 1.0)
             title = "\n".join(style.wrap(style.plain(grid.run), side, 2, 9.5))
             middle = (left + side / 2) / fig.get_figwidth()
-            fig.text(
-                middle,
-                1 - (top + 0.05) / height,
-                title,
-                ha="center",
-                va="top",
-                fontsize=8.5,
-                weight="bold",
-            )
+            under = 1 - np.array([top + 0.05, top + 2 * side + 0.72]) / height
+            text = {"ha": "center", "va": "top"}
+            fig.text(middle, under[0], title, **text, fontsize=8.5, weight="bold")
+            fig.text(middle, under[1], grid.numbers(), **text, fontsize=7)
             fine, heights = scale.heights(grid)
             above = fig.add_axes(place(left - 0.1, top + 0.2, side + 0.2, side), projection="3d")
             above.set_zorder(-i)  # tick labels lie over the next one's empty edge
             _draw_surface(above, fine, heights, scale, norm, names)
             below = fig.add_axes(place(left, top + side + 0.3, side, side))
             _draw_contours(below, grid, fine, heights, scale, names)
-            fig.text(
-                middle,
-                1 - (top + 2 * side + 0.72) / height,
-                grid.numbers(),
-                ha="center",
-                va="top",
-                fontsize=7,
-            )
             if i % columns:
                 below.set(ylabel="", yticklabels=[])
         bar = fig.add_axes(place(fig.get_figwidth() - 0.5, side + 0.3, 0.09, side))
@@ -523,8 +502,8 @@ def landscape(
     directions: Annotated[
         Literal["eigen", "random", "plane", "pca"],
         Field(
-            description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints) or pca (principal "
-            "axes of a run's trajectory).",
+            description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints) or pca "
+            "(principal axes of a run's trajectory).",
             json_schema_extra={"joint": ["plane", "pca"]},
         ),
     ] = "eigen",
@@ -551,11 +530,11 @@ def landscape(
     Rows ``loss``: the mean loss at points w + x d1 + y d2 with standard errors over the examples, all of them evaluated;
     ``accuracy`` at the centre. ``directions``: ``eigen`` (unit vectors; adds the rows of the spectrum), ``random``
     (filter-normalised), ``plane`` (of three checkpoints; adds rows ``point``, each loss with its own buffers) or ``pca`` (of the
-    checkpoints of a run, or of several; adds rows ``trajectory``, ``projection_error`` and ``explained_variance``). In the last
-    two, coordinates are Euclidean distances, and the surface has the buffers of the weights at its centre everywhere.
+    checkpoints of a run, or of several; adds rows ``trajectory``, ``projection_error`` and ``explained_variance``). In the
+    last two, coordinates are Euclidean distances, and the surface has the buffers of the weights at its centre everywhere.
 
-    The grid has 41 x 41 points from -``span`` to ``span``. Every fourth line is evaluated first (11 x 11 points), then 16 points of
-    every second line. If the bicubic spline through the coarser grid misses one of these by more than 0.5 % of the range (of
+    The grid has 41 x 41 points from -``span`` to ``span``. Every fourth line is evaluated first (11 x 11 points), then 16 points
+    of every second line. If the bicubic spline through the coarser grid misses one of these by more than 0.5 % of the range (of
     the logarithm, where losses span more than a factor of 30), every second line is evaluated, and likewise all lines. Row
     ``interpolation_error``: the largest miss as a share of the range; none where all points are evaluated.
 

@@ -1,7 +1,7 @@
-"""The spectrum of the Hessian: leading eigenvalues, trace and diagonal, density. How sharp is the minimum, in how many directions?
+"""The spectrum of the Hessian: leading eigenvalues, trace and diagonal, density. How sharp is a minimum, in how many directions?
 
-lambda_1 and lambda_1 / lambda_5 are the sharpness measures of Jastrzebski et al. (ICLR 2020), reported for federated models by Lee
-et al. (CVPR 2024); top eigenvalue and trace by Mendieta et al. (CVPR 2022); density: Ghorbani, Krishnan and Xiao (ICML 2019).
+lambda_1 and lambda_1 / lambda_5 are the sharpness measures of Jastrzebski et al. (ICLR 2020), reported for federated models by
+Lee et al. (CVPR 2024); top eigenvalue and trace by Mendieta et al. (CVPR 2022); density: Ghorbani, Krishnan and Xiao (ICML 2019).
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def spectrum(
     ``diagonal_max`` and ``diagonal_min``, exact for the layers in whose weights the outputs are piecewise linear (which is shown
     numerically), else by random signs, with standard errors. ``density``: the share of eigenvalues per unit, with the residuals
     of the eigenvalues within ``tol``, too. ``save_vectors``: the eigenvectors of unit length, the largest entry of each
-    positive, as tensors [k, ...] named as the parameters: in a file beside the table, and in Python in ``table.attrs["vectors"]``.
+    positive, as tensors [k, ...] named as the parameters, in a file beside the table, in Python in ``table.attrs["vectors"]``.
     ``engine`` pyhessian: that package's own estimates, to compare with.
 
     Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each worth 1.6 to 3 gradients of the slice;

@@ -1,7 +1,7 @@
 """Diagonal and trace of a problem's Hessian: exact for the layers where they are known, else by random signs.
 
-Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A Krylov space
-is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
+Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A Krylov
+space is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
 """
 
 from __future__ import annotations

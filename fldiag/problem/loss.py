@@ -76,8 +76,8 @@ def as_sums(loss: Callable[[Any, Any], Any], z: Any, y: Tree) -> Loss:
     sums = mean_over(loss, count)
     if isinstance(z, Tensor) and couples(sums, z, y):
         raise FldiagError(
-            f"the loss of outputs {describe(z)} and targets {describe(y)} is not the mean over the examples: it is a sum, couples "
-            "the examples, or weighs them",
+            f"the loss of outputs {describe(z)} and targets {describe(y)} is not the mean over the examples: it is a sum, "
+            "couples the examples, or weighs them",
             "return the mean over the examples, or (sum, count): the sum over what counts and how much that is",
         )
     return sums

@@ -202,8 +202,8 @@ def _check_loss(problem: Problem, z: Any, y: Tree) -> None:
 def _differentiates_once(problem: Problem) -> bool:
     """Compare gradient and product with central differences at weights a little beside the problem's, off kinks.
 
-    In double precision, unless the model insists on another; where that is lower than single, differences show nothing. Returns whether the product is wrong, or
-    not there. Raises FldiagError where the gradient is wrong.
+    In double precision, unless the model insists on another; where that is lower than single, differences show nothing.
+    Returns whether the product is wrong, or not there. Raises FldiagError where the gradient is wrong.
     """
     sample = problem.sample(8)
     for dtype in (torch.float64, problem.dtype):
