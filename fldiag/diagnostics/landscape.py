@@ -95,7 +95,7 @@ def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray, seed: int) ->
         return np.array([values[place][0] for place in places])
 
     for level, finer in zip(LEVELS, [*LEVELS[1:], 0], strict=True):
-        index = np.arange(0, POINTS, level)
+        index = list(range(0, POINTS, level))
         losses = evaluate([(i, j) for j in index for i in index]).reshape(len(index), -1)
         miss = None
         if not finer or not np.isfinite(losses).all():
@@ -329,12 +329,10 @@ def names_of(frame: pd.DataFrame) -> tuple[str, str]:
     """What the two axes are; principal axes with the share of the variance that they explain."""
     directions = frame.attrs.get("options", {}).get("directions")
     names = AXES.get(directions, ("direction 1", "direction 2"))
-    shares = [number(frame, "explained_variance", index=i) for i in (1, 2)]
-    if directions == "pca" and None not in shares:
-        return tuple(
-            f"{n} ({100 * s:.0f} % of variance)" for n, s in zip(names, shares, strict=True)
-        )  # type: ignore[return-value,union-attr]
-    return names
+    first, second = (number(frame, "explained_variance", index=i) for i in (1, 2))
+    if directions != "pca" or first is None or second is None:
+        return names
+    return f"{names[0]} ({100 * first:.0f} % of variance)", f"{names[1]} ({100 * second:.0f} %)"
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -363,7 +361,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             title = "\n".join(style.wrap(style.plain(grid.run), side, 2, 9.5))
             middle = (left + side / 2) / fig.get_figwidth()
             under = 1 - np.array([top + 0.05, top + 2 * side + 0.72]) / height
-            text = {"ha": "center", "va": "top"}
+            text: dict[str, Any] = {"ha": "center", "va": "top"}
             fig.text(middle, under[0], title, **text, fontsize=8.5, weight="bold")
             fig.text(middle, under[1], grid.numbers(), **text, fontsize=7)
             fine, heights = scale.heights(grid)

@@ -34,8 +34,11 @@ Tree = Any
 class DataSlice(Protocol):
     """A slice of data: ``n`` examples, a ``name``, and ``batch(start, stop) -> (x, y)`` ready for the model."""
 
-    n: int
-    name: str
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
 
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]: ...
 

@@ -41,7 +41,7 @@ def _inputs(m: nn.Module, a: Tensor) -> Tensor | None:
         and type(m.padding) is tuple
     ):
         return F.unfold(a, m.kernel_size, m.dilation, m.padding, m.stride)
-    if type(m) in (nn.BatchNorm1d, nn.BatchNorm2d) and m.running_mean is not None:
+    if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.running_mean is not None:
         return F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
     return None
 

@@ -350,8 +350,8 @@ class Problem:
         noise = NOISE[self.dtype]
         if self._probed[0] != self.dtype:
             noise = torch.finfo(self._probed[0]).eps
-        if self.by_differences:
-            operator = self.hessian()
+        operator = self.hessian() if self.by_differences else None
+        if isinstance(operator, Differences):
             v = self.gradient()
             v = operator(v / v.norm()) if bool(v.any()) else torch.ones_like(v)
             v = v / v.norm()

@@ -81,7 +81,8 @@ def matching(
       its eigenvector is arbitrary.
 
     Diagonals and traces are exact where ``spectrum --trace`` has them so; else estimates with the same random probes for all
-    clients (``rtol``, ``max_products``), and the entries of a diagonal are then rough: column ``converged``, and rows ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
+    clients (``rtol``, ``max_products``), and the entries of a diagonal are then rough: column ``converged``, and rows
+    ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
     adds. Of the last round with client weights, or all with ``every_round``. Cost a client: about 4 Hessian-vector
     products on own and on global data, and one spectrum.
 
