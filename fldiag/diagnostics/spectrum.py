@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from safetensors.torch import save
@@ -25,6 +24,7 @@ from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import layers, style
+from fldiag.plotting.tables import select
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
@@ -205,21 +205,29 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
 
 
-def draw(frame: pd.DataFrame) -> Figure:
-    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them."""
-    metrics = [m for m in ("eigenvalue", "density") if len(only(frame, metric=m))]
+def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
+    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them.
+
+    ``ax``: draw the eigenvalues into these axes. Raises FldiagError for a table without eigenvalues.
+    """
+    eigenvalues = select(frame, "eigenvalue", "spectrum")
+    eigenvalues = eigenvalues[layers.is_main_block(eigenvalues)]
     looks = style.looks(list(dict.fromkeys(frame["run"])))
+    if ax is not None:
+        _draw_eigenvalues(ax, eigenvalues, looks)
+        ax.legend()
+        return ax.figure
+    metrics = ["eigenvalue", *["density"] * ("density" in set(frame["metric"]))]
     with style.paper():
         width = style.wide(style.ONE_COLUMN * len(metrics))
         fig = style.figure(width, 2.3, layout="constrained")
         for ax, metric in zip(
             fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True
         ):
-            rows = only(frame, metric=metric)
             if metric == "eigenvalue":
-                _draw_eigenvalues(ax, rows[layers.is_main_block(rows)], looks)
+                _draw_eigenvalues(ax, eigenvalues, looks)
             else:
-                _draw_density(ax, rows, looks)
+                _draw_density(ax, only(frame, metric=metric), looks)
             ax.grid(True, axis="y")
         handles, labels = fig.axes[0].get_legend_handles_labels()
         style.legend(fig, handles, labels, loc="outside upper center", ncols=min(len(labels), 3))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from fldiag.errors import FldiagError
 from fldiag.problem.data import Tree, arguments, convert, count, cut, same
 from fldiag.problem.weights import copy_module
 from fldiag.seeding import torch_rng
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
 
 #: Steps of the differences of losses and of gradients, and the relative errors from which on gradients and products are wrong.
 DIFFERENCES = {
@@ -51,7 +48,7 @@ class Precisions(TorchDispatchMode):
         return max(self.dtypes | {dtype}, key=_eps)
 
 
-def check(problem: Problem) -> tuple[torch.dtype, bool]:
+def check(problem: Any) -> tuple[torch.dtype, bool]:
     """Check the problem on a sample.
 
     Returns:
@@ -75,7 +72,7 @@ def check(problem: Problem) -> tuple[torch.dtype, bool]:
     return dtype, _differentiates_once(problem)
 
 
-def _check_model(problem: Problem, x: Tree) -> tuple[torch.dtype, Any]:
+def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
     """The precision and the outputs of a model that is a function of weights and inputs."""
     inputs, w = tree_map(torch.clone, x), problem.w.clone()
     buffers = {n: b.clone() for n, b in problem.buffers.items()}
@@ -123,7 +120,7 @@ def _disturb() -> None:
     torch.rand(1), np.random.rand(), random.random()
 
 
-def _check_module(problem: Problem, x: Tree, z: Any, tolerance: float) -> None:
+def _check_module(problem: Any, x: Tree, z: Any, tolerance: float) -> None:
     """The module's own forward agrees with the function of its weights, here and at weights that it is given in training mode."""
     module, tensors = (
         copy_module(problem.module),
@@ -168,7 +165,7 @@ def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
     return outputs
 
 
-def _check_loss(problem: Problem, z: Any, y: Tree) -> None:
+def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     """The loss is finite, the same twice, and reads no weights."""
     loss = problem.criterion
     value = loss.total(z, y)
@@ -199,7 +196,7 @@ def _check_loss(problem: Problem, z: Any, y: Tree) -> None:
         )
 
 
-def _differentiates_once(problem: Problem) -> bool:
+def _differentiates_once(problem: Any) -> bool:
     """Compare gradient and product with central differences at weights a little beside the problem's, off kinks.
 
     In double precision, unless the model insists on another; where that is lower than single, differences show nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,6 @@ from torch import Tensor
 from fldiag.problem.data import Tree
 from fldiag.results.standing import ERRORS, guess_accuracy
 from fldiag.results.table import Row
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -40,6 +37,10 @@ class Scores:
     guess_loss: float | None = None
 
     @property
+    def accuracy(self) -> float | None:
+        return None if self.right is None else float(self.right.double().mean())
+
+    @property
     def stderr(self) -> float | None:
         """The standard error of the loss over the examples; None of a single one."""
         return None if self.each is None else self.stderr_of(self.each)
@@ -52,7 +53,7 @@ class Scores:
         rest = each if self.counts is None else each - each.mean() * self.counts
         return float(rest.double().std()) / math.sqrt(len(each)) if len(each) > 1 else None
 
-    def rows(self, problem: Problem) -> list[Row]:
+    def rows(self, problem: Any) -> list[Row]:
         """Rows ``loss`` and, of a classification, ``accuracy``, with standard errors over the examples; ``guess``: what a guess
         gives, on the same inputs."""
         common: Row = {"estimator": "exact", "inputs": problem.inputs}
@@ -62,14 +63,14 @@ class Scores:
             right, n = self.right.double(), len(self.right)
             is_entropy = self.guess_loss is not None
             bound = self.loss + ERRORS * (self.stderr or 0.0) if is_entropy else math.inf
-            accuracy: Row = {**common, "metric": "accuracy", "value": float(right.mean())}
+            accuracy: Row = {**common, "metric": "accuracy", "value": self.accuracy}
             accuracy["stderr"] = float(right.std()) / math.sqrt(n) if n > 1 else None
             accuracy["guess"] = guess_accuracy(self.shares, problem.slice_name, bound)
             rows.append(accuracy)
         return rows
 
 
-def score(problem: Problem, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
+def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
     """The scores at w [P] of (outputs, targets) of all the problem's batches."""
     loss, classes, weight = problem.criterion, problem.classes, problem.weight
     totals, singles, answers = [], [], []

@@ -206,8 +206,9 @@ def test_the_recorder_keeps_what_is_trained(tmp_path):
     problem = fldiag.Problem(
         ends[0], nn.functional.cross_entropy, (data.train_x, data.train_y), trainable=True
     )
-    for name in ("trace", "diagonal"):
-        ours, theirs = (fldiag.diagnose(target, name)["value"].iloc[0] for target in (run, problem))
+    tables = [fldiag.diagnose(target, "spectrum", k=1, trace=True) for target in (run, problem)]
+    for name in ("trace", "diagonal_norm"):
+        ours, theirs = (t[t["metric"] == name]["value"].iloc[0] for t in tables)
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 

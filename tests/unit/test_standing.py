@@ -268,7 +268,7 @@ def test_a_loss_far_above_a_guess_is_said_where_all_labels_are_alike():
     x, y = x[y == 0], y[y == 0]
     (text,) = doubts(
         fldiag.diagnose(
-            Problem(sound(), F.cross_entropy, (-30 * x, y)), "trace", tell=lambda text: None
+            Problem(sound(), F.cross_entropy, (-30 * x, y)), "spectrum", tell=lambda text: None
         )
     )
     assert "loss" in text
@@ -576,7 +576,7 @@ def test_the_inputs_are_said_of_every_kind_of_data(tmp_path, monkeypatch):
             {"samples": 30, **more} if isinstance(data, str) and data != "own_data:pair" else more
         )
         (made,) = answer(
-            "trace",
+            "spectrum",
             [fldiag.load("w.pt")],
             {"model": net, "data": data, **options},
             out=tmp_path / "out",
