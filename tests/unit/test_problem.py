@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerator import DEVICES, there
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -265,3 +266,25 @@ def test_workers_get_the_same_problem():
     p = fldiag.Problem(mlp(), F.cross_entropy, (X, Y))
     before = p.loss()
     assert pickle.loads(pickle.dumps(p)).loss() == before
+
+
+QUESTIONS = [
+    ("spectrum", {"k": 2, "trace": True, "density": True, "per_layer": True, "max_products": 30}),
+    ("landscape", {"k": 2}),
+    ("landscape", {"directions": "random"}),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "options"), QUESTIONS)
+def test_an_accelerator_gives_the_same_numbers(name, options, device, monkeypatch):
+    def numbers(device):
+        data = X.double(), Y
+        p = fldiag.Problem(
+            mlp().double(), F.cross_entropy, data, device=device, dtype=torch.float64
+        )
+        return fldiag.diagnose(p, name, **options)["value"].to_numpy(float)
+
+    expected = numbers("cpu")
+    with there(device, monkeypatch):
+        np.testing.assert_allclose(numbers(device), expected, rtol=1e-6, atol=1e-9)
