@@ -230,7 +230,9 @@ def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
                 _draw_density(ax, only(frame, metric=metric), looks)
             ax.grid(True, axis="y")
         handles, labels = fig.axes[0].get_legend_handles_labels()
-        style.legend(fig, handles, labels, loc="outside upper center", ncols=min(len(labels), 3))
+        if labels:
+            place = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
+            style.legend(fig, handles, labels, **place)
     return fig
 
 

@@ -55,6 +55,12 @@ class TensorSlice:
     def n(self) -> int:
         return count(self.x)
 
+    @property
+    def inputs(self) -> str:
+        """What was done to the inputs, in words."""
+        kinds = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tree_leaves(self.x))
+        return f"as passed ({', '.join(kinds)})"
+
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
         return cut((self.x, self.y), slice(start, stop))
 

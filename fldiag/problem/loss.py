@@ -277,11 +277,13 @@ def classes_of(user_loss: Any, loss: Loss, z: Any, y: Any) -> Classes | None:
     if outputs.shape == labels.shape:
         y = labels.to(outputs)
         if is_probabilities(y) and (options or is_mean_of(F.cross_entropy, y)):
-            return Classes(1, y.shape[1], IGNORED, math.log(y.shape[1]))
+            guess = math.log(y.shape[1]) if (options or {}).get("weight") is None else None
+            return Classes(1, y.shape[1], IGNORED, guess)
         is_bit = bool(((y == 0) | (y == 1)).all())
         binary = F.binary_cross_entropy_with_logits
         if is_bit and (is_binary(user_loss) or is_mean_of(binary, y)):
-            return Classes(None, 2, IGNORED, math.log(2))
+            guess = math.log(2) if is_mean_of(binary, y) else None
+            return Classes(None, 2, IGNORED, guess)
         return None
     if labels.is_floating_point() or outputs.ndim != labels.ndim + 1:
         return None

@@ -495,7 +495,7 @@ def test_layers_are_apart_from_the_spectrum():
     points = [
         v
         for line in spectrum.draw(frame).axes[0].lines
-        if line.get_label() == "converged"
+        if line.get_label() in set(frame["run"])
         for v in line.get_ydata()
     ]
     assert sorted(points) == [2, 5, 8, 9]

@@ -191,19 +191,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_kinds_of_classification(case):
-    x, y = examples()
-    net, loss, data, guess = CASES[case](x, y)
-    scores = Problem(net, loss, data).scores()
-    z = net(x)["logits"] if isinstance(net, Logits) else net(x)
-    one = z.shape[1] == 1
-    boundary = 0.5 if isinstance(net, nn.Sequential) else 0.0
-    right = (z[:, 0] > boundary) == (y == 0) if one else z.argmax(1) == y
-    assert scores.accuracy == pytest.approx(float(right.float().mean()))
-    assert scores.guess_loss == (None if guess is None else pytest.approx(guess, rel=1e-5))
-
-
 def test_targets_of_sequences_count_one_by_one():
     x, y = sequences(*examples())
     x, y = (
@@ -234,33 +221,6 @@ def test_targets_of_sequences_count_with_a_loss_of_ones_own(loss):
         fldiag.diagnose(Problem(untrained(), loss, (30 * x, y)), "spectrum", tell=lambda text: None)
     )
     assert "loss" in text
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        nn.BCEWithLogitsLoss(),
-        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 3.0, 4.0])),
-        lambda z, y: F.binary_cross_entropy_with_logits(z, y),
-    ],
-    ids=["plain", "weighted", "own"],
-)
-def test_several_labels_an_example_count_one_by_one(loss):
-    x, _ = examples()
-    y = (x > 1.5).float()
-    net = sound()
-    with torch.no_grad():
-        net.bias.fill_(-3.0)
-    good = Problem(net, loss, (x, y))
-    assert good.scores().accuracy == pytest.approx(float(((net(x) > 0) == (y > 0)).float().mean()))
-    assert good.scores().guess_loss == pytest.approx(
-        float(loss(torch.zeros(N, CLASSES), y)), rel=1e-5
-    )
-    assert doubts(fldiag.diagnose(good, "spectrum", tell=lambda text: None)) == []
-    (text,) = doubts(
-        fldiag.diagnose(Problem(net, loss, (-30 * x, y)), "spectrum", tell=lambda text: None)
-    )
-    assert "accuracy" in text and "loss" in text
 
 
 def test_a_loss_far_above_a_guess_is_said_where_all_labels_are_alike():
