@@ -6,6 +6,7 @@ What breaks this (dropout, running batch-norm, shuffled data, sums, detach) does
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from fldiag.errors import FldiagError
 from fldiag.problem.data import Tree, arguments, convert, count, cut, same
@@ -30,22 +30,18 @@ DIFFERENCES = {
 DIRECTIONS = 3
 
 
-class Precisions(TorchDispatchMode):
-    """Notes in which floating-point types numbers are computed."""
+def coarsest(run: Callable[[], Any], dtype: torch.dtype) -> torch.dtype:
+    """The coarsest floating-point type, ``dtype`` among them, of the numbers that an evaluation keeps for its gradient."""
+    dtypes = {dtype}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
+    def pack(t: Tensor) -> Tensor:
+        if t.is_floating_point():
+            dtypes.add(t.dtype)
+        return t
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        outputs = operator(*args, **(kwargs or {}))
-        tensors = (t for t in tree_leaves(outputs) if isinstance(t, Tensor))
-        self.dtypes |= {t.dtype for t in tensors if t.is_floating_point()}
-        return outputs
-
-    def coarsest(self, dtype: torch.dtype) -> torch.dtype:
-        """Of those and ``dtype``."""
-        return max(self.dtypes | {dtype}, key=_eps)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run()
+    return max(dtypes, key=_eps)
 
 
 def check(problem: Any) -> tuple[torch.dtype, bool]:
@@ -76,9 +72,9 @@ def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
     """The precision and the outputs of a model that is a function of weights and inputs."""
     inputs, w = tree_map(torch.clone, x), problem.w.clone()
     buffers = {n: b.clone() for n, b in problem.buffers.items()}
-    with Precisions() as precisions:
-        z = problem.call(problem.w, inputs, buffers)
-    dtype = precisions.coarsest(problem.dtype)
+    z = problem.call(problem.w, inputs, buffers)
+    leaf = problem.w.clone().requires_grad_()
+    dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
     tolerance = max(1e-9, min(1e3 * _eps(dtype), 0.1))
     if not same(inputs, x):
         raise FldiagError(
@@ -215,13 +211,12 @@ def _differentiates_once(problem: Any) -> bool:
             return twin.total(w, x, y)
 
         try:
-            with torch.no_grad(), Precisions() as precisions:
-                loss(twin.w)
+            leaf = twin.w.clone().requires_grad_()
+            precision = coarsest(functools.partial(loss, leaf), dtype)
         except FldiagError:
             if dtype == problem.dtype:
                 raise
             continue
-        precision = precisions.coarsest(dtype)
         if precision not in DIFFERENCES:
             return False
         with problem.guarded(), torch.enable_grad():
