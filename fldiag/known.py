@@ -20,10 +20,10 @@ from fldiag.errors import unknown
 FILE = "catalogue.json"
 #: Kind, as ``fldiag list`` and ``fldiag.catalogue`` name it -> name of its registry.
 KINDS = {"methods": "method", "models": "model", "datasets": "dataset", "diagnostics": "diagnostic"}
-#: Diagnostics that have no verb of their own -> the verb and flag that ask for them. ``fldiag diagnose NAME`` has them too.
+#: What one may take for a verb -> the verb and flag that ask for it.
 FLAGS = {
     "trace": "spectrum --trace",
-    "diagonal": "spectrum --diagonal",
+    "diagonal": "spectrum --trace",
     "density": "spectrum --density",
 }
 #: What a diagnostic is on -> what is opened for it.
@@ -113,10 +113,10 @@ def settings(name: str = "settings") -> dict[str, Item]:
 def command(name: str) -> str:
     """What is typed after ``fldiag`` to ask a diagnostic.
 
-    >>> command("spectrum"), command("trace")
-    ('spectrum', 'diagnose trace')
+    >>> command("spectrum")
+    'spectrum'
     """
-    return f"diagnose {name}" if name in FLAGS else name
+    return name
 
 
 def over_rounds(item: Item) -> bool:

@@ -125,6 +125,12 @@ def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction=reduction)
 
 
+def name_of(loss: Callable[..., Any]) -> str:
+    """What a loss is called."""
+    names = {function: name for name, function in BY_NAME.items()}
+    return names.get(loss, getattr(loss, "__name__", type(loss).__name__)).replace("_", " ")
+
+
 #: What a diagnostic can be told to take: functions (outputs, y) -> the mean over the examples.
 BY_NAME: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": F.cross_entropy,

@@ -35,8 +35,6 @@ if __name__ == "__main__":
         "spectrum",
         "landscape",
         "account",
-        "density",
-        "trace",
     ):
         print(f"{name}: {len(files(name))} other files name it: {', '.join(files(name))}")
     made = [

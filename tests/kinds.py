@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import density, paths, sharpness
+from fldiag.diagnostics import landscape, paths, sharpness, spectrum
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
@@ -17,10 +17,8 @@ from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.forgetting import picture as forgetting
 from fldiag.diagnostics.geometry import picture as geometry
-from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
-from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 
@@ -374,25 +372,6 @@ def connected(models):
     return paths.draw(table(rows))
 
 
-def densities():
-    x = np.linspace(-5, 40, 101)
-    rows = [
-        dict(metric="density", run=run, x=v, value=np.exp(-abs(v - i) / 2) + 1e-5, stderr=1e-6)
-        for i, run in enumerate(RUNS)
-        for v in x
-    ]
-    return density.draw(
-        table(
-            rows
-            + [
-                dict(metric="eigenvalue", run=run, index=i, value=40.0 / i)
-                for run in RUNS
-                for i in range(1, 6)
-            ]
-        )
-    )
-
-
 def adapters():
     return lora.draw(
         table(
@@ -479,7 +458,7 @@ def travelled():
 
 
 KINDS = {
-    "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
+    "landscape": lambda: landscape.draw(surface()),
     "landscape, log": lambda: landscape.draw(surface(True)),
     "account": accounted,
     "account, far": lambda: accounted(1e3),
@@ -501,7 +480,6 @@ KINDS = {
     "sharpness": sharp,
     "paths": lambda: connected(3),
     "paths, many": lambda: connected(5),
-    "density": densities,
     "adapters": adapters,
     "doctor": lambda: examined(1),
     "doctor, many": lambda: examined(5),

@@ -62,7 +62,7 @@ class Verbs(TyperGroup):
             with errors(debug=False):
                 raise FldiagError(
                     f"{name} has no verb of its own",
-                    f"use fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}",
+                    f"use fldiag {known.FLAGS[name]}",
                     usage=True,
                 )
         if name not in plugin_verbs() and name in known.packages("diagnostics"):

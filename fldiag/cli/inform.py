@@ -104,8 +104,6 @@ def _explain(console: Console, name: str, item: known.Item) -> None:
         console.say(f"With {setting} it equals {meta['equals']}.")
     if meta.get("needs"):
         console.say("Needs:       " + ", ".join(NEEDS[need] for need in meta["needs"]))
-    if item["kind"] == "diagnostic" and name in known.FLAGS:
-        console.say(f"Typed as:    fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}")
     for flag_name, flag in item.get("flags", {}).items():
         console.say(f"With {flag_name} also {flag['diagnostic']} is computed.")
     console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}

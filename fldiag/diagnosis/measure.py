@@ -20,8 +20,7 @@ from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.diagnosis.subjects import Subject, remarks
 from fldiag.errors import FldiagError
 from fldiag.execution import Workspace, open_pool
-from fldiag.problem.ingredients import code_of
-from fldiag.problem.problem import Problem
+from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance

@@ -28,7 +28,7 @@ from fldiag.plotting import style
 from fldiag.plotting.curves import barrier as draw_barrier
 from fldiag.plotting.curves import wide_range
 from fldiag.plotting.tables import floats, names, need, select
-from fldiag.problem.eigenpairs import eigenpairs, loss_rows
+from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
@@ -226,7 +226,7 @@ def paths(
     if points % 2 == 0:
         text = f"points = {points} puts no point in the middle of a path"
         raise FldiagError(text, "use an odd number", usage=True)
-    rows = [{**p.common, **row} for p in problems for row in loss_rows(p)]
+    rows = [{**p.common, **row} for p in problems for row in p.centre.rows(p)]
     kind = directions or ("models" if len(problems) > 1 else "eigen")
     ways: list[tuple[Path, Row, list[Row]]] = []
     if kind in ("eigen", "random"):

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fldiag.plotting import style
 from fldiag.plotting.tables import compares_runs, floats, names, need
-from fldiag.problem.eigenpairs import finite_scores, loss_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
@@ -126,7 +125,7 @@ def worst_case(
     Returns:
         ``value``; ``stderr`` over the examples with delta as it is; ``residual``, a bound for rounding; ``converged``.
     """
-    w, centre = problem.w.double(), finite_scores(problem)
+    w, centre = problem.w.double(), problem.centre
 
     def rise(u: Tensor) -> float:
         value = problem.loss(w + scale * u)[0] - centre.loss
@@ -141,14 +140,14 @@ def worst_case(
         key=lambda ascent: ascent[0],
     )
     each, moved = centre.each, problem.scores(w + scale * u).each
-    stderr = None if each is None or moved is None else problem.stderr(moved - each)
+    stderr = None if each is None or moved is None else centre.stderr_of(moved - each)
     return {**_row(problem, height, stderr, rho), "estimator": "ascent", "converged": converged}
 
 
 def average_case(problem: Problem, scale: Tensor, rho: float, draws: int, seed: int) -> Row:
     """The mean of F(w + scale u) - F(w) over u ~ N(0, rho^2 I), with its standard error over the draws."""
     points = (_random_point(problem, "perturbation", seed, i) for i in range(draws))
-    w, centre = problem.w.double(), finite_scores(problem).loss
+    w, centre = problem.w.double(), problem.centre.loss
     losses = [problem.loss(w + rho * scale * u)[0] for u in points]
     rises = torch.tensor(losses, dtype=torch.float64) - centre
     stderr = float(rises.std()) / math.sqrt(draws) if draws > 1 else None
@@ -165,7 +164,7 @@ def _row(problem: Problem, rise: float, stderr: float | None, rho: float) -> Row
     """A rise, with what rounding can add to a difference of two losses; masked where the loss overflows."""
     if not math.isfinite(rise):
         return {"rho": rho, "value": None, "note": "the loss is not finite within this radius"}
-    size = 2 * abs(finite_scores(problem).loss) + abs(rise)
+    size = 2 * abs(problem.centre.loss) + abs(rise)
     residual = torch.finfo(problem.dtype).eps * size
     return {"rho": rho, "value": rise, "stderr": stderr, "residual": residual}
 
@@ -294,7 +293,7 @@ def sharpness(
     >>> round(float(rows["adaptive_sharpness"]), 4)  # (0.5 |w|)^2
     1.0
     """
-    rows: list[Row] = loss_rows(problem)
+    rows: list[Row] = problem.centre.rows(problem)
     weights = adaptive_scale(problem)
     for kind, scale, radius, spread in (
         ("adaptive", weights, rho, deviation),

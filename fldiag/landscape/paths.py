@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from fldiag.problem.eigenpairs import rows_of_scores
 from fldiag.problem.problem import Problem
 from fldiag.problem.scores import Scores
 from fldiag.results.table import Row
@@ -52,7 +51,7 @@ def rows_along(paths: Sequence[Path], number: int, places: np.ndarray) -> list[R
     rows: list[Row] = [
         {"x": float(t), **{name: row[name] for name in COLUMNS}}
         for t, at_t in zip(places, scores, strict=True)
-        for row in rows_of_scores(path.problem, at_t)
+        for row in at_t.rows(path.problem)
     ]
     if places[0] == 0:
         rows.append({"metric": "barrier", "estimator": "exact", **barrier(places, scores)})

@@ -18,7 +18,6 @@ from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.models.network import Network
-from fldiag.problem.eigenpairs import loss_rows
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
@@ -631,7 +630,7 @@ class History:
                 moment="aggregated",
                 scope="global",
             )
-            return [{**problem.common, **row} for row in loss_rows(problem)]
+            return [{**problem.common, **row} for row in problem.centre.rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from commands import run
 
+from fldiag.diagnostics import landscape
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run
 
@@ -75,8 +76,6 @@ def test_directions_that_join_checkpoints_of_a_users_own_model(arguments, tmp_pa
             directions,
             "--model",
             "landscape_net:net",
-            "--points",
-            "5",
             "--samples",
             "50",
             "--device",
@@ -97,11 +96,7 @@ def frame_of(result):
 
 @pytest.mark.slow
 def test_a_landscape_in_float64(trained):
-    assert (
-        frame_of(run("landscape", trained, "--points", 3, "--precision", "fp64", *QUICK))
-        .value.notna()
-        .all()
-    )
+    assert frame_of(run("landscape", trained, "--precision", "fp64", *QUICK)).value.notna().all()
     assert (
         "'fp32' or 'fp64'"
         in run("landscape", trained, "--precision", "bf16", *QUICK, code=2).stderr
@@ -122,27 +117,25 @@ def test_paths_along_directions_and_to_every_stored_client(trained):
 
 @pytest.mark.slow
 def test_the_axes_of_a_trajectory(trained):
-    result = run("landscape", trained, "--directions", "pca", "--points", 5, *QUICK)
+    result = run("landscape", trained, "--directions", "pca", *QUICK)
     frame = frame_of(result)
     way = frame[frame.metric == "trajectory"]
     assert (
-        way["round"].tolist() == Run.open(trained).rounds
-        and "trajectory's variance" in result.stdout
+        way["round"].tolist() == Run.open(trained).rounds and "of the variance of" in result.stdout
     )
     assert (frame.metric == "projection_error").sum() == 4 and way[["x", "y"]].iloc[
         -1
     ].tolist() == [0, 0]
     files = [trained / "rounds" / f"000{i}.pt" for i in (4, 1, 2)]
-    some = frame_of(run("landscape", *files, "--directions", "pca", "--points", 3, *QUICK))
+    some = frame_of(run("landscape", *files, "--directions", "pca", *QUICK))
     assert some[some.metric == "trajectory"]["round"].tolist() == [1, 2, 4]
 
 
 def test_a_long_run_is_thinned_evenly_with_both_ends(trained, monkeypatch):
-    from fldiag.diagnostics.landscape import through
-
-    monkeypatch.setattr(through, "LONGEST", 3)
+    monkeypatch.setattr(landscape, "LONGEST", 3)
     rounds = Run.open(trained).rounds
-    found = [c.round for c in through.checkpoints_of([open_problem(Run.open(trained))])]
+    problems = landscape.trajectory([open_problem(Run.open(trained))])
+    found = [p.labels["round"] for p in problems]
     assert len(found) == 3 and found[0] == rounds[0] and found[-1] == rounds[-1]
 
 
@@ -150,7 +143,7 @@ def test_a_long_run_is_thinned_evenly_with_both_ends(trained, monkeypatch):
     "arguments, complaint",
     [
         (["--directions", "sideways"], "sideways"),
-        (["--points", 4], "odd number"),
+        (["--span", 0], "greater than 0"),
     ],
 )
 def test_wrong_use_is_explained(trained, arguments, complaint):

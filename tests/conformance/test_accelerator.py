@@ -51,7 +51,7 @@ def diagnostics(on):
 
 #: Kinds of subjects of weights or runs; of each there is a quick diagnostic among the quick tests.
 KINDS = ("problem", "checkpoints", "run", "clients")
-QUICK = ("trace", "paths", "fairness", "forgetting", "geometry")
+QUICK = ("spectrum", "paths", "fairness", "forgetting", "geometry")
 
 
 #: A stack of clients, or one after the other where a method's model cannot be stacked.

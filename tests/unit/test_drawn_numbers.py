@@ -47,14 +47,6 @@ def fairness(run, size):
     ]
 
 
-def density(run, size):
-    rows = [
-        {"run": run, "metric": "density", "x": x / 4, "value": size / (1 + x), "stderr": 0.01}
-        for x in range(6)
-    ]
-    return rows + [{**row, "run": run} for row in reports.eigenvalues(size)]
-
-
 def paths(run, size):
     base = {"run": run, "slice": "train", "n_examples": 100}
     rows = [
@@ -74,7 +66,6 @@ def named(make):
 TABLES = {
     "spectrum": spectrum,
     "fairness": fairness,
-    "density": density,
     "paths": paths,
     "forgetting": named(lambda size: reports.forgetting(drop=0.2 * size)),
     "drift": named(lambda size: reports.drift(size=size)),
@@ -85,7 +76,6 @@ TABLES = {
 #: Diagnostic and ending of the picture -> the rows that it must show.
 SHOWN = {
     ("spectrum", ""): "metric == 'eigenvalue'",
-    ("density", ""): "metric in ('density', 'eigenvalue')",
     ("paths", ""): "metric in ('loss', 'parabola')",
     ("forgetting", ""): "scope == 'global' and metric in "
     "('accuracy', 'forgotten', 'learned', 'restored') and index.isna()",
@@ -152,14 +142,12 @@ def test_drawn_numbers_are_the_tables(name, ending, draw):
 
 #: Diagnostics whose pictures are compared with their tables elsewhere.
 ELSEWHERE = {
-    "diagonal": "test_matching.py",
     "doctor": "test_doctor.py",
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
-    "landscape": "test_plotting_landscape.py",
+    "landscape": "test_landscape.py",
     "lora": "test_lora.py",
     "sharpness": "test_sharpness.py",
-    "trace": "test_matching.py",
 }
 
 

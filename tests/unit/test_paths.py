@@ -175,7 +175,8 @@ def test_picture_and_summary_show_the_numbers():
         small = next(iter(summary(frame, options)))
         assert small.columns == columns and len(small.rows) == count
         fig = draw(frame)
-        legend = fig.axes[0].get_legend().get_texts()
+        ax = next(ax for ax in fig.axes if ax.get_title() == "m0")
+        legend = ax.get_legend().get_texts()
         assert legend[0].get_text() == text
         first = only(frame, run="m0", metric="loss", index=1).sort_values("x")
-        assert fig.axes[0].lines[0].get_ydata().tolist() == first["value"].tolist()
+        assert ax.lines[0].get_ydata().tolist() == first["value"].tolist()

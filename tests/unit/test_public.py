@@ -205,10 +205,9 @@ def test_an_object_is_one_informative_line(tmp_path):
 PROBLEM = (torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
 
 
-@pytest.mark.parametrize("name", ["spectrum", "density"])
-def test_a_picture_in_axes_that_are_there(name):
+def test_a_picture_in_axes_that_are_there():
     fig, (left, right) = plt.subplots(1, 2)
-    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), name, k=2)
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=2)
     assert fldiag.draw(table, ax=right) is right and fig.axes == [left, right]
     assert (
         right.has_data()
@@ -220,7 +219,7 @@ def test_a_picture_in_axes_that_are_there(name):
 
 
 def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
-    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "trace", per="layer")
+    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "landscape", directions="random")
     fig, ax = plt.subplots()
     with pytest.raises(fldiag.FldiagError, match="several axes"):
         fldiag.draw(table, ax=ax)
@@ -231,20 +230,11 @@ def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
 
     monkeypatch.setitem(
         registry.diagnostic._entries,
-        "trace",
-        dataclasses.replace(registry.diagnostic.get("trace"), draw=Line()),
+        "landscape",
+        dataclasses.replace(registry.diagnostic.get("landscape"), draw=Line()),
     )
     assert fldiag.draw(table, ax=ax) is ax and ax.lines
     plt.close(fig)
-
-
-def test_a_flag_s_table_can_be_told_from_the_diagnostic_s_own_and_drawn():
-    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=2, density=True)
-    assert set(table["diagnostic"]) == {"spectrum", "density"} and set(table["run"]) == {
-        table["run"][0]
-    }
-    (of_spectrum,), (of_density,) = fldiag.draw(table).axes, fldiag.draw(table, name="density").axes
-    assert "index" in of_spectrum.get_xlabel() and of_density.get_ylabel() == "density"
 
 
 def test_a_picture_of_a_table(tmp_path):
@@ -263,10 +253,13 @@ def test_a_picture_of_a_table(tmp_path):
 @pytest.mark.parametrize(
     "ask, says",
     [
-        (lambda: fldiag.diagnose([], "trace"), "give a run, a checkpoint"),
-        (lambda: fldiag.diagnose(None, "trace"), "NoneType"),
-        (lambda: fldiag.diagnose(PROBLEM[0], "trace"), r"fldiag\.Problem\(net, loss, \(x, y\)\)"),
-        (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "trace"), "int cannot be"),
+        (lambda: fldiag.diagnose([], "spectrum"), "give a run, a checkpoint"),
+        (lambda: fldiag.diagnose(None, "spectrum"), "NoneType"),
+        (
+            lambda: fldiag.diagnose(PROBLEM[0], "spectrum"),
+            r"fldiag\.Problem\(net, loss, \(x, y\)\)",
+        ),
+        (lambda: fldiag.diagnose([fldiag.Problem(*PROBLEM), 3], "spectrum"), "int cannot be"),
         (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
         (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"),
         (lambda: fldiag.load(123), "run folder or a checkpoint"),
