@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fldiag
 from fldiag import registry
 from fldiag.data import Dataset
-from fldiag.models.layers import channels
+from fldiag.models.slim import channels
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 from fldiag.training.storing import round_rows

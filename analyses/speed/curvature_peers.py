@@ -200,16 +200,6 @@ def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
     return Answer(float(np.max(nodes[0])), STEPS)
 
 
-@PYHESSIAN.job("round")
-def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-    engine = _engine(module, x, y)
-    values, samples = (
-        engine.eigenvalues(maxIter=100, tol=TOL, top_n=5)[0],
-        engine.trace(maxIter=100, tol=TOL),
-    )
-    return Answer((np.sort(values)[::-1], float(np.mean(samples))))
-
-
 # ---- curvlinops: operators for scipy's eigsh; estimators take one column at a time, or they would multiply with all
 # probes in one go and hold the activations of all
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fldiag.models.layers import rules
+from fldiag.curvature.layer_rules import rules
 
 #: More outputs than these make the Hessian of the loss in the outputs too large to be factored.
 OUTPUTS = 1024

@@ -15,7 +15,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from fldiag.models.layers import LAYERS, hooked, rules
+from fldiag.curvature.layer_rules import LAYERS, rules
+from fldiag.models.stacked import hooked
 
 #: Of any number of arguments that depend on weights.
 _SUMS = {

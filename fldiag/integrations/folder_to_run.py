@@ -24,6 +24,7 @@ from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs import owner, schema
+from fldiag.runs.foreign import describe_choice
 from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run, verify
@@ -288,9 +289,7 @@ class _Work:
             ) from None
         if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
             self.sets.add((checkpoint.key, *checkpoint.alternatives))
-            self.say(
-                f"{name}: {state_dict.describe_choice(checkpoint.key, checkpoint.alternatives)}"
-            )
+            self.say(f"{name}: {describe_choice(checkpoint.key, checkpoint.alternatives)}")
         if prefix and prefix not in self.prefixes:
             self.prefixes.add(prefix)
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fldiag.curvature import exact_diagonal as exact
 from fldiag.curvature.hvp import Hessian, derivative, twice_differentiable
+from fldiag.curvature.layer_rules import rules
 from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.errors import FldiagError
-from fldiag.models.layers import hooked, rules
+from fldiag.models.stacked import hooked
 from fldiag.problem.problem import Problem
 
 Criterion = Callable[[Tensor, Tensor], Tensor]

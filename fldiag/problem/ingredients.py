@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
 from fldiag.models import state_dict
-from fldiag.models.network import without_checkpointing
 from fldiag.params import Layout
 from fldiag.problem import inputs
+from fldiag.problem.checkpointing import without_checkpointing
 from fldiag.problem.trees import Tree, arguments, cut, join
 from fldiag.results.provenance import digest
 
@@ -164,12 +164,7 @@ class Ingredients:
         self.remarks += self.data_remarks
         self.n, self.slice_name = int(self._data.n), str(self._data.name)
         if isinstance(params, Mapping):
-            params, prefix, alternatives = state_dict.without_prefix(dict(params), model)
-            self.remarks += (
-                [f"params: {state_dict.describe_choice(prefix, alternatives)}"]
-                if alternatives
-                else []
-            )
+            params, prefix = state_dict.without_prefix(dict(params), model)
             self.remarks += (
                 [f"the names of the weights fit the model without {prefix!r} before them"]
                 if prefix

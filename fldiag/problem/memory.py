@@ -1,7 +1,6 @@
 """How large a problem's batches are, and how many of their graphs are kept between products: fixed rules, never timed.
 
-A model with gradient checkpointing is evaluated without it (``models.network.without_checkpointing``), and smaller batches bound
-the memory.
+A model with gradient checkpointing is evaluated without it (``problem/checkpointing.py``), and smaller batches bound the memory.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fldiag.curvature.layer_rules import inherited_rules
 from fldiag.errors import FldiagError, error_place, out_of_memory
-from fldiag.models.layers import batch_dependent, inherited_rules
+from fldiag.models.network import batch_dependent
 from fldiag.problem.derivatives import (
     Derivatives,
     compare_derivatives,

@@ -15,12 +15,13 @@ from fldiag.data.public import deal
 from fldiag.data.text import Reading
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
-from fldiag.models.state_dict import State, describe_choice, with_first_names, without_prefix
+from fldiag.models.state_dict import State, with_first_names, without_prefix
 from fldiag.params import Layout
 from fldiag.problem import inputs
 from fldiag.problem.ingredients import forward_of, unwrap_model
 from fldiag.problem.problem import Problem
 from fldiag.runs import base
+from fldiag.runs.foreign import describe_choice
 from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
@@ -283,9 +284,8 @@ def _named_state(c: Checkpoint, module: nn.Module) -> tuple[State, list[str]]:
     if c.manifest:
         return c.state, []
     module = unwrap_model(module)[0]
-    state, prefix, alternatives = without_prefix(with_first_names(c.state, module), module)
+    state, prefix = without_prefix(with_first_names(c.state, module), module)
     remarks = [describe_choice(c.key, c.alternatives)] if c.alternatives else []
-    remarks += [describe_choice(prefix, alternatives)] if alternatives else []
     remarks += [f"the names fit the model without {prefix!r} before them"] if prefix else []
     return state, [f"{c.path.name}: {text}" for text in remarks]
 

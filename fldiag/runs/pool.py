@@ -21,7 +21,7 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import ready, spread
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
-from fldiag.models.network import Bound, Network, forward_macs
+from fldiag.models.network import Network, forward_macs
 
 #: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
 BATCH = 500
@@ -193,7 +193,7 @@ def evaluate(
             x, y = pool.read(batch.start, batch.stop)
 
             def score(
-                group: list[int], model: Bound, batch: slice = batch, x: Tensor = x, y: Tensor = y
+                group: list[int], model: Network, batch: slice = batch, x: Tensor = x, y: Tensor = y
             ) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))

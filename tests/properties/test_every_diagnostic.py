@@ -1,13 +1,17 @@
 """Every registered diagnostic: a tidy table, the same again; a picture of its numbers, the same again; a summary. None is named."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.collections import LineCollection, PathCollection
 from reference import typed
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 import fldiag
 from fldiag import registry
@@ -92,3 +96,77 @@ def test_answers_with_a_table_a_picture_and_a_summary(name, trained, small, tmp_
     figure.canvas.draw()
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.03, "text off the page"
+
+
+def answer(name, subjects, options, **others):
+    """The table of the first of some subjects that the diagnostic takes."""
+    for subject in subjects:
+        try:
+            return fldiag.diagnose(subject, name, **options, **others)
+        except fldiag.FldiagError as error:
+            refusal = error
+    raise refusal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", registry.diagnostic.names())
+def test_the_same_bits_however_it_is_computed(name, trained, small, tmp_path):
+    options = small(registry.diagnostic.get(name).options.model_fields)
+    subjects = trained[:1], trained[2:], trained[:2]
+    table = answer(name, subjects, options)
+    for others in ({"executor": "processes:2"}, {"cache": tmp_path}):
+        again = answer(name, subjects, options, **others)
+        pd.testing.assert_frame_equal(again, table, check_exact=True)
+    stored = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = answer(name, subjects, options, cache=tmp_path)
+    assert stored == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    pd.testing.assert_frame_equal(
+        *(t.astype(object).where(t.notna(), None) for t in (again, table)), check_exact=True
+    )
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", registry.diagnostic.names())
+def test_the_callers_things_are_untouched(name, error, trained, small):
+    """Its module, data and random states, also where the very last evaluation fails."""
+    options = small(registry.diagnostic.get(name).options.model_fields)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.4), nn.Flatten()]
+    net = nn.Sequential(*layers, nn.Linear(48, 3)).train()
+    x, y = torch.randn(13, 1, 6, 6), torch.arange(13) % 3
+    calls, last = [], None
+
+    def stop():
+        calls.append(1)
+        if len(calls) == last:
+            raise error("stop")
+
+    def loss(outputs, targets):
+        stop()
+        return cross_entropy(outputs, targets)
+
+    def ask():
+        subjects = [fldiag.Problem(net, loss, (x, y)), trained[0], trained[2:], trained[:2]]
+        return answer(name, subjects, options, progress=lambda *_: stop())
+
+    def state():
+        yield from (
+            torch.get_rng_state(),
+            x.clone(),
+            *(v.clone() for v in net.state_dict().values()),
+        )
+        yield torch.from_numpy(np.random.get_state()[1].copy())
+        yield torch.tensor(random.getstate()[1])
+        yield torch.tensor([torch.is_grad_enabled(), *(m.training for m in net.modules())])
+
+    before = list(state())
+    if error:
+        ask()
+        last = len(calls)
+        calls.clear()
+        with pytest.raises((error, fldiag.FldiagError)):
+            ask()
+    else:
+        ask()
+    assert all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
+    assert all(p.grad is None for p in net.parameters())

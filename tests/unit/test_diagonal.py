@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from fldiag.curvature import exact_diagonal as exact
+from fldiag.curvature import squares as kernels
 from fldiag.curvature.hutchinson import hutchinson
 from fldiag.curvature.lanczos import krylov
+from fldiag.curvature.layer_rules import LAYERS, LINEAR
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
-from fldiag.models import squares as kernels
 from fldiag.models.bert import Bert
-from fldiag.models.layers import LAYERS, LINEAR
 from fldiag.problem import diagonal as module
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs

@@ -1,12 +1,9 @@
 """Coarse-to-fine grids: exact where a spline is, refined where it is not, and honest about the difference."""
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 
-from fldiag.landscape.grid import COVERAGE, LEAST, MOST, Heights, fill, nested
+from fldiag.landscape.grid import LEAST, MOST, Heights, fill, nested
 
 AXIS = np.linspace(-1, 1, 41)
 
@@ -199,12 +196,3 @@ def test_shares_of_the_range_become_shares_of_the_loss_beyond_the_fence():
     np.testing.assert_allclose(heights.down(heights.up(losses)), losses, rtol=1e-9, atol=1e-9)
     tame = Heights.of(np.linspace(1, 3, 50))
     assert not tame.wild and tame.size == 2 and (tame.up(losses) == losses).all()
-
-
-def test_the_coverage_that_users_are_told_is_that_of_the_committed_benchmark():
-    frame = pd.read_csv(Path(__file__).parents[2] / "figures" / "speed" / "landscape_error.csv")
-    part = frame[(frame["set"] == "test") & (frame["kind"] != "narrow")]
-    held = part["reported"] >= part["true"].where(
-        part["true"] > 1e-6, 0
-    )  # smaller errors are rounding
-    assert (round(100 * float(held.mean()), 1), len(part)) == COVERAGE

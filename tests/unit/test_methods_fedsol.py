@@ -22,7 +22,7 @@ from fldiag import losses
 from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.method import Method
-from fldiag.models.network import Bound
+from fldiag.models.network import Network
 from fldiag.params import Layout
 
 
@@ -257,13 +257,13 @@ def test_a_part_needs_a_head():
 
 def test_the_head_mode_runs_the_body_once_a_step(monkeypatch):
     """The claimed cost: one forward of the body a step, and the received model's outputs once a round."""
-    calls, features = [], Bound.features
+    calls, features = [], Network.features
 
     def counted(self, x):
-        calls.append(self.train)
+        calls.append(self._train)
         return features(self, x)
 
-    monkeypatch.setattr(Bound, "features", counted)
+    monkeypatch.setattr(Network, "features", counted)
     made = federation(config("fedsol", total=1, model="small_cnn", model_options={}), images((16,)))
     calls.clear()
     play(made)

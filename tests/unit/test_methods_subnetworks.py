@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fldiag import FldiagError, models
-from fldiag.models.network import Bound
+from fldiag.models.network import Network
 from fldiag.params import norm
 from fldiag.parts.alignment import LipschitzAlignment, spectral_norm, transmitting
 from fldiag.parts.augmentation import SubNetworks, resized
@@ -313,11 +313,11 @@ def test_the_only_further_forward_is_the_slim_last_stage(monkeypatch):
     """89.1 million multiply-adds an image with resnet56 against 87.2 of FedAvg (Mendieta et al., Table 5)."""
     module = models.build("resnet56", (3, 32, 32), 100)
     step = step_of(module, normal(1, 2, 3, 32, 32), Y[:, :2], maps=True)
-    calls, apply = [], Bound._apply
+    calls, call = [], Network.call
     monkeypatch.setattr(
-        Bound,
-        "_apply",
-        lambda self, what, *a, **k: (calls.append((what, k)), apply(self, what, *a, **k))[1],
+        Network,
+        "call",
+        lambda self, what, *a, **k: (calls.append((what, k)), call(self, what, *a, **k))[1],
     )
     with FlopCounterMode(display=False) as counter:
         LipschitzAlignment(0.45, 0.25, "ce").loss(step, step.forward())

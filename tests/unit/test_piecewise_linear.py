@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fldiag.curvature.layer_rules import LAYERS, LINEAR
 from fldiag.curvature.piecewise_linear import obstacle
 from fldiag.diagnostics.spectrum import spectrum
-from fldiag.models.layers import LAYERS, LINEAR
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact_curvature import inexact, within_a_layer
