@@ -231,17 +231,16 @@ def _of_channels(dataset: Dataset, how: str) -> tuple[tuple[float, ...], tuple[f
 
 def call_loader(name: str, allow_code: Collection[str]) -> Any:
     """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
-    build, function = user_code.load(name, "data set", allow_code), name.rpartition(":")[2]
-    with user_code.importable():
-        try:
-            return build()
-        except FldiagError:
-            raise
-        except Exception as error:
-            raise FldiagError(
-                f"data set {name!r}: {function}() failed ({error_text(error)})",
-                "the factory is called without arguments; fix it",
-            ) from error
+    build, function = user_code.load_user(name, allow_code, "data set"), name.rpartition(":")[2]
+    try:
+        return build()
+    except FldiagError:
+        raise
+    except Exception as error:
+        raise FldiagError(
+            f"data set {name!r}: {function}() failed ({error_text(error)})",
+            "the factory is called without arguments; fix it",
+        ) from error
 
 
 def _dataset(value: Any, source: str, name: str = "") -> Dataset:

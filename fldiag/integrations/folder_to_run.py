@@ -28,7 +28,6 @@ from fldiag.runs.foreign import describe_choice
 from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run, verify
-from fldiag.user_code import importable
 
 Event = Callable[[dict[str, Any]], None]
 #: A model's test scores, as rows of a run's metrics.
@@ -199,20 +198,17 @@ def _problem(
             "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
             usage=True,
         )
-    with importable():
-        allowed = {name for name in (model, data) if name is not None}  # typed by the user
-        dataset = (
-            datasets.load(data, root, download, allow_code=allowed) if data is not None else None
+    allowed = {name for name in (model, data) if name is not None}  # typed by the user
+    dataset = datasets.load(data, root, download, allow_code=allowed) if data is not None else None
+    if dataset is not None:
+        return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
+    if ":" not in model and model in registered:
+        raise FldiagError(
+            f"model {model!r} has the sizes of its data, and no data are given",
+            "give them: --data NAME",
+            usage=True,
         )
-        if dataset is not None:
-            return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
-        if ":" not in model and model in registered:
-            raise FldiagError(
-                f"model {model!r} has the sizes of its data, and no data are given",
-                "give them: --data NAME",
-                usage=True,
-            )
-        return None, models.build(model, (), 0, allow_code=allowed)
+    return None, models.build(model, (), 0, allow_code=allowed)
 
 
 class _Work:
