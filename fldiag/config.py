@@ -19,6 +19,7 @@ from fldiag import minilm, names, registry, user_code
 from fldiag.errors import FldiagError, nearest, unknown
 from fldiag.sections import (
     LARGEST,
+    PARTITION_OPTIONS,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -93,19 +94,28 @@ class Config(ConfigSection):
         }
         method = sections["method"] = {"name": "fedavg", **sections.get("method", {})}
         model = sections["model"] = {"name": "small_cnn", **sections.get("model", {})}
-        if ":" not in method["name"]:
-            entry = registry.method.get(method["name"])
+        if ":" not in str(method["name"]):
+            entry = registry.method.get(str(method["name"]))
             sections["method"] = _with_defaults(entry, method)
             # options of the method that live in the model, such as stochastic depth
             model |= {key: sections["method"][key] for key in entry.meta["model"]}
-        if ":" not in model["name"]:
-            entry = registry.model.get(model["name"])
+        if ":" not in str(model["name"]):
+            entry = registry.model.get(str(model["name"]))
             if "vocabulary" in entry.options.model_fields:
                 data = dict(sections.get("data", {}))
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
             sections["model"] = _with_defaults(entry, model)
         return sections
+
+    @model_validator(mode="after")
+    def _check_clients(self) -> Config:
+        ids = self.checkpoint.clients
+        if isinstance(ids, tuple) and not all(0 <= i < self.clients.total for i in ids):
+            raise ValueError(
+                f"checkpoint.clients = {list(ids)} names clients outside 0..{self.clients.total - 1}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_tokenizer(self) -> Config:
@@ -128,6 +138,7 @@ class Config(ConfigSection):
                     for k, v in tree.get(section, {}).items()
                     if k not in defaults or v != _plain(defaults[k].default)
                 }
+        tree = {key: value for key, value in tree.items() if value != {}}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
@@ -260,7 +271,7 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
     try:
         return Config.model_validate(sections)
     except pydantic.ValidationError as error:
-        raise registry.explain(error, "config", settings()) from None
+        raise registry.explain(error, "config", {*settings(), *Config.model_fields}) from None
 
 
 def _drop_method(sections: dict[str, Any]) -> None:
@@ -309,10 +320,10 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
         total, data, model = stored["clients"]["total"], dict(stored["data"]), dict(stored["model"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{folder} is not a run ({type(error).__name__})", usage=True) from None
-    if not data.get("name") and (folder / "data.npz").is_file():
+    if data.get("name") in (None, "npz:data.npz") and (folder / "data.npz").is_file():
         data["name"] = f"npz:{folder / 'data.npz'}"
     partition = stored.get("partition", {"kind": "file"})
-    if partition["kind"] == "file":
+    if partition["kind"] == "file" or partition["kind"] not in PARTITION_OPTIONS:
         partition = {"kind": "file", "path": str(folder)}
     sections = {"method": stored.get("method", {}), "model": model}
     _drop_method(sections)
@@ -351,7 +362,9 @@ def parse_override(text: str) -> tuple[str, Any]:
         )
     try:
         return key.strip(), tomllib.loads(f"v = {value.strip()}")["v"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except RecursionError:
+        raise FldiagError(f"--set {key.strip()}: nested too deeply", usage=True) from None
+    except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
 
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fldiag import names
+from fldiag.cli import derived
 from fldiag.cli.console import errors
 from fldiag.errors import FldiagError, unknown
 from fldiag.registry import entry_points, load_entry_point, package, unusable
@@ -51,8 +52,6 @@ class Verbs(TyperGroup):
         return None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from fldiag.cli import derived
-
         name = args[0]
         with errors(debug=False):
             if name in names.FLAGS:
@@ -75,7 +74,7 @@ def _verb(point: EntryPoint) -> Any:
     try:
         target = load_entry_point(point, "verb")
         try:
-            command = command_of(point.name, target)
+            command = derived.command_of(point.name, target)
         except Exception as cause:  # no function, or annotations that typer does not take
             raise unusable(point, "verb", cause) from cause
     except FldiagError as error:
@@ -83,17 +82,6 @@ def _verb(point: EntryPoint) -> Any:
     command.rich_help_panel = command.rich_help_panel or GROUPS[-1]
     if not isinstance(command.rich_help_panel, str):
         command.rich_help_panel = GROUPS[-1]
-    return command
-
-
-def command_of(name: str, target: Any) -> Any:
-    """A verb's function, or a Typer, as a command."""
-    if not isinstance(target, typer.Typer):
-        verb = target
-        target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        target.command(name)(verb)
-    command: Any = typer.main.get_command(target)
-    command.name = name
     return command
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import app, command_of
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
 from fldiag.registry import Diagnostic, diagnostic
@@ -36,6 +35,17 @@ UNTYPED = ("device", "round", "stack", "name")
 def command(name: str) -> Any:
     """The verb of a diagnostic."""
     return command_of(name, verb(diagnostic.get(name)))
+
+
+def command_of(name: str, target: Any) -> Any:
+    """A verb's function, or a Typer, as a command."""
+    if not isinstance(target, typer.Typer):
+        verb = target
+        target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        target.command(name)(verb)
+    command: Any = typer.main.get_command(target)
+    command.name = name
+    return command
 
 
 def verb(entry: Diagnostic) -> Callable[..., None]:
@@ -87,46 +97,6 @@ def verb(entry: Diagnostic) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
-
-
-@app.command(rich_help_panel="Weights")
-def diagnose(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="A diagnostic (fldiag list diagnostics), or a function of your own: pkg.mod:function."
-        ),
-    ],
-    targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="option=value; may be given several times. fldiag explain NAME lists the options.",
-        ),
-    ] = None,
-    out: Out = None,
-    allow_code: AllowCode = None,
-    trust_file: TrustFile = False,
-    width: Width = None,
-    format: Format = None,
-    json: Json = False,
-    device: Device = "auto",
-    debug: Debug = False,
-) -> None:
-    """Run any diagnostic, including those of other packages and your own; set its options with --set.
-
-    Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3
-    """
-    with errors(debug):
-        from fldiag.config import parse_override
-        from fldiag.diagnosis.question import find_diagnostic
-
-        options = dict(map(parse_override, set_ or []))
-        if takes_device(find_diagnostic(name)):
-            options.setdefault("device", device)
-        sheet = {"width": width, "format": format}
-        ask(Console(json), name, targets, options, out, allow_code=allow_code or [], sheet=sheet)
 
 
 def ask(

@@ -49,7 +49,9 @@ def partition(
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """
-    with errors(debug):
+    from fldiag.plotting.sheet import use_sheet
+
+    with errors(debug), use_sheet(width, format):
         from fldiag.data.partition import sizes as sizes_of
         from fldiag.diagnosis import heterogeneity
         from fldiag.diagnosis.dealt_partition import check_file, partition_of
@@ -57,7 +59,6 @@ def partition(
         from fldiag.errors import FldiagError
         from fldiag.plotting import partition as picture
         from fldiag.plotting import style
-        from fldiag.plotting.sheet import use_sheet
         from fldiag.results.files import beside, csv_text, write_table, write_text
         from fldiag.results.provenance import provenance
 
@@ -82,8 +83,7 @@ def partition(
         of_measures = path.with_name(f"{path.name}-heterogeneity")
         files = write_table(measures, of_measures, about)
         table = write_text(beside(path, ".csv"), csv_text(counts))
-        with use_sheet(width, format):
-            pictures = style.write(picture.draw_counts(counts, title=division.title), path)
+        pictures = style.write(picture.draw_counts(counts, title=division.title), path)
         sizes = sizes_of(division.parts)
         row = {
             "clients": len(sizes),

@@ -223,8 +223,8 @@ def sweep(
         if repeated := sorted(set(values) & set(fixed)):
             raise FldiagError(f"{repeated[0]} is given in two ways", "give it once", usage=True)
         plan = sweeps.configs(config, values, fixed)
-        console.say(f"{len(plan)} runs")
         part = shard_of(plan, shard)
+        console.say(f"{len(plan)} runs")
         if dry_run:
             console.table([{"run": run_path(one).name} for one in part], {"run": "run"})
             return console.done()

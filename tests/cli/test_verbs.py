@@ -13,7 +13,8 @@ import pytest
 from commands import commands, last, run
 
 import fldiag
-from fldiag import known
+from fldiag import names as known
+from fldiag.cli import derived
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -95,7 +96,7 @@ def test_every_verb_has_help_with_an_example(verb):
 @pytest.mark.parametrize("name", known.FLAGS)
 def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
     verb, flag = known.FLAGS[name].split()
-    options = {option for p in commands().commands[verb].params for option in p.opts}
+    options = {option for p in derived.command(verb).params for option in p.opts}
     assert (
         flag in options
         and name not in commands().commands

@@ -322,7 +322,7 @@ def test_unknown_names_are_refused(tmp_path):
 
 def test_a_registered_builder_must_return_a_dataset(monkeypatch):
     monkeypatch.setitem(
-        registry.dataset._entries,
+        registry.dataset.entries,
         "odd",
         registry.Entry("dataset", "odd", lambda root, download: (1, 2, 3, 4)),
     )

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fldiag
-from fldiag import Config, FldiagError, identity
+from fldiag import Config, FldiagError
+from fldiag.config import recipe
 from fldiag.config_files import partition_digest, read_partition
 from fldiag.data import partition
 from fldiag.runs.run import Run
@@ -130,7 +131,7 @@ def test_the_content_is_the_identity_and_the_place_is_not(tmp_path):
     assert first.hash == same.hash != other.hash
     assert first.replace(partition__path=other.partition.path).hash == other.hash
     assert first.replace(rounds=9).partition == first.partition
-    recipes = [identity.recipe(c.model_dump(mode="json")) for c in (first, same, other)]
+    recipes = [recipe(c.model_dump(mode="json")) for c in (first, same, other)]
     assert recipes[0] == recipes[1] != recipes[2]
     stored = first.model_dump(mode="json")
     (tmp_path / "a.json").unlink()

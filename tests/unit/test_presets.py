@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from fldiag import config, registry
+from fldiag import catalogue, config, registry
 from fldiag.data.preprocessing import PREPROCESSING
 
 PAPERS = [
     name
-    for name in config.presets()
+    for name in catalogue("presets")
     if name.split("-")[0] in ("fedsol", "fedtoga", "fedproj", "fedalign")
 ]
 
@@ -184,7 +184,7 @@ def test_a_presets_data_model_and_description_exist(name):
     made = config.load(name)
     assert made.data.name in TEXTS or made.data.variant in PREPROCESSING[made.data.name]
     assert made.model.name in registry.model
-    what = config.presets()[name]
+    what = catalogue("presets")[name]
     assert f"{made.clients.total} clients" in what and f"{made.rounds} rounds" in what
     assert (made.data.public is not None) == name.startswith("fedproj")
     if made.data.name in TEXTS:
