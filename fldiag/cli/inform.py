@@ -107,7 +107,8 @@ def _explain(console: Console, entry: Any) -> None:
     if meta.get("needs"):
         console.say("Needs:       " + ", ".join(NEEDS[need] for need in meta["needs"]))
     if entry.name in names.FLAGS:
-        console.say(f"Typed as:    fldiag {names.FLAGS[entry.name]}")
+        typed = f"fldiag {names.FLAGS[entry.name]}, or fldiag {names.command(entry.name)}"
+        console.say(f"Typed as:    {typed}")
     console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
     _options(console, entry.options.model_fields)
 
