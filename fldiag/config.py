@@ -178,7 +178,8 @@ class Config(ConfigSection):
     def from_stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
         """A config as a run stored it: of the code that it names only ``allow_code`` may be imported."""
         config = cls.model_validate(tree)
-        config._consent = frozenset(allow_code)
+        if config.allowed_code:
+            config._consent = frozenset(allow_code)
         return config
 
     @property
@@ -337,7 +338,8 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
     tree = {"data": data, "model": model, "partition": partition, "clients": clients}
     config = build({**tree, "name": folder.name}, overrides)
-    config._consent = user_code.consent(allow_code).union(user_code.names(overrides).values())
+    if config.allowed_code:
+        config._consent = user_code.consent(allow_code).union(user_code.names(overrides).values())
     return config
 
 

@@ -309,7 +309,6 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
         "density",
         "trace",
         "diagonal",
-        "forgetting",
         "account",
         "drift",
         "matching",
