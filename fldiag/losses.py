@@ -60,7 +60,7 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
         raise FldiagError(
             f"the targets are taken as class numbers, and the model has {outputs.shape[-1]} outputs: {error}",
             f"labels must lie in 0..{outputs.shape[-1] - 1}; of counts, times or ranks ask spectrum, landscape or "
-            "connectivity, with the loss that they were trained with: --loss pkg.mod:function",
+            "paths, with the loss that they were trained with: --loss pkg.mod:function",
         ) from None
 
 

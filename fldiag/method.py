@@ -228,7 +228,7 @@ class Method:
                 raise FldiagError(
                     f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
                     "or keeps for it",
-                    f"compose it with {_providers(missing[0])}",
+                    f"compose it with a part that has {missing[0]!r} in sent, uploaded or provides",
                 )
 
     def __repr__(self) -> str:
@@ -320,22 +320,6 @@ def own_entry(name: str, allow_code: Collection[str]) -> registry.Entry:
     entries = (e for e in registry.method.entries.values() if e.build is function)
     entry = next(entries, None)
     return registry.Entry("method", name, function, meta={} if entry is None else entry.meta)
-
-
-def _providers(name: str) -> str:
-    """The parts that say for all their instances that they provide ``name``, as the end of a sentence."""
-    families: list[type[Part]] = [Part]
-    for family in families:  # grows on the way, down to the last descendant
-        families += family.__subclasses__()
-    provided = {
-        p.__name__: [vars(p).get(key) for key in ("sent", "uploaded", "provides")] for p in families
-    }
-    providers = sorted(
-        p
-        for p, lists in provided.items()
-        if any(isinstance(names, tuple) and name in names for names in lists)
-    )
-    return " or ".join(providers) or f"a part that has {name!r} in sent, uploaded or provides"
 
 
 def method(

@@ -280,11 +280,11 @@ class Problem(Ingredients):
             ]
         return math.fsum(parts) + self.penalty(w), None
 
-    def scores(self, w: Tensor | None = None) -> Scores:
-        """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
+    def scores(self, w: Tensor | None = None, buffers: dict[str, Tensor] | None = None) -> Scores:
+        """Losses and, of a classification, right answers at w [P] (default: ``.w``) and buffers, of one forward pass."""
         self.probe()
         w = self._vector(w)
-        return self.scores_of(w, self.evaluate(w))
+        return self.scores_of(w, self.evaluate(w, buffers))
 
     def scores_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
         """The same from (outputs, targets) at w [P] of all batches, in their order."""

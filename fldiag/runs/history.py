@@ -41,7 +41,7 @@ BARE = "drift and lora compare the weights; for the rest give such data with the
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
-GLOBALS_ALONE = "it is of global models alone: ask spectrum, landscape or connectivity, and its metrics (fldiag report)"
+GLOBALS_ALONE = "it is of global models alone: ask spectrum, landscape or paths, and its metrics (fldiag report)"
 #: Which rounds a diagnostic takes: those with client weights (True), all (False), or all if at least one has them.
 Clients = bool | Literal["some"]
 #: How a note ends that says which clients the partition lacks.

@@ -1,4 +1,4 @@
-"""What spectrum, trace, diagonal, density, landscape and profile share: the unit of the loss, the order of the examples,
+"""What spectrum, trace, diagonal, density, landscape and paths share: the unit of the loss, the order of the examples,
 losses that are not finite, and the memory they are allowed."""
 
 import functools
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fldiag.diagnostics.density import density
 from fldiag.diagnostics.diagonal import diagonal
 from fldiag.diagnostics.landscape import landscape
-from fldiag.diagnostics.profile import profile
+from fldiag.diagnostics.paths import paths
 from fldiag.diagnostics.spectrum import spectrum
 from fldiag.diagnostics.trace import trace
 from fldiag.errors import FldiagError
@@ -31,7 +31,7 @@ QUESTIONS = {
     "diagonal": functools.partial(diagonal, max_products=30),
     "density": functools.partial(density, k=2, steps=12, probes=2, tol=1e-8),
     "landscape": functools.partial(landscape, points=5, directions="random"),
-    "profile": functools.partial(profile, points=5, tol=1e-8),
+    "paths": functools.partial(lambda p, **o: paths([p], **o), points=5),
 }
 BENDS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 

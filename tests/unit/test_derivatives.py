@@ -824,12 +824,12 @@ def test_what_is_not_finite_is_so_at_these_weights_alone(make):
 
 
 @pytest.mark.parametrize("make", [mlp, lambda: Attention()], ids=["mlp", "attention"])
-@pytest.mark.parametrize("question", ["spectrum", "trace", "landscape", "profile"])
+@pytest.mark.parametrize("question", ["spectrum", "trace", "landscape", "paths"])
 def test_autocast_and_no_grad_around_the_call_change_nothing(question, make):
     torch.manual_seed(0)
     net = make()
     x = torch.randn(12, 5, 4) if isinstance(net, Attention) else data(12)[0]
-    few = {"landscape": {"points": 3}, "profile": {"points": 3}, "trace": {"rtol": 0.5}}
+    few = {"landscape": {"points": 3}, "paths": {"points": 3}, "trace": {"rtol": 0.5}}
     options = few.get(question, {"k": 1})
 
     def answer():

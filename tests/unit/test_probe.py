@@ -284,7 +284,7 @@ def test_integer_targets_are_what_the_loss_takes_them_for(name):
     v = torch.ones(p.layout.size, dtype=torch.float64)
     assert torch.allclose(p.hvp(v), expected.hvp(v), rtol=1e-9, atol=1e-12)
     assert (p.scores().accuracy is not None) is classes and expected.scores().accuracy is None
-    path = fldiag.diagnose([p, p.at(p.w + 0.1)], "connectivity", points=3)
+    path = fldiag.diagnose([p, p.at(p.w + 0.1)], "paths", points=3)
     assert ("accuracy" in set(path["metric"])) is classes
 
 

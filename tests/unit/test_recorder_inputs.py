@@ -460,7 +460,7 @@ def test_counts_are_no_classes_and_the_remedy_works(tmp_path):
             )
             for r in (1, 2)
         ],
-        "connectivity",
+        "paths",
         points=3,
         loss=loss,
     )

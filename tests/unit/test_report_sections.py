@@ -269,8 +269,7 @@ def asked(tmp_path_factory):
     for name, options in (
         ("landscape", {"points": 3, **small}),
         ("landscape", {"points": 3, "directions": "random", **small}),
-        ("profile", {"points": 5, "directions": "random", **small}),
-        ("landscape", {"directions": "clients", "points": 3, **small}),
+        ("paths", {"points": 5, "directions": "random", **small}),
         ("spectrum", {"k": 2, "density": True, **small}),
         ("spectrum", {"matrix": "ggn", "k": 1, **small}),
         ("trace", small),
@@ -303,8 +302,7 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
         "metrics",
         "landscape",
         "landscape:random",
-        "profile:random",
-        "landscape:clients",
+        "paths:random",
         "spectrum",
         "density",
         "trace",
@@ -323,7 +321,7 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
     )
     assert found.notes == []
     text = page(found, tmp_path)
-    for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("profile", 1)):
+    for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("paths", 1)):
         shown = part(text, name)
         assert len(pictures(text, shown)) == count, name
         assert ("<table>" in shown) == (name != "density") and "is not" not in shown

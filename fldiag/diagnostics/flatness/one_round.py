@@ -11,13 +11,13 @@ import torch
 
 from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
+from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.problem.diagonal import diagonal_of
 from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
 from fldiag.problem.problem import Problem
-from fldiag.problem.worst_case import Climb, adaptive_scale, resting, worst_case_row
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.pool import Weights
@@ -192,12 +192,9 @@ def sharpness(problem: Problem, rho: float) -> Row:
 
 def adaptive_sharpness(problem: Problem, settings: Settings) -> Row:
     """The worst case with each weight in its own scale, as ``sharpness`` of the weights alone has it."""
-    how = Climb(steps=settings.steps, seed=settings.seed)
     scale, rho = adaptive_scale(problem), settings.adaptive_rho
-    return {
-        "note": resting(problem),
-        **worst_case_row(problem, "adaptive_sharpness", scale, rho, how),
-    }
+    row = worst_case(problem, scale, rho, steps=settings.steps, seed=settings.seed)
+    return {**row, "metric": "adaptive_sharpness"}
 
 
 def lambda_1(problem: Problem, settings: Settings) -> Row:

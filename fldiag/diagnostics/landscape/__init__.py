@@ -17,7 +17,6 @@ from pydantic import Field
 
 from fldiag.diagnostics.landscape.summary import summary
 from fldiag.diagnostics.landscape.surfaces import AXES
-from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.landscape.grid import axis
 from fldiag.registry import diagnostic
@@ -45,26 +44,17 @@ def axes(table: pd.DataFrame) -> tuple[str, str]:
     return f"{first} ({100 * shares[1]:.0f} % of variance)", f"{second} ({100 * shares[2]:.0f} %)"
 
 
-def _is_of_lines(table: pd.DataFrame) -> bool:
-    return table.attrs.get("options", {}).get("directions") == "clients"
-
-
 def draw(table: pd.DataFrame) -> Figure:
-    """The surfaces of a table side by side, on one grid and one colour scale; or the lines to the clients' models."""
+    """The surfaces of a table side by side, on one grid and one colour scale."""
     from fldiag.diagnostics.landscape import picture  # imports matplotlib, as below
-    from fldiag.diagnostics.profile import picture as lines
 
-    if _is_of_lines(table):
-        return lines.draw(table)
     return picture.draw(table, names=axes(table))
 
 
-def page(table: pd.DataFrame) -> Interactive | None:
+def page(table: pd.DataFrame) -> Interactive:
     """The surfaces of a table to turn and to hover over."""
     from fldiag.diagnostics.landscape import interactive
 
-    if _is_of_lines(table):
-        return None
     return interactive.charts(table, names=axes(table))
 
 
@@ -78,11 +68,11 @@ def landscape(
     problem: Problem | Sequence[Problem],
     *,
     directions: Annotated[
-        Literal["eigen", "random", "plane", "pca", "clients"],
+        Literal["eigen", "random", "plane", "pca"],
         Field(
-            description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints), pca "
-            "(principal axes of a run's trajectory) or clients (lines to the clients' models).",
-            json_schema_extra={"joint": ["plane", "pca", "clients"]},
+            description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints) or pca "
+            "(principal axes of a run's trajectory).",
+            json_schema_extra={"joint": ["plane", "pca"]},
         ),
     ] = "eigen",
     points: Annotated[
@@ -122,8 +112,7 @@ def landscape(
     ``directions``: ``eigen`` (top two Hessian eigenvectors; adds the rows of the spectrum), ``random`` (filter-normalised,
     ``seed``), ``plane`` (of three problems; adds rows ``point``) or ``pca`` (principal axes of the checkpoints of a run, or
     of several problems; adds rows ``trajectory``, ``projection_error``, ``explained_variance``). These two surfaces have the
-    buffers of the weights at the centre everywhere, while the loss of a point is with its own. ``clients``: the rows of
-    ``profile`` on the lines to the clients' trained models.
+    buffers of the weights at the centre everywhere, while the loss of a point is with its own.
     The grid has an odd number of ``points`` from -``span`` to ``span`` along each axis, so its centre is the
     checkpoint; ``span`` defaults to 1, for a plane or pca to 1.25 times the farthest coordinate.
 
@@ -141,21 +130,11 @@ def landscape(
     """
     from fldiag.diagnostics.landscape import through as stored
     from fldiag.diagnostics.landscape.measure import Plane, find_directions, surface_rows
-    from fldiag.diagnostics.profile import lines_to
     from fldiag.problem.eigenpairs import loss_rows
     from fldiag.problem.problem import Problem
 
     problems = [problem] if isinstance(problem, Problem) else list(problem)
     axis(points or POINTS, 1.0)
-    if directions == "clients":
-        if span is not None or any("client" in p.labels for p in problems):
-            raise FldiagError(
-                "the ways to the clients' models start at the global model and end at theirs",
-                "leave out --client and --span",
-                usage=True,
-            )
-        tables = [lines_to(p, stored.client_models(p), points) for p in problems]
-        return pd.concat(tables, ignore_index=True)
     problem = problems[0]
     others: list[Any] = []
     if directions == "plane":

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag.diagnostics.profile.summary import summary as of_lines
 from fldiag.landscape.grid import COVERAGE
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small
@@ -25,9 +24,6 @@ SUMMARY = {
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    if options["directions"] == "clients":
-        yield from of_lines(frame, options)
-        return
     parts = {str(run): rows for run, rows in frame.groupby("run", sort=False)}
     rows = [_row(part, name) for name, part in parts.items()]
     ratios = {key: f"λ1/λ{key[6:]}" for row in rows for key in row if key.startswith("ratio_")}

@@ -1,4 +1,4 @@
-"""Other weights that a landscape is about: of further checkpoints, of a run's rounds, or of clients."""
+"""Other weights that a landscape is about: of further checkpoints, or of a run's rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from fldiag.errors import FldiagError
-from fldiag.params import Layout
 from fldiag.problem.problem import Problem
 from fldiag.runs.schema import Checkpoint
 
@@ -56,31 +55,3 @@ def checkpoints_of(problems: Sequence[Problem]) -> list[Checkpoint]:
             usage=True,
         )
     return checkpoints
-
-
-def client_models(problem: Problem) -> dict[int, Any]:
-    """The trained models of the clients that a problem's checkpoint holds: client -> named weights and buffers.
-
-    Raises FldiagError where it holds none, or they do not fit the model.
-    """
-    checkpoint = problem.checkpoint
-    if checkpoint is None or checkpoint.clients is None or not checkpoint.client_ids:
-        source = problem.name if checkpoint is None else checkpoint.path
-        raise FldiagError(
-            f"{source} holds no trained weights of clients",
-            "train with checkpoint.clients = 'sampled'",
-            usage=True,
-        )
-    layout = Layout.of(problem.module)
-    if checkpoint.clients.shape[1:] != (layout.size,):
-        raise FldiagError(
-            f"{checkpoint.path}: client weights of shape {list(checkpoint.clients.shape)} do not fit the model",
-            "the file was edited; use the original",
-        )
-    return {
-        client: {
-            **layout.views(checkpoint.clients[row]),
-            **{n: b[row] for n, b in checkpoint.buffers.items()},
-        }
-        for row, client in enumerate(checkpoint.client_ids)
-    }
