@@ -413,7 +413,8 @@ class StoredRun(Protocol):
     """What ``like`` reads of a ``fldiag.Run``."""
 
     path: Path
-    index: dict[str, Any]
+    about: dict[str, Any]
+    files: dict[str, str]
     allow_code: frozenset[str]
 
     @property
@@ -469,7 +470,7 @@ def _trained(run: StoredRun) -> dict[str, Any]:
 
 def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """What a recorded run says of a config."""
-    recording, files = run.index["config"], run.index["files"]
+    recording, files = run.about["config"], run.files
     for key, section, remedy in (
         ("data.name", "data", "digits | npz:PATH | csv:PATH | pkg.mod:loader"),
         ("model.name", "model", "pkg.mod:factory, or a name of fldiag list models"),
@@ -491,7 +492,7 @@ def _recorded(run: StoredRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
         "model": dict(recording.get("model", {})),
         "train": {},
     }
-    for start in {"rounds/0000.pt", "rounds/0000.safetensors"}.intersection(files):
+    for start in {"rounds/0000.safetensors"}.intersection(files):
         tree["train"]["initial"] = str(run.path / start)
     if "partition.kind" not in overrides:
         if "partition.npz" not in files:

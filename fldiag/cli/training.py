@@ -127,15 +127,15 @@ def demo(
 
 def _train_demo(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
     from fldiag import config as configs
-    from fldiag.training import rounds
+    from fldiag.training import train
 
     keys = {"method.name": method, "seed": seed}
     checkpoints = {"checkpoint.every": 10, "checkpoint.clients": "sampled"}
     config = configs.load("digits", {**keys, **checkpoints})
     path = folder / f"{method}-s{seed}-{config.hash[:8]}"
     with console.progress(f"training {method}") as progress:
-        show = rounds.rounds_on_bar(progress)
-        return rounds.train(config, out=path, on_event=show, resume=True, device=device)
+        show = train.rounds_on_bar(progress)
+        return train.train(config, out=path, on_event=show, resume=True, device=device)
 
 
 @app.command(rich_help_panel="Start")
@@ -187,8 +187,8 @@ def train(
     """
     with errors(debug):
         from fldiag import config as configs
-        from fldiag.runs.prune import remove
-        from fldiag.training import rounds
+        from fldiag.runs.run import remove
+        from fldiag.training import train
         from fldiag.user_code import importable
 
         console, device = Console(json), device_of(device)
@@ -218,7 +218,7 @@ def train(
                 device,
             )
         resolved = configs.load(source, overrides) if isinstance(source, str) else source
-        path = out or rounds.run_path(resolved)
+        path = out or train.run_path(resolved)
         if overwrite and resume:
             raise FldiagError(
                 "--overwrite starts again and --resume continues", "give one of them", usage=True
@@ -277,10 +277,10 @@ def _train_run(
     device: str,
     download: bool,
 ) -> Run:
-    from fldiag.training import rounds
+    from fldiag.training import train
 
     with console.progress(config.method.name) as progress:
-        show = rounds.rounds_on_bar(progress)
+        show = train.rounds_on_bar(progress)
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":
@@ -291,7 +291,7 @@ def _train_run(
             show(event)
 
         try:
-            return rounds.train(
+            return train.train(
                 config,
                 out=path,
                 executor=executor,
@@ -311,7 +311,7 @@ def _show_run(console: Console, run: Run) -> None:
     """The last round in a few numbers. A run that failed says so in red and leaves with exit code 3."""
     from fldiag.results.summary import Small
     from fldiag.training.diagnostics.personalise import summary
-    from fldiag.training.rounds import failure
+    from fldiag.training.train import failure
 
     frame = run.metrics
     last = frame[(frame["slice"] == "test") & (frame["round"] == frame["round"].max())]
@@ -330,7 +330,7 @@ def _show_run(console: Console, run: Run) -> None:
             console.table(list(item.rows), dict(item.columns))
     if problem:
         console.alarm(f"{problem}; a smaller train.lr usually helps")
-    checkpoints = [name for name in run.index["files"] if name.startswith("rounds/")]
+    checkpoints = [name for name in run.files if name.startswith("rounds/")]
     console.done(run.path / checkpoints[-1] if checkpoints else run.path)
     if problem:
         sys.exit(DIVERGED)
@@ -341,7 +341,7 @@ def _describe_run(
 ) -> None:
     """The config, the model's size and the disk that a training would take. Writes nothing."""
     from fldiag.training.setup import Setup
-    from fldiag.training.storing import disk_bytes
+    from fldiag.training.train import disk_bytes
     from fldiag.user_code import importable
 
     with importable():
@@ -424,7 +424,7 @@ def _sweep(
     plan = shard_of(plan, shard)
     console.say(f"{count} runs")
     if dry_run:
-        rows = [{"run": sweeps.rounds.run_path(config).name} for config in plan]
+        rows = [{"run": sweeps.train.run_path(config).name} for config in plan]
         console.table(rows, {"run": "run"})
         return console.done()
     try:
@@ -466,7 +466,7 @@ def _sweep(
         "runs": [run.path.name for run in runs],
         **provenance(),
     }
-    path = (out or sweeps.rounds.RUNS) / f"sweep-{digest(about['runs'])[:8]}"
+    path = (out or sweeps.train.RUNS) / f"sweep-{digest(about['runs'])[:8]}"
     write_table(frame, path, about)
     if "diverged" in frame:
         console.alarm("some runs diverged; the numbers are those of the others")

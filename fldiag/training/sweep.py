@@ -16,8 +16,8 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.execution import open_pool, shard_of
 from fldiag.runs.run import Run
-from fldiag.training import rounds
-from fldiag.training.rounds import Listener, failure
+from fldiag.training import train
+from fldiag.training.train import Listener, failure
 
 #: The numbers of a sweep's table, as far as its runs have them.
 METRICS = ("accuracy", "loss", "personal_accuracy")
@@ -82,7 +82,7 @@ def train_configs(
     on_event: Listener | None,
 ) -> list[Run]:
     """Train all of them, or read the runs that are finished; the arguments are those of ``sweep``."""
-    outs = [None if out is None else Path(out) / rounds.run_path(c).name for c in plan]
+    outs = [None if out is None else Path(out) / train.run_path(c).name for c in plan]
     return _train_all(plan, outs, executor, RunTrainer(device, download), on_event)
 
 
@@ -154,7 +154,7 @@ class RunTrainer:
         executor: str | Executor = "serial",
         on_event: Listener | None = None,
     ) -> Run:
-        return rounds.train(
+        return train.train(
             config,
             out=out,
             resume=True,
@@ -178,7 +178,7 @@ def _train_all(
             for config, out in zip(plan, outs, strict=True)
         ]
     folders = [
-        (out or rounds.run_path(config)).absolute() for config, out in zip(plan, outs, strict=True)
+        (out or train.run_path(config)).absolute() for config, out in zip(plan, outs, strict=True)
     ]
     if trainer.download:  # once, rather than by every worker
         for config in {config.data: config for config in plan}.values():

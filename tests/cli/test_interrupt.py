@@ -76,7 +76,7 @@ def test_ctrl_c_while_workers_train(executor, tmp_path):
         and "Traceback" not in said
     )
     assert (
-        Run.open(tmp_path / "run").status == "interrupted"
+        Run.open(tmp_path / "run").status == "unfinished"
         and not (tmp_path / "run" / "owner.json").exists()
     )
 

@@ -88,7 +88,7 @@ def test_sweeps_take_a_run_as_their_model(recording):
     assert last(result).suffix == ".html"
     runs = [fldiag.load(path.parent) for path in Path("runs").glob("own-*/run.json")]
     assert len(runs) == 4
-    assert len({run.index["files"]["partition.npz"] for run in runs}) == 1
+    assert len({run.files["partition.npz"] for run in runs}) == 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from helpers import (
 from fldiag import registry
 from fldiag.execution import open_pool
 from fldiag.runs.run import Run
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup
 
@@ -140,7 +140,7 @@ def test_the_global_random_state_is_untouched_and_without_influence(name):
 @in_both_forms(NAMES)
 def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_path):
     chosen = config(name, rounds=4, total=5, per_round=2, epochs=1, stack=stack, **needs(name))
-    whole = rounds.train(chosen, out=tmp_path / "whole")
+    whole = train.train(chosen, out=tmp_path / "whole")
 
     def stop(event):
         if event["event"] == "round" and event["round"] in (1, 3):
@@ -148,9 +148,9 @@ def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            rounds.train(chosen, out=tmp_path / "cut", on_event=stop, resume=True)
-        assert Run.open(tmp_path / "cut").status == "interrupted"
-    cut = rounds.train(chosen, out=tmp_path / "cut", resume=True)
+            train.train(chosen, out=tmp_path / "cut", on_event=stop, resume=True)
+        assert Run.open(tmp_path / "cut").status == "unfinished"
+    cut = train.train(chosen, out=tmp_path / "cut", resume=True)
     assert cut.status == whole.status == "finished"
     assert cut.rounds == whole.rounds == [1, 2, 3, 4]
     for r in whole.rounds:
@@ -164,7 +164,7 @@ def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_
 @pytest.mark.slow
 def test_the_state_survives_the_checkpoint(name, tmp_path):
     chosen = config(name, rounds=2, total=5, per_round=2, epochs=1, **needs(name))
-    run = rounds.train(chosen, out=tmp_path)
+    run = train.train(chosen, out=tmp_path)
     memory, restored = Federation(Setup(chosen)), Federation(Setup(chosen))
     play(memory, 2)
     restored.restore(run)
@@ -191,7 +191,7 @@ def same(a, b):
 @pytest.mark.slow
 def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
     chosen = config(name, rounds=1, epochs=1, batch_size=64, precision=precision, **needs(name))
-    frame = rounds.train(chosen, out=tmp_path).metrics.set_index("metric")
+    frame = train.train(chosen, out=tmp_path).metrics.set_index("metric")
     made = Setup(chosen)
     method, size = made.method, made.network.size
     buffers = sum(b.nbytes for b in made.network.buffers.values())

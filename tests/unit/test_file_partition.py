@@ -14,7 +14,7 @@ from fldiag import Config, FldiagError, identity
 from fldiag.config_files import partition_digest, read_partition
 from fldiag.data import partition
 from fldiag.runs.run import Run
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 #: Iris has 120 training examples.
@@ -140,27 +140,27 @@ def test_the_content_is_the_identity_and_the_place_is_not(tmp_path):
 def test_a_run_keeps_its_partition_and_a_changed_file_is_noticed(tmp_path):
     file = write(tmp_path / "p.json", THREE)
     first = of_file(file)
-    run = rounds.train(first, out=tmp_path / "run")
+    run = train.train(first, out=tmp_path / "run")
     parts = partition.load_parts(run.path / "partition.npz")
     assert [part.tolist() for part in parts] == [sorted(part) for part in THREE.values()]
 
     write(file, {**THREE, "0": [1, 2]})
     with pytest.raises(FldiagError, match=r"another config.*partition\.digest"):
-        rounds.train(of_file(file, rounds=3), out=run.path, resume=True)
+        train.train(of_file(file, rounds=3), out=run.path, resume=True)
     with pytest.raises(FldiagError, match="has changed since the config was made"):
-        rounds.train(first, out=tmp_path / "new")
+        train.train(first, out=tmp_path / "new")
     file.unlink()
     for name in ("forgetting", "personalise", "doctor"):
         assert len(fldiag.diagnose(run, name))
     file = write(tmp_path / "elsewhere.json", THREE)
-    assert rounds.train(of_file(file, rounds=3), out=run.path, resume=True).done == 3
+    assert train.train(of_file(file, rounds=3), out=run.path, resume=True).done == 3
 
 
 def test_the_folder_of_a_run_is_a_partition(tmp_path):
     dealt = config(total=4, per_round=2, data="digits", rounds=1).replace(
         partition__kind="dirichlet", partition__alpha=0.3
     )
-    run = rounds.train(dealt, out=tmp_path / "run")  # its clients have some examples twice
+    run = train.train(dealt, out=tmp_path / "run")  # its clients have some examples twice
     again = of_file(run.path, 4, data="digits")
     assert partition.same(Setup(again).parts, Setup(dealt).parts)
     partition.save(run.path / "partition.npz", [np.arange(4)] * 4)
@@ -169,11 +169,11 @@ def test_the_folder_of_a_run_is_a_partition(tmp_path):
 
 
 def test_the_doctor_compares_the_digest(tmp_path):
-    run = rounds.train(of_file(write(tmp_path / "p.json", THREE)), out=tmp_path / "run")
+    run = train.train(of_file(write(tmp_path / "p.json", THREE)), out=tmp_path / "run")
     healthy = fldiag.diagnose(run, "doctor")
     assert not (healthy["severity"] == "fault").any()
     index = Run.open(run.path)
-    index.index["config"]["partition"]["digest"] = "0" * 32
+    index.about["config"]["partition"]["digest"] = "0" * 32
     index.commit()
     ill = fldiag.diagnose(Run.open(run.path), "doctor")
     assert "the partition is not the one that the config names" in " ".join(

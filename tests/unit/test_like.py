@@ -15,8 +15,8 @@ from fldiag.config import RECIPE, TrainSection, like
 from fldiag.data import load, partition
 from fldiag.report.collect import collect
 from fldiag.results.numbers import numbers
-from fldiag.runs.same_model import same_model
-from fldiag.training import rounds
+from fldiag.runs.run import same_model
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 SIZES = (50, 40, 30)
@@ -89,7 +89,7 @@ def test_a_recorded_run_gives_all_that_it_knows(tmp_path, named):
     assert (resolved.clients.total, resolved.clients.per_round) == (3, 2)
     assert resolved.train == TrainSection(
         lr=0.3,
-        initial=str(run.path / "rounds/0000.pt"),
+        initial=str(run.path / "rounds/0000.safetensors"),
         initial_digest=resolved.train.initial_digest,
     )
     assert resolved.method.options == {"mu": 1.0}
@@ -100,7 +100,7 @@ def test_a_recorded_run_gives_all_that_it_knows(tmp_path, named):
     assert "by default" not in " ".join(remarks)
     setup = Setup(resolved)
     assert partition.same(setup.parts, PARTS)
-    assert setup.dataset.fingerprint() == run.index["provenance"]["data"]
+    assert setup.dataset.fingerprint() == run.about["provenance"]["data"]
     assert torch.equal(setup.initial().double(), row(first().state_dict()))
 
 
@@ -151,7 +151,7 @@ def states(a, b):
 
 
 def test_a_trained_run_is_repeated_to_the_bit(tmp_path):
-    run = rounds.train(config("fedprox", {"mu": 0.1}, seed=5), out=tmp_path / "run")
+    run = train.train(config("fedprox", {"mu": 0.1}, seed=5), out=tmp_path / "run")
     assert Config.like(run) == run.config and Config.like(run).hash == run.config.hash
     other_method = Config.like(run, method__name="scaffold")
     assert other_method.method.options == {"server_lr": 1.0}
@@ -223,7 +223,7 @@ def test_frozen_weights_are_those_of_the_recording(tmp_path):
     recorded = fldiag.load(tmp_path / "mine")
     new = fldiag.train(Config.like(recorded, model__name="test_like:frozen"), out=tmp_path / "new")
     assert new.checkpoint().state.keys() == {"2.weight", "2.bias"}
-    assert new.index["provenance"]["base"] == recorded.index["provenance"]["base"]
+    assert new.about["provenance"]["base"] == recorded.about["provenance"]["base"]
     shutil.rmtree(recorded.path)
     for name in ("forgetting", "personalise"):
         assert len(fldiag.diagnose(new, name, allow_code="test_like:frozen"))

@@ -9,7 +9,7 @@ from fldiag.config import build
 from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.method import Personal
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.optim import OPTIMIZERS
 from fldiag.training.personalise import GlobalModel, fine_tune
 
@@ -190,19 +190,19 @@ def test_scaffolds_control_variate_is_the_mean_gradient_weighed_by_the_rates():
 
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
     chosen = config("scaffold", rounds=3, epochs=4, local_decay=0.1, momentum=0.9, stack="on")
-    whole = rounds.train(chosen, out=tmp_path / "whole")
+    whole = train.train(chosen, out=tmp_path / "whole")
 
     def stop(event):
         if event.get("round") == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rounds.train(chosen, out=tmp_path / "run", on_event=stop)
-    resumed = rounds.train(chosen, out=tmp_path / "run", resume=True)
+        train.train(chosen, out=tmp_path / "run", on_event=stop)
+    resumed = train.train(chosen, out=tmp_path / "run", resume=True)
     a, b = whole.checkpoint().state, resumed.checkpoint().state
     assert all(torch.equal(a[name], b[name]) for name in a)
     slower = (
-        rounds.train(chosen.replace(train__local_decay=1.0), out=tmp_path / "plain")
+        train.train(chosen.replace(train__local_decay=1.0), out=tmp_path / "plain")
         .checkpoint()
         .state
     )

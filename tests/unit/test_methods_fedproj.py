@@ -15,7 +15,7 @@ from fldiag.parts import projection
 from fldiag.parts.ensemble import Ensemble, mean
 from fldiag.parts.projection import MemoryProjection, endless, project
 from fldiag.seeding import torch_rng
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 OFF = {"proj_rate": 0.0, "gamma_wd": 0.0}
@@ -310,7 +310,7 @@ def test_rounds_that_end_before_they_begin_are_refused():
 def test_bytes_count_the_logits_on_the_memory(size, precision, item, tmp_path):
     data, parts = classification()
     chosen = config("fedproj", {"memory_size": size}, precision=precision)
-    run = rounds.train(
+    run = train.train(
         chosen, out=tmp_path, setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC)
     )
     frame = run.metrics.set_index(["metric", "round"])["value"]
@@ -325,7 +325,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(tmp_path):
     chosen = config("fedproj", {**STRONG, "memory_size": 11, "proj_rate": 0.7}, rounds=3)
 
     def go(out, **more):
-        return rounds.train(
+        return train.train(
             chosen,
             out=tmp_path / out,
             setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC),

@@ -30,7 +30,7 @@ from fldiag.method import Neighbours, Personal
 from fldiag.runs.run import Run
 from fldiag.seeding import seed_for
 from fldiag.training import personalise as library
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.personalise import (
     EpochSchedule,
     GlobalModel,
@@ -408,7 +408,7 @@ def small(name="fedavg_ft", **more):
 )
 @pytest.mark.slow
 def test_a_run_ends_with_what_the_command_would_say(name, tmp_path):
-    run = rounds.train(
+    run = train.train(
         small(name, batch_size=4, epochs=4, lr=0.03, model_options={"hidden": (16,)}), out=tmp_path
     )
     frame = run.metrics[run.metrics["metric"].str.startswith("personal")].reset_index(drop=True)
@@ -428,26 +428,26 @@ def test_a_run_ends_with_what_the_command_would_say(name, tmp_path):
 
 
 def test_any_run_can_be_asked_afterwards(tmp_path):
-    run = rounds.train(small("scaffold"), out=tmp_path)
+    run = train.train(small("scaffold"), out=tmp_path)
     assert not run.metrics["metric"].str.startswith("personal").any()
     whole = personalise(Run.open(tmp_path))
     assert sorted(set(whole["index"])) == [0, 1, 5]
     one = personalise(run, epochs=[1])
     assert one["value"].tolist() == whole[whole["index"] == 1]["value"].tolist()
-    assert Run.open(tmp_path).index == run.index  # asking changes nothing in the run
+    assert Run.open(tmp_path).about == run.about  # asking changes nothing in the run
 
 
 def test_interrupted_while_personalising_goes_on_there(tmp_path, monkeypatch):
-    whole = rounds.train(small(), out=tmp_path / "whole")
+    whole = train.train(small(), out=tmp_path / "whole")
 
     def stop(event):
         if event["event"] == "personalise":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rounds.train(small(), out=tmp_path / "cut", on_event=stop)
+        train.train(small(), out=tmp_path / "cut", on_event=stop)
     half = Run.open(tmp_path / "cut")
-    assert half.status == "interrupted" and half.done == 2 and half.rounds == [1, 2]
+    assert half.status == "unfinished" and half.done == 2 and half.rounds == [1, 2]
     with pytest.raises(FldiagError, match="interrupted after 2 of 2"):
         personalise(half)
     # killed between the metrics and run.json: the rows are there already, and must not come twice
@@ -458,19 +458,19 @@ def test_interrupted_while_personalising_goes_on_there(tmp_path, monkeypatch):
         lambda run: real(run) if run.status != "finished" else stop({"event": "personalise"}),
     )
     with pytest.raises(KeyboardInterrupt):
-        rounds.train(small(), out=tmp_path / "cut", resume=True)
+        train.train(small(), out=tmp_path / "cut", resume=True)
     monkeypatch.undo()
     events = []
-    cut = rounds.train(
+    cut = train.train(
         small(), out=tmp_path / "cut", resume=True, on_event=lambda e: events.append(e["event"])
     )
     assert cut.status == "finished" and "round" not in events and "personalise" in events
     assert cut.metrics.drop(columns="run").equals(whole.metrics.drop(columns="run"))
-    assert rounds.train(small(), out=tmp_path / "cut", resume=True).status == "finished"
+    assert train.train(small(), out=tmp_path / "cut", resume=True).status == "finished"
 
 
 def test_the_same_question_is_answered_from_the_cache(tmp_path, monkeypatch):
-    run = rounds.train(small(), out=tmp_path / "run")
+    run = train.train(small(), out=tmp_path / "run")
 
     def ask(told=None, **options):
         return fldiag.diagnose(run, "personalise", cache=tmp_path / "cache", tell=told, **options)
@@ -494,7 +494,7 @@ def test_the_same_question_is_answered_from_the_cache(tmp_path, monkeypatch):
 
 
 def test_progress_counts_clients(tmp_path):
-    run, seen = rounds.train(small(stack="off"), out=tmp_path), []
+    run, seen = train.train(small(stack="off"), out=tmp_path), []
     with Workspace(progress=lambda done, total, text: seen.append(4 * done / total)):
         personalise(run, epochs=[0, 1])
     assert seen == sorted(seen) and set(seen) == {0, 1, 2, 3, 4}
@@ -511,7 +511,7 @@ def test_progress_counts_clients(tmp_path):
 )
 def test_wrong_questions(options, expected, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "asked"
-    run = Run.open(folder) if folder.exists() else rounds.train(small(), out=folder)
+    run = Run.open(folder) if folder.exists() else train.train(small(), out=folder)
     with pytest.raises(FldiagError, match=expected) as caught:
         personalise(run, **options)
     assert caught.value.usage and caught.value.remedy
@@ -522,7 +522,7 @@ def test_wrong_questions(options, expected, tmp_path_factory):
 def test_regression_has_no_class_mixture(tmp_path):
     q = quadratics()
     chosen = q.config("fedavg_ft", rounds=1)
-    run = rounds.train(chosen, out=tmp_path, setup=setup(chosen, q.data))
+    run = train.train(chosen, out=tmp_path, setup=setup(chosen, q.data))
     assert run.status == "finished" and not run.metrics["metric"].str.startswith("personal").any()
     with pytest.raises(FldiagError, match="real targets"):
         personalise(run, setup=setup(chosen, q.data))
@@ -533,21 +533,21 @@ def test_a_run_cannot_name_code_to_run(tmp_path, monkeypatch):
         "import torch\ndef net(): return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    run = rounds.train(small(model="mine:net", model_options={}), out=tmp_path / "run")
+    run = train.train(small(model="mine:net", model_options={}), out=tmp_path / "run")
     with pytest.raises(FldiagError, match="--allow-code mine:net"):
         personalise(run)
     assert len(personalise(run, model="mine:net")) == 18
 
 
 def test_other_data_under_the_same_name_are_refused(tmp_path):
-    run = rounds.train(small(), out=tmp_path)
-    run.index["provenance"]["data"] = "0" * 16
+    run = train.train(small(), out=tmp_path)
+    run.about["provenance"]["data"] = "0" * 16
     with pytest.raises(FldiagError, match="is not the one"):
         personalise(run)
 
 
 def test_a_diverged_run_has_no_final_model(tmp_path):
-    run = rounds.train(small(lr=1e200), out=tmp_path)
+    run = train.train(small(lr=1e200), out=tmp_path)
     assert run.status == "diverged"
     with pytest.raises(FldiagError, match="diverged"):
         personalise(run)

@@ -205,13 +205,13 @@ def my_net(shape, classes):
 USE = """
 import sys, torch
 from fldiag import config, registry
-from fldiag.training import rounds
+from fldiag.training import train
 assert "mine" in registry.method.names() and "my_net" in registry.model.names()
 tree = {"rounds": 2, "data": {"name": "iris"}, "partition": {"kind": "iid"}, "clients": {"total": 3, "per_round": 2},
         "model": {"name": "my_net"}, "train": {"epochs": 1, "batch_size": 10, "momentum": 0.0, "weight_decay": 0.0, "lr": 0.1}}
 def end(lr=0.1, **method):
     chosen = config.build({**tree, "method": method, "train": {**tree["train"], "lr": lr}})
-    run = rounds.train(chosen, out=f"{sys.argv[1]}/{method['name']}-{lr}-{method.get('by')}")
+    run = train.train(chosen, out=f"{sys.argv[1]}/{method['name']}-{lr}-{method.get('by')}")
     assert run.status == "finished"
     return torch.cat([v.flatten() for v in run.checkpoint().state.values()])
 assert torch.equal(end(name="mine", by=1.0), end(name="fedavg"))

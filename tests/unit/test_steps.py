@@ -20,7 +20,7 @@ from fldiag.results.table import check, columns, table
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
 from fldiag.sections import MetricsSection
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 KL = {"metrics__proximal": "kl"}
@@ -321,7 +321,7 @@ def small(name="fedsol", rounds_=4, **more):
 
 
 def test_a_run_keeps_a_table_a_round(tmp_path):
-    run = rounds.train(small(), out=tmp_path)
+    run = train.train(small(), out=tmp_path)
     assert Run.open(tmp_path).recorded == [1, 2, 3, 4]
     frame = check(run.steps())
     assert list(frame.dtypes.astype(str)[:19]) == list(table([]).dtypes.astype(str))
@@ -344,7 +344,7 @@ def test_a_run_keeps_a_table_a_round(tmp_path):
 
 def test_a_run_that_records_nothing_is_as_before(tmp_path):
     config = helpers.config(rounds=1)
-    run = rounds.train(config, out=tmp_path)
+    run = train.train(config, out=tmp_path)
     assert not (tmp_path / "steps").exists() and run.recorded == []
     with pytest.raises(FldiagError, match=r"recorded no local steps.*metrics\.steps=true"):
         run.steps()
@@ -361,7 +361,7 @@ def test_a_run_that_records_nothing_is_as_before(tmp_path):
 
 def test_some_rounds_only(tmp_path):
     config = recorded(helpers.config(rounds=5), metrics__every=2)
-    assert rounds.train(config, out=tmp_path).recorded == [2, 4, 5]
+    assert train.train(config, out=tmp_path).recorded == [2, 4, 5]
     assert [t for t in range(1, 6) if MetricsSection(steps=True, every=2).of_round(t, 5)] == [
         2,
         4,
@@ -372,14 +372,14 @@ def test_some_rounds_only(tmp_path):
 
 def test_clients_trained_for_the_checkpoint_only_are_not_recorded(tmp_path):
     config = recorded(helpers.config(rounds=1, total=4, per_round=2, checkpoint={"clients": "all"}))
-    run = rounds.train(config, out=tmp_path)
+    run = train.train(config, out=tmp_path)
     assert len(run.checkpoint(1).client_ids) == 4 and len(set(run.steps().client)) == 2
 
 
 @pytest.mark.slow
 def test_the_same_table_whatever_the_executor_and_again(tmp_path):
     runs = [
-        rounds.train(small(rounds_=2), out=tmp_path / n / "run", executor=e)
+        train.train(small(rounds_=2), out=tmp_path / n / "run", executor=e)
         for n, e in (("a", "serial"), ("b", "processes:2"), ("c", "serial"))
     ]
     for r in (1, 2):
@@ -390,7 +390,7 @@ def test_the_same_table_whatever_the_executor_and_again(tmp_path):
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.slow
 def test_a_stopped_run_keeps_all_rows(every, tmp_path):
-    whole = rounds.train(small(every=every), out=tmp_path / "whole" / "run")
+    whole = train.train(small(every=every), out=tmp_path / "whole" / "run")
 
     def stop(event):
         if event["event"] == "round" and event["round"] == 2:
@@ -398,11 +398,11 @@ def test_a_stopped_run_keeps_all_rows(every, tmp_path):
 
     out = tmp_path / "cut" / "run"
     with pytest.raises(KeyboardInterrupt):
-        rounds.train(small(every=every), out=out, on_event=stop)
+        train.train(small(every=every), out=out, on_event=stop)
     assert Run.open(out).recorded == ([1, 2] if every == 1 else [])
     (out / "steps").mkdir(exist_ok=True)
     (out / "steps" / "0009.parquet").write_bytes(b"left behind by a kill")
-    resumed = rounds.train(small(every=every), out=out, resume=True)
+    resumed = train.train(small(every=every), out=out, resume=True)
     pd.testing.assert_frame_equal(resumed.steps(), whole.steps(), check_exact=True)
     assert torch.equal(resumed.checkpoint().clients, whole.checkpoint().clients)
     assert {f.name for f in (out / "steps").iterdir()} == {f"000{r}.parquet" for r in (1, 2, 3, 4)}
@@ -410,7 +410,7 @@ def test_a_stopped_run_keeps_all_rows(every, tmp_path):
 
 def test_a_diverged_run_shows_its_last_steps(tmp_path):
     config = recorded(helpers.config(rounds=50, lr=1e6, precision="fp32"), **KL)
-    run = rounds.train(config, out=tmp_path)
+    run = train.train(config, out=tmp_path)
     assert run.status == "diverged" and run.recorded[-1] == run.done + 1
     check(run.steps())
 
@@ -445,7 +445,7 @@ DRIFT = {"gradients": False, "representation": False, "rho": ()}
 
 
 def test_drift_shows_means_over_the_recorded_steps(tmp_path):
-    run = rounds.train(small(), out=tmp_path)
+    run = train.train(small(), out=tmp_path)
     frame = fldiag.diagnose(run, "drift", **DRIFT)
     steps, found = run.steps(3), frame[(frame.estimator == "steps") & (frame["round"] == 3)]
     for metric, layer in (
@@ -482,11 +482,11 @@ def test_drift_shows_means_over_the_recorded_steps(tmp_path):
 
 
 def test_damaged_and_changed_step_tables_are_noticed(tmp_path):
-    run = rounds.train(small(rounds_=2), out=tmp_path)
+    run = train.train(small(rounds_=2), out=tmp_path)
     before = History.of(run).digest()
     (tmp_path / "steps" / "0001.parquet").write_bytes(b"")
     frame = fldiag.diagnose(run, "drift", **DRIFT)
     assert "0001.parquet is not the file this run wrote" in one(frame, "missing").note
     assert set(frame[frame.estimator == "steps"]["round"]) == {2}
-    del run.index["files"]["steps/0001.parquet"]
+    del run.files["steps/0001.parquet"]
     assert History.of(run).digest() != before

@@ -8,14 +8,14 @@ import shutil
 import sys
 
 import pytest
-import torch
 from commands import invoke
 from helpers import config
 
 import fldiag
 from fldiag import Config, FldiagError, known, models, sections, user_code
+from fldiag.runs.checkpoint import read_tensors
 from fldiag.runs.run import Run
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 MINE = """
@@ -53,11 +53,11 @@ def trained(tmp_path_factory):
     (folder / "evilmod.py").write_text(EVIL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        rounds.train(
+        train.train(
             config(model="mine:net", model_options={}, data="mine:flowers", public="mine:public"),
             out=folder / "own",
         )
-        rounds.train(config(), out=folder / "plain")
+        train.train(config(), out=folder / "plain")
     sys.modules.pop("mine", None)
     return folder
 
@@ -74,20 +74,19 @@ def folder(trained, monkeypatch):
 def poisoned(source, target, edit):
     """A copy of a run in which index and manifests say something else, and all checksums hold."""
     run = Run.open(source)
-    made = Run(
-        target, {**run.index, "config": json.loads(json.dumps(run.index["config"])), "files": {}}
-    )
-    edit(made.index["config"])
-    for name in run.index["files"]:
-        if name.startswith("rounds/"):
-            content = torch.load(source / name, weights_only=True)
-            manifest = json.loads(content.pop("manifest"))
-            edit(manifest["config"])
-            manifest.pop("schema")
-            made.put_checkpoint(manifest["round"], manifest, content.pop("model"), **content)
-        else:
-            made.put(name, lambda f, name=name: f.write((source / name).read_bytes()))
-    made.commit()
+    config = json.loads(json.dumps(run.about["config"]))
+    edit(config)
+    made = Run.create(target, config, run.about["provenance"], hash=run.hash)
+    made.put("partition.npz", lambda f: f.write((source / "partition.npz").read_bytes()))
+    made.begin()
+    for r in run.rounds:
+        content = read_tensors(source / run.round_file(r))
+        manifest = content.pop("manifest")
+        edit(manifest["config"])
+        made.put_checkpoint(r, manifest, content.pop("model"), **content)
+        rows = [row for record in run.records for row in record["rows"] if row["round"] == r]
+        made.append(r, rows)
+    made.append(run.done, [], status=run.status)
     return made.path
 
 
@@ -99,7 +98,7 @@ def run_verb(*words):
 
 def every_verb(run, tmp_path):
     """All verbs that open a run or a checkpoint, with both."""
-    file = run / "rounds" / "0002.pt"
+    file = run / "rounds" / "0002.safetensors"
     for name, item in DIAGNOSTICS.items():
         yield [name, run]
         if item["on"] in ("problem", "checkpoints"):
@@ -171,7 +170,7 @@ def remedy(result):
     "words",
     [
         ["spectrum", "own", "--k", 1],
-        ["spectrum", "own/rounds/0002.pt", "--k", 1],
+        ["spectrum", "own/rounds/0002.safetensors", "--k", 1],
         ["forgetting", "own"],
         ["personalise", "own", "--epochs", "0"],
         ["partition", "own"],
@@ -309,7 +308,7 @@ def test_a_package_beside_the_run_registers_nothing(beside, tmp_path, key):
     )
     for words in (
         ["spectrum", run],
-        ["spectrum", run / "rounds" / "0002.pt"],
+        ["spectrum", run / "rounds" / "0002.safetensors"],
         ["forgetting", run],
         ["personalise", run],
         ["check", run, "--fail-if", "lambda_1 > 9"],

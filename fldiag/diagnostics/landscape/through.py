@@ -8,7 +8,7 @@ from typing import Any
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 from fldiag.problem.problem import Problem
-from fldiag.runs.schema import Checkpoint
+from fldiag.runs.checkpoint import Checkpoint
 
 #: A trajectory shows at most so many checkpoints of a run, evenly chosen.
 LONGEST = 50
