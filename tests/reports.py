@@ -73,7 +73,8 @@ def run(
         for r in range(1, rounds + 1)
         for m, v in (("accuracy", min(accuracy + r / 100, 0.99)), ("loss", 2 / r))
     ]
-    made.append(rounds, rows, status=status)
+    made.append(rounds, rows)
+    made.append(rounds, [], status=status)
     return made
 
 

@@ -135,7 +135,7 @@ def test_the_demo_draws_for_the_journal(monkeypatch):
         sheets.append(sheet.current())
         raise FldiagError("enough")
 
-    monkeypatch.setattr("fldiag.training.rounds.train", train)
+    monkeypatch.setattr("fldiag.training.train.train", train)
     run("demo", "--width", "single", "--format", "svg", code=1)
     assert sheets == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
 
