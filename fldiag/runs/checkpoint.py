@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -250,7 +251,7 @@ def read_tensors(path: Path) -> Any:
         return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
     if not path.is_file():
         raise FldiagError(
-            f"{short_path(path)} is no file of weights",
+            f"{short_path(path)} is {'not a file' if path.exists() else 'not there'}",
             "give the path of a .pt or .safetensors file",
             usage=True,
         )
@@ -269,6 +270,11 @@ def read_tensors(path: Path) -> Any:
         _claim(path, sum(t.numel() * t.element_size() for t in _tensors(content)), size)
     except FldiagError:
         raise
+    except pickle.UnpicklingError:
+        raise FldiagError(
+            f"{path} holds pickled objects or is no file of weights, and was refused; nothing in it was executed",
+            "save the weights alone: torch.save(model.state_dict(), path)",
+        ) from None
     except Exception as error:  # a damaged file can make a reader raise anything
         raise FldiagError(
             f"{path} cannot be read as weights: {first_line(error)}",
@@ -318,9 +324,11 @@ def _is_arrays(path: Path, size: int) -> bool:
         if any(member.CRC for member in members) and (bad := archive.testzip()) is not None:
             raise FldiagError(f"{path} is damaged: the checksum of {bad[-80:]} does not match")
     names = {member.filename for member in members}
-    if {"train_images.npy", "train_labels.npy"} <= names:
+    if "train_images.npy" in names:
         raise FldiagError(
-            f"{path} holds examples and no weights", f"give it as data: npz:{path}", usage=True
+            f"{path} holds examples and no weights",
+            f"give a checkpoint, and this file as its data: --data npz:{path}",
+            usage=True,
         )
     return bool(names) and all(name.endswith(".npy") for name in names)
 

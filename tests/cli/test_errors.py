@@ -87,7 +87,7 @@ CALLS = [
     ("convert / out", 2, "all files of this machine|folder that holds the clients' files"),
     ("drift checkpoints/nothing", 2, "checkpoints/nothing is not there"),
     ("drift empty", 2, "has no run.json"),
-    ("drift deep_run", 1, "deep_run/run.json|nested more than 110 levels deep"),
+    ("drift deep_run", 1, "deep_run is not a run"),
     ("check", 2, "no run is given"),
     ("check a b c", 2, "3 paths are given for two sides|quote a pattern"),
     ("check a --a b", 2, "a side is given twice"),

@@ -200,7 +200,7 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
 
 
 def test_plane_through_three_checkpoints_marks_them(trained):
-    files = [trained / "rounds" / f"000{i}.pt" for i in (1, 2, 3)]
+    files = [trained / "rounds" / f"000{i}.safetensors" for i in (1, 2, 3)]
     result = run(
         "landscape", *files, *PNG, "--directions", "plane", "--points", 3, "--samples", 100
     )
