@@ -28,6 +28,7 @@ from concurrent.futures import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 import joblib
@@ -356,6 +357,7 @@ def _safe_start() -> Iterator[None]:
     would be executed. They also leave Ctrl-C to this process."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
+    resource_tracker.ensure_running()  # the first process of a kind would start it, and unblock Ctrl-C by that
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -58,4 +58,10 @@ TrustFile = Annotated[
         expose_value=False,
     ),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override a setting: section.key=value; may be given several times."
+    ),
+]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]

@@ -20,8 +20,7 @@ from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.diagnosis.subjects import Subject, remarks
 from fldiag.errors import FldiagError
 from fldiag.execution import Workspace, open_pool
-from fldiag.problem.ingredients import code_of
-from fldiag.problem.problem import Problem
+from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance
@@ -29,7 +28,6 @@ from fldiag.results.table import check
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
-from fldiag.user_code import importable
 
 #: What shows progress: a title -> a context that gives the callback.
 Bar = Callable[[str], AbstractContextManager[Progress]]
@@ -182,7 +180,6 @@ def _build(
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
     device = first.device.type if isinstance(first, Problem | History) else "cpu"
     with (
-        importable(),
         torch.autocast(device, enabled=False),
         Workspace(executor, progress) as workspace,
     ):
@@ -238,7 +235,7 @@ def foreign(entry: Diagnostic) -> list[Any]:
         return []
     packages = [
         f"{p.dist.name} {p.dist.version}"
-        for p in registry.diagnostic.plugins()
+        for p in registry.diagnostic.plugins().values()
         if p.name == entry.name and p.dist
     ]
     source = getattr(sys.modules.get(module), "__file__", None)

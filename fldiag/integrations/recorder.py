@@ -33,7 +33,7 @@ from fldiag.integrations.recorder_inputs import (
 )
 from fldiag.models import lora, state_dict
 from fldiag.models.state_dict import State
-from fldiag.problem.ingredients import unwrap_model
+from fldiag.problem.weights import unwrap_model
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs.in_memory import UNTESTED, classes_last

@@ -25,7 +25,7 @@ from fldiag.models.network import Network, forward_macs
 
 #: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
 BATCH = 500
-#: Stack models whose forward pass has fewer multiply-adds an example (analyses/speed/forgetting.py): above, a
+#: Stack models whose forward pass has fewer multiply-adds an example: above, a
 #: convolution of one model fills the processor better than a grouped one of many.
 STACK_BELOW = 100_000
 #: Models in one stack, and multiply-adds of one stacked batch: larger ones leave the processor's caches.
@@ -214,7 +214,7 @@ def workers(threads: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """A ``map`` in so many threads with one of torch's each.
 
     Small layers of one model do not fill two cores, and on a busy machine torch's own threads spend most of the time
-    waiting for each other (analyses/speed/forgetting.py); a model a thread does not. Afterwards torch has as many threads
+    waiting for each other; a model a thread does not. Afterwards torch has as many threads
     as before.
     """
     if threads == 1:

@@ -187,8 +187,11 @@ class Run:
         try:
             return Config.from_stored(self.about["config"], self.allow_code)
         except pydantic.ValidationError as error:
-            why = registry.explain(error, "config", Config).what
-            raise FldiagError(f"{self.path / ABOUT}: its config is not valid ({why})") from None
+            why = registry.explain(error, "config", ()).what
+            raise FldiagError(
+                f"{self.path / 'run.json'}: its config is not valid ({why})",
+                "the file was edited; restore it or train again",
+            ) from None
 
     @property
     def hash(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,46 +76,49 @@ def train_configs(
     *,
     out: str | Path | None,
     executor: str | Executor,
-    device: str,
-    download: bool,
     on_event: Listener | None,
+    **options: Any,
 ) -> list[Run]:
     """Train all of them, or read the runs that are finished; the arguments are those of ``sweep``."""
-    outs = [None if out is None else Path(out) / train.run_path(c).name for c in plan]
-    return _train_all(plan, outs, executor, RunTrainer(device, download), on_event)
+    paths = [Path(out or train.RUNS) / train.run_path(config).name for config in plan]
+    units = list(zip(plan, paths, strict=True))
+    if executor == "serial" or len(plan) == 1:  # of one run the clients
+        options |= {"executor": executor, "on_event": on_event}
+        return [_train(options, unit) for unit in units]
+    if options["download"]:  # once, rather than by every worker
+        for config in {config.data: config for config in plan}.values():
+            data.load(config.data, download=True, allow_code=config.allowed_code)
+    options, paths = {**options, "download": False}, [path.absolute() for path in paths]
+    with open_pool(executor, _train_one, options, name=_name) as pool:
+        for i, status in pool.completed(list(zip(plan, paths, strict=True))):
+            event = {"event": "end", "status": status, "round": plan[i].rounds}
+            (on_event or dict)({**event, "path": str(paths[i])})
+    return [Run.open(path) for path in paths]
+
+
+def _train(options: Mapping[str, Any], unit: tuple[Config, Path]) -> Run:
+    config, path = unit
+    return train.train(config, out=path, resume=True, **options)
+
+
+def _train_one(options: Mapping[str, Any], unit: tuple[Config, Path]) -> str:
+    """Train a run in a worker. Returns its status."""
+    return str(_train(options, unit).status)
+
+
+def _name(unit: tuple[Config, Path]) -> str:
+    return unit[1].name
 
 
 def combinations(over: Values) -> list[dict[str, Any]]:
     """Every combination of the values, the last key's changing fastest. Raises FldiagError for a key without values."""
-    for key, values in over.items():
-        if not values:
-            raise FldiagError(f"{key} has no values", f"write for example {key}=1,2", usage=True)
+    if missing := [key for key, values in over.items() if not values]:
+        raise FldiagError(f"{missing[0]} has no values", "write for example seed=1,2", usage=True)
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def settings(over: Values) -> list[dict[str, Any]]:
-    """The combinations without their seeds."""
-    return combinations({key: values for key, values in over.items() if key != "seed"})
-
-
-def label(setting: Mapping[str, Any]) -> str:
-    """Keys and values in words.
-
-    >>> label({"method.name": "fedprox", "train.lr": 0.1})
-    'name fedprox, lr 0.1'
-    """
-    names = [f"{k.removeprefix('method.').removeprefix('train.')} {v}" for k, v in setting.items()]
-    return ", ".join(names) or "all"
-
-
-def _setting_label(keys: Mapping[str, Any]) -> str:
-    return label({key: value for key, value in keys.items() if key != "seed"})
-
-
 def configs(
-    source: Config | str | Path,
-    over: Values,
-    fixed: Mapping[str, Any] | None = None,
+    source: Config | str | Path, over: Values, fixed: Mapping[str, Any] | None = None
 ) -> list[Config]:
     """The configs of a sweep, all different. Of a preset or file each gets what that says of its method.
 
@@ -128,7 +130,10 @@ def configs(
     Raises:
         FldiagError: what a config refuses, and combinations that mean the same run.
     """
-    plan = [_config(source, {**(fixed or {}), **keys}) for keys in combinations(over)]
+    plan = [
+        source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
+        for keys in ({**(fixed or {}), **keys} for keys in combinations(over))
+    ]
     if len({config.hash for config in plan}) < len(plan):
         raise FldiagError(
             "two combinations of the sweep are the same run", "give every value once", usage=True
@@ -136,107 +141,28 @@ def configs(
     return plan
 
 
-def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
-    return source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
-
-
-@dataclass(frozen=True)
-class RunTrainer:
-    """What all runs share."""
-
-    device: str
-    download: bool
-
-    def train(
-        self,
-        config: Config,
-        out: Path | None,
-        executor: str | Executor = "serial",
-        on_event: Listener | None = None,
-    ) -> Run:
-        return train.train(
-            config,
-            out=out,
-            resume=True,
-            executor=executor,
-            device=self.device,
-            download=self.download,
-            on_event=on_event,
-        )
-
-
-def _train_all(
-    plan: Sequence[Config],
-    outs: Sequence[Path | None],
-    executor: str | Executor,
-    trainer: RunTrainer,
-    on_event: Listener | None,
-) -> list[Run]:
-    if executor == "serial" or len(plan) <= 1:  # of one run the clients
-        return [
-            trainer.train(config, out, executor, on_event)
-            for config, out in zip(plan, outs, strict=True)
-        ]
-    folders = [
-        (out or train.run_path(config)).absolute() for config, out in zip(plan, outs, strict=True)
-    ]
-    if trainer.download:  # once, rather than by every worker
-        for config in {config.data: config for config in plan}.values():
-            data.of(config.data, True, config.allowed_code)
-    shared = replace(trainer, download=False)
-    with open_pool(executor, _train_one, shared, name=_run_name) as pool:
-        for i, status in pool.completed(list(zip(plan, folders, strict=True))):
-            if on_event is not None:
-                on_event(
-                    {
-                        "event": "end",
-                        "status": status,
-                        "round": plan[i].rounds,
-                        "path": str(folders[i]),
-                    }
-                )
-    return [Run.open(folder) for folder in folders]
-
-
-def _train_one(trainer: RunTrainer, unit: tuple[Config, Path]) -> str:
-    """Train a run in a worker. Returns its status."""
-    return str(trainer.train(*unit).status)
-
-
-def _run_name(unit: tuple[Config, Path]) -> str:
-    return unit[1].name
-
-
 def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
     """A row a setting: mean and standard deviation over the seeds of the last round's numbers.
-
-    Runs that failed are counted in ``diverged``, and left out of the numbers.
 
     Args:
         runs: the runs of ``combinations(over)``, in this order.
         over: key -> values.
+
+    Returns:
+        The keys but the seed, ``runs``, the numbers, and ``diverged``: how many runs failed, which are left out of the numbers.
     """
-    has_failed = [failure(run) is not None for run in runs]
-    scores = pd.DataFrame([_last_scores(run) for run in runs])
-    names = [_setting_label(keys) for keys in combinations(over)]
     rows = []
-    for setting in settings(over):
-        members = [i for i, name in enumerate(names) if name == label(setting)]
-        row: dict[str, Any] = {key: str(value) for key, value in setting.items()}
-        row["runs"] = len(members)
-        ended = [i for i in members if not has_failed[i]]
-        for metric in METRICS:
-            if metric in scores and ended:
-                values = scores[metric].iloc[ended]
-                row[metric] = values.mean()
-                row[f"{metric}_std"] = values.std(ddof=1) if len(ended) > 1 else None
-        if len(ended) < len(members):
-            row["diverged"] = len(members) - len(ended)
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _last_scores(run: Run) -> dict[str, float]:
-    frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
-    last = frame.groupby("metric")["value"].last()
-    return {metric: float(last[metric]) for metric in METRICS if metric in last}
+    for run, keys in zip(runs, combinations(over), strict=True):
+        frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
+        last = frame.groupby("metric")["value"].last().reindex(METRICS)
+        has_failed = failure(run) is not None
+        texts = {key: str(value) for key, value in keys.items() if key != "seed"}
+        rows.append({**texts, "diverged": has_failed, **({} if has_failed else last)})
+    members, names = pd.DataFrame(rows), [key for key in over if key != "seed"]
+    groups = members.groupby(names or (lambda i: 0), sort=False)
+    scores = {"runs": groups.size()}
+    for metric in members.columns.intersection(METRICS, sort=False):
+        scores |= {metric: groups[metric].mean(), f"{metric}_std": groups[metric].std()}
+    result = pd.DataFrame({**scores, "diverged": groups["diverged"].sum()})
+    result = result.reset_index(drop=not names).dropna(axis=1, how="all")
+    return result if result["diverged"].any() else result.drop(columns="diverged")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fldiag.config import Config, check_config
+from fldiag.config import Config
 from fldiag.config_files import kept_initial
 from fldiag.data import partition
 from fldiag.device import full_precision
@@ -30,7 +30,7 @@ from fldiag.results.table import Row
 from fldiag.runs import base
 from fldiag.runs.run import ABOUT, Run, lock
 from fldiag.training.client import CohortResult
-from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, evaluate_block, score_rows
+from fldiag.training.evaluate import evaluate, score_rows
 from fldiag.training.personalise import GlobalModel, measure, personal_plan
 from fldiag.training.record import step_rows
 from fldiag.training.server import Federation, merge
@@ -85,7 +85,13 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
-    config = check_config(config).allow(allow_code)
+    if not isinstance(config, Config):
+        raise FldiagError(
+            f"config is a {type(config).__name__}",
+            "give a Config, such as Config.load('digits')",
+            usage=True,
+        )
+    config = config.allow(allow_code)
     check_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / ABOUT):
@@ -264,9 +270,7 @@ def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Li
             row = {"moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0}
             run.append(run.done, [*rows, {"round": t, **row}], status="diverged", **facts)
             return
-        scores = evaluate(
-            setup.network, setup.dataset, federation.w, federation.buffers, t, pool.map
-        )
+        scores = evaluate(setup.network, setup.dataset, federation.w, federation.buffers)
         rows += round_rows(t, scores, round, result, isolated=setup.method.isolated)
         seconds = time.perf_counter() - start
         if is_stored:
@@ -479,8 +483,5 @@ class WorkerSetup:
         return {k: v for k, v in self.__dict__.items() if self.is_custom or k != "setup"}
 
 
-def work(shared: WorkerSetup, unit: Cohort | EvaluationBlock) -> CohortResult | Sums:
-    setup = shared.setup
-    if isinstance(unit, EvaluationBlock):
-        return evaluate_block(setup.network, setup.dataset, unit, setup.device)
-    return setup.train(unit)
+def work(shared: WorkerSetup, unit: Cohort) -> CohortResult:
+    return shared.setup.train(unit)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -176,3 +177,24 @@ def test_a_run_whose_worker_died_goes_on_with_the_same_bits(config, tmp_path):
     other = fldiag.train(config, out=tmp_path / "other", executor="processes:1", resume=True)
     a, b = whole.checkpoint(4), other.checkpoint(4)
     assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+
+
+def blocked(_, unit):
+    return "SigBlk:\t0000000000000002\n" in Path("/proc/self/status").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_workers_leave_ctrl_c_to_the_main_process(executor):
+    words = (
+        f"from fldiag.execution import open_pool; from test_executors import blocked\n"
+        f"if __name__ == '__main__':\n with open_pool({executor!r}, blocked, None) as pool: print(*pool.map([1, 2]))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, env=environment
+    )
+    assert ran.stdout == "True True\n", ran.stderr

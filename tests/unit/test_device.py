@@ -86,7 +86,7 @@ def test_every_door_takes_the_same_names(without, tmp_path):
     doors = [
         lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d),
         lambda d: fldiag.History.of(run, device=d),
-        lambda d: fldiag.diagnose(run, "trace", samples=20, device=d),
+        lambda d: fldiag.diagnose(run, "spectrum", samples=20, device=d),
         lambda d: fldiag.diagnose(run, "forgetting", device=d),
         lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d),
         lambda d: Setup(config, device=d),

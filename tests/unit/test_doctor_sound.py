@@ -11,8 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 import fldiag
-from fldiag.errors import FldiagError
-from fldiag.problem.inputs import IndexedData
 
 PARTS = [np.arange(k * 20, (k + 1) * 20) for k in range(4)]
 X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
@@ -249,16 +247,6 @@ def test_uploads_are_looked_at_whatever_the_numbers_of_the_rounds(tmp_path, firs
     recorder.close()
     said = rows(fldiag.load(tmp_path / "run", model=net), "uploads")
     assert "fp16" in said["what"].iloc[0]
-
-
-def test_nan_in_indexed_data_is_called_nan():
-    x = X[:6].clone()
-    x[2, 1] = float("nan")
-    data = torch.utils.data.TensorDataset(x, Y[:6])
-    with pytest.raises(FldiagError, match="hold NaN"):
-        IndexedData(data, torch.utils.data.default_collate, 1)
-    labels = torch.utils.data.TensorDataset(X[:6], x)
-    assert IndexedData(labels, torch.utils.data.default_collate, 1).n == 6
 
 
 @pytest.mark.parametrize("is_declared", [False, True])

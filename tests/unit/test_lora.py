@@ -206,8 +206,9 @@ def test_the_recorder_keeps_what_is_trained(tmp_path):
     problem = fldiag.Problem(
         ends[0], nn.functional.cross_entropy, (data.train_x, data.train_y), trainable=True
     )
-    for name in ("trace", "diagonal"):
-        ours, theirs = (fldiag.diagnose(target, name)["value"].iloc[0] for target in (run, problem))
+    tables = [fldiag.diagnose(target, "spectrum", k=1, trace=True) for target in (run, problem)]
+    for name in ("trace", "diagonal_norm"):
+        ours, theirs = (t[t["metric"] == name]["value"].iloc[0] for t in tables)
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
@@ -236,7 +237,7 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
     assert run.checkpoint().clients.shape[1] == sum(t.numel() for t in state.values())
     assert "base.safetensors" in run.files
     start, end = (
-        fldiag.diagnose(run.checkpoint(r), "trace", seed=0)["value"].iloc[0] for r in (1, 3)
+        fldiag.diagnose(run.checkpoint(r), "spectrum", seed=0)["value"].iloc[0] for r in (1, 3)
     )
     assert start != end
 
@@ -244,14 +245,16 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
 def test_adapters_without_their_base_are_not_guessed(run, tmp_path):
     alone = tmp_path / "mailed.pt"
     alone.write_bytes((run.path / "rounds" / "0003.safetensors").read_bytes())
-    assert len(fldiag.diagnose(fldiag.load(alone), "trace")), "the seed makes the same base again"
+    assert len(fldiag.diagnose(fldiag.load(alone), "spectrum")), (
+        "the seed makes the same base again"
+    )
     manifest = {**run.checkpoint().manifest, "seed": 6}
     other = fldiag.load(alone)
     other = type(other)(alone, other.state, manifest, other.received, other.clients)
     with pytest.raises(
         FldiagError, match=r"holds adapters, and the frozen weights beneath them .* are not here"
     ):
-        fldiag.diagnose(other, "trace")
+        fldiag.diagnose(other, "spectrum")
     inside = type(other)(
         run.path / "rounds" / "0003.safetensors",
         other.state,

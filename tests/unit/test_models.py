@@ -252,7 +252,7 @@ def test_dropout_trains_with_the_runs_own_seed_and_leaves_the_global_state():
         (nn.Sequential(nn.Linear(5, 3)), r"does not take inputs of shape \(6,\)"),
         (
             nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)),
-            "client 1 has a minibatch of 1 example",
+            "client 1 has a minibatch of 1, and",
         ),
     ],
 )
