@@ -64,25 +64,26 @@ def demo(
     Example: fldiag demo
     """
     with errors(debug), use_sheet(width, format):
-        from fldiag.diagnosis.answer import answer
+        import pandas as pd
+
+        from fldiag.diagnosis.answer import Answer, answer, pictures
         from fldiag.execution import threads
-        from fldiag.report import build
-        from fldiag.report.collect import collect, compute_tables
+        from fldiag.report.page import report
         from fldiag.results.summary import Small
 
         console, device, seed = Console(json), device_of(device), seed or 0
         folder = prepare(out or FALLBACK / "demo")
         with threads(1):  # as fast as two on such small networks, which wait for each other
             runs = [_train_demo(console, folder, m, seed, device) for m in ("fedavg", "fedsol")]
-            (landscapes,) = answer(
-                "landscape",
-                [run.checkpoint() for run in runs],
-                {"points": 21, "seed": seed, "device": device},
-                out=folder,
-                stem="landscape",
-                bar=console.progress,
-                tell=console.note,
-            )
+            options = {"seed": seed, "device": device}
+            seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
+            replies = []
+            for run in runs:
+                answer("forgetting", [run], {"device": device}, **seen)
+                replies += answer("landscape", [run.checkpoint()], options, **seen)
+        table = pd.concat([reply.table for reply in replies], ignore_index=True)
+        landscapes = Answer(replies[0].entry, table, replies[0].options)
+        files = pictures(landscapes.entry, table, folder / "landscape")
         sharpness = next(item for item in landscapes.summary() if isinstance(item, Small))
         rows = []
         for run, row in zip(runs, sharpness.rows, strict=True):
@@ -101,28 +102,14 @@ def demo(
             "loss": "train loss",
             "lambda_1": "λ1",
             "residual": "± (residual)",
-            "ratio_5": "λ1/λ5",
+            "ratio": "λ1/λ5",
         }
         console.table(rows, columns)
         paths = [run.path for run in runs]
-        compute_tables(
-            collect(paths, [folder]),
-            {"device": device},
-            ["forgetting"],
-            bar=console.progress,
-            tell=console.note,
-        )
-        with console.progress("report") as progress:
-            page = build.write(
-                collect(paths, [folder]),
-                folder / "report.html",
-                title="FedAvg and FedSOL on the digits",
-                progress=progress,
-            )
-        surface = next(file for file in landscapes.files if file.suffix == ".html")
-        console.say(f"interactive: {surface}")
+        page = report(paths, folder / "report.html", "FedAvg and FedSOL on the digits")
+        console.say(f"interactive: {next(file for file in files if file.suffix == '.html')}")
         console.say(f"everything on one page: {page}")
-        console.done(page, *landscapes.files)
+        console.done(page, *files)
 
 
 def _train_demo(console: Console, folder: Path, method: str, seed: int, device: str) -> Run:
@@ -409,8 +396,6 @@ def _sweep(
     device: str,
 ) -> None:
     """``values``: of the keys that differ; ``fixed``: keys of all runs."""
-    from fldiag.report.build import report_path
-    from fldiag.report.collect import collect
     from fldiag.results.provenance import digest, provenance
     from fldiag.training import sweep as sweeps
     from fldiag.user_code import importable
@@ -470,8 +455,7 @@ def _sweep(
     write_table(frame, path, about)
     if "diverged" in frame:
         console.alarm("some runs diverged; the numbers are those of the others")
-    collection = collect([run.path for run in runs])
-    show_report(console, collection, report_path(collection, Path(f"{path}-report")))
+    show_report(console, [run.path for run in runs], path.with_name(f"{path.name}-report.html"))
 
 
 def _read_fixed(texts: list[str]) -> dict[str, Any]:

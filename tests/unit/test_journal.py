@@ -63,7 +63,7 @@ def test_a_run_that_was_killed_says_all_that_it_stored(copy, whole):
         run.verified(name)
     there = whole.metrics[whole.metrics["round"] <= 4].drop(columns="run").reset_index(drop=True)
     assert run.metrics.drop(columns="run").equals(there)
-    assert "metrics" in collect([copy]).members[0].tables
+    assert "metrics" in collect([copy])[0].tables
     equal_runs(rounds.train(small(), out=copy, resume=True), whole)
     assert not (copy / journal.NAME).exists() and "journal" not in json.loads(
         (copy / "run.json").read_text()

@@ -110,7 +110,7 @@ def every_verb(run, tmp_path):
         yield ["diff", target, target, "--number", "accuracy"]
     yield from (
         ["partition", run],
-        ["report", run, "--compute"],
+        ["report", run, "--compute", "spectrum,drift"],
         ["runs", run],
         ["prune", run, "--dry-run"],
     )
