@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fldiag.compare.compare import Checked
     from fldiag.compare.reading import Reader
     from fldiag.compare.sides import Sides
+    from fldiag.report.collect import RunTables
 
 #: Exit code of a check that failed.
 FAILED = 3
@@ -231,41 +233,34 @@ def report(
     Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug):
-        console = Console(json)
-        path = report_path(runs, out)  # first: it may be refused
-        names = [name.strip() for name in compute.split(",") if name.strip()]
-        options = {"root": root, "download": download, "device": device_of(device)}
-        compute_tables(console, runs, names, options, allow_code or [])
-        show_report(console, runs, path, title)
+        from fldiag.report.collect import collect
+        from fldiag.results.provenance import digest
 
-
-def report_path(runs: Sequence[Path], out: Path | None) -> Path:
-    """Where the page of these runs goes, by default into the folder of answers of the one run, or ``fldiag-out``."""
-    from fldiag.results.provenance import digest
-
-    paths = [path.resolve() for path in runs]
-    label = (
-        paths[0].name
-        if len(paths) == 1
-        else f"{len(paths)}-runs-{digest([str(path) for path in paths])[:8]}"
-    )
-    return prepare(out or folder(paths)) / f"report-{label}.html"
+        console, members = Console(json), collect(runs)
+        paths = [os.path.realpath(path) for path in runs]
+        several = f"{len(paths)}-runs-{digest(paths)[:8]}"
+        label = Path(paths[0]).name if len(paths) == 1 else several
+        page = prepare(out or folder(runs)) / f"report-{label}.html"  # first: it may be refused
+        if names := [name.strip() for name in compute.split(",") if name.strip()]:
+            options = {"root": root, "download": download, "device": device_of(device)}
+            compute_tables(console, members, names, options, allow_code or [])
+            members = collect(runs)
+        show_report(console, members, page, title)
 
 
 def compute_tables(
     console: Console,
-    paths: Sequence[Path],
+    runs: Sequence[RunTables],
     names: Sequence[str],
     options: Mapping[str, Any],
-    allow_code: Sequence[str] = (),
+    allow_code: Sequence[str],
 ) -> None:
     """Compute the tables of these diagnostics that a run lacks; what cannot be computed is told."""
     from fldiag import registry
     from fldiag.diagnosis.answer import answer
-    from fldiag.report.collect import collect
 
     values = {key: value for key, value in options.items() if value}
-    for run in collect(paths) if names else ():
+    for run in runs:
         for name in names:
             entry = registry.diagnostic.get(name)
             try:
@@ -282,13 +277,11 @@ def compute_tables(
                 console.note(f"{run.label}: no {name}: {error}")
 
 
-def show_report(console: Console, paths: Sequence[Path], path: Path, title: str = "") -> None:
+def show_report(console: Console, runs: Sequence[RunTables], path: Path, title: str = "") -> None:
     """Write the page, and say what it holds and what is wrong."""
     from fldiag.report import page
-    from fldiag.report.collect import collect
     from fldiag.results.files import write_text
 
-    runs = collect(paths)
     with console.progress("report") as progress:
         progress(0, 1, "report")
         write_text(path, page.page(runs, title))

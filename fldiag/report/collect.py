@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import identity, registry
+from fldiag import registry
+from fldiag.config import recipe
 from fldiag.errors import FldiagError
 from fldiag.plotting import words
 from fldiag.results.files import csv_text, read_csv, read_csv_bytes, read_json
@@ -82,7 +84,7 @@ class RunTables:
     @property
     def recipe(self) -> str:
         """What only runs have in common that differ by the seed alone. A run trained elsewhere is like no other."""
-        training = str(self.run.path) if self.run.origin else identity.recipe(self.config)
+        training = str(self.run.path) if self.run.origin else recipe(self.config)
         return json.dumps([training, self.data, self.partition, self.run.done], default=str)
 
     def curve(self, metric: str) -> pd.DataFrame:
@@ -101,7 +103,7 @@ def collect(paths: Sequence[str | Path]) -> list[RunTables]:
         FldiagError: No path, one that is no run, or a run twice.
     """
     runs = [RunTables(Run.open(path)) for path in paths]
-    folders = {run.run.path.resolve() for run in runs}
+    folders = {os.path.realpath(run.run.path) for run in runs}
     if not runs or len(folders) < len(runs):
         raise FldiagError("a report needs runs, each once", "give run folders", usage=True)
     for run in runs:
@@ -126,7 +128,7 @@ def read_metrics(run: RunTables) -> None:
 
 def read_tables(run: RunTables) -> None:
     """Fill in the newest tables, and remarks on those that are older, damaged, or of other weights."""
-    files = (run.run.path / "diagnostics").glob("*.json")
+    files = [f for f in (run.run.path / "diagnostics").glob("*.json") if f.is_file()]
     for file in sorted(files, key=lambda path: (-path.stat().st_mtime, path)):
         try:
             about = read_json(file)
