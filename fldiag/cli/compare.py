@@ -36,7 +36,7 @@ from fldiag.version import version
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fldiag.compare.compare import Checked
+    from fldiag.compare.check import Checked
     from fldiag.compare.reading import Reader
     from fldiag.compare.sides import Sides
     from fldiag.report.collect import RunTables
@@ -110,7 +110,7 @@ def check(
     Example: fldiag check RUN --baseline MAIN --fail-if 'accuracy < baseline - 1pt'
     """
     with errors(debug):
-        from fldiag.compare import compare, wording
+        from fldiag.compare import check as checks
 
         console = Console(json)
         runs = two_sides(sides or [], a or [], b or [], baseline or [])
@@ -125,14 +125,13 @@ def check(
             download=download,
             device=device,
         )
-        outcome = compare.check(comparison, fail_if or [], reader, level)
+        outcome = checks.check(comparison, fail_if or [], reader, level)
         about = {
             "verdict": outcome.verdict,
             "question": outcome.question,
             "notes": outcome.notes,
         }
-        columns = wording.headings(wording.CHECKED, level)
-        _show(console, comparison, outcome.table, columns, about)
+        _show(console, comparison, outcome.table, about)
         explanation = "" if fail_if or not comparison.b else _better(outcome)
         console.say(f"verdict: {outcome.verdict}{explanation}")
         paths = _write_table(outcome.table, comparison, out, about)
@@ -178,7 +177,8 @@ def diff(
     Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug), use_sheet(width, format):
-        from fldiag.compare import compare, picture, wording
+        from fldiag.compare import check as checks
+        from fldiag.compare import picture
         from fldiag.plotting import style
 
         console = Console(json)
@@ -196,10 +196,9 @@ def diff(
         )
         if not comparison.b:
             raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
-        table = compare.diff(comparison, number or None, reader, level)
+        table = checks.diff(comparison, number or None, reader, level)
         about = {key: table.attrs[key] for key in ("question", "notes")}
-        columns = wording.headings(wording.COLUMNS, level)
-        _show(console, comparison, table, columns, about)
+        _show(console, comparison, table, about)
         about["labels"] = table.attrs["labels"]
         paths = _write_table(table, comparison, out, about)
         pictures = style.write(picture.draw(table), paths[0].with_suffix(""))
@@ -351,7 +350,6 @@ def _show(
     console: Console,
     comparison: Sides,
     table: pd.DataFrame,
-    columns: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> None:
     """The rows as a person reads them, without empty columns; for machines the rows of the table."""
@@ -362,7 +360,8 @@ def _show(
     console.say(about["question"])
     rows = wording.rows(table)
     console.table(
-        rows, {key: text for key, text in columns.items() if any(row[key] != "" for row in rows)}
+        rows,
+        {key: text for key, text in wording.COLUMNS.items() if any(row[key] != "" for row in rows)},
     )
     for text in about["notes"]:
         console.note(text)
