@@ -28,6 +28,7 @@ import fldiag
 from fldiag.compare.reading import Reader
 from fldiag.plotting import style
 from fldiag.results.files import write_text
+from fldiag.results.numbers import numbers
 from fldiag.results.uncertainty import LEVEL, paired_t
 from fldiag.seeding import numpy_rng
 
@@ -92,8 +93,11 @@ def one(pair):
         ]
         a, b = runs[:SEEDS], runs[SEEDS:]
         found = [accuracy(r) for r in runs]
-        assert np.isclose(Reader({"data": f"npz:{data}"}).tested(a[0]).right.mean(), found[0])
-        true = [Reader({"data": f"npz:{population}"}).tested(r).right.mean() for r in (a[0], b[0])]
+        number = numbers()["accuracy"]
+        again = Reader({"data": f"npz:{data}"}).samples(a[0], number, "examples")
+        assert np.isclose(again.mean(), found[0])
+        others = Reader({"data": f"npz:{population}"})
+        true = [others.samples(run, number, "examples").mean() for run in (a[0], b[0])]
         limit = f"accuracy < baseline {'-' if true[0] < true[1] else '+'} {100 * abs(true[0] - true[1]):.6f}pt"
         return {
             "pair": pair,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 import pandas as pd
 
 from fldiag import names, registry
-from fldiag.compare import compare, picture
-from fldiag.compare.compare import Checked
+from fldiag.compare import check as checks
+from fldiag.compare import picture
+from fldiag.compare.check import Checked
 from fldiag.compare.reading import Reader
-from fldiag.compare.sides import Given, Pairing, sides
+from fldiag.compare.sides import Pairing, Side, sides
 from fldiag.diagnosis.measure import joined, measure_all
 from fldiag.diagnosis.question import parse_question
 from fldiag.diagnosis.subjects import Target, load, open_subjects
@@ -108,8 +109,8 @@ def _bar(progress: Progress | None, title: str) -> Iterator[Progress]:
 
 
 def check(
-    a: Given,
-    b: Given | None = None,
+    a: Side,
+    b: Side | None = None,
     *,
     fail_if: Sequence[str] = (),
     pair: Pairing = "seed",
@@ -157,17 +158,17 @@ def check(
     >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
     >>> run = fldiag.train(start, out=tempfile.mkdtemp() + "/run")
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
-    Checked(pass: 2 pass; run (fedavg, seed 0) against run (fedavg, seed 0))
+    Checked(verdict='pass', labels=('run (fedavg, seed 0)', 'run (fedavg, seed 0)'))
     """
     reader = _reader(
         cache, progress, model=model, data=data, root=root, download=download, device=device
     )
-    return compare.check(sides(a, b, pair, allow_code), fail_if, reader, level)
+    return checks.check(sides(a, b, pair, allow_code), fail_if, reader, level)
 
 
 def diff(
-    a: Given,
-    b: Given,
+    a: Side,
+    b: Side,
     *,
     numbers: Sequence[str] | None = None,
     pair: Pairing = "seed",
@@ -199,7 +200,7 @@ def diff(
     reader = _reader(
         cache, progress, model=model, data=data, root=root, download=download, device=device
     )
-    return compare.diff(sides(a, b, pair, allow_code), numbers, reader, level)
+    return checks.diff(sides(a, b, pair, allow_code), numbers, reader, level)
 
 
 def _reader(cache: bool, progress: Progress | None, **options: Any) -> Reader:

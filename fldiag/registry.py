@@ -144,7 +144,7 @@ class Diagnostic(Entry):
       that has the weights of clients; ``runs``: a list of Run.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
       names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file,
-      or charts to turn (``.html``: ``fldiag.plotting.pages.Interactive``). ``"pkg.mod:function"`` is imported when something is
+      or charts to turn (``.html``: ``fldiag.plotting.pages.Section``). ``"pkg.mod:function"`` is imported when something is
       drawn: matplotlib takes half a second, and a table that is read again from the cache needs no picture.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from fldiag.cli.options import (
     Width,
 )
 from fldiag.device import device_of
-from fldiag.diagnosis.places import FALLBACK, prepare
+from fldiag.diagnosis.places import FALLBACK, folder, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results import files
@@ -35,10 +36,10 @@ from fldiag.version import version
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fldiag.compare.compare import Checked
+    from fldiag.compare.check import Checked
     from fldiag.compare.reading import Reader
     from fldiag.compare.sides import Sides
-    from fldiag.report.members import Collected
+    from fldiag.report.collect import RunTables
 
 #: Exit code of a check that failed.
 FAILED = 3
@@ -109,7 +110,7 @@ def check(
     Example: fldiag check RUN --baseline MAIN --fail-if 'accuracy < baseline - 1pt'
     """
     with errors(debug):
-        from fldiag.compare import compare, wording
+        from fldiag.compare import check as checks
 
         console = Console(json)
         runs = two_sides(sides or [], a or [], b or [], baseline or [])
@@ -124,14 +125,13 @@ def check(
             download=download,
             device=device,
         )
-        outcome = compare.check(comparison, fail_if or [], reader, level)
+        outcome = checks.check(comparison, fail_if or [], reader, level)
         about = {
             "verdict": outcome.verdict,
             "question": outcome.question,
             "notes": outcome.notes,
         }
-        columns = wording.headings(wording.CHECKED, level)
-        _show(console, comparison, outcome.table, columns, about)
+        _show(console, comparison, outcome.table, about)
         explanation = "" if fail_if or not comparison.b else _better(outcome)
         console.say(f"verdict: {outcome.verdict}{explanation}")
         paths = _write_table(outcome.table, comparison, out, about)
@@ -177,7 +177,8 @@ def diff(
     Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug), use_sheet(width, format):
-        from fldiag.compare import compare, picture, wording
+        from fldiag.compare import check as checks
+        from fldiag.compare import picture
         from fldiag.plotting import style
 
         console = Console(json)
@@ -195,10 +196,9 @@ def diff(
         )
         if not comparison.b:
             raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
-        table = compare.diff(comparison, number or None, reader, level)
+        table = checks.diff(comparison, number or None, reader, level)
         about = {key: table.attrs[key] for key in ("question", "notes")}
-        columns = wording.headings(wording.COLUMNS, level)
-        _show(console, comparison, table, columns, about)
+        _show(console, comparison, table, about)
         about["labels"] = table.attrs["labels"]
         paths = _write_table(table, comparison, out, about)
         pictures = style.write(picture.draw(table), paths[0].with_suffix(""))
@@ -208,26 +208,14 @@ def diff(
 @app.command(rich_help_panel="Compare")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
-    from_: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from",
-            help="Also use the tables in this folder and its "
-            "subfolders, or this table; may be given several "
-            "times.",
-        ),
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(help="Names of the runs on the page, with commas between them."),
-    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "",
     compute: Annotated[
-        bool,
+        str,
         typer.Option(
-            "--compute", help="First compute what the first table lacks: λ₁, drift and forgetting."
+            metavar="NAMES",
+            help="First compute these diagnostics for runs that lack them, such as spectrum,drift.",
         ),
-    ] = False,
+    ] = "",
     allow_code: AllowCode = None,
     trust_file: TrustFile = False,
     root: Root = None,
@@ -239,67 +227,80 @@ def report(
 ) -> None:
     """Write one HTML file that compares runs. It works offline in any browser.
 
-    It shows the tables that the other verbs have written: those in the runs' own folders, beside them, in fldiag-out here and
-    in --from. What is missing is named with the command that makes it.
+    It shows the newest table of every diagnostic that lies in a run's own folder.
 
     Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug):
-        from fldiag.report.build import report_path
-        from fldiag.report.collect import collect, compute_tables
+        from fldiag.report.collect import collect
+        from fldiag.results.provenance import digest
 
-        console = Console(json)
-        collection = collect(runs, from_ or [], names)
-        path = report_path(collection, out)  # first: it may be refused
-        if compute:
-            subject_options = {"root": root, "download": download, "device": device_of(device)}
-            compute_tables(
-                collection,
-                subject_options,
-                allow_code=allow_code or [],
-                bar=console.progress,
-                tell=console.note,
-            )
-            collection = collect(runs, from_ or [], names)
-        show_report(console, collection, path, title)
+        console, members = Console(json), collect(runs)
+        paths = [os.path.realpath(path) for path in runs]
+        several = f"{len(paths)}-runs-{digest(paths)[:8]}"
+        label = Path(paths[0]).name if len(paths) == 1 else several
+        page = prepare(out or folder(runs)) / f"report-{label}.html"  # first: it may be refused
+        if names := [name.strip() for name in compute.split(",") if name.strip()]:
+            options = {"root": root, "download": download, "device": device_of(device)}
+            compute_tables(console, members, names, options, allow_code or [])
+            members = collect(runs)
+        show_report(console, members, page, title)
 
 
-def show_report(
-    console: Console, collection: Collected, path: Path, title: str | None = None
+def compute_tables(
+    console: Console,
+    runs: Sequence[RunTables],
+    names: Sequence[str],
+    options: Mapping[str, Any],
+    allow_code: Sequence[str],
 ) -> None:
-    """Write the page, and say what it holds and what it lacks."""
-    from fldiag.report import build, summary
+    """Compute the tables of these diagnostics that a run lacks; what cannot be computed is told."""
+    from fldiag import registry
+    from fldiag.diagnosis.answer import answer
+
+    values = {key: value for key, value in options.items() if value}
+    for run in runs:
+        for name in names:
+            entry = registry.diagnostic.get(name)
+            try:
+                if entry.name not in run.tables:
+                    answer(
+                        entry.name,
+                        [run.run],
+                        values,
+                        allow_code=allow_code,
+                        bar=console.progress,
+                        tell=console.note,
+                    )
+            except FldiagError as error:
+                console.note(f"{run.label}: no {name}: {error}")
+
+
+def show_report(console: Console, runs: Sequence[RunTables], path: Path, title: str = "") -> None:
+    """Write the page, and say what it holds and what is wrong."""
+    from fldiag.report import page
+    from fldiag.results.files import write_text
 
     with console.progress("report") as progress:
-        build.write(collection, path, title=title, progress=progress)
-    rows = []
-    for member in collection.members:
-        values = {
-            "accuracy": summary.accuracy(member),
-            "loss": summary.loss(member),
-            **{n.name: summary.measured(member, n) for n in summary.shown_numbers()},
+        progress(0, 1, "report")
+        write_text(path, page.page(runs, title))
+        progress(1, 1, "report")
+    rows = [
+        {
+            "run": run.label,
+            "rounds": run.run.done,
+            "accuracy": page.last(run, "accuracy"),
+            "loss": page.last(run, "loss"),
+            "tables": ", ".join(name for name in run.tables if name != "metrics"),
         }
-        rows.append(
-            {
-                "run": member.folder,
-                "method": str(member.setting("method", "name")),
-                "rounds": member.run.done,
-                **{k: None if v is None else v.value for k, v in values.items()},
-                "missing": ", ".join(summary.lacking_tables(member)),
-            }
-        )
-    columns = {
-        "run": "run",
-        "method": "method",
-        "rounds": "rounds",
-        "accuracy": "test accuracy",
-        "loss": "test loss",
-        **{n.name: n.short for n in summary.shown_numbers()},
-        "missing": "not in the report",
-    }
-    console.table(rows, columns)
-    for text in [*summary.remarks(collection), *collection.notes]:
-        console.note(text)
+        for run in runs
+    ]
+    console.table(rows, {key: key for key in rows[0]})
+    for text in page.wrong(runs).alarms:
+        console.alarm(text)
+    for run in runs:
+        for text in run.remarks:
+            console.note(f"{run.label}: {text}")
     console.result["bytes"] = path.stat().st_size
     console.done(path)
 
@@ -349,7 +350,6 @@ def _show(
     console: Console,
     comparison: Sides,
     table: pd.DataFrame,
-    columns: Mapping[str, str],
     about: Mapping[str, Any],
 ) -> None:
     """The rows as a person reads them, without empty columns; for machines the rows of the table."""
@@ -360,7 +360,8 @@ def _show(
     console.say(about["question"])
     rows = wording.rows(table)
     console.table(
-        rows, {key: text for key, text in columns.items() if any(row[key] != "" for row in rows)}
+        rows,
+        {key: text for key, text in wording.COLUMNS.items() if any(row[key] != "" for row in rows)},
     )
     for text in about["notes"]:
         console.note(text)

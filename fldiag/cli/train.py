@@ -54,18 +54,19 @@ def demo(
     Example: fldiag demo
     """
     with errors(debug):
+        import pandas as pd
+
         from fldiag.config import Config
         from fldiag.device import device_of
-        from fldiag.diagnosis.answer import answer
+        from fldiag.diagnosis.answer import Answer, answer, pictures
         from fldiag.diagnosis.places import FALLBACK, prepare
         from fldiag.execution import threads
         from fldiag.plotting.sheet import use_sheet
-        from fldiag.report import build
-        from fldiag.report.collect import collect, compute_tables
+        from fldiag.report.page import report
 
-        console, device, runs = Console(json), device_of(device), []
+        console, device, runs, replies = Console(json), device_of(device), [], []
         folder = prepare(out or FALLBACK / "demo")
-        options = {"points": 21, "seed": seed or 0, "device": device}
+        options = {"seed": seed or 0, "device": device}
         seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
         # on one thread: as fast as on two on such small networks, which wait for each other
         with threads(1), use_sheet(width, format):
@@ -79,26 +80,22 @@ def demo(
                 )
                 path = folder / f"{method}-s{config.seed}-{config.hash[:8]}"
                 runs.append(_train(console, config, path, resume=True, device=device))
-            checkpoints = [run.checkpoint() for run in runs]
-            (landscapes,) = answer(
-                "landscape", checkpoints, options, out=folder, stem="landscape", **seen
-            )
+            for run in runs:
+                answer("forgetting", [run], {"device": device}, **seen)
+                replies += answer("landscape", [run.checkpoint()], options, **seen)
+            table = pd.concat([reply.table for reply in replies], ignore_index=True)
+            landscapes = Answer(replies[0].entry, table, replies[0].options)
+            files = pictures(landscapes.entry, table, folder / "landscape")
             paths = [run.path for run in runs]
-            compute_tables(collect(paths, [folder]), {"device": device}, ["forgetting"], **seen)
-            page = build.write(
-                collect(paths, [folder]),
-                folder / "report.html",
-                title="FedAvg and FedSOL on the digits",
-            )
+            page = report(paths, folder / "report.html", "FedAvg and FedSOL on the digits")
         console.say(
             f"digits, 20 clients (LDA 0.1), 10 sampled a round, {runs[0].done} rounds, seed {seed or 0}:"
         )
         console.table([_row(run) for run in runs], COLUMNS)
         console.show(landscapes.summary())
-        surface = next(file for file in landscapes.files if file.suffix == ".html")
-        console.say(f"interactive: {surface}")
+        console.say(f"interactive: {next(file for file in files if file.suffix == '.html')}")
         console.say(f"everything on one page: {page}")
-        console.done(page, *landscapes.files)
+        console.done(page, *files)
 
 
 @app.command(rich_help_panel="Start")
@@ -211,7 +208,6 @@ def sweep(
         from fldiag.config import parse_override
         from fldiag.device import device_of
         from fldiag.execution import shard_of
-        from fldiag.report.build import report_path
         from fldiag.report.collect import collect
         from fldiag.results.files import write_table
         from fldiag.results.provenance import digest, provenance
@@ -255,8 +251,8 @@ def sweep(
         write_table(frame, path, about)
         if "diverged" in frame:
             console.alarm("some runs diverged; the numbers are those of the others")
-        collection = collect([run.path for run in runs])
-        show_report(console, collection, report_path(collection, Path(f"{path}-report")))
+        members = collect([run.path for run in runs])
+        show_report(console, members, path.with_name(f"{path.name}-report.html"))
 
 
 def _values(text: str) -> tuple[str, list[Any]]:

@@ -1,9 +1,6 @@
 """The language of conditions: ``accuracy < baseline - 1pt``.
 
-    condition = NAME OPERATOR value
-    OPERATOR  = "<" | "<=" | ">" | ">="
-    value     = amount | "baseline" [ ("+" | "-") amount ]
-    amount    = NUMBER [ "pt" | "%" ]
+    NAME OPERATOR value      OPERATOR: < <= > >=      value: AMOUNT, or baseline [+|- AMOUNT]      AMOUNT: NUMBER [pt|%]
 
 ``pt`` are percentage points of a share. ``%`` alone is a share (80% = 0.8); behind ``baseline`` it is relative: ``baseline + 5%``
 is 1.05 times the baseline.
@@ -11,7 +8,6 @@ is 1.05 times the baseline.
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 from collections.abc import Callable
@@ -27,172 +23,72 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_λ][\w₁]*)"
-    r"|(?P<sign><=|>=|[<>+\-%]))"
+_AMOUNT = (
+    r"(?P<amount>[+-]?\s*(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>pt|%)?"
 )
-BASELINE = "baseline"
-#: Characters of a condition.
-LONGEST = 200
-_ALIASES = {"λ1": "lambda_1", "λ₁": "lambda_1", "lambda1": "lambda_1"}
+#: What stands one behind the other, and how it is called.
+_PARTS = {
+    "the name of a number": re.compile(r"\s*(?P<name>\w+)\s*"),
+    "a comparison": re.compile(r"(?P<comparison>[<>]=?)\s*"),
+    "a number or baseline": re.compile(
+        rf"(?=\S)(?:(?P<baseline>baseline)\s*(?=[+-]|$))?(?:{_AMOUNT}\s*)?$"
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """``number`` ``sign`` scale * baseline + offset; without a baseline ``scale`` is 0."""
+    """``number`` ``comparison`` scale * baseline + offset; without a baseline ``scale`` is 0."""
 
     text: str
     number: Number
-    sign: str
+    comparison: str
     scale: float
     offset: float
 
-    @property
-    def relative(self) -> bool:
-        """Whether it names the baseline."""
-        return self.scale != 0
-
     def holds(self, difference: float) -> bool:
         """Whether it holds where the number is by so much above the limit."""
-        return OPERATORS[self.sign](difference, 0.0)
-
-
-class _Reader:
-    """The tokens of a condition, one after the other, with their places."""
-
-    def __init__(self, text: str):
-        self.text, self.tokens, at = text, [], 0
-        if len(text) > LONGEST:
-            self.text = f"{text[:20]}…"
-            raise self.error(
-                LONGEST,
-                f"it has {len(text):,} characters",
-                "write one comparison per condition; give several conditions",
-            )
-        while text[at:].strip():
-            match = _TOKEN.match(text, at)
-            if match is None:
-                place = len(text) - len(text[at:].lstrip())
-                raise self.error(
-                    place,
-                    f"{text[place]!r} has no meaning here",
-                    "write for example accuracy < baseline - 1pt",
-                )
-            self.tokens.append(
-                (
-                    match.lastgroup or "",
-                    match[match.lastgroup or 0],
-                    match.start(match.lastgroup or 0),
-                )
-            )
-            at = match.end()
-        self.tokens.append(("end", "the end", len(text)))
-
-    def error(self, at: int, message: str, remedy: str) -> FldiagError:
-        return FldiagError(
-            f"condition {self.text!r}, position {at + 1}: {message}", remedy, usage=True
-        )
-
-    @property
-    def next(self) -> tuple[str, str, int]:
-        return self.tokens[0]
-
-    def take(self, kind: str, description: str, remedy: str) -> str:
-        """The next token, which must be of this kind."""
-        next_kind, word, at = self.next
-        if next_kind != kind:
-            raise self.error(
-                at,
-                f"{word if next_kind == 'end' else repr(word)} where {description} is expected",
-                remedy,
-            )
-        self.tokens.pop(0)
-        return word
+        return OPERATORS[self.comparison](difference, 0.0)
 
 
 def parse(text: str) -> Condition:
     """A condition of its text.
 
-    Raises FldiagError that names the position and what may stand there.
+    Args:
+        text: Such as ``accuracy < baseline - 1pt``.
 
-    >>> found = parse("accuracy < baseline - 1pt")
-    >>> found.number.name, found.sign, found.scale, found.offset
+    Raises:
+        FldiagError: It is none, its number is not known, or its unit has no meaning for the number.
+
+    >>> condition = parse("accuracy < baseline - 1pt")
+    >>> condition.number.name, condition.comparison, condition.scale, condition.offset
     ('accuracy', '<', 1.0, -0.01)
     >>> parse("loss > baseline + 5%").scale
     1.05
     """
-    reader = _Reader(text)
-    at = reader.next[2]
-    catalogue = numbers()
-    name = reader.take("name", "the name of a number", f"known: {', '.join(catalogue)}")
-    number = catalogue.get(_ALIASES.get(name, name))
-    if number is None:
-        raise reader.error(at, f"unknown number {name!r}", nearest(name, catalogue))
-    at = reader.next[2]
-    sign = reader.take("sign", "a comparison", f"write one of {' '.join(OPERATORS)}")
-    if sign not in OPERATORS:
-        raise reader.error(
-            at, f"{sign!r} where a comparison is expected", f"write one of {' '.join(OPERATORS)}"
+    words: dict[str, str | None] = {}
+    at = 0
+    for description, pattern in _PARTS.items():
+        match = pattern.match(text, at)
+        if not match:
+            raise FldiagError(
+                f"condition {text[:80]!r}: {description} is expected at position {at + 1}",
+                "write one comparison such as accuracy < baseline - 1pt, or loss > baseline + 5%",
+                usage=True,
+            )
+        words |= match.groupdict()
+        at = match.end()
+    name, catalogue = str(words["name"]), numbers()
+    if name not in catalogue:
+        raise FldiagError(f"unknown number {name!r}", nearest(name, catalogue), usage=True)
+    number, unit, is_relative = catalogue[name], words["unit"], bool(words["baseline"])
+    is_factor = is_relative and unit == "%"
+    if unit and not number.share and not is_factor:
+        raise FldiagError(
+            f"{name} is not a share of 1, so {unit!r} has no meaning",
+            "leave it out, or write baseline + 5%",
+            usage=True,
         )
-    scale, offset = _value(reader, number)
-    kind, word, at = reader.next
-    if kind != "end":
-        raise reader.error(
-            at,
-            f"{word!r} after the end of the condition",
-            "write one comparison per condition; give several conditions",
-        )
-    return Condition(" ".join(text.split()), number, sign, scale, offset)
-
-
-def _value(reader: _Reader, number: Number) -> tuple[float, float]:
-    """Scale of the baseline, and what is added."""
-    kind, word, at = reader.next
-    if kind != "name":
-        sign = -1.0 if kind == "sign" and word == "-" else 1.0
-        if sign < 0:
-            reader.tokens.pop(0)
-        value, unit = _amount(reader, number, relative=False)
-        return 0.0, sign * value / (100 if unit else 1)
-    if word != BASELINE:
-        raise reader.error(
-            at, f"{word!r} where a number or {BASELINE!r} is expected", nearest(word, [BASELINE])
-        )
-    reader.tokens.pop(0)
-    kind, word, at = reader.next
-    if kind == "end":
-        return 1.0, 0.0
-    if kind != "sign" or word not in "+-":
-        raise reader.error(
-            at, f"{word!r} where + or - is expected", f"write for example {BASELINE} - 1pt"
-        )
-    reader.tokens.pop(0)
-    value, unit = _amount(reader, number, relative=True)
-    value = value if word == "+" else -value
-    return (1 + value / 100, 0.0) if unit == "%" else (1.0, value / 100 if unit else value)
-
-
-def _amount(reader: _Reader, number: Number, *, relative: bool) -> tuple[float, str]:
-    """A number and its unit; ``relative``: to the baseline, where a percentage always has a meaning."""
-    at = reader.next[2]
-    value = float(reader.take("number", "a number", "write for example 0.8, 80% or 1pt"))
-    if math.isinf(value):
-        raise reader.error(at, "this number is too large", "write for example 0.8, 80% or 1pt")
-    kind, word, at = reader.next
-    unit = "%" if (kind, word) == ("sign", "%") else word if kind == "name" else ""
-    if not unit:
-        return value, ""
-    if unit not in ("pt", "%"):
-        raise reader.error(
-            at,
-            f"unknown unit {unit!r}",
-            "write pt (percentage points), % or nothing, and several conditions one by one",
-        )
-    if not number.share and not (unit == "%" and relative):
-        raise reader.error(
-            at,
-            f"{number.name} is not a fraction, so {unit!r} has no meaning",
-            f"leave it out, or write {BASELINE} + 5%",
-        )
-    reader.tokens.pop(0)
-    return value, unit
+    amount = float(re.sub(r"\s", "", words["amount"] or "0")) / (100 if unit else 1)
+    scale, offset = (1 + amount, 0.0) if is_factor else (float(is_relative), amount)
+    return Condition(" ".join(text.split()), number, str(words["comparison"]), scale, offset)

@@ -1,4 +1,4 @@
-"""What is compared: one run, several runs of a method, or a checkpoint on each side; and which question that asks."""
+"""What is compared: on each side a run, a checkpoint, or several runs of one method."""
 
 from __future__ import annotations
 
@@ -11,237 +11,133 @@ from typing import Any, Literal
 
 from fldiag.config import recipe
 from fldiag.diagnosis.subjects import load
-from fldiag.errors import FldiagError
-from fldiag.results.uncertainty import SEEDS
+from fldiag.errors import FldiagError, counted
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.run import Run
 
-#: What a side may be given as.
-Given = str | Path | Run | Checkpoint | Sequence[str | Path | Run | Checkpoint]
-Pairing = Literal["seed", "order"]
 Member = Run | Checkpoint
+#: What a side may be given as.
+Side = str | Path | Member | Sequence[str | Path | Member]
+Pairing = Literal["seed", "order"]
 
 
 @dataclass
 class Sides:
-    """The members of both sides, pair by pair; without a baseline ``b`` is empty. ``labels``: names of both. ``notes``: what was
-    left out, and what a reader must know."""
+    """The members of both sides, pair by pair; without a baseline ``b`` is empty. ``notes``: what a reader must know."""
 
     a: list[Member]
     b: list[Member]
     labels: tuple[str, str]
-    pairing: Pairing = "seed"
     notes: list[str] = field(default_factory=list)
 
     @property
-    def methods(self) -> bool:
+    def has_methods(self) -> bool:
         """Whether methods are compared, over seeds; else two given models, over examples."""
         return len(self.a) > 1
 
     @property
     def question(self) -> str:
         """Which of the two questions is asked, and what its answer carries."""
-        verb = "differ" if self.b else "meet its conditions"
-        if not self.methods:
-            who = "do these two given models" if self.b else "does this given model"
+        if not self.has_methods:
             return (
-                f"Question: {who} {verb}? Over test examples and "
-                "clients, the models as they are. The answer holds for other examples of the same kind. It says nothing "
-                "about training again: another seed may reverse it, so it does not compare methods."
+                "Question: do these two given models differ? Over test examples and clients. The answer holds for other "
+                "examples of the same kind. Another seed may reverse it, so it does not compare methods."
             )
-        by = (
-            "seed " + ", ".join(str(seed(m)) for m in self.a)
-            if self.pairing == "seed"
-            else "the order in which they are given"
-        )
-        pairs = f"{len(self.a)} {'pairs of runs, paired by' if self.b else 'runs,'} {by}"
-        caution = (
-            "" if len(self.a) >= SEEDS else f" Fewer than {SEEDS} are not enough for a decision."
-        )
-        who = "do the methods" if self.b else "does the method"
+        seeds = ", ".join(str(config_of(member).get("seed")) for member in self.a)
         return (
-            f"Question: {who} {verb}? Over {pairs}. The answer holds for training again with other seeds on these data, "
-            f"clients and test examples. It says nothing about others.{caution}"
+            f"Question: do the methods differ? Over {len(self.a)} runs, of seeds {seeds}. The answer holds for training again "
+            "with other seeds on these data, clients and test examples."
         )
 
 
 def sides(
-    a: Given,
-    b: Given | None = None,
-    pairing: Pairing = "seed",
-    allow_code: str | Iterable[str] = (),
+    a: Side, b: Side | None = None, pairing: Pairing = "seed", allow_code: str | Iterable[str] = ()
 ) -> Sides:
-    """Both sides, opened and paired. ``allow_code``: user code that may be imported although only their files name it.
+    """Both sides, opened and paired.
 
-    Raises FldiagError for what cannot be opened, compared or paired.
+    Args:
+        a: A run, a checkpoint, the path of one, a pattern, a folder that holds runs, or several of these.
+        b: The baseline, likewise.
+        pairing: By ``seed``, or by ``order``.
+        allow_code: User code that may be imported although only a file names it.
+
+    Raises:
+        FldiagError: A side cannot be opened or paired, or they are on different data.
     """
     first, second = (
-        [m.allow(allow_code) for m in opened(side)] if side is not None else [] for side in (a, b)
+        [member.allow(allow_code) for member in members_of(side)] if side is not None else []
+        for side in (a, b)
     )
-    _same_data([*first, *second])
-    return paired(first, second, pairing)
-
-
-def opened(side: Given) -> list[Member]:
-    """The runs or the checkpoint that a side names: a run's folder, a checkpoint file, a pattern, a folder that holds runs, or
-    several of these.
-
-    Raises FldiagError for what is none of these, for several runs that differ in more than the seed, and for a seed twice.
-    """
-    members: list[Member] = []
-    for one in side if isinstance(side, (list, tuple)) else [side]:
-        members += [one] if isinstance(one, (Run, Checkpoint)) else _read(one)
-    if len(members) > 1:
-        _one_method(members)
-    return members
-
-
-def _read(path: Any) -> list[Member]:
-    if not isinstance(path, (str, os.PathLike)):
+    check_one_method(first)
+    check_one_method(second)
+    members = [*first, *second]
+    data = {about_of(member).get("provenance", {}).get("data"): member.path for member in members}
+    data.pop(None, None)  # not known
+    if len(data) > 1:
+        what = f"{' and '.join(map(str, data.values()))} are on different data"
+        raise FldiagError(what, "compare runs on the same data", usage=True)
+    notes = []
+    if second and pairing == "seed" and len(members) > 2:
+        one, other = ({config_of(m).get("seed"): m for m in side} for side in (first, second))
+        seeds = [seed for seed in one if seed in other and seed is not None]
+        first, second = [one[seed] for seed in seeds], [other[seed] for seed in seeds]
+        if left := len(members) - 2 * len(seeds):
+            notes.append(f"left out: {counted(left, 'run')} whose seed is on one side only")
+    if b is not None and (len(first) != len(second) or len(first) < min(2, len(members) - 1)):
         raise FldiagError(
-            f"a {type(path).__name__} cannot be compared",
-            "give runs, checkpoints or their paths",
+            "the sides have no two seeds in common, or by order not as many runs",
+            "train the same seeds on both; for two given models give one run on each side",
             usage=True,
         )
-    path = Path(path)
-    exists, is_folder = (
-        os.path.exists(path),
-        os.path.isdir(path),
-    )  # Path's own raise where a name is too long
-    if not exists and glob.has_magic(str(path)):
-        matched = sorted(glob.glob(str(path)))
-        if not matched:
-            raise FldiagError(
-                f"nothing matches {path}",
-                "give a run's folder, or a pattern that names some",
-                usage=True,
-            )
-        return [member for one in matched for member in _read(one)]
-    if is_folder and not (path / "run.json").is_file():
-        runs = sorted(file.parent for file in path.glob("*/run.json"))
-        if runs:
-            return [Run.open(run) for run in runs]
-    if is_folder or path.name == "run.json" or not exists:
-        return [Run.open(path)]
-    return [load(path)]
+    rounds = {str(m.done if isinstance(m, Run) else m.round) for m in [*first, *second]}
+    if len(rounds) > 1:
+        notes.append(f"different numbers of rounds: {', '.join(sorted(rounds))}")
+    return Sides(first, second, (label(first), label(second) if second else ""), notes)
 
 
-def _one_method(members: Sequence[Member]) -> None:
-    """Several members of a side are runs that differ by the seed only."""
-    if any(isinstance(m, Checkpoint) for m in members):
-        raise FldiagError(
-            f"{len(members)} members on one side, and {_name(members[0])} is a checkpoint",
-            "several are runs of one method: give their folders",
-            usage=True,
-        )
-    first, *rest = [recipe(m.about["config"]) for m in members if isinstance(m, Run)]
-    for member, other in zip(members[1:], rest, strict=True):
-        keys = _differing(first, other)
-        if keys:
-            raise FldiagError(
-                f"{_name(members[0])} and {_name(member)} differ in {', '.join(keys[:4])}, so they are not runs of "
-                "one method",
-                "put on one side only runs that differ by the seed",
-                usage=True,
-            )
-    seeds = [seed(m) for m in members]
-    twice = next((s for s in seeds if s is not None and seeds.count(s) > 1), None)
-    if twice is not None:
-        raise FldiagError(
-            f"seed {twice} is there twice on one side", "give every seed once", usage=True
-        )
+def members_of(side: Any) -> list[Member]:
+    """What a path, a folder of runs, a pattern or a list of these names."""
+    if isinstance(side, (list, tuple)):
+        return [member for one in side for member in members_of(one)]
+    if isinstance(side, (str, Path)):
+        runs = sorted(glob.glob(f"{glob.escape(str(side))}/*/run.json"))
+        if runs and not os.path.exists(f"{side}/run.json"):
+            return [Run.open(Path(file).parent) for file in runs]
+        if not os.path.exists(side) and (matches := sorted(glob.glob(str(side)))):
+            return members_of(matches)
+    return [side if isinstance(side, (Run, Checkpoint)) else load(side)]
 
 
-def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    return [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
-
-
-def seed(member: Member) -> Any:
-    """The training seed, None where it is not known."""
-    return (
-        member.about["config"].get("seed")
-        if isinstance(member, Run)
-        else member.manifest.get("seed")
-    )
-
-
-def _name(member: Member) -> str:
-    return str(member.path)
-
-
-def paired(a: list[Member], b: list[Member], pairing: Pairing) -> Sides:
-    """Both sides, pair by pair. One member on each side is a pair, whatever its seed.
-
-    Raises FldiagError when no seed is on both sides, or when pairs are to be made by order of different numbers of runs.
-    """
-    if pairing not in ("seed", "order"):
-        raise FldiagError(
-            f"pair = {pairing!r} is not one of seed, order", "choose one of them", usage=True
-        )
-    labels = label(a), label(b) if b else ""
-    if not b or len(a) == len(b) == 1:
-        return Sides(a, b, labels, pairing)
-    if pairing == "order":
-        if len(a) != len(b):
-            raise FldiagError(
-                f"{len(a)} runs on one side and {len(b)} on the other cannot be paired by order",
-                "give as many on both",
-                usage=True,
-            )
-        return Sides(
-            a,
-            b,
-            labels,
-            pairing,
-            ["paired by order: effects that runs of one seed share are not removed"],
-        )
-    first, second = {seed(m): m for m in a}, {seed(m): m for m in b}
-    common = [s for s in first if s in second and s is not None]
-    seeds_text = f"({labels[0]}: {_listed(first)}; {labels[1]}: {_listed(second)})"
-    if len(common) < 2:
-        raise FldiagError(
-            f"{'no seed is' if not common else f'only seed {common[0]} is'} on both sides {seeds_text}",
-            "train the same seeds on both, or pair them by order; for two given models give one run on each side",
-            usage=True,
-        )
-    left = len(a) + len(b) - 2 * len(common)
-    notes = [f"left out: {left} runs whose seed is on one side only {seeds_text}"] if left else []
-    return Sides([first[s] for s in common], [second[s] for s in common], labels, pairing, notes)
-
-
-def _same_data(members: Sequence[Member]) -> None:
-    """Raises FldiagError where members say that they were trained on different data."""
-    members_by_data: dict[str, Member] = {}
-    for m in members:
-        about = m.about["provenance"] if isinstance(m, Run) else m.manifest.get("provenance", {})
-        if about.get("data"):
-            members_by_data.setdefault(str(about["data"]), m)
-    if len(members_by_data) > 1:
-        one, other, *_ = members_by_data.values()
-        raise FldiagError(
-            f"{one.path} and {other.path} are on different data, so their numbers cannot be compared",
-            "compare runs on the same data set",
-            usage=True,
-        )
-
-
-def _listed(seeds: Any) -> str:
-    return "seeds " + ", ".join("unknown" if s is None else str(s) for s in seeds)
+def check_one_method(members: Sequence[Member]) -> None:
+    """Raises FldiagError for several members of a side that are not runs, or differ by more than the seed."""
+    if len(members) < 2:
+        return
+    if not all(isinstance(member, Run) for member in members):
+        raise FldiagError("several members of a side must be runs", "give folders", usage=True)
+    first, *others = [recipe(config_of(member)) for member in members]
+    keys = {key for other in others for key in {*first, *other} if first.get(key) != other.get(key)}
+    if keys:
+        what = f"the runs of a side differ in {', '.join(sorted(keys))}"
+        raise FldiagError(what, "put runs there that differ by the seed only", usage=True)
+    seeds = [config_of(member).get("seed") for member in members]
+    if None not in seeds and len(set(seeds)) < len(seeds):
+        raise FldiagError("a seed is there twice on one side", "give each once", usage=True)
 
 
 def label(members: Sequence[Member]) -> str:
-    """A short name of a side: its run or file, or the folder of its runs and their method, if it is one."""
-    first = members[0].path
-    if len(members) > 1:
-        configs = [m.about["config"] for m in members if isinstance(m, Run)]
-        methods = {config.get("method", {}).get("name") for config in configs}
-        method = f"{methods.pop()}, " if len(methods) == 1 and None not in methods else ""
-        return f"{first.absolute().parent.name} ({method}{len(members)} runs)"
-    if isinstance(members[0], Run):
-        method = members[0].about["config"].get("method", {}).get("name")
-        return first.name + (f" ({method}, seed {seed(members[0])})" if method else "")
-    return (
-        f"{first.absolute().parent.parent.name}/{first.name}"
-        if first.absolute().parent.name == "rounds"
-        else first.name
-    )
+    """A short name of a side: its run or file, or the folder of its runs."""
+    path, config = members[0].path, config_of(members[0])
+    method, is_one = config.get("method", {}).get("name"), len(members) == 1
+    name = path.name if is_one else path.absolute().parent.name
+    detail = f"seed {config.get('seed')}" if is_one else f"{len(members)} runs"
+    return f"{name} ({method}, {detail})" if method else name
+
+
+def about_of(member: Member) -> dict[str, Any]:
+    """What a run or a checkpoint says of itself."""
+    return member.about if isinstance(member, Run) else member.manifest
+
+
+def config_of(member: Member) -> dict[str, Any]:
+    """The config as it was stored."""
+    return dict(about_of(member).get("config", {}))

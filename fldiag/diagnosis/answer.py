@@ -179,13 +179,13 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     from fldiag.plotting import pages, style
-    from fldiag.plotting.pages import Interactive
+    from fldiag.plotting.pages import Section
 
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture = draw(table)
-        if isinstance(picture, Interactive):
-            picture = pages.interactive(picture)
+        if isinstance(picture, Section):
+            picture = pages.render(picture.title, "", [picture])
         if isinstance(picture, str):
             paths.append(files.write_text(path.with_name(path.name + ending), picture))
         elif isinstance(picture, bytes):

@@ -29,7 +29,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.landscape.directions import offsets, plane_axes, principal_axes, random_direction
 from fldiag.plotting import style
-from fldiag.plotting.pages import Chart, Interactive, literal
+from fldiag.plotting.pages import Chart, Section, literal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -456,7 +456,7 @@ def _draw_contours(
     ax.spines[:].set_visible(True)
 
 
-def page(frame: pd.DataFrame) -> Interactive:
+def page(frame: pd.DataFrame) -> Section:
     """The surfaces to turn and to hover over: all move together, and share heights and colours."""
     grids = surfaces(frame)
     scale, names, charts = Scale.of(grids), names_of(frame), []
@@ -489,11 +489,11 @@ def page(frame: pd.DataFrame) -> Interactive:
             "colorbar": {"title": {"text": "loss"}, "thickness": 12, **marks},
         }
         caption = ": ".join(filter(None, [grid.run, grid.numbers()]))
-        charts.append(Chart(caption, "scene", [trace], layout))
+        charts.append(Chart(caption, [trace], layout))
     lead = (
         "Drag to turn, scroll or pinch to zoom. Surfaces are splines through the evaluated points."
     )
-    return Interactive("Loss landscape", lead, charts)
+    return Section("landscape", "Loss landscape", lead, charts=charts)
 
 
 @diagnostic(

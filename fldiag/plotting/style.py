@@ -372,4 +372,6 @@ def image(fig: Figure, kind: str) -> bytes:
     """The figure for a page: ``svg`` as ``save`` writes it, or a small ``png`` (200 dpi, 64 colours); the same figure gives the
     same bytes."""
     with paper():
+        fig.draw_without_rendering()
+        fig.set_layout_engine("none")  # laid out again with a colour bar, it would differ by a hair
         return render(fig, "svg", DPI) if kind == "svg" else render(fig, "png", 200, 64)

@@ -1,1 +1,1 @@
-"""One self-contained HTML file that compares runs: it collects tables, computes nothing heavy, and needs no network."""
+"""One page without network that shows runs and the tables that lie in them; it computes nothing."""

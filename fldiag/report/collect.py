@@ -1,272 +1,184 @@
-"""Which tables a report shows: those whose provenance names the very checkpoints of its runs.
-
-Beside NAME.csv stands NAME.json: which diagnostic the table is of, and the sha256 of each checkpoint that its numbers came from.
-A table of a run's rounds belongs to the run whose run.json lists all of them; a table of checkpoints, or of several runs, belongs
-to every run that has one of them. Names of files and folders decide nothing. Looked through are, in this order: the folders or
-files given (all folders below them too), the run's ``diagnostics`` folder, the folder the run lies in, and ``fldiag-out`` here.
-
-Several tables of one kind and run: one given by name is taken first, then that which reaches the latest round, then that
-of more rounds, of more of the report's runs, then the newest. The others are counted in the report's provenance.
-"""
+"""Which tables a report shows: of every diagnostic the newest in RUN/diagnostics that is about checkpoints of that run."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from fldiag import registry
-from fldiag.diagnosis.answer import answer
-from fldiag.diagnosis.options import read_names
-from fldiag.diagnosis.places import FALLBACK, distinct
+from fldiag.config import recipe
 from fldiag.errors import FldiagError
-from fldiag.registry import Diagnostic
-from fldiag.report import members, summary
-from fldiag.report.members import Claim, Collected, Member, Source, reason
+from fldiag.plotting import words
 from fldiag.results.files import csv_text, read_csv, read_csv_bytes, read_json
-from fldiag.results.select import only
-from fldiag.results.table import COLUMNS, PERSONAL, check
+from fldiag.results.select import only, split_of
+from fldiag.results.table import COLUMNS, check, table
 from fldiag.runs.run import Run
 
-if TYPE_CHECKING:
-    from fldiag.diagnosis.measure import Bar
-
-_TEXT: dict[str, Any] = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
-_NUMBERS = [c for c, dtype in COLUMNS.items() if dtype in ("Int64", "Float64")]
+#: The sections of a config that say how a run was trained.
+SECTIONS = ("data", "partition", "clients", "model", "method", "train")
+_TEXT = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
 
 
-def collect(
-    paths: Sequence[str | Path], places: Iterable[str | Path] = (), names: str | None = None
-) -> Collected:
-    """The runs and the tables that belong to them.
+@dataclass
+class StoredTable:
+    """A table, the bytes of its csv, what the json beside it says, and what the table says is wrong with the run."""
 
-    ``places``: further files or folders to look through; ``names``: of the runs, with commas between them, by default their
-    methods and seeds. Raises FldiagError for a path that is no run, for a run given twice, for a place that is not there, and for
-    another number of names.
+    name: str
+    content: bytes
+    table: pd.DataFrame
+    about: Mapping[str, Any]
+    alarms: Sequence[str] = ()
+
+
+@dataclass
+class RunTables:
+    """A run with its newest table of every diagnostic (``metrics``: what training wrote), and remarks on the others.
+
+    ``config`` is as it was stored: a run of another version, or with a user's own method, can be reported too.
     """
-    if not paths:
-        raise FldiagError("no run was given", "give one or more run folders", usage=True)
-    runs = [Run.open(p) for p in paths]
-    folders = distinct([r.path for r in runs])
-    collection = Collected(
-        [
-            Member(run, Path(path) if Path(path).is_dir() else run.path, folder, i)
-            for i, (run, path, folder) in enumerate(zip(runs, paths, folders, strict=True))
-        ],
-        [],
-        [],
-    )
-    labels = None if names is None else read_names(names, len(runs))
-    members.name(collection.members, labels)
-    members.number_models(collection.members)
-    sources = list(_sources(collection, [Path(p) for p in places]))
-    for member in collection.members:
-        _metrics(collection, member)
-        for kind in dict.fromkeys(source.kind for source in sources):
-            _choose(collection, member, [s for s in sources if s.kind == kind])
-        _personal(member)
-    return collection
+
+    run: Run
+    label: str = ""
+    tables: dict[str, StoredTable] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was trained."""
+        return dict(self.run.about["config"])
+
+    @property
+    def checkpoints(self) -> set[str]:
+        """The sha256 of its files."""
+        return set(self.run.files.values())
+
+    @property
+    def data(self) -> str:
+        """What tells the data apart."""
+        return str(self.run.about["provenance"].get("data") or self.run.path)
+
+    @property
+    def partition(self) -> str:
+        """What tells the division of the data among clients apart."""
+        return str(self.run.files.get("partition.npz"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the config says of training, by dotted key."""
+        sections = {name: self.config.get(name) or {} for name in SECTIONS}
+        options = {f"{name}.{key}": v for name, keys in sections.items() for key, v in keys.items()}
+        return {"rounds": self.config.get("rounds"), **options}
+
+    @property
+    def method(self) -> str:
+        """The method's display name."""
+        return words.method(str(self.settings.get("method.name", "unknown")))
+
+    @property
+    def recipe(self) -> str:
+        """What only runs have in common that differ by the seed alone. A run trained elsewhere is like no other."""
+        training = str(self.run.path) if self.run.origin else recipe(self.config)
+        return json.dumps([training, self.data, self.partition, self.run.done], default=str)
+
+    def curve(self, metric: str) -> pd.DataFrame:
+        """A metric of the global model by round: on test examples, else on those for training, else as it was reported."""
+        metrics = self.tables["metrics"].table if "metrics" in self.tables else table([])
+        rows = only(metrics, metric=metric, moment="aggregated", scope="global", index=None)
+        measured = only(rows, slice=split_of(rows))
+        rows = measured if len(measured) else rows
+        return rows.dropna(subset=["round", "value"]).drop_duplicates("round").sort_values("round")
 
 
-def compute_tables(
-    collection: Collected,
-    subject_options: Mapping[str, Any],
-    names: Sequence[str] | None = None,
-    *,
-    allow_code: Sequence[str] = (),
-    bar: Bar,
-    tell: Callable[[str], None],
-) -> None:
-    """Compute the tables of these diagnostics that a run lacks, by default those of the report's first table. ``tell`` gets
-    what cannot be computed. ``collect`` then finds the tables."""
-    options = {k: v for k, v in subject_options.items() if v}
-    for member in collection.members:
-        lacking = (
-            summary.lacking_tables(member)
-            if names is None
-            else [name for name in names if name not in member.tables]
-        )
-        for name in lacking:
-            try:
-                answer(name, [member.run], options, allow_code=allow_code, bar=bar, tell=tell)
-            except FldiagError as error:
-                if "--model" in error.remedy:  # which a report does not take
-                    remedy = f"run fldiag {name} {member.run.path} with --model, then this again"
-                    error = FldiagError(error.what, remedy)
-                tell(f"{member.folder}: no {name}: {error}")
+def collect(paths: Sequence[str | Path]) -> list[RunTables]:
+    """The runs in these folders with their tables.
 
-
-def _sources(collection: Collected, places: Sequence[Path]) -> Iterator[Source]:
-    """The tables of the runs in ``places``, in and beside their folders, and in ``fldiag-out``; not yet read.
-
-    The collection's notes grow by what looks as if it should have been of use and is not.
+    Raises:
+        FldiagError: No path, one that is no run, or a run twice.
     """
-    foreign: list[str] = []
-    folders = {m.run.path / "diagnostics" for m in collection.members}
-    for file, is_explicit in _provenance_files(collection.members, places):
-        csv = _table_of(file)
-        try:
-            about = read_json(file)
-            modified = csv.stat().st_mtime
-        except (OSError, ValueError, RecursionError, FldiagError) as error:
-            collection.notes.append(
-                f"{csv.name} is not shown: {file.name} beside it cannot be read ({reason(error)})."
-            )
-            continue
-        if not isinstance(about, dict) or "diagnostic" not in about:
-            continue
-        is_expected = is_explicit or file.parent in folders
-        name = str(about["diagnostic"])
-        if name not in registry.diagnostic:
-            if is_expected:
-                collection.notes.append(
-                    f"{csv.name} is not shown: no diagnostic {name!r} is installed here."
-                )
-            continue
-        entry = registry.diagnostic.get(name)
-        try:
-            kind = _kind(entry, about)
-        except Exception as error:  # options that the diagnostic never had: whatever they are, the report shows the other tables
-            collection.notes.append(
-                f"{csv.name} is not shown: its options cannot be understood ({type(error).__name__})."
-            )
-            continue
-        order = is_explicit, modified
-        source = Source(
-            kind, csv.name, about, _claims(about), csv, entry.on in ("run", "clients"), order
-        )
-        if any(source.rounds_of(m) for m in collection.members):
-            yield source
-        elif is_expected:
-            foreign.append(csv.name)
-    if foreign:
-        listing = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        subject = (
-            f"{foreign[0]} is not shown: it was"
-            if len(foreign) == 1
-            else f"{len(foreign)} tables are not shown ({listing}): they were"
-        )
-        owner = "this run" if len(collection.members) == 1 else "these runs"
-        collection.notes.append(f"{subject} made from other checkpoints than those of {owner}.")
+    runs = [RunTables(Run.open(path)) for path in paths]
+    folders = {os.path.realpath(run.run.path) for run in runs}
+    if not runs or len(folders) < len(runs):
+        raise FldiagError("a report needs runs, each once", "give run folders", usage=True)
+    for run in runs:
+        read_metrics(run)
+        read_tables(run)
+    name_runs(runs)
+    return runs
 
 
-def _provenance_files(
-    members: Sequence[Member], places: Sequence[Path]
-) -> Iterator[tuple[Path, bool]]:
-    """Every json beside a csv, once, and whether it lies in ``places``: those come first."""
-    for place in places:
-        if not place.exists():
-            raise FldiagError(
-                f"{place} is not there", "give a folder that holds tables, or a table", usage=True
-            )
-    runs = [m.run.path for m in members]
-    folders = [p for run in runs for p in (run / "diagnostics", run.parent)] + [FALLBACK]
-    files = [
-        (f, True)
-        for p in places
-        for f in ([p.with_suffix(".json")] if p.is_file() else sorted(p.rglob("*.json")))
-    ]
-    files += [(f, False) for p in folders if p.is_dir() for f in sorted(p.glob("*.json"))]
-    real_paths: set[str] = set()
-    for file, is_explicit in files:
-        real = os.path.realpath(file)
-        if real not in real_paths and os.path.isfile(file) and os.path.isfile(_table_of(file)):
-            real_paths.add(real)
-            yield file, is_explicit
-
-
-def _table_of(provenance: Path) -> Path:
-    return provenance.with_name(provenance.name.removesuffix(".json") + ".csv")
-
-
-def _kind(entry: Diagnostic, about: dict[str, Any]) -> str:
-    """The diagnostic's name, with the variant of a table that is not the usual one."""
-    options = about["options"] if isinstance(about.get("options"), dict) else {}
-    variant = entry.variant(options)
-    return f"{entry.name}:{variant}" if variant else entry.name
-
-
-def _claims(about: dict[str, Any]) -> list[Claim]:
-    checkpoints, checkpoint = about.get("checkpoints"), about.get("checkpoint")
-    claims = []
-    for key, value in (checkpoints if isinstance(checkpoints, dict) else {"": checkpoint}).items():
-        if isinstance(value, str) and str(key).isdecimal():
-            claims.append(Claim(value, round=int(key)))
-        elif isinstance(value, dict) and isinstance(value.get("sha256"), str):
-            n, slice_name = value.get("n"), str(value.get("slice") or "")
-            count = n if isinstance(n, int) else None
-            claims.append(Claim(value["sha256"], str(key), slice=slice_name, n=count))
-    return claims
-
-
-def _read(source: Source) -> None:
-    """Read the table. Raises FldiagError for a csv that was changed, and FldiagError, OSError or ValueError for what is no
-    table."""
-    raw = read_csv_bytes(source.csv, source.about)
-    frame = check(read_csv(raw, dtype=_TEXT, low_memory=False))
-    for column in (*_NUMBERS, "x", "y", "low", "high"):
-        if column in frame.columns:
-            frame[column] = pd.to_numeric(frame[column], errors="raise")
-    source.raw, source.frame = raw, frame
-
-
-def _choose(collection: Collected, member: Member, sources: list[Source]) -> None:
-    """The best readable table of one kind becomes the member's."""
-
-    def rank(source: Source) -> tuple[Any, ...]:
-        is_explicit, modified = source.order
-        rounds, has_every_round = source.rounds_of(member), bool(source.options.get("every_round"))
-        shared = sum(bool(source.rounds_of(m)) for m in collection.members)
-        return is_explicit, max(rounds), has_every_round, len(rounds), shared, modified
-
-    mine = sorted((s for s in sources if s.rounds_of(member)), key=rank, reverse=True)
-    for source in mine:
-        if source not in collection.sources:
-            try:
-                _read(source)
-            except Exception as error:  # whatever is wrong with it, the report shows the others
-                note = (
-                    f"{source.name} is not shown: it cannot be read as a table ({reason(error)})."
-                )
-                if note not in collection.notes:
-                    collection.notes.append(note)
-                continue
-            collection.add(source)
-        source.alternatives = max(source.alternatives, len(mine) - 1)
-        member.tables[source.kind] = source
-        return
-
-
-def _metrics(collection: Collected, member: Member) -> None:
-    """The table that training wrote."""
-    if not member.run.has_metrics:
+def read_metrics(run: RunTables) -> None:
+    """Fill in what training wrote."""
+    if not run.run.has_metrics:
         return
     try:
-        frame = pd.DataFrame(check(member.run.metrics))
-    except Exception as error:  # as above
-        collection.notes.append(f"{member.label}: {reason(error)}")
-        return
-    member.tables["metrics"] = source = Source(
-        "metrics",
-        f"metrics-{member.folder.replace('/', '-')}.csv",
-        {**member.run.about["provenance"], "run": member.folder, "config": member.run.hash},
-        [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())],
+        metrics = pd.DataFrame(check(run.run.metrics))
+    except Exception as error:  # whatever is wrong with a file, the report shows the others
+        run.remarks.append(f"its metrics are not shown: {reason(error)}")
+    else:
+        content = csv_text(metrics).encode()
+        run.tables["metrics"] = StoredTable("metrics.csv", content, metrics, {})
+
+
+def read_tables(run: RunTables) -> None:
+    """Fill in the newest tables, and remarks on those that are older, damaged, or of other weights."""
+    files = [f for f in (run.run.path / "diagnostics").glob("*.json") if f.is_file()]
+    for file in sorted(files, key=lambda path: (-path.stat().st_mtime, path)):
+        try:
+            about = read_json(file)
+            kind = about.get("diagnostic")
+            if kind is None:
+                continue
+            if kind not in registry.diagnostic:
+                raise FldiagError(f"no diagnostic {kind!r} is installed here")
+            if not set(checkpoints_of(about)) <= run.checkpoints:
+                raise FldiagError("it is of checkpoints that this run does not have")
+            if kind in run.tables:
+                raise FldiagError(f"{run.tables[kind].name} is newer")
+            content = read_csv_bytes(file.with_suffix(".csv"), about)
+            rows = check(read_csv(content, dtype=_TEXT, low_memory=False)).astype(COLUMNS)
+            rows.attrs = {"diagnostic": kind, "options": about.get("options", {})}
+            find_alarms = registry.diagnostic.get(kind).alarms
+            alarms = find_alarms(rows) if find_alarms else ()
+        except Exception as error:  # as above
+            run.remarks.append(f"{file.stem} is not shown: {reason(error)}")
+        else:
+            run.tables[kind] = StoredTable(f"{file.stem}.csv", content, rows, about, alarms)
+
+
+def checkpoints_of(about: Mapping[str, Any]) -> Iterator[str]:
+    """The sha256 of every checkpoint that a table's numbers came from."""
+    for key, value in about.get("checkpoints", {}).items():
+        if isinstance(value, Mapping):
+            yield value["sha256"]
+        elif key.isdecimal():  # a round of the run
+            yield value
+
+
+def name_runs(runs: Iterable[RunTables]) -> None:
+    """Label runs by method, the settings in which runs of it differ, and seed; by folder too where that is not enough."""
+    runs = list(runs)
+    for run in runs:
+        alike = [other.settings for other in runs if other.method == run.method]
+        parts = [run.method]
+        for key, value in run.settings.items():
+            if any(settings.get(key) != value for settings in alike):
+                parts.append(f"{words.symbol(key.rpartition('.')[2])} = {value}")
+        seed = run.config.get("seed")
+        run.label = ", ".join(parts if seed is None else [*parts, f"seed {seed}"])
+    labels = [run.label for run in runs]
+    for run in runs:
+        if labels.count(run.label) > 1:
+            run.label += f" ({run.run.path})"
+
+
+def reason(error: Exception) -> str:
+    """What was wrong, in words."""
+    return (
+        error.what if isinstance(error, FldiagError) else f"{type(error).__name__} {error}".strip()
     )
-    source.raw, source.frame = csv_text(frame).encode(), frame
-    collection.add(source)
-
-
-def _personal(member: Member) -> None:
-    """The clients' own accuracies that training measured, where no table of them was computed."""
-    metrics = member.tables.get("metrics")
-    if metrics is not None and "personalise" not in member.tables:
-        rows = only(metrics.frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
-        if len(rows) and "index" in rows.columns and rows["index"].notna().all():
-            has_rounds = rows["round"].notna().any()
-            last = rows[rows["round"] == rows["round"].max()] if has_rounds else rows
-            table = replace(metrics, kind="personalise", frame=last, claims=[])
-            member.tables["personalise"] = table

@@ -24,14 +24,13 @@ DRAWS, ROOM = 4000, 2_000_000
 @dataclass(frozen=True)
 class Interval:
     """``value`` with the ends of its interval and the two-sided ``p`` of 0; None where that cannot be known. ``test``: what the
-    p is of, where that is not the interval. ``certain``: there is no chance in it, so the interval alone decides."""
+    p is of, where that is not the interval."""
 
     value: float
     low: float | None = None
     high: float | None = None
     p: float | None = None
     test: str = ""
-    certain: bool = False
 
 
 def paired_t(differences: np.ndarray, level: float = LEVEL) -> Interval:
@@ -44,16 +43,6 @@ def paired_t(differences: np.ndarray, level: float = LEVEL) -> Interval:
         return Interval(mean) if n < 2 or mean else Interval(0.0, 0.0, 0.0, 1.0)
     half = float(stats.t.ppf((1 + level) / 2, n - 1)) * spread / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, float(stats.ttest_1samp(d, 0.0).pvalue))
-
-
-def independent_t(a: np.ndarray, b: np.ndarray, level: float = LEVEL) -> Interval:
-    """Welch's t interval of the difference of two means; none where a side has one value or neither has a spread."""
-    value = float(np.mean(a) - np.mean(b))
-    if min(len(a), len(b)) < 2 or max(np.std(a), np.std(b)) == 0:
-        return Interval(value)
-    test = stats.ttest_ind(a, b, equal_var=False)
-    ends = test.confidence_interval(level)
-    return Interval(value, float(ends.low), float(ends.high), float(test.pvalue))
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> float:

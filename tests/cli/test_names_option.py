@@ -4,7 +4,6 @@ from pathlib import Path
 
 import commands
 import pytest
-import reports
 from commands import run
 from matplotlib.text import Text
 
@@ -43,10 +42,3 @@ def test_the_names_stand_in_the_table_and_the_picture(tmp_path):
 def test_names_that_name_nothing(names, message):
     with pytest.raises(FldiagError, match=message):
         fldiag.diagnose([str(e) for e in EXAMPLES], "spectrum", names=names)
-
-
-def test_a_report_calls_its_runs_by_these_names(tmp_path):
-    runs = [reports.run(tmp_path / name, name).path for name in ("fedavg", "fedsol")]
-    page = commands.last(run("report", *runs, "--names", "FedAvg, Ours", "--out", tmp_path))
-    assert "<title>Federated runs: FedAvg, Ours</title>" in page.read_text("utf-8")
-    run("report", *runs, "--names", "Ours", "--out", tmp_path, code=2)

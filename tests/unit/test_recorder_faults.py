@@ -17,9 +17,6 @@ from torch import nn
 import fldiag
 from fldiag import FldiagError
 from fldiag.params import flatten
-from fldiag.report import performance
-from fldiag.report.collect import collect
-from fldiag.report.glance import glance
 from fldiag.results import files as result_files
 from fldiag.results.standing import standing
 from fldiag.runs.run import Run
@@ -742,19 +739,6 @@ def test_the_file_of_the_data_is_data_like_any_other(tmp_path):
             ),
             out=tmp_path / "t",
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("test", [True, False])
-def test_a_report_says_at_a_glance_whether_there_are_test_examples(tmp_path, test):
-    run, _ = blobs(tmp_path / "run", test=test)
-    found = collect([run.path])
-    section, curves = glance(found), performance.curves(found)
-    told = [note for note in section.notes if "there are no test examples" in note]
-    words = {chart.caption.split()[0] for group in curves.groups for chart in group.charts} | {
-        column.split()[0] for t in curves.tables for column in t.head if "accuracy (" in column
-    }
-    assert len(told) == (not test) and words == ({"Test"} if test else {"Training"})
 
 
 # -- lines that are lost

@@ -1,0 +1,234 @@
+"""``check`` decides conditions on two sides, and ``diff`` compares all numbers of both.
+
+Methods are compared by a paired t over seeds. Two given models are compared by a paired bootstrap over test examples (McNemar's
+exact test where equal accuracies are asked about), or by a paired t over the clients of the last round where these are the same.
+Other numbers of given models are shown without a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+from fldiag.compare.conditions import Condition, parse
+from fldiag.compare.reading import Reader
+from fldiag.compare.sides import Member, Sides, about_of
+from fldiag.errors import FldiagError, nearest
+from fldiag.results import uncertainty
+from fldiag.results.numbers import Number, numbers
+from fldiag.results.table import Row, table
+from fldiag.results.uncertainty import SEEDS, Interval
+from fldiag.runs.run import Run, same_model
+
+#: ``error``: the number could not be computed, so nothing was tested. The worst of several comes first.
+Verdict = Literal["fail", "error", "undecided", "pass"]
+EXAMPLES = "bootstrap over examples"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The answer of a check.
+
+    ``verdict``: pass, fail, undecided, or error (a number could not be computed), of all conditions together. ``table``: a row a
+    condition: ``value`` and ``baseline`` of the two sides, ``limit``, the ``difference`` of value and limit with its interval
+    (``low``, ``high``), ``p`` and Holm's ``p_holm``, ``verdict`` and, in ``note``, what stands against one, with the ``remedy``
+    of an error. ``question``: which question was asked and what the answer carries. ``notes``: what else a reader must know.
+    ``labels``: names of the two sides.
+    """
+
+    verdict: Verdict
+    labels: tuple[str, str]
+    table: pd.DataFrame = field(repr=False)
+    question: str = field(repr=False)
+    notes: list[str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A number on both sides, pair by pair: of seeds, examples or clients [n]; of examples bool where it says what is right.
+
+    ``why``: what stands against a decision; ``is_broken``: the candidate's weights give no numbers.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    estimator: str = ""
+    why: str = ""
+    remedy: str = ""
+    is_broken: bool = False
+
+    def difference(self, scale: float, offset: float, level: float) -> Interval:
+        """Of the means of a and scale * b + offset."""
+        each = self.a - (scale * self.b + offset)
+        if not self.estimator:
+            return Interval(float(each.mean()))
+        if self.estimator != EXAMPLES:
+            return uncertainty.paired_t(each, level)
+        if not each.any():
+            return Interval(0.0, 0.0, 0.0, 1.0)
+        draws = uncertainty.means(each[:, None])[:, 0]
+        interval = uncertainty.basic(float(each.mean()), draws, level)
+        if self.a.dtype == bool and (scale, offset) == (1.0, 0.0):
+            p = uncertainty.mcnemar(self.a, self.b)
+            return replace(interval, p=p, test="McNemar's exact test")
+        return interval
+
+
+def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) -> Checked:
+    """Decide every condition: one that clearly holds fails the check, one that clearly does not hold passes it.
+
+    Args:
+        sides: One, or two.
+        fail_if: The conditions; by default ``accuracy < baseline``.
+        reader: Of the numbers.
+        level: Of the intervals. Verdicts use Holm's p: all of them are right together with this probability.
+
+    Raises:
+        FldiagError: A condition that cannot be read, or that needs a baseline where there is none.
+    """
+    conditions = [parse(text) for text in fail_if or ["accuracy < baseline"]]
+    if not sides.b and any(condition.scale for condition in conditions):
+        raise FldiagError("a condition needs a baseline", "give --baseline RUN", usage=True)
+    by_name = {c.number.name: c.number for c in conditions}  # each is looked at once
+    samples = {name: samples_of(number, sides, reader) for name, number in by_name.items()}
+    limits = [(samples[c.number.name], c.scale, c.offset) for c in conditions]
+    rows = rows_of(limits, level)
+    for row, (sample, *_), condition in zip(rows, limits, conditions, strict=True):
+        verdict = verdict_of(condition, sample, row, level)
+        row |= {"metric": condition.number.name, "condition": condition.text, "verdict": verdict}
+        row["remedy"] = sample.remedy or "leave it out" if verdict == "error" else None
+    worst: Verdict = min((row["verdict"] for row in rows), key=get_args(Verdict).index)
+    return Checked(worst, sides.labels, table_of(rows, sides), sides.question, sides.notes)
+
+
+def diff(sides: Sides, names: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
+    """Every number of both sides with its difference; ``better``: the side that clearly is.
+
+    Args:
+        sides: Two.
+        names: Of the numbers; by default all.
+        reader: Of the numbers.
+        level: Of the intervals.
+
+    Returns:
+        A row a number; ``attrs`` hold question, notes and labels.
+
+    Raises:
+        FldiagError: An unknown number.
+    """
+    catalogue = numbers()
+    if unknown := set(names or ()) - set(catalogue):
+        name = min(unknown)
+        raise FldiagError(f"unknown number {name!r}", nearest(name, catalogue), usage=True)
+    entries = [catalogue[name] for name in names or catalogue]
+    rows = rows_of([(samples_of(number, sides, reader), 1.0, 0.0) for number in entries], level)
+    for row, number in zip(rows, entries, strict=True):
+        better = "A" if (row["difference"] > 0) == (number.better == "higher") else "B"
+        better = "same" if row["difference"] == 0 else better
+        row |= {"metric": number.name, "better": better if is_decided(row, level) else "undecided"}
+    frame = table_of(rows, sides)
+    frame.attrs = {"diagnostic": "diff", "question": sides.question, "notes": sides.notes}
+    frame.attrs["labels"] = list(sides.labels)
+    return frame
+
+
+# How sure a difference is
+
+
+def samples_of(number: Number, sides: Sides, reader: Reader) -> Samples:
+    """The number on both sides; without values where they cannot be compared by it."""
+    nothing = Samples(np.full(1, np.nan), np.full(1, np.nan))
+    for run in sides.a:
+        if isinstance(run, Run) and run.status == "diverged":
+            why = f"{run.path.name} diverged: its weights give no numbers"
+            return replace(nothing, why=why, is_broken=True)
+    over = "" if sides.has_methods else number.over
+    try:
+        for pair in zip(sides.a, sides.b, strict=bool(sides.b)):
+            check_alike(number, *pair)
+        first, second = (
+            pd.concat([reader.samples(member, number, over) for member in side])
+            for side in (sides.a, sides.b or sides.a)
+        )
+        is_paired = sides.has_methods or first.index.equals(second.index)
+        if over == "examples" and not is_paired:
+            raise FldiagError("the test examples of the two differ", "compare on the same data")
+    except FldiagError as error:
+        return replace(nothing, why=error.what, remedy=error.remedy)
+    if not is_paired:
+        first, second = (side.groupby(lambda _: 0).mean() for side in (first, second))
+    a, b = first.to_numpy(), second.to_numpy() if sides.b else np.zeros(len(first))
+    if sides.has_methods:
+        why = "" if len(a) >= SEEDS else f"{SEEDS} seeds are needed for a decision"
+        return Samples(a, b, "paired t over seeds", why)
+    if len(a) < 2:
+        return Samples(a, b, why="one number of a model: shown without a verdict")
+    return Samples(a, b, EXAMPLES if over == "examples" else "paired t over clients")
+
+
+def check_alike(number: Number, a: Member, b: Member) -> None:
+    """Raises FldiagError where the number of one is not that of the other."""
+    if "model" in number.needs and not same_model(a, b):
+        raise FldiagError("the models are different", "compare runs of the same model")
+    parts = [about_of(member).get("files", {}).get("partition.npz") for member in (a, b)]
+    if "partition" in number.needs and (None in parts or parts[0] != parts[1]):
+        what = "the data are divided differently among the clients, or a side does not say how"
+        raise FldiagError(what, "compare runs of the same partition")
+
+
+def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> list[Row]:
+    """A row for each comparison of a with scale * b + offset; ``p_holm`` accounts for all of them."""
+    if not 0 < level < 1:
+        what = f"level = {level!r} is not between 0 and 1"
+        raise FldiagError(what, "use a confidence level such as 0.95", usage=True)
+    rows: list[Row] = []
+    for sample, scale, offset in samples:
+        interval = sample.difference(scale, offset, level)
+        a, b = float(sample.a.mean()), float(sample.b.mean())
+        has_no_spread = sample.estimator and interval.p is None
+        rows.append(
+            {
+                "value": a,
+                "baseline": b if scale else None,
+                "limit": scale * b + offset,
+                "difference": interval.value,
+                "low": interval.low,
+                "high": interval.high,
+                "p": interval.p,
+                "n": len(sample.a),
+                "estimator": ", ".join(filter(None, (sample.estimator, interval.test))) or "none",
+                "note": sample.why or ("all differences are equal" if has_no_spread else ""),
+                "masked": bool(np.isnan(a)),
+            }
+        )
+    for row, adjusted in zip(rows, uncertainty.holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = adjusted
+    return rows
+
+
+def is_decided(row: Row, level: float) -> bool:
+    """Whether the difference is beyond the noise, or both sides are the same."""
+    if row["low"] is None or row["note"]:
+        return False
+    return bool(row["low"] == row["high"] == 0.0 or row["p_holm"] <= 1 - level)
+
+
+def verdict_of(condition: Condition, sample: Samples, row: Row, level: float) -> Verdict:
+    """By Holm's p: all verdicts of a check together are wrong with at most the probability allowed."""
+    if sample.is_broken:
+        return "fail"
+    if row["masked"]:
+        return "error"
+    if not is_decided(row, level):
+        return "undecided"
+    return "fail" if condition.holds(row["difference"]) else "pass"
+
+
+def table_of(rows: Sequence[Row], sides: Sides) -> pd.DataFrame:
+    """The comparison as a result table."""
+    question = "methods" if sides.has_methods else "models"
+    return table(rows, run=sides.labels[0], baseline_run=sides.labels[1] or None, question=question)

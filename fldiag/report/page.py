@@ -1,0 +1,336 @@
+"""The report: what is wrong, the runs, learning curves, and a section for each diagnostic."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fldiag import registry
+from fldiag.diagnosis.answer import Answer
+from fldiag.plotting import style, words
+from fldiag.plotting.pages import Chart, Section, Table, literal, picture, render
+from fldiag.plotting.style import Look
+from fldiag.registry import Diagnostic
+from fldiag.report.collect import RunTables, collect, reason
+from fldiag.results import select
+from fldiag.results.files import write_text
+from fldiag.results.means import wilson
+from fldiag.results.numbers import Number, numbers
+from fldiag.results.select import only
+from fldiag.results.summary import Small, cell, number, percent, plus_minus
+from fldiag.version import version
+
+LEAD = (
+    "The global model after each round, on test examples where a run has them. Bars: standard "
+    "deviation over seeds. Click on a name to hide its line."
+)
+
+
+def report(paths: Sequence[str | Path], path: Path, title: str = "") -> Path:
+    """Write the page of the runs in these folders.
+
+    Args:
+        paths: The folders.
+        path: The page.
+        title: Its heading; by default the methods of the runs.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        FldiagError: A folder that is no run, or one that cannot be written.
+    """
+    return write_text(path, page(collect(paths), title))
+
+
+def page(runs: Sequence[RunTables], title: str = "") -> str:
+    """The page as text."""
+    sections = [wrong(runs), overview(runs), curves(runs)]
+    for entry in registry.diagnostics():
+        members = [run for run in runs if entry.name in run.tables]
+        if members:
+            sections.append(measured(entry, members))
+    title = title or f"Federated runs: {', '.join(dict.fromkeys(run.method for run in runs))}"
+    lead = f"Made with fldiag {version()}. This file holds all that it shows and fetches nothing."
+    return render(title, lead, sections)
+
+
+# What is wrong, and the runs
+
+
+def wrong(runs: Sequence[RunTables]) -> Section:
+    """Runs that are not finished or not comparable, and what diagnostics say is wrong."""
+    section = Section("wrong", "What is wrong")
+    checks = [entry.name for entry in registry.diagnostics() if entry.alarms]
+    for run in runs:
+        if run.run.status != "finished":
+            rounds = f"{run.run.done} of {run.config.get('rounds')} rounds"
+            section.alarms.append(f"{run.label}: {run.run.status} after {rounds}.")
+        for kind in checks:
+            if kind not in run.tables:
+                section.remark(run.label, f"not checked; run {command(kind, run)}")
+            elif not run.tables[kind].alarms:
+                section.remark(run.label, "no fault was found")
+        for source in run.tables.values():
+            section.alarms += [f"{run.label}: {text}." for text in source.alarms]
+    conditions: dict[str, list[Any]] = {
+        "data": [run.data for run in runs],
+        "divisions of the data": [run.partition for run in runs],
+        "models": [str(run.config.get("model")) for run in runs],
+        "numbers of rounds": [run.run.done for run in runs],
+    }
+    different = [text for text, values in conditions.items() if len(set(values)) > 1]
+    if different:
+        section.alarms.append(f"The runs have different {', '.join(different)}: compare with care.")
+    return section
+
+
+def overview(runs: Sequence[RunTables]) -> Section:
+    """The runs in one table, the mean over seeds, and the tables that are not shown."""
+    section = Section("runs", "Runs", "Numbers of the global model after the last round.")
+    columns = [n for n in numbers().values() if n.column]
+    rows = [
+        {
+            "Run": run.label,
+            "Seed": cell(run.config.get("seed")),
+            "Data": data_of(run),
+            "Rounds": str(run.run.done),
+            "Accuracy (95 % interval)": accuracy(run),
+            "Loss": number(last(run, "loss")),
+            **{n.column: value_of(run, n) for n in columns},
+            "Folder": str(run.run.path),
+        }
+        for run in runs
+    ]
+    section.add_table("Runs", rows)
+    seeds = [
+        {
+            "Method": method_of(group[0]),
+            "Seeds": ", ".join(cell(run.config.get("seed")) for run in group),
+            "Accuracy": over_seeds(group, "accuracy"),
+            "Loss": over_seeds(group, "loss"),
+        }
+        for group in replicates(runs)
+        if len(group) > 1
+    ]
+    section.add_table("Mean ± standard deviation over seeds", seeds)
+    for run in runs:
+        for text in run.remarks:
+            section.remark(run.label, text)
+        missing = dict.fromkeys(n.source for n in columns if source_of(run, n) is None)
+        if missing:
+            compute = command("report", run, "--compute", ",".join(missing))
+            section.remark(run.label, f"to compute the numbers that are missing, run {compute}")
+    section.downloads = [download(run, "metrics") for run in runs if "metrics" in run.tables]
+    return section
+
+
+def command(verb: str, run: RunTables, *options: str) -> str:
+    """What to type, quoted for a shell."""
+    return shlex.join(["fldiag", verb, str(run.run.path), *options])
+
+
+def data_of(run: RunTables) -> str:
+    """Data, partition with its option, and clients."""
+    settings = run.settings
+    kind = str(settings.get("partition.kind", "unknown"))
+    parts = [
+        words.data(str(settings.get("data.name", "unknown"))),
+        words.PARTITIONS.get(kind, kind),
+    ]
+    for key in ("alpha", "shards", "classes"):
+        if settings.get(f"partition.{key}") is not None:
+            parts.append(f"{words.symbol(key)} = {settings[f'partition.{key}']}")
+    total, sampled = (settings.get(f"clients.{key}", "?") for key in ("total", "per_round"))
+    return ", ".join([*parts, f"{total} clients, {sampled} a round"])
+
+
+def method_of(run: RunTables) -> str:
+    """The label without the seed."""
+    return run.label.partition(", seed ")[0]
+
+
+def replicates(runs: Sequence[RunTables]) -> list[list[RunTables]]:
+    """Runs that differ by nothing but the seed, together."""
+    groups: dict[str, list[RunTables]] = {}
+    for run in runs:
+        groups.setdefault(run.recipe, []).append(run)
+    return list(groups.values())
+
+
+def over_seeds(runs: Sequence[RunTables], metric: str) -> str:
+    """Mean ± standard deviation of the last round; none where a run lacks the number."""
+    values = pd.Series([last(run, metric) for run in runs], dtype=float)
+    is_share = metric == "accuracy"
+    return plus_minus(values.mean(skipna=False), values.std(skipna=False), is_share)
+
+
+def last(run: RunTables, metric: str, column: str = "value") -> float | None:
+    """Of the global model in the last round."""
+    return select.number(run.curve(metric).tail(1), column=column)
+
+
+def accuracy(run: RunTables) -> str:
+    """With Wilson's interval for so many examples, and the slice where that is not test."""
+    value, n = last(run, "accuracy"), last(run, "accuracy", "n_examples")
+    if value is None or not n:
+        return percent(value)
+    low, high = (number(100 * end, 3) for end in wilson(round(value * n), n))
+    (slice_name,) = run.curve("accuracy")["slice"].tail(1)
+    place = "" if slice_name == "test" else f" on {slice_name}"
+    return f"{percent(value)} ({low}–{high}){place}"
+
+
+def source_of(run: RunTables, n: Number) -> str | None:
+    """The diagnostic whose table holds the number."""
+    return next((kind for kind in (n.source, *n.within) if kind in run.tables), None)
+
+
+def value_of(run: RunTables, n: Number) -> str:
+    """A diagnostic's number with its error, in the last round that its table has."""
+    source = source_of(run, n)
+    if source is None:
+        return "–"
+    table = only(run.tables[source].table, scope="global")
+    rows = only(table, **n.row)
+    end = select.last_round(rows)
+    rows = only(rows, round=end)
+    error = select.number(rows, column="stderr") or select.number(rows, column="residual")
+    if n.spread:
+        error = select.number(table, n.spread, round=end)
+    about = "" if end in (None, run.run.done) else f" (round {end})"
+    return plus_minus(select.number(rows), error, n.share) + about
+
+
+def download(run: RunTables, kind: str) -> tuple[str, str, bytes]:
+    """A table's label, file name and bytes."""
+    source = run.tables[kind]
+    return f"{run.label}: {source.name}", source.name, source.content
+
+
+# Learning curves
+
+
+def curves(runs: Sequence[RunTables]) -> Section:
+    """Accuracy and loss of the global model over rounds, a chart for each data set."""
+    section = Section("curves", "Learning curves", LEAD)
+    looks = style.looks(run.label for run in runs)
+    for data in dict.fromkeys(run.data for run in runs):
+        groups = replicates([run for run in runs if run.data == data])
+        name = words.data(str(groups[0][0].settings.get("data.name") or "unknown data"))
+        for metric in ("accuracy", "loss"):
+            traces = [trace for group in groups for trace in traces_of(group, metric, looks)]
+            layout = {
+                "xaxis": {"title": {"text": "round", "standoff": 4}, "tickformat": "d"},
+                "yaxis": {"tickformat": "~%"} if metric == "accuracy" else {},
+                "margin": {"l": 50, "r": 10, "t": 20, "b": 40},
+                "legend": {"orientation": "h", "y": -0.25, "yanchor": "top"},
+                "showlegend": True,
+                "template": "none",
+            }
+            section.charts.append(Chart(f"{metric.capitalize()} on {name}", traces, layout))
+    return section
+
+
+def traces_of(
+    group: Sequence[RunTables], metric: str, looks: Mapping[str, Look]
+) -> list[dict[str, Any]]:
+    """plotly's line of a run; of several seeds faint ones, and their mean ± standard deviation."""
+    first, frames = group[0], [run.curve(metric) for run in group]
+    look = looks[first.label]
+    if len(group) == 1:
+        return [trace(first.label, frames[0], look)]
+    values = pd.concat(frames).astype({"value": float}).groupby("round")["value"]
+    mean = values.agg(value="mean", std="std").reset_index()
+    faint = [trace(r.label, f, look, 0.35) for r, f in zip(group, frames, strict=True)]
+    return [*faint, trace(f"{method_of(first)}, mean of {len(group)} seeds", mean, look)]
+
+
+def trace(label: str, rows: pd.DataFrame, look: Look, opacity: float = 1) -> dict[str, Any]:
+    """A line over rounds, with bars where there is a column ``std``."""
+    points = [] if look.dash == "-" else look.dash[1]
+    dash = ",".join(f"{3 * length}px" for length in points) or "solid"
+    line: dict[str, Any] = {
+        "name": literal(label),
+        "x": rows["round"].astype(int).tolist(),
+        "y": [float(f"{value:.5g}") for value in rows["value"]],
+        "mode": "lines+markers" if len(rows) <= 30 else "lines",
+        "opacity": opacity,
+        "line": {"color": look.color, "width": 2 * opacity, "dash": dash},
+    }
+    if "std" in rows:
+        line["error_y"] = {"array": rows["std"].fillna(0).tolist(), "width": 0}
+    return line
+
+
+# Diagnostics
+
+
+def measured(entry: Diagnostic, runs: Sequence[RunTables]) -> Section:
+    """A diagnostic's pictures, summaries and tables. Runs of the same data and model are drawn together if the picture can."""
+    section = Section(entry.name, entry.name.replace("_", " ").capitalize(), entry.headline)
+    draw = entry.drawings.get("")
+    can_compare = entry.on == "problem" or getattr(draw, "compares_runs", False)
+    groups: dict[Any, list[RunTables]] = {}
+    for run in runs:
+        table = run.tables[entry.name].table
+        same = (run.data, str(run.config.get("model")))
+        if entry.on == "problem":
+            same += tuple(sorted(table["slice"].dropna().unique()))
+        groups.setdefault(same if can_compare else run.label, []).append(run)
+        end = select.last_round(table) or run.run.done
+        if end < run.run.done:
+            text = f"the table ends with round {end}, the run with {run.run.done}"
+            section.remark(run.label, text)
+        try:
+            summarise(section, entry, run)
+        except Exception as error:  # anybody may have edited a table
+            section.remark(run.label, f"not summed up: {reason(error)}")
+    for group in groups.values():
+        if draw is None:
+            break
+        caption = "; ".join(run.label for run in group)
+        try:
+            tables = [labelled(run, entry) for run in group]
+            figure = draw(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0])
+            if isinstance(figure, Figure):
+                section.pictures.append(picture(figure, caption))
+        except Exception as error:  # as above
+            section.remark(caption, f"not drawn: {reason(error)}")
+    section.downloads = [download(run, entry.name) for run in runs]
+    return section
+
+
+def labelled(run: RunTables, entry: Diagnostic) -> pd.DataFrame:
+    """The table with the run's label in it, and of single weights their round and client; of several checkpoints their own."""
+    table = run.tables[entry.name].table
+    if entry.on == "checkpoints":
+        return table
+    names = {}
+    for name, rows in table.groupby("run", dropna=False) if entry.on == "problem" else ():
+        only_one = {c: rows[c].dropna().unique() for c in ("round", "client")}
+        places = [f", {c} {values[0]}" for c, values in only_one.items() if len(values) == 1]
+        names[name] = run.label + "".join(places)
+    return table.assign(run=[names.get(name, run.label) for name in table["run"]])
+
+
+def summarise(section: Section, entry: Diagnostic, run: RunTables) -> None:
+    """Add the summary of a run's table; small tables with the same columns become one."""
+    options = run.tables[entry.name].about.get("options", {})
+    for item in Answer(entry, labelled(run, entry), options).summary():
+        if not isinstance(item, Small):
+            section.remark(run.label, item.text.removeprefix(f"{run.label}: "))
+            continue
+        own = [] if "run" in item.columns else [run.label]
+        head = [*(["Run"] if own else []), *item.columns.values()]
+        rows = [[*own, *(cell(row.get(column)) for column in item.columns)] for row in item.rows]
+        same = next((table for table in section.tables if table.head == head), None)
+        if same:
+            same.rows += rows
+        elif rows:
+            section.tables.append(Table(section.title, head, rows))
