@@ -194,9 +194,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         lead = f"{grid.run}: " if len(grids) > 1 else ""
         miss = number(grid.rows, "interpolation_error")
         if miss is not None:
+            count = len(only(grid.rows, metric="loss"))
             yield Say(
-                f"{lead}{len(only(grid.rows, metric='loss')):,} of {POINTS**2:,} points evaluated; the spline through them misses {CHECKS} others "
-                f"by at most {100 * miss:.2g} % of the range"
+                f"{lead}{count:,} of {POINTS**2:,} points evaluated; the spline through them misses {CHECKS} others by at most "
+                f"{100 * miss:.2g} % of the range"
             )
         values = only(grid.rows, metric="eigenvalue", index=[1, 2])
         if (values["value"].abs() <= values["residual"]).any():
