@@ -407,7 +407,8 @@ class Problem:
             x, y = self.batch(i)
             copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
             with torch.no_grad():
-                yield self.call(views, self._placed(x), copies), y
+                outputs = self.call(views, self._placed(x), copies)
+            yield outputs, y
 
     def _placed(self, t: Any) -> Any:
         """With the channels last, where the model takes it: weights, too, as with one channel x alone decides nothing."""
