@@ -60,7 +60,7 @@ def test_matching_of_the_last_round(trained):
         only(frame, metric="trace", moment="trained").client
     ) == set(ids)
     assert about["diagnostic"] == "matching" and about["checkpoints"]["2"] == files.sha256(
-        trained / "rounds" / "0002.pt"
+        trained / "rounds" / "0002.safetensors"
     )
     assert all(
         name in result.stdout
@@ -137,7 +137,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
 
 @pytest.mark.parametrize("name", ["matching", "forgetting", "drift"])
 def test_one_checkpoint_is_not_a_run(name, trained):
-    file = trained / "rounds" / "0002.pt"
+    file = trained / "rounds" / "0002.safetensors"
     assert "is a single checkpoint" in run(name, file, code=2).stderr
     with pytest.raises(FldiagError, match="needs a run"):
         fldiag.diagnose(fldiag.load(file), name)
